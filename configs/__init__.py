@@ -1,1 +1,1 @@
-"""The presets: YAML files that data_prep.base.settings finds by name, as package data."""
+"""Presets: YAML files, found by name as package data."""

@@ -1,1 +1,1 @@
-"""The commands of the project."""
+"""Commands of the project."""

@@ -4,7 +4,7 @@
     deepspeed launch/benchmark.py --config FILE ...
 
 The command times whole training steps and reports tokens/s (without padding), milliseconds per step, MFU, peak memory
-and the share of time spent waiting for data. --sweep tries micro-batches up to the largest that fits into memory.
+and the share of time spent on data loading. --sweep tries micro-batches up to the largest that fits into memory.
 --profile lists the slowest operations. The command runs on one rank, or under the deepspeed launcher or torchrun on
 all their ranks. It writes no checkpoint and logs nothing to MLflow.
 """

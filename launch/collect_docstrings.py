@@ -106,7 +106,11 @@ def write_corpus(modules: Sequence[Module], output: str, max_bytes: int) -> tupl
             if num_bytes >= max_bytes:
                 break
         if num_documents == 0:
-            raise UserError("no installed Python module has docstrings; give a corpus of your own instead")
+            raise UserError(
+                "no installed Python module has docstrings",
+                fix="install Python packages with source files, or prepare a corpus of your own",
+                code="no-docstrings",
+            )
     return num_documents, num_bytes, len(sources)
 
 

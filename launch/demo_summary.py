@@ -59,7 +59,7 @@ def sizes(manifest: Manifest, status: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("documents, train + valid", f"{manifest.train.documents:,} + {manifest.valid.documents:,}"),
         ("tokens, train + valid", f"{manifest.train.tokens:,} + {manifest.valid.tokens:,}"),
-        ("vocabulary", f"{manifest.tokenizer.vocab_size:,} pieces"),
+        ("vocabulary", f"{manifest.tokenizer.vocab_size:,} tokens"),
         ("parameters", f"{status['parameters']:,}"),
         ("optimizer steps", f"{status['step']:,} of {status['max_steps']:,}"),
         ("tokens seen", f"{status['tokens_seen']:,} ({per_token:.1f} epochs)"),
@@ -94,9 +94,10 @@ def format_scores(metrics: dict[str, float], manifest: Manifest, results: dict[s
     ]
     lines = [f"{name:<32}{ours:>14}{baseline:>20}" for name, ours, baseline in rows]
     if entropy is not None:
-        verb, side = ("uses context", "below") if loss < entropy else ("does not use context yet", "above")
-        nats = abs(entropy - loss)
-        lines.append(f"The model {verb}: its loss is {nats:.2f} nats {side} that of token frequencies alone.")
+        side = "below" if loss < entropy else "above"
+        lines.append(f"The loss is {abs(entropy - loss):.2f} nats {side} that of token frequencies alone.")
+        if loss >= entropy or results["top_5"] <= results["unigram_top_5"]:
+            lines.append("The model does not use context yet: train longer.")
     return "\n".join(lines)
 
 

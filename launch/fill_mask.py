@@ -80,7 +80,7 @@ def open_model(model: str, tracking_uri: str | None, texts: Sequence[Text] | Non
 def no_mask(mask_token: str) -> UsageError:
     return UsageError(
         f"no text contains {mask_token}",
-        fix=f"write {mask_token} in place of a word, or add --mask-random",
+        fix=f"write {mask_token} instead of a word, or add --mask-random",
         code="text-without-mask",
     )
 
@@ -109,7 +109,7 @@ def read_texts(given: list[str]) -> list[Text]:
     if not texts:
         if sys.stdin.isatty():
             raise UsageError(
-                "no text is given",
+                "there is no text",
                 fix='append one, as in: fill_mask.py --model MODEL "a [MASK]"',
                 code="missing-text",
             )

@@ -38,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def held_out_sentences(shards: str, num_sentences: int, seed: int) -> list[str]:
-    """`num_sentences` sentences of the valid split, or as many as there are.
+    """Return `num_sentences` sentences of the valid split, or as many as it has.
 
     Raises:
-        UserError: the valid split has no sentence that reads well alone.
+        UserError: the valid split has no sentence that can stand alone.
     """
     manifest = read_manifest(shards)
     tokenizer = Tokenizer.load(storage.join(shards, "tokenizer"))
@@ -53,8 +53,9 @@ def held_out_sentences(shards: str, num_sentences: int, seed: int) -> list[str]:
                 chosen = sorted([*chosen, *sorted(ranked)[:1]])[:num_sentences]
     if not chosen:
         raise UserError(
-            f"the valid split of {shards} holds no sentence of {MIN_WORDS} to {MAX_WORDS} plain words; "
-            "give texts to fill_mask.py yourself"
+            f"the valid split of {shards} contains no sentence of {MIN_WORDS} to {MAX_WORDS} plain words",
+            fix="give texts to launch/fill_mask.py instead",
+            code="no-held-out-sentence",
         )
     return [sentence for _, sentence in chosen]
 

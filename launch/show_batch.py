@@ -12,7 +12,7 @@ labels, and the share of positions that hold tokens. It reads the shards of `dat
                          one number per position of the row, after masking, with padding
     masked_positions     positions to predict, counted from 0 in the row
     labels               the original ids at these positions
-    documents            {start, stop} of every sequence (a piece of a document, or a sentence pair), stop exclusive
+    documents            {start, stop} of every sequence (part of a document, or a sentence pair), stop exclusive
     pairs                {cls_position, label, meaning} of every labeled sentence pair; otherwise empty
 """
 

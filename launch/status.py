@@ -71,6 +71,7 @@ def main() -> None:
     if status.get("step") is None and status.get("cause") is not None:
         raise UserError(
             f"{arguments.output_dir}: the run {status['state']} before its first step: {status['cause']}",
+            fix="correct the cause, then rerun the command of the run",
             code="ended-before-first-step",
         )
     if missing := [name for name in REQUIRED if status.get(name) is None]:

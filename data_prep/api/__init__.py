@@ -1,1 +1,1 @@
-"""The Python API of preparation, on which the commands are built; import its names from `data_prep`."""
+"""Python API of data preparation; import its names from `data_prep`."""

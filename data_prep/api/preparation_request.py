@@ -146,9 +146,7 @@ def request_preparation(
 
 def _downloaded_if_on_hub(tokenizer: str) -> str:
     """Return the folder of a tokenizer; a name on the Hub that is no local path is downloaded."""
-    if storage.is_remote(tokenizer) or Path(tokenizer).exists() or hub_name(tokenizer) is None:
-        return tokenizer
-    return str(download_from_hub(tokenizer, with_weights=False))
+    return tokenizer if hub_name(tokenizer) is None else str(download_from_hub(tokenizer, with_weights=False))
 
 
 def plan_preparation(request: Request) -> Preparation:

@@ -1,1 +1,1 @@
-"""The base library of the project: errors, settings, terminal, progress, checks."""
+"""Base library: errors, settings, terminal output, progress, checks of arguments."""

@@ -1,1 +1,1 @@
-"""The configuration of a preparation."""
+"""Configuration of data preparation."""

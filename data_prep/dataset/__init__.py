@@ -1,1 +1,1 @@
-"""The finished data set: shards, manifest, versions, and the checks on them."""
+"""Prepared data sets: shards, manifest, versions, verification, removal of documents."""

@@ -1,1 +1,1 @@
-"""Finding documents that are nearly the same, and the list of those to leave out."""
+"""Near-duplicate detection: signatures, similarity search, list of dropped documents."""

@@ -1,8 +1,8 @@
-"""Documents that the shards must leave out though they were read: a work file of ids by group and reason.
+"""Documents that were read but must not be in the shards: a work file of ids by group and reason.
 
-It carries what is known only once the whole corpus was read (near-duplicates), or from before (documents that the
-data set holds already, documents that were removed from it), to the units that write shards. Each of these reads the
-ids of its own group alone: the table of their numbers stands before them, and every part is sealed by itself.
+It passes ids to the units that write shards: near-duplicates, which are known only once the entire corpus was read,
+documents that the data set already contains, and documents that were removed from it. Each unit reads only the ids of
+its own group: the table of their numbers comes first, and every part has its own checksum.
 
     size of the table | {reason: number of ids of each group} | ids of group 0 | of group 1 | ...
 """
@@ -29,11 +29,11 @@ def write_exclusions(
     num_groups: int,
     groups_of: Callable[[np.ndarray], np.ndarray],
 ) -> None:
-    """Write documents of each reason by group, which `groups_of` gives of ids (n,).
+    """Write the documents of each reason by group; `groups_of` returns the groups of ids (n,).
 
     Args:
-        ids_by_reason: (n, 2) uint64: the id of a document, and the id of the one that stands for it in the data set; 0
-            where none does.
+        ids_by_reason: (n, 2) uint64: the id of a document, and the id of the one that represents it in the data set,
+        or 0.
     """
     counts: dict[str, list[int]] = {}
     groups: list[list[np.ndarray]] = []
@@ -50,10 +50,10 @@ def write_exclusions(
 
 
 def read_exclusions(url: str, group: int) -> dict[str, np.ndarray]:
-    """The ids to leave out of a group, as they were written, sorted, by reason; nothing where there is no file.
+    """Return the ids to drop from a group, by reason, as they were written, sorted; empty if there is no file.
 
     Raises:
-        UserError: the file is not as it was written.
+        UserError: the file is damaged.
     """
     if not storage.exists(url):
         return {}

@@ -1,10 +1,10 @@
-"""The phase between map and reduce that finds near-duplicates: its work units, and the ids that they lead to.
+"""Near-duplicate phase between map and reduce: its work units, and the ids that result.
 
-A unit takes a part of the range of all band keys, finds the similar pairs among documents that share one, and
-writes them to a file, which is its own mark that the unit is done. The pairs of all units make clusters, and of a
-cluster the earliest document stays.
+A unit takes a part of the range of all band keys, finds the similar pairs among documents that share one, and writes
+them to a file, which also marks the unit as done. The pairs of all units form clusters, and the earliest document of
+each cluster stays.
 
-Clusters are transitive: where A is similar to B and B to C, B and C go for A, though A and C may be less alike. That
+Clusters are transitive: if A is similar to B and B to C, B and C are dropped, though A and C may be less similar. That
 is the usual rule for training corpora (Lee et al. 2021, "Deduplicating Training Data Makes Language Models Better",
 arXiv 2107.06499, which takes the connected components of the graph of similar pairs; datatrove does so for FineWeb).
 It needs no more pairs than a star in each group, and it does not depend on the order in which they are found.
@@ -34,14 +34,14 @@ from data_prep.deduplication.similarity_search import clusters, similar_pairs
 from data_prep.storage import storage
 from data_prep.storage.sealing import sealed, unsealed
 
-# What bounds a unit's memory: band keys that it sorts, and pairs whose signatures it holds at once.
+# Bounds of a unit's memory: band keys that it sorts, and pairs whose signatures it holds at once.
 _PART_ENTRIES = 1 << 21
 _PAIRS_AT_ONCE = 1 << 17
 _COMPARED_AT_ONCE = 1 << 13
 
 
 class Run(Protocol):
-    """Does the tasks whose result is not there yet, with progress in amounts of a unit, such as ("MB", 1e6)."""
+    """Run the tasks whose result does not exist yet, with progress in amounts of a unit, such as ("MB", 1e6)."""
 
     def __call__(
         self,
@@ -56,7 +56,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class SignatureTask:
-    """A finished shard whose documents are signed again from their tokens, to be compared with new ones."""
+    """Finished shard whose documents are signed again from their tokens, for comparison with new ones."""
 
     folder: str
     shard: ShardRecord
@@ -66,7 +66,7 @@ class SignatureTask:
 
 @dataclass(frozen=True)
 class PairTask:
-    """A part of the range of band keys, with all that is needed to search it anywhere."""
+    """Part of the range of band keys, with everything needed to search it on any host."""
 
     part: int
     num_parts: int
@@ -76,22 +76,22 @@ class PairTask:
 
 
 def signatures_url(work_folder: str, number: int) -> str:
-    """Where the signatures of a unit of the first phase lie."""
+    """Return the URL of the signatures of a unit of the first phase."""
     return storage.join(work_folder, f"map-{number:06d}.signatures")
 
 
 def shard_signatures_url(task: SignatureTask) -> str:
-    """Where the signatures of a shard's documents lie."""
+    """Return the URL of the signatures of a shard's documents."""
     return storage.join(task.work_folder, f"parent-{task.shard.name.removesuffix('.tar')}.signatures")
 
 
 def pairs_url(task: PairTask) -> str:
-    """Where the similar pairs of a part lie."""
+    """Return the URL of the similar pairs of a part."""
     return storage.join(task.work_folder, f"near-{task.part:04d}-of-{task.num_parts:04d}.pairs")
 
 
 def shard_signatures(task: SignatureTask) -> int:
-    """Sign a shard's documents; the file's existence says that it is done. Returns the number of its documents."""
+    """Sign a shard's documents; the existing file marks the task as done. Return the number of documents."""
     url = storage.join(task.folder, task.shard.name)
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as cache:
         path = storage.local_copy(url, cache, task.shard.sha256)
@@ -104,7 +104,7 @@ def shard_signatures(task: SignatureTask) -> int:
 
 
 def find_pairs(task: PairTask) -> int:
-    """Write the similar pairs of a part, (P, 2) int64 places; its existence says that it is done. Returns 1."""
+    """Write the similar pairs of a part, (P, 2) int64 indices; the existing file marks it as done. Return 1."""
     files = SignatureFiles(task.signature_urls, task.settings)
     min_equal = math.ceil(task.settings.threshold * task.settings.num_hashes - 1e-9)
 
@@ -112,8 +112,8 @@ def find_pairs(task: PairTask) -> int:
         similar = np.empty(len(pairs), bool)
         for start in range(0, len(pairs), _PAIRS_AT_ONCE):
             chunk = slice(start, start + _PAIRS_AT_ONCE)
-            places, numbers = np.unique(pairs[chunk], return_inverse=True)
-            similar[chunk] = _equal_counts(files.signatures(places), numbers.reshape(-1, 2)) >= min_equal
+            indices, numbers = np.unique(pairs[chunk], return_inverse=True)
+            similar[chunk] = _equal_counts(files.signatures(indices), numbers.reshape(-1, 2)) >= min_equal
         return similar
 
     pairs = similar_pairs(*files.entries(task.part, task.num_parts), are_similar)
@@ -128,17 +128,16 @@ def find_near_duplicates(
     run: Run,
     num_parent_files: int = 0,
 ) -> np.ndarray:
-    """The ids of the documents that have a near-duplicate before them, and of those that stay: (n, 2) uint64, sorted.
+    """Return the ids of documents with an earlier near-duplicate, and the ids that stay: (n, 2) uint64, sorted.
 
-    A document's position is that of its file in `signature_urls`, then its place in it. Documents of equal id are
-    one, at the earliest. The first `num_parent_files` are those of a data set that is added to: its documents
-    come before all others, and are never in the answer.
+    Documents are ordered by their file in `signature_urls`, then by their index in it. Documents of equal id count as
+    one, the earliest. The first `num_parent_files` belong to the data set that is extended: its documents come before
+    all others and are never in the result.
 
-    The answer depends on the signatures and settings alone: not on how many processes worked on it, nor on which of
-    them were killed.
+    The result depends only on signatures and settings: not on the number of processes, nor on kills.
 
     Raises:
-        UserError: a file of signatures or of pairs is not as it was written.
+        UserError: a file of signatures or pairs is damaged.
     """
     files = SignatureFiles(signature_urls, settings)
     num_parts = _num_parts(files.num_entries)
@@ -148,29 +147,29 @@ def find_near_duplicates(
     for task in tasks:
         pairs = _read_pairs(pairs_url(task))
         members, roots = clusters(np.concatenate([np.column_stack([roots, members]), pairs]))
-    return _later_ids(files.document_ids(members), members, roots, files.first_places[num_parent_files])
+    return _later_ids(files.document_ids(members), members, roots, files.first_indices[num_parent_files])
 
 
 def _read_pairs(url: str) -> np.ndarray:
     return np.frombuffer(unsealed(storage.read_bytes(url), url), "<i8").reshape(-1, 2)
 
 
-def _later_ids(ids: np.ndarray, places: np.ndarray, roots: np.ndarray, first_new_place: int) -> np.ndarray:
-    """The ids of clusters' members but each cluster's earliest, and but those that stand before the first new place.
+def _later_ids(ids: np.ndarray, indices: np.ndarray, roots: np.ndarray, first_new_index: int) -> np.ndarray:
+    """Return the ids of cluster members except the earliest of each cluster and those before the first new index.
 
-    Returns (n, 2) uint64: beside each id that of the earliest of its cluster.
+    Returns (n, 2) uint64: each id with that of the earliest member of its cluster.
     """
     unique_ids, firsts, numbers = np.unique(ids, return_index=True, return_inverse=True)
     stays = np.zeros(len(unique_ids), bool)
-    # A copy of the earliest is similar to it, so it is in its cluster and has its id.
-    stays[numbers[places == roots]] = True
-    stays |= places[firsts] < first_new_place
-    kept_as = ids[np.searchsorted(places, roots[firsts])]
+    # A copy of the earliest member is similar to it, so it is in its cluster and has its id.
+    stays[numbers[indices == roots]] = True
+    stays |= indices[firsts] < first_new_index
+    kept_as = ids[np.searchsorted(indices, roots[firsts])]
     return np.column_stack([unique_ids, kept_as])[~stays]
 
 
 def _equal_counts(signatures: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """In how many places each pair (n, 2) of row numbers agrees, (n,) int64."""
+    """Return the number of equal values of each pair (n, 2) of row numbers, (n,) int64."""
     counts = np.empty(len(pairs), np.int64)
     for start in range(0, len(pairs), _COMPARED_AT_ONCE):
         left, right = pairs[start : start + _COMPARED_AT_ONCE].T
@@ -179,7 +178,7 @@ def _equal_counts(signatures: np.ndarray, pairs: np.ndarray) -> np.ndarray:
 
 
 def _num_parts(num_entries: int) -> int:
-    """How many units share the work: the least power of two that keeps each to its memory, 1024 at most."""
+    """Return the number of units: the least power of two that bounds the memory of each, at most 1024."""
     parts = 1
     while parts < MAX_PARTS and parts * _PART_ENTRIES < num_entries:
         parts *= 2

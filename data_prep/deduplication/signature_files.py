@@ -1,6 +1,6 @@
-"""The file of a unit's MinHash signatures, laid out so that one slice of all band keys is read without the rest.
+"""Files of MinHash signatures of a unit, in a layout in which one slice of all band keys is read without the rest.
 
-A file is a run of blocks, each written when enough documents are together, so that a writer's memory is bounded.
+A file is a sequence of blocks, each written once it has enough documents, so that a writer's memory is bounded.
 A block of D documents holds
 
     entries     (E,) key uint64, document uint32: one for each band of each document, sorted by key
@@ -9,8 +9,8 @@ A block of D documents holds
     ids         (D,) uint64
     signatures  (D,) values (num_hashes,) uint32, checksum uint64
 
-and the table of blocks stands at the end of the file; whatever is read is held against a checksum. Copies of a document
-within a block have no entries, for they share all their keys: a page that a crawl holds a million times would else be
+and the table of blocks is at the end of the file; everything read is verified by a checksum. Copies of a document
+within a block have no entries, because they share all keys: a page that occurs a million times in a crawl would form
 a group of a million.
 """
 
@@ -38,15 +38,15 @@ MAX_PARTS = 1024
 _KEY_BITS = 10  # 2**10 == MAX_PARTS
 _BLOCK_DOCUMENTS = 1 << 15
 _BATCH_TOKENS = 1 << 20
-_MAGIC = b"clozesg2"  # that of earlier releases, without checksums, is clozesig
+_MAGIC = b"clozesg2"  # earlier releases, without checksums, used clozesig
 _TRAILER = struct.Struct("<8sQ")  # magic, bytes of the table before it
 _ENTRY = np.dtype([("key", "<u8"), ("document", "<u4")])
 _STARTS_BYTES = (MAX_PARTS + 1) * 4 + MAX_PARTS * 8  # with the checksums of the buckets
-_GAP_ROWS = 128  # signatures that are read along rather than sought over
+_GAP_ROWS = 128  # signatures that are read rather than skipped by a seek
 
 
 class SignatureWriter:
-    """Signs documents and writes what `SignatureFiles` reads; `close` ends the file."""
+    """Writer of signed documents for `SignatureFiles`; `close` ends the file."""
 
     def __init__(self, file: BinaryIO, settings: DeduplicationSettings) -> None:
         self._file = file
@@ -103,7 +103,7 @@ class SignatureWriter:
 
 @contextlib.contextmanager
 def open_signatures(url: str, settings: DeduplicationSettings) -> Iterator[SignatureWriter]:
-    """Give a writer to add documents to; the file is published, whole, when the block ends well."""
+    """Yield a writer to add documents to; the complete file is published when the block ends without error."""
     with storage.local_write(url) as path, open(path, "wb") as file:
         writer = SignatureWriter(file, settings)
         yield writer
@@ -112,13 +112,13 @@ def open_signatures(url: str, settings: DeduplicationSettings) -> Iterator[Signa
 
 @dataclass(frozen=True)
 class _Block:
-    """Where the parts of a block begin in its file, and the place of its first document."""
+    """Offsets of the parts of a block in its file, and the index of its first document."""
 
     url: str
     offset: int
     num_entries: int
     num_documents: int
-    first_place: int
+    first_index: int
 
     @property
     def starts_offset(self) -> int:
@@ -134,10 +134,10 @@ class _Block:
 
 
 class SignatureFiles:
-    """The documents of several signature files, each known by its place: its number, counted through all of them.
+    """Documents of several signature files, identified by their index over all files.
 
     Attributes:
-        first_places: of each file, the place of its first document; the last is the number of all documents.
+        first_indices: index of the first document of each file; the last is the number of all documents.
         num_entries: of all files.
     """
 
@@ -149,24 +149,24 @@ class SignatureFiles:
         """
         self._num_hashes = settings.num_hashes
         self._blocks: list[_Block] = []
-        self.first_places = [0]
+        self.first_indices = [0]
         self.num_entries = 0
         for url in urls:
-            place = self.first_places[-1]
+            index = self.first_indices[-1]
             for offset, num_entries, num_documents in _read_table(url, settings):
-                self._blocks.append(_Block(url, offset, num_entries, num_documents, place))
+                self._blocks.append(_Block(url, offset, num_entries, num_documents, index))
                 self.num_entries += num_entries
-                place += num_documents
-            self.first_places.append(place)
+                index += num_documents
+            self.first_indices.append(index)
 
     def entries(self, part: int, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
-        """All band keys of a part of their range: keys (E,) uint64, and places (E,) int64; `num_parts` divides 1024.
+        """Read all band keys of a part of their range: keys (E,) uint64, indices (E,) int64; `num_parts` divides 1024.
 
         Raises:
-            UserError: a file is damaged; so do the other methods.
+            UserError: a file is damaged; also raised by the other methods.
         """
         buckets = slice(part * MAX_PARTS // num_parts, (part + 1) * MAX_PARTS // num_parts)
-        keys, places = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+        keys, indices = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
         for file, block in _opened(self._blocks):
             data = read_sealed(file, block.url, block.starts_offset, _STARTS_BYTES)
             starts = np.frombuffer(data, "<u4", MAX_PARTS + 1)[buckets.start : buckets.stop + 1].astype(np.int64)
@@ -175,22 +175,22 @@ class SignatureFiles:
             entries = _read(file, block.offset + int(first) * _ENTRY.itemsize, _ENTRY, int(last - first))
             _check(_checksums(_runs(entries, starts - first)), checksums, block)
             keys.append(entries["key"].astype(np.uint64))
-            places.append(entries["document"].astype(np.int64) + block.first_place)
-        return np.concatenate(keys), np.concatenate(places)
+            indices.append(entries["document"].astype(np.int64) + block.first_index)
+        return np.concatenate(keys), np.concatenate(indices)
 
-    def document_ids(self, places: np.ndarray) -> np.ndarray:
-        """The ids (n,) uint64 of the documents at places (n,) int64, ascending."""
-        ids = np.empty(len(places), np.uint64)
-        for file, block, wanted in self._found(places):
+    def document_ids(self, indices: np.ndarray) -> np.ndarray:
+        """Read the ids (n,) uint64 of the documents with these indices (n,) int64, ascending."""
+        ids = np.empty(len(indices), np.uint64)
+        for file, block, wanted in self._found(indices):
             of_block = np.frombuffer(read_sealed(file, block.url, block.ids_offset, block.num_documents * 8), "<u8")
-            ids[wanted] = of_block[places[wanted] - block.first_place]
+            ids[wanted] = of_block[indices[wanted] - block.first_index]
         return ids
 
-    def signatures(self, places: np.ndarray) -> np.ndarray:
-        """The signatures (n, num_hashes) uint32 of the documents at places (n,) int64, ascending."""
-        rows = np.empty((len(places), self._num_hashes), np.uint32)
-        for file, block, wanted in self._found(places):
-            rows[wanted] = self._read_signatures(file, block, places[wanted] - block.first_place)
+    def signatures(self, indices: np.ndarray) -> np.ndarray:
+        """Read the signatures (n, num_hashes) uint32 of the documents with these indices (n,) int64, ascending."""
+        rows = np.empty((len(indices), self._num_hashes), np.uint32)
+        for file, block, wanted in self._found(indices):
+            rows[wanted] = self._read_signatures(file, block, indices[wanted] - block.first_index)
         return rows
 
     def _read_signatures(self, file: BinaryIO, block: _Block, numbers: np.ndarray) -> np.ndarray:
@@ -205,17 +205,17 @@ class SignatureFiles:
         _check(_checksums(values), signed["checksum"], block)
         return values
 
-    def _found(self, places: np.ndarray) -> Iterator[tuple[BinaryIO, _Block, slice]]:
-        """The blocks that hold any of the places, and which of them each holds."""
-        firsts = np.array([block.first_place for block in self._blocks], np.int64)
-        bounds = np.append(np.searchsorted(places, firsts), len(places)).tolist()
+    def _found(self, indices: np.ndarray) -> Iterator[tuple[BinaryIO, _Block, slice]]:
+        """Yield the blocks that hold any of the indices, with the slice that each holds."""
+        firsts = np.array([block.first_index for block in self._blocks], np.int64)
+        bounds = np.append(np.searchsorted(indices, firsts), len(indices)).tolist()
         wanted = {block: slice(*bounds[number : number + 2]) for number, block in enumerate(self._blocks)}
         for file, block in _opened([block for block, part in wanted.items() if part.stop > part.start]):
             yield file, block, wanted[block]
 
 
 def _opened(blocks: Iterable[_Block]) -> Iterator[tuple[BinaryIO, _Block]]:
-    """Every block with its open file, each file opened once."""
+    """Yield every block with its open file; each file is opened once."""
     for url, of_file in itertools.groupby(blocks, key=lambda block: block.url):
         with storage.open_read(url) as file:
             for block in of_file:
@@ -234,7 +234,7 @@ def _described(settings: DeduplicationSettings) -> dict[str, Any]:
 
 
 def _read_table(url: str, settings: DeduplicationSettings) -> list[tuple[int, int, int]]:
-    """Offset, entries and documents of every block of a file."""
+    """Read offset, entries and documents of every block of a file."""
     with storage.open_read(url) as file:
         offset = max(0, file.seek(0, 2) - _TRAILER.size - CHECKSUM_BYTES)
         magic, table_bytes = _TRAILER.unpack(read_sealed(file, url, offset, _TRAILER.size))
@@ -264,7 +264,7 @@ def _signature_type(num_hashes: int) -> np.dtype[Any]:
 
 
 def _runs(entries: np.ndarray, starts: np.ndarray) -> Iterator[np.ndarray]:
-    """The entries between each start and the next."""
+    """Return the entries between each start and the next."""
     for start, stop in itertools.pairwise(starts.tolist()):
         yield entries[start:stop]
 

@@ -1,8 +1,8 @@
-"""MinHash signatures: a document's set of token n-grams as a short row of numbers that keeps its similarity to others.
+"""MinHash signatures: a document's set of token n-grams as a short row of numbers that preserves similarity.
 
 Two documents are compared by the Jaccard similarity of their n-gram sets (Broder 1997, "On the resemblance and
-containment of documents"). The n-grams are of tokens, not of words: Chinese, Japanese and Thai put no space between
-words, and the tokens of a text are already made. The similarity is that of what the model is trained on.
+containment of documents"). The n-grams consist of tokens, not words: Chinese, Japanese and Thai have no spaces between
+words, and the texts are already tokenized. Similarity is measured on the tokens that the model is trained on.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from rensa import RMinHash
 from data_prep.config.preparation_config import DeduplicationSettings
 from data_prep.deduplication.hashing import mix
 
-# Of rensa, which names the algorithm behind its signatures: those of different versions cannot be compared.
+# Version of rensa, which identifies the algorithm: signatures of different versions cannot be compared.
 ALGORITHM_VERSION = RMinHash.ALGORITHM_VERSION
 _SEED = 1
 _MULTIPLIER = 0x9E3779B97F4A7C13  # odd, so that it has an inverse among the 64-bit words
-_CHUNK_TOKENS = 1 << 16  # what stays in a core's cache
+_CHUNK_TOKENS = 1 << 16  # fits in a core's cache
 
 
 def signatures(tokens: Sequence[np.ndarray], settings: DeduplicationSettings) -> np.ndarray:
-    """The MinHash signature of every document, (D, num_hashes) uint32.
+    """Return the MinHash signature of every document, (D, num_hashes) uint32.
 
-    Two signatures are equal in about that share of their places which is the Jaccard similarity of the documents'
-    sets of n-grams. A document shorter than an n-gram is one n-gram as a whole. A signature depends on its document
-    and the settings alone: not on the documents beside it, the machine, or the dtype of the tokens.
+    The share of equal values of two signatures approximates the Jaccard similarity of the n-gram sets. A document
+    shorter than an n-gram is a single n-gram. A signature depends only on its document and the settings: not on other
+    documents, the machine, or the dtype of the tokens.
 
     Args:
-        tokens: of each document, (n,) uint16 or uint32; no document is empty.
+        tokens: tokens of each document, (n,) uint16 or uint32; no document is empty.
     """
     if not tokens:
         return np.empty((0, settings.num_hashes), np.uint32)
@@ -43,7 +43,7 @@ def signatures(tokens: Sequence[np.ndarray], settings: DeduplicationSettings) ->
 
 
 def ngram_hashes(tokens: np.ndarray, lengths: np.ndarray, ngram_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """The hashes (G,) uint64 of the n-grams of documents that stand one after the other, and (D,) how many each has.
+    """Return the hashes (G,) uint64 of the n-grams of concatenated documents, and the number of each, (D,).
 
     The hash of n tokens is the polynomial sum(word(t_k) * M**k) of 64-bit words, mixed. It is a difference of running
     sums divided by a power of M, so its cost does not grow with n (Karp and Rabin 1987, with all windows at once).
@@ -80,7 +80,7 @@ def ngram_hashes(tokens: np.ndarray, lengths: np.ndarray, ngram_tokens: int) -> 
 
 @functools.lru_cache(maxsize=2)
 def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The powers 0 to count - 1 of the multiplier and of its inverse modulo 2**64, (count,) uint64 each."""
+    """Return the powers 0 to count - 1 of the multiplier and of its inverse modulo 2**64, (count,) uint64 each."""
 
     def powers_of(base: int) -> np.ndarray:
         values = np.full(count, base, np.uint64)

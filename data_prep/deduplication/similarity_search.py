@@ -1,7 +1,7 @@
-"""Finding similar signatures without comparing every pair: locality-sensitive hashing, and clusters of what it finds.
+"""Similarity search without comparing every pair: locality-sensitive hashing, and clusters of the similar pairs.
 
-A signature is cut into bands of a few rows. Documents that agree in all rows of any band are candidates (Leskovec,
-Rajaraman and Ullman, "Mining of Massive Datasets", section 3.4); candidates are compared by their whole signatures.
+A signature is divided into bands of a few rows. Documents that agree in all rows of any band are candidates (Leskovec,
+Rajaraman and Ullman, "Mining of Massive Datasets", section 3.4); candidates are compared by their full signatures.
 Everything here is a pure function of arrays.
 """
 
@@ -15,28 +15,28 @@ import numpy as np
 
 from data_prep.deduplication.hashing import mix
 
-# A candidate that is not similar costs one comparison, a missed pair stays in the corpus: so misses weigh more.
+# A dissimilar candidate costs one comparison, a missed pair stays in the corpus: so misses weigh more.
 FALSE_NEGATIVE_WEIGHT = 0.98
-# How many documents of a group the others are compared with; it keeps a group of n from n * n comparisons.
+# Number of documents of a group that the others are compared with; prevents n * n comparisons in a group of n.
 MAX_LEADERS = 8
 _INTEGRATION_STEPS = 1000
 
 
 @dataclass(frozen=True)
 class Bands:
-    """How a signature is cut: its first `num_bands * rows` places are used."""
+    """Division of a signature: its first `num_bands * rows` values are used."""
 
     num_bands: int
     rows: int
 
     def collision_probability(self, similarity: np.ndarray) -> np.ndarray:
-        """The probability that two documents of this Jaccard similarity agree in some band."""
+        """Return the probability that two documents of this Jaccard similarity agree in some band."""
         return 1.0 - (1.0 - similarity**self.rows) ** self.num_bands
 
 
 @functools.lru_cache(maxsize=64)
 def choose_bands(threshold: float, num_hashes: int, false_negative_weight: float = FALSE_NEGATIVE_WEIGHT) -> Bands:
-    """The bands that err least: the area of false positives below the threshold and of false negatives above, weighed.
+    """Choose the bands with the least weighted area of false positives below and false negatives above the threshold.
 
     The error is the integral over the similarity of the probability to be wrong, as in Zhu et al. 2016, "LSH
     Ensemble", section 5; of equal ones the first in order of rows, then bands.
@@ -50,7 +50,7 @@ def choose_bands(threshold: float, num_hashes: int, false_negative_weight: float
             false_positive = bands.collision_probability(below).sum() * width_below
             false_negative = (1.0 - bands.collision_probability(above)).sum() * width_above
             error = (1.0 - false_negative_weight) * false_positive + false_negative_weight * false_negative
-            # Beyond 12 digits processors disagree, and all of a cluster must choose the same.
+            # Beyond 12 digits processors disagree, and all hosts of a cluster must choose the same.
             error = round(float(error), 12)
             if error < least_error:
                 best, least_error = bands, error
@@ -58,9 +58,9 @@ def choose_bands(threshold: float, num_hashes: int, false_negative_weight: float
 
 
 def band_keys(signatures: np.ndarray, bands: Bands) -> np.ndarray:
-    """One number for the rows of each band of signatures (D, num_hashes), (D, num_bands) uint64.
+    """Return one key for the rows of each band of signatures (D, num_hashes), (D, num_bands) uint64.
 
-    The band's number is part of it, so that the keys of all bands can stand in one list.
+    The index of the band is part of the key, so that one list holds the keys of all bands.
     """
     used = signatures[:, : bands.num_bands * bands.rows].astype(np.uint64)
     by_band = used.reshape(len(signatures), bands.num_bands, bands.rows)
@@ -70,44 +70,43 @@ def band_keys(signatures: np.ndarray, bands: Bands) -> np.ndarray:
     return keys
 
 
-def similar_pairs(keys: np.ndarray, places: np.ndarray, are_similar: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Pairs of similar documents among those of equal key, (P, 2) int64, sorted, the earlier document first.
+def similar_pairs(keys: np.ndarray, indices: np.ndarray, are_similar: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return the similar pairs of documents with equal keys, (P, 2) int64, sorted, the earlier document first.
 
-    In a group of equal keys all are compared with the earliest; those that are not similar to it again with the
-    earliest among them, and so on `MAX_LEADERS` times. So a group costs in proportion to its size, and pairs
-    join it as a star.
+    In a group of equal keys all are compared with the earliest; those not similar to it with the earliest among them,
+    and so on `MAX_LEADERS` times. So the cost of a group is proportional to its size, and its pairs form a star.
 
     Args:
-        keys: (E,) uint64; all of the corpus that have these keys.
-        places: (E,) int64 of the documents, below 2**32.
-        are_similar: takes pairs (n, 2) and says (n,) which are.
+        keys: (E,) uint64; all entries of the corpus with these keys.
+        indices: (E,) int64 of the documents, below 2**32.
+        are_similar: maps pairs (n, 2) to (n,) bool.
     """
-    order = np.lexsort((places, keys))
-    keys, places = keys[order], places[order]
+    order = np.lexsort((indices, keys))
+    keys, indices = keys[order], indices[order]
     found: list[np.ndarray] = []
     for _ in range(MAX_LEADERS):
         begins = np.diff(keys, prepend=keys[:1] ^ np.uint64(1)) != 0
         alone = begins & np.append(begins[1:], True)
-        keys, places, begins = keys[~alone], places[~alone], begins[~alone]
+        keys, indices, begins = keys[~alone], indices[~alone], begins[~alone]
         if not len(keys):
             break
-        leaders = places[np.maximum.accumulate(np.where(begins, np.arange(len(keys)), 0))]
-        # The same pair meets in several bands: it is compared once.
-        packed, numbers = np.unique(leaders[~begins] << 32 | places[~begins], return_inverse=True)
+        leaders = indices[np.maximum.accumulate(np.where(begins, np.arange(len(keys)), 0))]
+        # A pair that occurs in several bands is compared once.
+        packed, numbers = np.unique(leaders[~begins] << 32 | indices[~begins], return_inverse=True)
         pairs = _unpacked(packed)
         similar = are_similar(pairs)
         found.append(packed[similar])
         left = ~begins
         left[left] = ~similar[numbers]
-        keys, places = keys[left], places[left]
+        keys, indices = keys[left], indices[left]
     return _unpacked(np.unique(np.concatenate([*found, np.empty(0, np.int64)])))
 
 
 def clusters(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The connected components of pairs (P, 2): its members (n,) int64, sorted, and (n,) the least of each one's.
+    """Return the connected components of pairs (P, 2): members (n,) int64, sorted, and the least of each one's, (n,).
 
     Every round hooks the larger of two roots that a pair joins under the smallest such, then lets all members point to
-    their roots; roots only sink, so the order of the pairs is of no account.
+    their roots; roots only decrease, so the order of the pairs does not matter.
     """
     members, numbers = np.unique(pairs, return_inverse=True)
     left, right = numbers.reshape(-1, 2).T

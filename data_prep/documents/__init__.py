@@ -1,1 +1,1 @@
-"""Reading documents from input files, and cutting the files into units of work."""
+"""Input documents: readers, input formats, division of files into work units."""

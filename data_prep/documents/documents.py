@@ -1,7 +1,7 @@
-"""Reading documents from input files as a stream, whatever their format.
+"""Streaming readers of documents from input files of any format.
 
-The format follows from the ending of the name, before .gz, .zst, .bz2 or .xz where the file is compressed. What cannot
-be read is a `BadInput`, which names the file and the line, the row or the byte.
+The format follows from the file ending, before .gz, .zst, .bz2 or .xz if the file is compressed. Unreadable input
+raises `BadInput`, which names the file and the line, row or byte.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def beyond_sha256(unit: InputUnit, num_bytes: int) -> str:
 
 
 class DocumentReader:
-    """Iterates over the documents of a unit; `text_field` overrides that of the settings.
+    """Iterator over the documents of a unit; `text_field` overrides that of the settings.
 
     Attributes:
         dropped: number of documents left out, by reason; complete at the end, when it is also printed as a warning.
@@ -116,7 +116,7 @@ class DocumentReader:
             self._rejects.warn()
 
     def _absent(self, document: Document) -> Iterator[str]:
-        """Names of the fields of which the document has no value."""
+        """Return the names of the fields without a value in the document."""
         if self._fields.id is not None and document.id is None:
             yield self._fields.id
         if self._fields.url is not None and document.url is None:
@@ -209,7 +209,7 @@ def _hashing(raw: BinaryIO, unit: InputUnit, head: bytes) -> HashingFile:
 
 
 def _check_ending(head: bytes, where: str, item: Format, ending: str, compression: str) -> None:
-    """Refuse a file whose first bytes contradict its ending."""
+    """Raise if the first bytes of a file contradict its ending."""
     found_format = sniffed(head)
     wanted = compression or (ending if item.kind else "")
     found = detect_compression(head) or ("" if found_format is None else found_format.endings[0])

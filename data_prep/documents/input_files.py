@@ -1,4 +1,4 @@
-"""Which files a preparation reads: paths, URLs, glob patterns and brace ranges, each file once, and their units."""
+"""Input files of a preparation from paths, URLs, glob patterns and brace ranges, and their work units."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REQUESTS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class InputFile:
-    """An input as it was when the plan was made."""
+    """Input file as it was when the plan was made."""
 
     url: str
     source: int
@@ -62,7 +62,7 @@ def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
 
 
 def find_units(files: Sequence[InputFile], config: PreparationConfig) -> tuple[InputUnit, ...]:
-    """Cut all files into units, in their order; reads the footers of Parquet files.
+    """Divide all files into units, in their order; read the footers of Parquet files.
 
     Raises:
         UserError: a footer cannot be fetched.
@@ -159,8 +159,8 @@ def _without_braces(pattern: str) -> list[str]:
     if not 0 < len(names) <= _MOST_NAMES:
         limit = f"{_MOST_NAMES:,} files" if is_small else f"{_MOST_BRACES} sets of braces"
         raise UsageError(
-            f"{storage.redact(pattern)} names more than {limit}",
-            fix="name fewer in a pattern, and give several patterns or one with *",
+            f"{storage.redact(pattern)} expands to more than {limit}",
+            fix="use several patterns, or one with *",
             code="pattern-too-large",
         )
     return names
@@ -172,42 +172,42 @@ def _length(first: str, last: str, step: str) -> int:
 
 
 def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source]) -> None:
-    """Refuse a file with two names (symbolic links count), and two files that the manifest cannot distinguish.
+    """Raise on a file with two names (symbolic links count), and on two files that the manifest cannot distinguish.
 
     Hard links are only reported: tools that save space make them of equal files, and deduplication finds the documents.
     """
-    places: dict[str, tuple[int, str]] = {}
+    seen: dict[str, tuple[int, str]] = {}
     names: set[str] = set()
     linked: dict[tuple[int, int], str] = {}
     for number, url in found:
-        shown = storage.redact(url)
-        place = _place(url)
-        if place in places:
-            other, name = places[place]
+        display = storage.redact(url)
+        file = _identity(url)
+        if file in seen:
+            other, name = seen[file]
             where = "twice" if other == number else f"in two sources, {sources[other].name} and {sources[number].name}"
-            same = "" if name == shown else f" (it is the same file as {name})"
+            same = "" if name == display else f" (it is the same file as {name})"
             raise UsageError(
-                f"input {shown} is named {where}{same}", fix="name every file once", code="input-named-twice"
+                f"input {display} is listed {where}{same}", fix="list every file once", code="input-named-twice"
             )
-        if shown in names:
+        if display in names:
             raise UsageError(
-                f"two inputs have the same name {shown} without credentials and query, so that the manifest cannot "
+                f"two inputs have the same name {display} without credentials and query, so that the manifest cannot "
                 "distinguish them",
                 fix="read them under different names",
                 code="inputs-indistinguishable",
             )
-        places[place] = number, shown
-        names.add(shown)
+        seen[file] = number, display
+        names.add(display)
         identity = _hard_link(url)
-        if identity is not None and (first := linked.setdefault(identity, shown)) != shown:
+        if identity is not None and (first := linked.setdefault(identity, display)) != display:
             print(
-                f"warning: {shown} is a hard link of {first}, so its documents are read twice",
+                f"warning: {display} is a hard link of {first}, so its documents are read twice",
                 file=sys.stderr,
                 flush=True,
             )
 
 
-def _place(url: str) -> str:
+def _identity(url: str) -> str:
     """What all names of one file share, hard links excepted."""
     scheme, _, rest = storage.canonical(url).rpartition("://")
     return f"{scheme}://{rest.lstrip('/')}"

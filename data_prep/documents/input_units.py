@@ -1,4 +1,4 @@
-"""Units of work on the inputs: the format of a file, and how a file is cut."""
+"""Work units of the inputs: the format of a file, and its division."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPRESSED_GROWTH = 3.0  # text bytes of a compressed byte, about
 
 @dataclass(frozen=True)
 class InputUnit:
-    """A unit of work on the inputs: a whole file or a part of one.
+    """Work unit of the inputs: a whole file or a part of one.
 
     Attributes:
         start: first byte of a text file's part, which takes the lines or blocks that begin in it; of a Parquet file,
@@ -35,7 +35,7 @@ class InputUnit:
 
 
 def file_format(url: str) -> tuple[str, str]:
-    """Format and compression of a file by its name, such as (".jsonl", ".gz"), (".txt", "") or (".parquet", "").
+    """Return format and compression of a file by its name, such as (".jsonl", ".gz"), (".txt", "") or (".parquet", "").
 
     Raises:
         UsageError: the type of the file is unsupported.
@@ -45,13 +45,13 @@ def file_format(url: str) -> tuple[str, str]:
 
 
 def growth_of(url: str) -> float:
-    """Bytes of text in a byte of a file, about, judged by its name."""
+    """Return the approximate number of text bytes per byte of a file, by its name."""
     item, _, compression = format_of(url)
     return _COMPRESSED_GROWTH if compression else item.growth
 
 
 def has_fields(url: str) -> bool:
-    """Whether the documents of a file have more than a text."""
+    """Whether the documents of a file have fields besides the text."""
     return format_of(url)[0].has_fields
 
 
@@ -61,7 +61,7 @@ def is_one_document(ending: str, settings: DocumentSettings) -> bool:
 
 
 def cannot_be_split(url: str) -> bool:
-    """Whether a file is one unit whatever its size: a compressed one, say, can only be read from its beginning."""
+    """Whether a file is one unit at any size: for example, a compressed file can only be read from its beginning."""
     item, _, compression = format_of(url)
     return bool(compression) or type(item).cuts is Format.cuts
 
@@ -73,7 +73,7 @@ def split_into_units(
     source: int,
     txt_documents: Literal["file", "blank_lines"] = "file",
 ) -> list[InputUnit]:
-    """The units of a file: parts of about `unit_bytes` of plain text where it can be split.
+    """Return the units of a file: parts of about `unit_bytes` of plain text if it can be split.
 
     Raises:
         UserError: a Parquet file's footer cannot be fetched.

@@ -1,4 +1,4 @@
-"""Counts of the languages that documents name and of the fields that they lack: a misspelled name must be noticed."""
+"""Counts of languages and missing fields of documents, so that misspelled field names are noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Input that holds no document: refused or counted, as `documents.on_bad_input` says, and always reported."""
+"""Rejected input: raised as an error or counted, as `documents.on_bad_input` sets, and always reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BadInput(UserError):
 
 
 class Fault(Exception):
-    """Why something is no document: `what` is wrong, the `reason` to count it under, the `remedy`."""
+    """Reason why input is not a document: `what` is wrong, the `reason` to count it under, the `remedy`."""
 
     def __init__(self, what: str, reason: str, remedy: str = "fix it") -> None:
         super().__init__(what)
@@ -41,7 +41,7 @@ class Fault(Exception):
 
 
 class Rejects:
-    """The documents of one unit of input that are left out.
+    """Documents of one input unit that are dropped.
 
     Attributes:
         where: name of the file for messages.
@@ -74,7 +74,7 @@ class Rejects:
         self._line = line.number, line.start
 
     def bad(self, place: str, fault: Fault, count: int = 1) -> None:
-        """Refuse `count` documents, or count them.
+        """Raise for `count` bad documents, or count them.
 
         Raises:
             BadInput: the policy is `error`.
@@ -88,7 +88,7 @@ class Rejects:
             self._first.setdefault(fault.reason, found)
 
     def bad_line(self, line: Line, fault: Fault) -> None:
-        """Refuse or count a line of text."""
+        """Raise for a bad line of text, or count it."""
         if self._begins_file or self._settings.on_bad_input == "error":
             place = self._line_name(line.number, line.start)
         else:
@@ -108,7 +108,7 @@ class Rejects:
         self.dropped[TOO_MANY_MARKS] += 1
 
     def warn(self) -> None:
-        """Print what was left out as warnings, a line for each reason."""
+        """Print the dropped documents as warnings, one line per reason."""
         for reason, count in sorted(self.dropped.items()):
             what = f"{reason} (the first: {self._first.get(reason)})"
             if reason == TOO_LONG:

@@ -1,1 +1,1 @@
-"""What a preparation will come to, judged from a sample."""
+"""Estimates of size and time, extrapolated from a sample."""

@@ -1,1 +1,1 @@
-"""Executors: run work units in this process, in a pool of processes or on a Dask cluster."""
+"""Executors of work units: this process, a process pool, a Dask cluster."""

@@ -1,1 +1,1 @@
-"""Filters and transforms of documents: protocols, registry, the built-in ones, and the reader that applies them."""
+"""Document filters and transforms: protocols, registry, built-in filters, filtered reader."""

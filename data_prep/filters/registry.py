@@ -181,7 +181,7 @@ def _imported(path: str, name: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(
             f"filter {name!r} cannot be imported ({error})",
-            fix="install its package, or correct the name; a module of your own must be on PYTHONPATH",
+            fix="install its package, or correct the name; your module must be on PYTHONPATH",
             code="filter-not-importable",
         ) from None
     if not callable(found):

@@ -1,1 +1,1 @@
-"""The phases that turn inputs into shards."""
+"""Preparation pipeline: plan, map phase, reduce phase, resume."""

@@ -1,1 +1,1 @@
-"""Reports about a data set: statistics, plots, decoded documents."""
+"""Reports on a data set: statistics, plots, decoded documents."""

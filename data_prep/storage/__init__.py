@@ -1,1 +1,1 @@
-"""Files wherever they lie: local disks and object stores, locks, retries, compression."""
+"""Storage: local disks and object stores, locks, retries, compression."""

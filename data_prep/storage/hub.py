@@ -5,6 +5,7 @@ Only configuration, tokenizer and safetensors are downloaded: no code and no pic
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from shlex import quote
@@ -22,7 +23,7 @@ def hub_name(text: str) -> str | None:
     """Return `text` if it can be a name on the Hub: NAME or OWNER/NAME, and no local path; else None."""
     if _HUB_NAME.fullmatch(text) is None or ".." in text or "--" in text or text.endswith((".", "-", *_FILE_SUFFIXES)):
         return None
-    return None if Path(text).exists() or (Path(text.partition("/")[0]).is_dir() and "/" in text) else text
+    return None if os.path.exists(text) or ("/" in text and os.path.isdir(text.partition("/")[0])) else text
 
 
 def hub_download_command(name: str) -> str:

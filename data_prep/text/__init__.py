@@ -1,1 +1,1 @@
-"""What is done to text before a tokenizer sees it: cleaning and sentence boundaries."""
+"""Text processing before tokenization: cleaning, sentence boundaries."""

@@ -1,8 +1,8 @@
-"""Normalization of text: what is done to every character before a tokenizer sees it.
+"""Normalization of text before tokenization.
 
-The rules are few enough to be written down twice: here, and as regular expressions in tokenizer.json
-(`data_prep.tokenizer.hugging_face_tokenizer`). Character ranges are explicit, so that Python's, Rust's and tomorrow's
-Unicode tables cannot disagree. In order: lone surrogates become U+FFFD; control and invisible formatting characters go
+The rules exist twice: here, and as regular expressions in tokenizer.json
+(`data_prep.tokenizer.hugging_face_tokenizer`). Character ranges are explicit, so that the Unicode tables of Python and
+Rust cannot disagree. In order: lone surrogates become U+FFFD; control and invisible formatting characters are removed
 (the joiners U+200C and U+200D stay, since emoji and several scripts need them); the Unicode form; case and accents
 where asked for; each run of white space, newlines and U+2581 included, becomes one space, and one space is put before
 the text.
@@ -24,13 +24,13 @@ from data_prep.base.errors import UserError
 from data_prep.base.settings import Settings
 
 METASPACE = "\u2581"
-"""What SentencePiece writes for a space; in a text it counts as one."""
+"""Character that SentencePiece writes for a space; in a text it counts as one."""
 
 NORMALIZATION_VERSION = 1
 """Incremented when any rule below changes, because the same settings then give other ids."""
 
 MAX_MARKS = 1_000
-"""The most combining marks in a row; letters of real scripts have a few."""
+"""Largest number of combining marks in a row; letters of real scripts have a few."""
 
 MAX_WORD_BYTES = 1 << 20
 """A longer run of characters without a space is encoded in parts; SentencePiece needs over 100 times its size."""
@@ -55,7 +55,7 @@ REMOVED = _ranges("0000-0008 000E-001B 007F-0084 0086-009F 00AD 200B 200E-200F 2
 """Control characters, soft hyphen, zero-width space, word joiner, byte order mark, marks of text direction."""
 
 WHITE_SPACE = _ranges("0009-000D 001C-0020 0085 00A0 1680 2000-200A 2028-2029 202F 205F 2581 3000")
-"""What `str.isspace` calls white space, and the metaspace."""
+"""White space of `str.isspace`, and the metaspace."""
 
 ACCENTS = _ranges("0300-036F 1AB0-1AFF 1DC0-1DFF 20D0-20FF FE20-FE2F")
 """Unicode's blocks of combining diacritical marks; the vowel signs of other scripts are letters and stay."""
@@ -89,8 +89,8 @@ class Normalization(Settings):
     form: Literal["NFC", "NFKC", "none"] = Field(
         "NFC", description="Unicode form; NFKC also replaces ligatures, full-width letters and the like by plain ones"
     )
-    lowercase: bool = Field(False, description="small letters only, for an uncased model")
-    strip_accents: bool = Field(False, description="take the diacritical marks off letters, for an uncased model")
+    lowercase: bool = Field(False, description="convert to lowercase, for an uncased model")
+    strip_accents: bool = Field(False, description="remove the diacritical marks of letters, for an uncased model")
 
     @model_validator(mode="after")
     def _accents_need_a_form(self) -> Normalization:

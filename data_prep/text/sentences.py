@@ -1,4 +1,4 @@
-"""Where sentences begin: offsets into the normalized text, found by sentencex a paragraph at a time."""
+"""Sentence boundaries: offsets into the normalized text, found by sentencex paragraph by paragraph."""
 
 from __future__ import annotations
 

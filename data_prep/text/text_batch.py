@@ -1,7 +1,7 @@
-"""Normalizing many texts at once: their bytes in a row, and where documents and paragraphs begin.
+"""Normalization of many texts at once: their concatenated bytes, and the starts of documents and paragraphs.
 
-It gives what `cleaning.normalize` and `clean_paragraphs` give, several times as fast: white space is seen to
-by numpy over many documents together. A long text is worked through in pieces, so memory is bounded by its own bytes.
+The results are those of `cleaning.normalize` and `clean_paragraphs`, several times as fast: numpy handles white space
+of many documents together. A long text is processed in parts, so memory is bounded by its own bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SPACE, _NEWLINE = b" \n"
 
 @dataclass(frozen=True)
 class TextBatch:
-    """Normalized texts in a row; every word has one space before it.
+    """Concatenated normalized texts; every word has one space before it.
 
     Attributes:
         data: all texts, UTF-8.
@@ -40,7 +40,7 @@ class TextBatch:
         return self.data[self.document_starts[number] : self.document_starts[number + 1]]
 
     def select(self, kept: np.ndarray) -> TextBatch:
-        """The documents of a mask (D,) alone."""
+        """Return only the documents of a mask (D,)."""
         if kept.all():
             return self
         lengths = np.diff(self.document_starts)

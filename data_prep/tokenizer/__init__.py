@@ -1,1 +1,1 @@
-"""Tokenizers: a folder of one, exact and fast encoding, foreign ones, and the twin in Hugging Face's format."""
+"""Tokenizers: format, encoding, pretrained tokenizers, Hugging Face export."""

@@ -1,4 +1,4 @@
-"""What a tokenizer was made with, and its fingerprint: tokenizer_info.json, the marker of a complete folder."""
+"""Settings, inputs and fingerprint of a tokenizer: tokenizer_info.json, the marker of a complete folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 
 class TokenizerSettings(Settings):
-    """How a tokenizer is trained."""
+    """Settings of tokenizer training."""
 
     vocab_size: PositiveInt = Field(30_522, description="number of ids, 5 special tokens and 256 bytes among them")
     character_coverage: Annotated[float, Field(ge=0.98, le=1.0)] = Field(
@@ -48,41 +48,41 @@ class TokenizerSettings(Settings):
         description="characters without an id become their bytes; false: they become [UNK], and their text is lost",
     )
     user_symbols: tuple[str, ...] = Field(
-        (), description="texts that are one piece wherever they stand, within words too, such as ['<sep>', '@user']"
+        (), description="texts that are always one token, also within words, such as ['<sep>', '@user']"
     )
-    sample_bytes: PositiveInt = Field(100_000_000, description="text to learn from, in bytes; bounds the memory")
+    sample_bytes: PositiveInt = Field(100_000_000, description="bytes of the training sample; bounds the memory")
     seed: Annotated[int, Field(ge=0, lt=1 << 64)] = Field(0, description="seed of the choice of documents")
     sampling_alpha: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         1.0,
         description="tempers the sample: 1 takes sources (or languages) by their share of the text, 0 evenly",
     )
-    sampling_by: Literal["source", "language"] = Field("source", description="what sampling_alpha tempers")
-    normalization: Normalization = Field(Normalization(), description="what is done to text before encoding")
+    sampling_by: Literal["source", "language"] = Field("source", description="unit that sampling_alpha tempers")
+    normalization: Normalization = Field(Normalization(), description="normalization of text before encoding")
 
     @model_validator(mode="after")
     def _user_symbols_can_be_met(self) -> TokenizerSettings:
         for number, symbol in enumerate(self.user_symbols):
             reason = self._why_impossible(symbol)
             if symbol in self.user_symbols[:number]:
-                reason = "is named twice"
+                reason = "is listed twice"
             if reason is not None:
-                raise ValueError(f"user symbol {symbol!r} {reason}; change it, or leave it out of user_symbols")
+                raise ValueError(f"user symbol {symbol!r} {reason}; change it, or remove it from user_symbols")
         return self
 
     def _why_impossible(self, symbol: str) -> str | None:
         if not symbol:
             return "is empty"
         if symbol in SPECIAL_TOKENS:
-            return "is a special token already"
+            return "is already a special token"
         if _BYTE_PIECE.fullmatch(symbol):
-            return "is the name of a byte's piece"
+            return "is the name of a byte token"
         if any(character.isspace() or character == METASPACE for character in symbol):
-            return "holds white space or U+2581, which part words"
+            return "contains white space or U+2581, which separate words"
         normalized = normalize(symbol, self.normalization)
         if normalized != f" {symbol}":
-            return f"never comes in normalized text, which has {normalized[1:]!r} instead"
+            return f"does not occur in normalized text, which has {normalized[1:]!r} instead"
         if normalize(f"a{symbol}", self.normalization) != f" a{symbol}":
-            return "begins with a mark that joins the letter before it"
+            return "begins with a combining mark, which joins the letter before it"
         return None
 
 
@@ -98,7 +98,7 @@ class TokenizerInfo(BaseModel):
     fingerprint: Sha256
     vocab_size: Annotated[int, Field(ge=MIN_VOCAB_SIZE, lt=1 << 32)]
     settings: TokenizerSettings | None
-    inputs: dict[str, Any] = Field(description="what the caller says of the texts it was trained on")
+    inputs: dict[str, Any] = Field(description="the caller's description of the training texts")
     libraries: dict[str, str] = Field(description="versions of the libraries that trained it")
     files: dict[FileName, Sha256] = Field(
         {}, description="sha256 of the other files of the folder by name; older tokenizers have none"

@@ -1,4 +1,4 @@
-"""The report on a tokenizer, tokenizer_report.json: how well it does on held-out text, by source and language."""
+"""Report on a tokenizer, tokenizer_report.json: quality on held-out text, by source and language."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GroupReport(BaseModel):
 
 
 class LeftOutCharacters(BaseModel):
-    """The characters of the learned text that have no token of their own."""
+    """Characters of the training sample without a token."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,4 +1,4 @@
-"""Where normalized text may be cut without changing a token: between characters that no piece holds side by side.
+"""Safe cuts of normalized text, which change no token: between characters that are adjacent in no token.
 
 BPE only ever merges neighbors into a piece of the vocabulary. So no merge crosses a boundary between two characters
 that stand side by side in no piece, and the ids of both sides are independent. A space is always such a boundary.
@@ -22,7 +22,7 @@ _DENSE = 16  # pairs are looked up where at least one byte in so many belongs to
 
 
 class WordCuts:
-    """Finds the words of a text: the parts that are encoded independently of each other."""
+    """Division of a text into words: the parts that are encoded independently of each other."""
 
     def __init__(self, pieces: Iterable[str] | None) -> None:
         """`pieces`: the text of all that can be merged, with plain spaces; None to cut at spaces alone."""

@@ -1,1 +1,1 @@
-"""Training a tokenizer: the sample of the corpus, the training itself, and the report on what came of it."""
+"""Tokenizer training: sample of the corpus, training, quality report."""

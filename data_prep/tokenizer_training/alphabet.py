@@ -1,4 +1,4 @@
-"""The characters that get a token of their own, and the lines of the trainer without all others.
+"""Alphabet: the characters that get a token, and the training lines without all others.
 
 SentencePiece's own choice (`character_coverage`, `required_chars`) leaves out required characters too: it stops at the
 coverage, in ASCII text long before the rarer letters, and never adds a character that the text lacks. So the alphabet
@@ -31,13 +31,13 @@ class Alphabet(NamedTuple):
     left_out: dict[str, int]
     """Their counts, the commonest first."""
     num_characters: int
-    """Of the whole text, counted with repetitions; a space counts as one."""
+    """Share of the entire text, counted with repetitions; a space counts as one."""
     copies: int
-    """How often the trainer must see a character at least."""
+    """Minimum number of occurrences of a character in the training lines."""
 
     @property
     def left_out_share(self) -> float:
-        """The share of the text's characters without a token, from 0 to 1."""
+        """Return the share of the text's characters without a token, from 0 to 1."""
         return sum(self.left_out.values()) / max(1, self.num_characters)
 
 
@@ -97,5 +97,5 @@ def _symbol_or_cut(match: re.Match[str]) -> str:
 
 
 def _alternatives(user_symbols: Sequence[str]) -> list[str]:
-    """Patterns of the symbols, the longest first, as SentencePiece matches them."""
+    """Return patterns of the symbols, the longest first, as SentencePiece matches them."""
     return [re.escape(symbol) for symbol in sorted(user_symbols, key=lambda symbol: (-len(symbol), symbol))]

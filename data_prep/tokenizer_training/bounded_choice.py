@@ -1,4 +1,4 @@
-"""Which documents are in a bounded sample: those with the smallest keys, whatever order they come in.
+"""Bounded sample of documents: those with the smallest keys, in any order of input.
 
 Every document has a number from 0 to 2**64, the seeded hash of its text, and the documents with the smallest numbers
 are the sample: samples of parts of a corpus merge into the sample of the whole. To temper groups, the numbers of a
@@ -20,7 +20,7 @@ _DECIMALS = Context(prec=28)  # its powers are the same on every machine, unlike
 
 
 class Choice:
-    """Chooses the documents with the smallest keys, just enough of them to fill a byte budget; holds no text."""
+    """Choice of the documents with the smallest keys, just enough to fill a byte budget; holds no text."""
 
     def __init__(self, budget_bytes: int, limit: int | None = None) -> None:
         """`limit` is a key from which on no document is needed, where one is known already."""
@@ -42,11 +42,11 @@ class Choice:
         return iter(sorted((key, document_hash) for document_hash, key in self._keys.items()))
 
     def key(self, document_hash: int) -> int | None:
-        """The key of a chosen document, None of any other."""
+        """Return the key of a chosen document, None for any other."""
         return self._keys.get(document_hash)
 
     def offer(self, document_hash: int, key: int, num_bytes: int) -> tuple[bool, list[int]]:
-        """Offer a document; returns whether it is taken, and the hashes of those that leave for it.
+        """Offer a document; return whether it is chosen, and the hashes of those that it displaces.
 
         Of equal texts in several groups the one with the smallest key counts.
         """
@@ -61,12 +61,12 @@ class Choice:
         return True, self._shrink()
 
     def remove(self, document_hash: int, num_bytes: int) -> None:
-        """Take out a chosen document of that many bytes; no other comes in its place."""
+        """Remove a chosen document of that many bytes without replacement."""
         del self._keys[document_hash]  # which makes its entry of the heap void
         self.num_bytes -= num_bytes
 
     def _shrink(self) -> list[int]:
-        """Let go of the largest keys as long as those below them fill the budget."""
+        """Drop the largest keys while those below them fill the budget."""
         left: list[int] = []
         while True:
             negative, document_hash, num_bytes = self._heap[0]

@@ -1,7 +1,7 @@
-"""How well a tokenizer does on held-out text: measured by source and language, and described in lines.
+"""Quality of a tokenizer on held-out text, by source and language, and its report as text.
 
-Fertility is tokens a word (Rust et al. 2021, section 3.1), and means little in scripts that write no spaces: so
-tokens a character stand beside it.
+Fertility is tokens per word (Rust et al. 2021, section 3.1). It means little in scripts without spaces, so the report
+also has tokens per character.
 """
 
 from __future__ import annotations
@@ -81,15 +81,15 @@ def measure(
 
 
 def report_lines(report: TokenizerReport) -> Iterator[str]:
-    """Describe the tokenizer, a line each."""
+    """Yield the report as lines."""
     everything = report.everything
-    inside = "held out, not learned from"
+    inside = "held out of the training sample"
     if report.held_out_in_sample:
-        inside = f"{report.held_out_in_sample:,} of them also learned from (too few documents to hold any out)"
+        inside = f"{report.held_out_in_sample:,} also in the training sample (too few documents to hold any out)"
     yield f"fingerprint         {report.fingerprint}"
-    yield f"pieces              {report.vocab_size:,}, {report.pieces_used:.1%} of them in the measured documents"
+    yield f"vocabulary          {report.vocab_size:,} tokens, {report.pieces_used:.1%} used in the measured documents"
     yield (
-        f"learned from        {report.sample_documents:,} documents, {report.sample_bytes / 1e6:.2f} MB, of "
+        f"trained on          {report.sample_documents:,} documents, {report.sample_bytes / 1e6:.2f} MB, of "
         f"{report.corpus_documents:,} documents, {report.corpus_bytes / 1e6:.2f} MB"
     )
     yield f"measured on         {everything.documents:,} documents, {everything.text_bytes / 1e6:.2f} MB, {inside}"
@@ -97,16 +97,16 @@ def report_lines(report: TokenizerReport) -> Iterator[str]:
         yield f"without a token     {_left_out(report.left_out_characters)}"
     yield ""
     yield (
-        f"{'':<24}{'bytes':>8}{'tokens':>9}{'tokens a':>11}{'unknown':>10}{'single':>10}{'share of':>12}{'in the':>9}"
+        f"{'':<24}{'bytes/':>8}{'tokens/':>9}{'tokens/':>11}{'unknown':>10}{'single':>10}{'share of':>12}{'in the':>9}"
     )
-    yield f"{'':<24}{'a token':>8}{'a word':>9}{'character':>11}{'':>10}{'bytes':>10}{'the corpus':>12}{'sample':>9}"
+    yield f"{'':<24}{'token':>8}{'word':>9}{'character':>11}{'':>10}{'bytes':>10}{'the corpus':>12}{'sample':>9}"
     yield _row("everything", everything)
     if len(report.sources) > 1:
         yield from ("", "by source", *(_row(f"  {name}", group) for name, group in report.sources.items()))
     if len(report.languages) > 1:
         yield from ("", "by language", *(_row(f"  {name}", group) for name, group in report.languages.items()))
     yield ""
-    yield f"longest pieces      {'  '.join(report.longest_pieces)}"
+    yield f"longest tokens      {'  '.join(report.longest_pieces)}"
     for source, reasons in report.dropped.items():
         yield f"left out of {source}: " + ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
     yield ""
@@ -139,34 +139,34 @@ def _total(
 
 def _row(name: str, group: GroupReport) -> str:
     shares = (group.corpus_share, group.sample_share)
-    shown = [f"{share:.2%}" if share is not None else "" for share in shares]
-    figures = f"{'-':>8}{'-':>9}{'-':>11}{'-':>10}{'-':>10}"  # nothing of it was held out
+    formatted = [f"{share:.2%}" if share is not None else "" for share in shares]
+    figures = f"{'-':>8}{'-':>9}{'-':>11}{'-':>10}{'-':>10}"  # none of it was held out
     if group.tokens:
         figures = (
             f"{group.bytes_per_token:>8.2f}{group.tokens_per_word:>9.3f}{group.tokens_per_character:>11.3f}"
             f"{group.unknown_tokens / group.tokens:>10.4%}{group.byte_tokens / group.tokens:>10.4%}"
         )
-    return f"{name:<24}{figures}{shown[0]:>12}{shown[1]:>9}".rstrip()
+    return f"{name:<24}{figures}{formatted[0]:>12}{formatted[1]:>9}".rstrip()
 
 
 def _left_out(characters: LeftOutCharacters) -> str:
-    """How many characters have no token, and the commonest with their counts."""
+    """Describe the characters without a token: their number, and the commonest with counts."""
     if not characters.distinct:
-        return "no character of the learned text"
+        return "no character of the training sample"
     commonest = islice(characters.commonest.items(), _LEFT_OUT_IN_LINES)
     listed = ", ".join(f"{_visible(character)} {count:,}" for character, count in commonest)
     more = ", ..." if characters.distinct > _LEFT_OUT_IN_LINES else ""
-    return f"{characters.distinct:,} characters, {characters.share:.4%} of the learned text: {listed}{more}"
+    return f"{characters.distinct:,} characters, {characters.share:.4%} of the training sample: {listed}{more}"
 
 
 def _visible(character: str) -> str:
-    """The character, or its code point where it shows nothing or joins the one before it."""
+    """Return the character, or its code point if it is invisible or a combining character."""
     shows = character.isprintable() and not unicodedata.category(character).startswith("M")
     return character if shows else f"U+{ord(character):04X}"
 
 
 def _some_of_each(held_out: Sequence[HeldOutDocument], texts: Sequence[str]) -> list[str]:
-    """Texts of all sources and languages in turn, `_EXAMPLES` if there are so many."""
+    """Choose texts of all sources and languages in turn, at most `_EXAMPLES`."""
     groups: dict[tuple[str, str], list[str]] = {}
     for document, text in zip(held_out, texts, strict=True):
         groups.setdefault((document.source, document.language), []).append(text)

@@ -1,7 +1,7 @@
-"""Drawing the sample of a whole corpus over all cores: every input unit gives its own sample, and these are merged.
+"""Sampling of a corpus over all cores: each input unit draws a sample, and the samples are merged.
 
-What a unit gives goes through a file, one JSON line a document, so that neither a worker nor the way back holds
-texts in memory. The result is the same for the same texts, settings and seed, whatever the units and their order.
+The documents of a unit pass through a file, one JSON line each, so that neither the worker nor the transfer holds
+texts in memory. The result depends only on texts, settings and seed, not on the units and their order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class SampleTask:
-    """An input unit to draw from, with all that this takes."""
+    """Input unit to sample from, with all parameters."""
 
     number: int
     unit: InputUnit

@@ -1,4 +1,4 @@
-"""Training a tokenizer on a sample and writing its folder; the folder counts once its tokenizer.json is proved."""
+"""Training of a tokenizer on a sample; its folder is complete once tokenizer.json is verified."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from data_prep.tokenizer_training.sampling import CorpusCounts
 from data_prep.tokenizer_training.training_sample import MAX_LINE_BYTES, TrainingSample
 
 SOURCE, LANGUAGE = "corpus", "unknown"
-"""What the report calls texts of which nothing is known."""
+"""Name of unknown sources and languages in the report."""
 
 _SMALL_SAMPLE_BYTES = 2_000_000
 
@@ -42,7 +42,7 @@ def train_tokenizer(
 ) -> TokenizerInfo:
     """Train a tokenizer on a sample of the documents (raw text), as `train_on_sample` does.
 
-    For texts at hand; `data_prep.tokenizer_training.sampling` draws the same sample of files over all cores.
+    For texts in memory; `data_prep.tokenizer_training.sampling` draws the same sample of files over all cores.
     """
     sample, counts = TrainingSample(settings.sample_bytes, settings.seed), CorpusCounts()
     for document in documents:
@@ -56,7 +56,7 @@ def train_tokenizer(
 
 
 def check_vocab_size(settings: TokenizerSettings) -> None:
-    """Refuse a vocabulary size that no text can give; which of the others are possible only the training tells.
+    """Check the vocabulary size against the limit for any text; the training checks the limits for this text.
 
     Raises:
         UsageError: it is too large.
@@ -94,7 +94,7 @@ def train_on_sample(
         )
     held_out = sample.set_aside()
     _say(
-        f"training {settings.vocab_size:,} pieces on {sample.num_bytes / 1e6:.1f} MB of "
+        f"training a vocabulary of {settings.vocab_size:,} tokens on {sample.num_bytes / 1e6:.1f} MB of "
         f"{sample.num_documents:,} documents"
     )
     if settings.sampling_alpha < 1 and sample.choice.limit is None:
@@ -135,7 +135,7 @@ def train_on_sample(
 
 @contextlib.contextmanager
 def _local_folder(output: str | Path) -> Iterator[Path]:
-    """The output if it is local; else a folder whose files are put there at the end, the info file last."""
+    """Yield the output if it is local; else a folder whose files are uploaded at the end, the info file last."""
     if not storage.is_remote(output):
         yield storage.local_path(output)
         return
@@ -179,7 +179,7 @@ def _train_model(sample: TrainingSample, alphabet: Alphabet, settings: Tokenizer
     may_lower = " or lower character_coverage" if num_others else ""
     raise UsageError(
         f"vocab_size={settings.vocab_size} is too {'small' if smallest else 'large'} for this text, which can give "
-        f"{possible} pieces ({', '.join(parts)}, and the merged pieces that it contains)",
+        f"{possible} tokens ({', '.join(parts)}, and the merged tokens that it contains)",
         fix=f"choose a size in that range{may_lower if smallest else ' or give more text'}",
         code="vocab-size-out-of-range",
     )
@@ -188,7 +188,7 @@ def _train_model(sample: TrainingSample, alphabet: Alphabet, settings: Tokenizer
 def _limit(
     sample: TrainingSample, alphabet: Alphabet, settings: TokenizerSettings, vocab_size: int, pattern: str
 ) -> int | None:
-    """The limit that the trainer names when it is asked for an impossible size."""
+    """Return the limit in the trainer's error for an impossible size."""
     try:
         _run_trainer(sample, alphabet, vocab_size, settings)
     except RuntimeError as error:

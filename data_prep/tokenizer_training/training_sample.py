@@ -1,7 +1,6 @@
-"""The documents a tokenizer learns from: a fair, bounded sample that depends on neither their order nor the machine.
+"""Training sample of a tokenizer: fair, bounded, independent of the order of documents and the machine.
 
-Some documents are kept out of it, chosen by their hash before anything is learned, to measure the finished tokenizer on
-text that it has not seen.
+Some documents are held out, chosen by their hash before training, to measure the tokenizer on unseen text.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ MAX_LINE_BYTES = 4_192
 """SentencePiece's trainer silently drops longer lines."""
 
 MIN_DOCUMENTS_TO_HOLD_OUT = 200
-"""A source with fewer documents gives none away: what it has is learned from, and measured on."""
+"""No documents of a smaller source are held out: it is used for both training and measurement."""
 
 MAX_HELD_OUT = 300
-"""Documents of a source that are measured."""
+"""Number of measured documents of a source."""
 
 _HELD_OUT_PART = 20
-"""At most one in this number of a source's documents, and of their bytes, is kept from learning."""
+"""At most one in this number of a source's documents, and of their bytes, is held out."""
 
 
 class HeldOutDocument(NamedTuple):
-    """The beginning of a document by which the finished tokenizer is judged."""
+    """Beginning of a document on which the tokenizer is measured."""
 
     document_hash: int
     source: str
@@ -39,7 +38,7 @@ class HeldOutDocument(NamedTuple):
 
 
 class HeldOut:
-    """Keeps the beginnings of some documents of every source, those with the largest hashes: far from the sample."""
+    """Beginnings of some documents of every source: those with the largest hashes, far from the sample."""
 
     def __init__(self, max_documents: int = MAX_HELD_OUT, max_characters: int = 6_000) -> None:
         """`max_documents` is of each source, `max_characters` of each document."""
@@ -66,7 +65,7 @@ class HeldOut:
 
 
 class TrainingSample:
-    """The sample of a whole corpus, with its texts; samples of parts are added document by document."""
+    """Sample of an entire corpus, with its texts; samples of parts are added document by document."""
 
     def __init__(self, sample_bytes: int, seed: int) -> None:
         self._sample_bytes, self._seed = sample_bytes, seed

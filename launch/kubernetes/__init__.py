@@ -1,1 +1,1 @@
-"""Training on Kubernetes."""
+"""Training jobs on Kubernetes."""

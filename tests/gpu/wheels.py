@@ -25,8 +25,9 @@ def requirements(
 ) -> list[Requirement]:
     """What the project and its GPU tests need."""
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
-    product = [Requirement(line) for line in project["dependencies"]]
-    tests = [Requirement(line) for line in project["optional-dependencies"]["test"]]
+    extras = project["optional-dependencies"]
+    product = [Requirement(line) for line in (*project["dependencies"], *extras["train"], *extras["registry"])]
+    tests = [Requirement(line) for line in extras["test"]]
     return [
         *(each for each in product if canonicalize_name(each.name) not in set(without)),
         *(each for each in tests if canonicalize_name(each.name) in FROM_TESTS),

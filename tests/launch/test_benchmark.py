@@ -78,7 +78,7 @@ def test_synthetic_documents_take_the_place_of_a_mixture(tmp_path: Path) -> None
 def test_shards_beyond_the_vocabulary_are_refused_before_anything_is_built(tmp_path: Path, small_shards: Path) -> None:
     result = run(*TINY, "--shards", str(small_shards), cwd=tmp_path, DS_ACCELERATOR="cpu")
     assert result.returncode == 2
-    assert result.stderr.startswith("error: model.vocab_size=300 is less than the 800 pieces")
+    assert result.stderr.startswith("error: model.vocab_size=300 is less than the 800 tokens")
 
 
 @pytest.mark.slow

@@ -93,15 +93,22 @@ def test_the_table_shows_sizes_times_scores_baseline(demo: Path, capsys: pytest.
 
 @pytest.mark.parametrize(
     ("entropy", "expected"),
-    [(6.9, "its loss is 1.65 nats below"), (5.0, "does not use context yet: its loss is 0.25 nats above")],
+    [(6.9, "loss is 1.65 nats below"), (5.0, "loss is 0.25 nats above"), (5.0, "does not use context yet")],
 )
 def test_the_verdict_follows_the_comparison_with_the_baseline(entropy: float, expected: str) -> None:
     assert expected in demo_summary.format_scores(STATUS["metrics"], manifest(entropy), RESULTS)
 
 
+def test_a_lower_loss_without_hits_is_not_called_context() -> None:
+    """Tokens that masking leaves as they are can be copied: that alone lowers the loss."""
+    text = demo_summary.format_scores(STATUS["metrics"], manifest(6.9), RESULTS | {"top_5": 0.1})
+    assert "1.65 nats below" in text and "does not use context yet" in text
+    assert "does not use context" not in demo_summary.format_scores(STATUS["metrics"], manifest(6.9), RESULTS)
+
+
 def test_without_a_baseline_none_is_claimed() -> None:
     text = demo_summary.format_scores(STATUS["metrics"], manifest(None), RESULTS)
-    assert "5.250" in text and "context" not in text
+    assert "5.250" in text and "nats below" not in text
 
 
 def test_the_next_commands_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:

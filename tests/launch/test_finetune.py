@@ -119,7 +119,7 @@ def test_a_comparison_shows_counts_scores_and_failures(
     options = ["--compare", "scratch,frozen,full", "--learning-rates", "1e-2", "1e-3", "--epochs", "2", "--seeds", "1"]
     run(monkeypatch, tiny_hugging_face, labeled, *options, "--no-tracking", "--output", "compared")
     out = capsys.readouterr().out
-    for line in ("H * C + C", "scores on test", "accuracy by length of the text", "where frozen (seed 0) fails most"):
+    for line in ("H * C + C", "scores on test", "accuracy by length of the text", "largest errors of frozen (seed 0)"):
         assert line in out
     table = out[out.index("scores on test") :].splitlines()[2:5]
     assert {line.split()[0] for line in table} == {"scratch", "frozen", "full"}
@@ -153,7 +153,7 @@ def test_a_dry_run_estimates_and_writes_nothing(
 ) -> None:
     run(monkeypatch, tiny_hugging_face, labeled, "--dry-run")
     out = capsys.readouterr().out
-    assert "full: 5 fits of 3 epochs" in out and "nothing was written" in out and "tokens a word" in out
+    assert "full: 5 fits of 3 epochs" in out and "nothing was written" in out and "tokens per word" in out
     assert [path.name for path in labeled.parent.iterdir()] == ["animals.tsv"]
 
 

@@ -12,6 +12,7 @@ from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import Manifest, write_manifest
 from data_prep.dataset.shards import Record, write_shard
 from launch import held_out
+from tests.support.error_codes import coded
 
 GOOD = "The reader gives every line of the file in the order that it has."
 SENTENCES = [
@@ -103,5 +104,5 @@ def test_the_seed_decides_which(shards: str) -> None:
 
 def test_no_good_sentence_is_an_error(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_out, "MIN_WORDS", 31)
-    with pytest.raises(UserError, match="holds no sentence"):
+    with pytest.raises(UserError, check=coded("no-held-out-sentence")):
         held_out.held_out_sentences(shards, 3, seed=0)

@@ -71,7 +71,7 @@ def test_empty_lines_are_told_of_and_cells_without_text_refused(
     run(monkeypatch, embed, *model, "--output", "v.npy", stdin="\ufeffthe cat\n\na\u2028dog\n")
     printed = capsys.readouterr()
     assert "v.npy: 2 vectors" in printed.out and "skipped 1 empty lines of standard input" in printed.err
-    for line, message in (('{"text": null}', "nothing in column 'text'"), ('{"text": ["a"]}', "holds a list")):
+    for line, message in (('{"text": null}', "without a value in column 'text'"), ('{"text": ["a"]}', "holds a list")):
         Path("t.jsonl").write_text('{"text": "a"}\n' + line + "\n")
         with pytest.raises(UserError, match=message):
             run(monkeypatch, embed, *model, "--input", "t.jsonl", "--text-column", "text", "--output", "v.npy")
@@ -143,7 +143,7 @@ def test_heads_are_drawn_all_or_some(
     assert Path("heads.png").read_bytes().startswith(b"\x89PNG")
     run(monkeypatch, show_attention, *arguments, "--layer", "1", "--head", "2")
     assert "1 layer x 1 head over" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="--head 3 is not there"):
+    with pytest.raises(UsageError, match="--head 3 does not exist"):
         run(monkeypatch, show_attention, *arguments, "--head", "3")
 
 

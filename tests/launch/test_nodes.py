@@ -129,7 +129,7 @@ def test_a_dry_run_shows_what_would_be_started_and_mistakes_are_told(tmp_path):
     for words, message in (
         (["--hostfile", "none", "--", "x"], "hostfile none cannot be read"),
         (["--hostfile", "hosts"], "[missing-arguments]"),
-        (["--hostfile", "hosts", "--master-port", "99999999", "--", "x"], "99999999 is beyond 65535"),
+        (["--hostfile", "hosts", "--master-port", "99999999", "--", "x"], "must be at most 65535, got 99999999"),
         (["--hostfile", "hosts", "--dry-run", "--", "--config", "bert_largee"], "configuration bert_largee does not"),
     ):
         done = run(*words)

@@ -151,7 +151,7 @@ def test_dry_run_explains_a_run_without_shards(tmp_path):
         "global batch 1,048,576 tokens = ",
         "1.992 GFLOP per token",
         "<- this run",
-        "data/shards holds no manifest.json",
+        "skipped: data/shards does not exist",
     ):
         assert part in result.stdout
     assert not any(tmp_path.iterdir())

@@ -67,7 +67,7 @@ def test_names_are_checked_before_any_work(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_alias_that_no_promotion_moves_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(register, "register_folder", pytest.fail)
-    for alias, message in (("previous", "--promote previous"), ("latest", "'latest' cannot be an alias")):
+    for alias, message in (("previous", "--promote previous"), ("latest", "'latest' is not a valid alias")):
         with pytest.raises(UsageError, match=message):
             run(monkeypatch, "--model", "nowhere", "--name", "birds", "--promote", alias)
 
@@ -100,7 +100,7 @@ def test_a_version_is_promoted_past_its_gate_and_listed(
         client.create_model_version("birds", f"file://{tmp_path}/nothing", tags=tags)
     gate = ("--promote", "champion", "--if", "valid/mlm_loss < champion")
     run(monkeypatch, "--name", "birds", "--version", "1", *gate)
-    assert "champion of birds is now version 1: no version bears the alias champion yet" in capsys.readouterr().out
+    assert "champion of birds is now version 1: no version holds the alias champion yet" in capsys.readouterr().out
     with pytest.raises(NotPromoted, match="3 is not < 2.5 of champion") as refused:
         run(monkeypatch, "--name", "birds", "--version", "2", *gate)
     assert refused.value.exit_status == 3
@@ -127,7 +127,7 @@ def test_a_model_that_fails_the_gate_is_registered_and_not_promoted(
     model = Path(shutil.copytree(tiny_hugging_face, tmp_path / "model"))
     (model / "provenance.json").write_text('{"scores": {"valid/mlm_loss": 3.0}}')
     promoted = ("--model", str(model), "--name", "birds", "--promote", "champion", "--if")
-    with pytest.raises(UsageError, match="mlm_loss, which the model has not"):
+    with pytest.raises(UsageError, match="mlm_loss, which the model does not have"):
         run(monkeypatch, *promoted, "mlm_loss < 2")
     assert not connect(database).search_registered_models(), "a slip of the pen registers nothing"
     with pytest.raises(NotPromoted, match="valid/mlm_loss 3 is not < 2"):

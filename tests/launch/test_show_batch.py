@@ -26,7 +26,7 @@ def test_rows_of_a_preset_are_printed(
     assert run(monkeypatch, f"data.shards={small_shards}", "--rows", 3, "--epoch", 1) == 0
     output = capsys.readouterr().out
     assert output.startswith("⟦word⟧ masked") and output.count("\nrow ") == 3
-    assert "places filled" in output and " predicted (" in output
+    assert "positions filled" in output and " predicted (" in output
     assert run(monkeypatch, f"data.shards={small_shards}", "--rows", 3, "--epoch", 1) == 0
     assert capsys.readouterr().out == output
 
@@ -56,7 +56,7 @@ def test_help_names_every_field_of_the_json_rows(
     [
         (["--stage", "3"], "stages 0 to 0"),
         (["--sample", "100000000"], "[sample-out-of-range]"),
-        (["--rows", "0"], "--rows: '0' is no whole number of 1 or more"),
+        (["--rows", "0"], "--rows: must be a whole number of 1 or more, got '0'"),
     ],
 )
 def test_rows_that_are_not_there_are_named(

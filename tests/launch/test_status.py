@@ -214,7 +214,7 @@ def test_whole_lines_of_the_history_are_kept_as_they_are(tmp_path):
 def test_a_run_that_ended_before_its_first_step_is_told_in_one_line(tmp_path, monkeypatch):
     record_end(tmp_path, "failed", "rank 1 is not there any more")
     monkeypatch.setattr(sys, "argv", ["status.py", str(tmp_path)])
-    with pytest.raises(UserError, match="the run failed before its first step: rank 1 is not there any more"):
+    with pytest.raises(UserError, match="rank 1 is not there any more", check=coded("ended-before-first-step")):
         main()
 
 

@@ -47,8 +47,8 @@ def test_row_31b_the_groups_own_timeout_ends_a_run_whose_peer_is_dead(stage, tra
             rank.process.wait()
     said = ranks[0].output
     assert status == LOST_RANK_EXIT_STATUS, said
-    assert "error: rank 1 (" in said and "is not there any more; all ranks leave" in said, said
-    assert "is not there any more; all ranks leave" in said.splitlines()[-1], said
+    assert "error: rank 1 (" in said and "crashed or became unreachable; all ranks exit" in said, said
+    assert "crashed or became unreachable; all ranks exit" in said.splitlines()[-1], said
     stacks = (run.output_dir / "stacks" / "rank-0.txt").read_text()
     assert "its stacks:" in stacks and "watchdog.py" in stacks and "its stacks:" not in said, said
     assert read_status(run.output_dir)["state"] == "failed" and "rank 1 (" in read_status(run.output_dir)["cause"]

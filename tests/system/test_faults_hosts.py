@@ -60,7 +60,9 @@ def test_row_52_a_rank_that_dies_while_the_groups_are_made_is_told_in_a_paragrap
     second.process.kill()
     assert finish([first], timeout=200) == [LOST_RANK_EXIT_STATUS], first.output
     last = first.output.splitlines()[-1]
-    assert last.startswith("error: ") and "rank" in last and "start the same command again" in last, first.output
+    assert last.startswith("error: ") and last.endswith("all ranks exit. Fix: rerun the same command. [rank-lost]"), (
+        last
+    )
     assert "Traceback" not in first.output and "frame #" not in first.output, first.output
 
 

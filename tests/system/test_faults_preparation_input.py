@@ -119,7 +119,7 @@ def test_row_02_binary_file_and_invalid_utf8(
 ) -> None:
     image = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + random.Random(2).randbytes(5000)
     cases: dict[str, tuple[bytes, str, str]] = {
-        "image.txt": (image, r"image\.txt is no text: it holds NUL \(byte 8 of the file\)", "binary"),
+        "image.txt": (image, r"image\.txt is not text: it contains NUL \(byte 8 of the file\)", "binary"),
         "image.jsonl": (image, r"image\.jsonl line 1 is not UTF-8 \(byte 0 of the line\)", "invalid UTF-8"),
         "nul.txt": (b"text " * 900 + b"\0 more", r"nul\.txt .*NUL \(byte 4500 of the file\)", "binary"),
         "middle.txt": (b"text " * 900 + b"\xff more", r"middle\.txt is not UTF-8 \(byte 4500 of", "invalid UTF-8"),
@@ -258,7 +258,7 @@ def test_row_04_tables_and_filters_with_faulty_rows(
     faults = {
         b"short\n": ("line 42 has 1 cells, and the header has 2", "invalid CSV"),
         b"\xff,3\n": ("line 42 is not UTF-8 in 'text'", "invalid UTF-8"),
-        b"a\0b,3\n": ("line 42 is no text: it holds NUL", "binary"),
+        b"a\0b,3\n": ("line 42 is not text: it contains NUL", "binary"),
         b",3\n": ("line 42 has no text in 'text'", "missing field"),
         b"x,many\n": ("line 42: filter 'metadata': score='many'", "filter metadata: cannot be judged"),
     }

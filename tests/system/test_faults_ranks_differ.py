@@ -148,7 +148,7 @@ def two_hosts(tmp_path: Path) -> dict[int, Host]:
 def test_row_51_an_output_directory_that_is_not_shared_is_refused_at_set_up(training, two_hosts):
     text = refused(training(), two_hosts)
     mine, other = (host.folder for host in two_hosts.values())
-    assert f"rank 0 ({HOST}) wrote a file into {mine}/run, and rank 1 ({HOST}) does not see it in {other}/run" in text
+    assert f"rank 0 ({HOST}) wrote a file into {mine}/run, and rank 1 ({HOST}) cannot access it in {other}/run" in text
     assert os.listdir(mine) == os.listdir(other) == []
 
 

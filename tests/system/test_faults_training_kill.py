@@ -106,7 +106,7 @@ def test_row_23_the_first_rank_killed_at_any_place_of_a_save_goes_on_bitwise(nam
     kill_one(killed, 0, writing=f"step-{step:08d}/{name}")
     output, again = run_again(killed)
     assert ("resuming after step 3 of 12" if step == 6 else "starting training: 12 steps") in output
-    assert "its save never ended" in output
+    assert "its save was interrupted" in output
     assert_same_run(killed, straight(2))
     observed(f"killed in the save of step {step}: goes on bitwise, {again} steps taken again", lost=LOST)
 
@@ -135,7 +135,7 @@ def test_row_54_a_killed_data_worker_ends_the_run_on_all_ranks_and_the_run_resum
     ranks = start(killed, 2, trouble={"kill": {"rank": rank, "step": 8, "worker": True}})
     assert finish(ranks, timeout=240) == [LOST_RANK_EXIT_STATUS] * 2, "".join(each.output for each in ranks)
     for each in ranks:
-        told = re.findall(rf"(?:error:|rank \d leaves:) (a data worker of rank {rank} .*)", each.output)
+        told = re.findall(rf"(?:error:|rank \d exits:) (a data worker of rank {rank} .*)", each.output)
         (paragraph,) = set(told)
         assert each.output.rstrip().endswith(paragraph), "the verdict is the last line too"
         assert re.search(r"process \d+", paragraph) and "data.num_workers=2" in paragraph and "memory" in paragraph

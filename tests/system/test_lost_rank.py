@@ -29,11 +29,11 @@ LEAVING_SECONDS = 90
     [
         pytest.param(
             signal.SIGSTOP,
-            f"has not been heard of for {HEARTBEAT_SECONDS} s: dead, stopped, or its host is cut off; all ranks leave",
+            f"sent no heartbeat for {HEARTBEAT_SECONDS} s: crashed, stopped or unreachable; all ranks exit",
             marks=pytest.mark.slow,
         ),
         # A collective that fails tells it first, or else the heartbeat.
-        (signal.SIGKILL, f"is not there any more; all ranks leave|has not been heard of for {HEARTBEAT_SECONDS} s"),
+        (signal.SIGKILL, f"crashed or became unreachable; all ranks exit|sent no heartbeat for {HEARTBEAT_SECONDS} s"),
     ],
     ids=["stopped", "killed"],
 )

@@ -269,7 +269,7 @@ def test_row_52_a_host_that_ssh_does_not_reach_ends_the_launch(training, nodes):
     process = start_on_first(run, nodes, words, env)
     assert process.wait(timeout=120) == LOST_RANK_EXIT_STATUS, output_of(run)
     last = output_of(run).splitlines()[-1]
-    assert last.startswith("error: host node-c was not reached by ssh"), output_of(run)
+    assert last.startswith("error: host node-c is not reachable by ssh"), output_of(run)
     wait_until_all_left(run, nodes, LEAVING_SECONDS)
     assert not run.output_dir.exists()
 
@@ -288,7 +288,7 @@ def test_row_47b_a_plain_start_that_has_shown_a_password_is_refused(training, no
     process = start_on_first(run, nodes, words, env)
     assert process.wait(timeout=200) != 0
     said = output_of(run)
-    assert "error: the value of MLFLOW_TRACKING_PASSWORD stands in the arguments of process" in said, said
+    assert "error: the value of MLFLOW_TRACKING_PASSWORD appears in the arguments of process" in said, said
     assert "count it as known" in said and "launch/nodes.py" in said
     refusals = [line for line in said.splitlines() if "error: the value of" in line]
     assert refusals and not any("horse" in line for line in refusals)

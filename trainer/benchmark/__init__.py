@@ -1,1 +1,1 @@
-"""Measuring how fast the trainer is."""
+"""Throughput measurement."""

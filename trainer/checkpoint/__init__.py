@@ -1,1 +1,1 @@
-"""Checkpoints: saving, resuming, keeping, copying to remote storage."""
+"""Checkpoints: write, resume, retention, remote copies."""

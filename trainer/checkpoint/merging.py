@@ -53,7 +53,7 @@ def merge_weights(folders: Sequence[Path], coefficients: Sequence[float]) -> dic
             merged = {name: torch.zeros(shape, dtype=torch.float32) for name, shape in shapes.items()}
         elif checkpoint.saved.shapes != shapes:
             raise UserError(
-                f"{folder} has parameters of other names or shapes than {folders[0]}",
+                f"{folder} has other parameter names or shapes than {folders[0]}",
                 fix="merge checkpoints of one run",
                 code="checkpoints-differ",
             )

@@ -72,7 +72,7 @@ def check_coverage(missing: dict[str, int], folder: Path) -> None:
     """Refuse a checkpoint whose pieces do not cover every parameter exactly once."""
     for name, count in missing.items():
         if count:
-            what = f"{count:,} elements of {name} are missing" if count > 0 else f"{name} is held more than once"
+            what = f"{count:,} elements of {name} are missing" if count > 0 else f"{name} is stored more than once"
             raise UserError(
                 f"checkpoint {folder} is damaged: {what}",
                 fix="use another checkpoint",

@@ -31,20 +31,21 @@ class TrainState(_Record):
     masked_seen: Count = Field(0, description="tokens predicted")
     pairs_seen: Count = Field(0, description="sentence pairs judged")
     skipped_steps: Count = Field(0, description="steps whose gradient was not finite")
-    unreadable_rows: Count = Field(0, description="rows passed over because their shard is damaged")
+    unreadable_rows: Count = Field(0, description="rows skipped because their shard is damaged")
     stage: Count = 0
     epoch: Count = 0
     next_sample: Count = Field(0, description="loader position: the next sample of the epoch")
     mlflow_run_id: str | None = None
     last_logged_step: Count = Field(0, description="newest step whose metrics were handed to the tracker")
     train_seconds: Annotated[float, Field(ge=0.0)] = Field(0.0, description="seconds spent in steps, over all starts")
-    evaluation: dict[str, float] = Field({}, description="finite metrics of an evaluation at this very step, if any")
+    evaluation: dict[str, float] = Field({}, description="finite metrics of an evaluation at this step, if any")
     skipped_samples: tuple[SampleRange, ...] = Field((), description="--skip-samples: nothing is predicted in these")
     branched_at: Count | None = Field(
         None, description="--resume-from: the step at which this run branched from an earlier one"
     )
     data_lineage: tuple[str, ...] = Field(
-        (), description="manifest digests of all data that the weights saw; empty in checkpoints of earlier releases"
+        (),
+        description="manifest digests of all data seen by the weights; empty in checkpoints of earlier releases",
     )
 
     @field_validator("evaluation", mode="before")
@@ -70,11 +71,11 @@ class SavedState(_Record):
     data: DataIdentity
     world_size: Annotated[int, Field(ge=1)]
     zero_stage: Annotated[int, Field(ge=0, le=3)]
-    shapes: dict[str, tuple[Count, ...]] = Field(description="whole shape of every parameter by name")
+    shapes: dict[str, tuple[Count, ...]] = Field(description="full shape of every parameter by name")
     optimizer_steps: Count = Field(description="updates that Adam has made")
     loss_scaler: dict[str, float | int] | None = Field(description="dynamic loss scale of fp16")
     versions: dict[str, str]
-    numerics: dict[str, str] = Field({}, description="what changes the bits of a loss and is not a setting, by name")
+    numerics: dict[str, str] = Field({}, description="what changes the bits of a loss but is not a setting, by name")
 
     @property
     def data_lineage(self) -> tuple[str, ...]:

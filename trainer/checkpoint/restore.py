@@ -101,7 +101,7 @@ def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, say: W
         steps = sorted({*steps, *stored}, reverse=True)
     for step in unfinished:
         if not steps or step > steps[0]:
-            say(f"{step_folder(output_dir, step)} has no {MARKER_NAME}: its save never ended, and it is left out")
+            say(f"{step_folder(output_dir, step)} has no {MARKER_NAME}: its save was interrupted, and it is ignored")
     return steps
 
 
@@ -155,7 +155,7 @@ def _check_shapes(shapes: dict[str, tuple[int, ...]], checkpoint: Checkpoint) ->
     for name in sorted(shapes.keys() | saved.keys()):
         if shapes.get(name) != saved.get(name):
             raise UserError(
-                f"checkpoint {checkpoint.folder} is of another model: {name} has shape {saved.get(name)} "
+                f"checkpoint {checkpoint.folder} belongs to another model: {name} has shape {saved.get(name)} "
                 f"there and {shapes.get(name)} here",
                 fix="use the model settings of its state.json, or give another output_dir",
                 code="checkpoint-of-another-model",

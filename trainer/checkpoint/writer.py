@@ -178,7 +178,7 @@ def _make_room(folder: Path) -> None:
 
 def _give_up(folder: Path, problem: str, warn: Warn) -> None:
     """Rank 0: remove the half-made save and bring back what it was to replace."""
-    warn(f"CHECKPOINT {folder} WAS NOT SAVED, the last good one stays: {problem}")
+    warn(f"CHECKPOINT {folder} WAS NOT SAVED; the last complete checkpoint stays: {problem}")
     with contextlib.suppress(UserError, OSError):
         remove_checkpoint(folder)
         if _replaced(folder).exists():

@@ -1,1 +1,1 @@
-"""The sections of a training run's configuration, one file each."""
+"""Configuration of a training run, one module per section."""

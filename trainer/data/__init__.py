@@ -1,1 +1,1 @@
-"""From shards to micro-batches: order, packing, masking, sentence pairs."""
+"""Data loading: sample order, packing, masking, sentence pairs, micro-batches."""

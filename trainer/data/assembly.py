@@ -1,4 +1,4 @@
-"""From segments and their tokens to the flat arrays of a micro-batch, before masking."""
+"""Assembly of segments and their tokens into the flat arrays of a micro-batch, before masking."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments
 from trainer.data.shard_set import Shard
 
 SEQUENCE_BUCKET = 64
-"""Sequence capacities are multiples of it, so that allocations of few sizes recur."""
+"""Sequence capacities are multiples of it, so that few allocation sizes occur."""
 
-_NOT_OURS = "prepare the text again: preparation does not write such a shard"
+_NOT_OURS = "prepare the text again"
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class RowShape:
     sequence_length: int
     """L: positions."""
     max_pairs: int
-    """The most sentence pairs that any row can hold; 0 without pairs."""
+    """Largest number of sentence pairs in a row; 0 without pairs."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """R rows of L places; the fields are those of `Batch`."""
+    """R rows of L positions; the fields are those of `Batch`."""
 
     input_ids: np.ndarray
     position_ids: np.ndarray
@@ -42,7 +42,7 @@ class Rows:
 
 
 def read_segments(segments: Segments, shards: Sequence[Shard]) -> np.ndarray:
-    """The tokens of all segments end to end, (sum(lengths),); segments that touch in a shard are read in one go."""
+    """Read the tokens of all segments, concatenated, (sum(lengths),); adjacent segments of a shard take one read."""
     if not len(segments.rows):
         return np.empty(0, np.int64)
     stops = segments.starts + segments.lengths
@@ -56,29 +56,29 @@ def read_segments(segments: Segments, shards: Sequence[Shard]) -> np.ndarray:
 
 
 def check_tokens(tokens: np.ndarray, segments: Segments, shards: Sequence[Shard], vocab_size: int) -> None:
-    """Refuse fewer tokens than the index names, and ids that the tokenizer does not have: no embedding is asked for.
+    """Check that all tokens of the index exist and that their ids are in the tokenizer, before embeddings are indexed.
 
-    Checksums tell a shard that was damaged, not one that was written so, with a manifest that vouches for it.
+    Checksums detect a shard that was damaged later, not one that was written with wrong contents and a manifest.
 
     Raises:
-        UserError: naming the shard.
+        UserError: the check fails; names the shard.
     """
     if len(tokens) != segments.lengths.sum():
         stops = zip(segments.shards.tolist(), segments.starts + segments.lengths, strict=True)
         name = next(shards[number].record.name for number, stop in stops if stop > len(shards[number].read_tokens()))
         raise UserError(f"shard {name} ends before the positions in its index", fix=_NOT_OURS, code="foreign-shard")
     if len(tokens) and tokens.max() >= vocab_size:
-        place = int(np.argmax(tokens >= vocab_size))
-        name = shards[segments.shards[np.searchsorted(np.cumsum(segments.lengths), place, "right")]].record.name
+        position = int(np.argmax(tokens >= vocab_size))
+        name = shards[segments.shards[np.searchsorted(np.cumsum(segments.lengths), position, "right")]].record.name
         raise UserError(
-            f"shard {name} contains token id {tokens[place]}, and its tokenizer has {vocab_size} tokens",
+            f"shard {name} contains token id {tokens[position]}, and its tokenizer has {vocab_size} tokens",
             fix=_NOT_OURS,
             code="foreign-shard",
         )
 
 
 def without_damaged(segments: Segments, shards: Sequence[Shard]) -> tuple[Segments, int]:
-    """Leave out the rows whose shard cannot be read; returns also their number."""
+    """Remove the rows whose shard cannot be read; return also their number."""
     damaged = [number for number in np.unique(segments.shards).tolist() if not shards[number].is_readable()]
     if not damaged:
         return segments, 0
@@ -94,20 +94,20 @@ def assemble_rows(
     shape: RowShape,
     special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS,
 ) -> Rows:
-    """Lay segments into rows with their special tokens; the rest of a row is padding.
+    """Place segments in rows with their special tokens; the rest of a row is padding.
 
     Padding holds [PAD] and is a sequence of its own; rows without segments are all padding.
 
     Args:
-        tokens: (sum(segments.lengths),) ids, as `read_segments` gives them.
+        tokens: (sum(segments.lengths),) ids, as `read_segments` returns them.
     """
     length = shape.sequence_length
     opens = segments.types == SEGMENT_A
-    places = segments.lengths + 1 + opens  # [SEP], and [CLS] before an A
-    used = np.bincount(segments.rows, weights=places, minlength=num_rows).astype(np.int64)
+    positions = segments.lengths + 1 + opens  # [SEP], and [CLS] before an A
+    used = np.bincount(segments.rows, weights=positions, minlength=num_rows).astype(np.int64)
     assert used.max(initial=0) <= length, "a row's segments fit into it"
     row_shifts = np.arange(num_rows) * length - (np.cumsum(used) - used)
-    firsts = np.cumsum(places) - places + row_shifts[segments.rows]
+    firsts = np.cumsum(positions) - positions + row_shifts[segments.rows]
     token_firsts = firsts + opens
 
     input_ids = np.full(num_rows * length, special_tokens.pad)
@@ -130,32 +130,32 @@ def assemble_rows(
 
 
 def sequence_capacity(num_sequences: int) -> int:
-    """Room for the sequences of a micro-batch: their number rounded up to a multiple of `SEQUENCE_BUCKET`.
+    """Return the sequence capacity of a micro-batch: the number of sequences rounded up to `SEQUENCE_BUCKET`.
 
-    Near the real number, since variable-length attention pays for an empty sequence too: a block launch per head, and
-    128 positions of fp32 scratch in the backward (FlashAttention 2).
+    It is close to the real number, because variable-length attention also pays for an empty sequence: a block launch
+    per head, and 128 positions of fp32 scratch in the backward (FlashAttention 2).
     """
     return max(1, -(-num_sequences // SEQUENCE_BUCKET)) * SEQUENCE_BUCKET
 
 
-def _token_types(firsts: np.ndarray, segments: Segments, num_places: int) -> np.ndarray:
-    """1 at the tokens and the [SEP] of every B, else 0; (num_places,) int64."""
+def _token_types(firsts: np.ndarray, segments: Segments, num_positions: int) -> np.ndarray:
+    """Return 1 at the tokens and the [SEP] of every B, else 0; (num_positions,) int64."""
     of_b = segments.types == SEGMENT_B
     if not of_b.any():
-        return np.zeros(num_places, np.int64)
-    steps = np.zeros(num_places + 1, np.int64)
+        return np.zeros(num_positions, np.int64)
+    steps = np.zeros(num_positions + 1, np.int64)
     steps[firsts[of_b]] = 1
     steps[firsts[of_b] + segments.lengths[of_b] + 1] = -1  # a [CLS], padding or the end: never another B
     return np.cumsum(steps[:-1])
 
 
 def _pairs(firsts: np.ndarray, labels: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    judged = labels != IGNORED
-    return _filled(firsts[judged], capacity, 0), _filled(labels[judged], capacity, IGNORED)
+    labeled = labels != IGNORED
+    return _filled(firsts[labeled], capacity, 0), _filled(labels[labeled], capacity, IGNORED)
 
 
 def _filled(values: np.ndarray, capacity: int, filler: int) -> np.ndarray:
-    """`values` and then `filler` up to `capacity`."""
+    """Return `values`, extended by `filler` to `capacity`."""
     assert len(values) <= capacity, "capacities are bounds"
     result = np.full(capacity, filler)
     result[: len(values)] = values

@@ -1,4 +1,4 @@
-"""A micro-batch: whole rows laid end to end, at shapes that never change within a stage but for `cu_seqlens`."""
+"""Micro-batch: concatenated whole rows, with shapes that are fixed within a stage except that of `cu_seqlens`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from data_prep.tokenizer.special_tokens import PAD_TOKEN_ID
 
 IGNORED = -100
-"""Label of a place without a prediction, as in `torch.nn.functional.cross_entropy`."""
+"""Label of a position without a prediction, as in `torch.nn.functional.cross_entropy`."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch of R rows of L places; T = R * L.
+    """One micro-batch of R rows of L positions; T = R * L.
 
-    Sequences (a document's piece, or a sentence pair, or the padding that closes a row) never cross a row, never
+    Sequences (part of a document, a sentence pair, or the padding that closes a row) never cross a row, never
     attend to each other, and each counts its positions from 0. The capacity S of `cu_seqlens` follows the number of
-    sequences that the micro-batch really holds (`assembly.sequence_capacity`); unused entries repeat T. The other
+    sequences in the micro-batch (`assembly.sequence_capacity`); unused entries repeat T. The other
     capacities are per row, so nothing overflows: P = R * ceil(mlm_probability * L) predictions, C pairs (0 without
     sentence pairs). An unused entry of `masked_positions` or `cls_positions` is 0 and its label -100.
     """
@@ -26,7 +26,7 @@ class Batch:
     input_ids: torch.Tensor
     """(T,) int64: token ids after masking."""
     position_ids: torch.Tensor
-    """(T,) int64: place within the sequence."""
+    """(T,) int64: position within the sequence."""
     token_type_ids: torch.Tensor
     """(T,) int64: 0 for segment A (and without pairs), 1 for segment B."""
     cu_seqlens: torch.Tensor
@@ -34,19 +34,19 @@ class Batch:
     masked_positions: torch.Tensor
     """(P,) int64: indices into (T,) of the predicted tokens."""
     labels: torch.Tensor
-    """(P,) int64: the original ids there, -100 where unused."""
+    """(P,) int64: the original ids at these positions, -100 where unused."""
     cls_positions: torch.Tensor
     """(C,) int64: indices into (T,) of the [CLS] of each sentence pair."""
     next_sentence_labels: torch.Tensor
     """(C,) int64: 0 = B follows A, 1 = B is from another document, -100 where unused."""
     sequence_length: int
-    """L: places in a row, the largest length of a sequence."""
+    """L: positions in a row, the largest length of a sequence."""
     num_unreadable_rows: int = 0
-    """Rows that are dead because their shard is damaged (`data.on_corrupt_shard=skip`)."""
+    """Rows that are padding because their shard is damaged (`data.on_corrupt_shard=skip`)."""
     pad_token_id: int = PAD_TOKEN_ID
-    """The id that padding holds."""
+    """Id of the padding token."""
     has_segment_b: bool = True
-    """False where `token_type_ids` are known to be 0 throughout, so that no model has to look."""
+    """False if all `token_type_ids` are known to be 0, so that models need not check."""
 
     @property
     def num_rows(self) -> int:
@@ -54,17 +54,17 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Slots that hold a token; the padding that closes a row is left out."""
+        """Number of positions that hold a token, without the padding that closes a row."""
         return int((self.input_ids != self.pad_token_id).sum())
 
     @property
     def num_masked(self) -> int:
-        """Tokens predicted in this micro-batch."""
+        """Number of predicted tokens in this micro-batch."""
         return int((self.labels != IGNORED).sum())
 
     @property
     def num_pairs(self) -> int:
-        """Sentence pairs judged in this micro-batch."""
+        """Number of labeled sentence pairs in this micro-batch."""
         return int((self.next_sentence_labels != IGNORED).sum())
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
@@ -72,7 +72,7 @@ class Batch:
         return replace(self, **tensors)
 
     def pack(self) -> torch.Tensor:
-        """All of it as one (N,) int64 tensor: one tensor is handed on between processes faster than eight."""
+        """Pack the batch into one (N,) int64 tensor, which passes between processes faster than eight tensors."""
         tensors = [getattr(self, name) for name in TENSOR_NAMES]
         numbers = (self.sequence_length, self.num_unreadable_rows, self.pad_token_id, self.has_segment_b)
         header = torch.tensor([*numbers, *(tensor.numel() for tensor in tensors)])
@@ -80,7 +80,7 @@ class Batch:
 
     @classmethod
     def unpack(cls, packed: torch.Tensor) -> Batch:
-        """The batch that `pack` made; its tensors share the memory of `packed`."""
+        """Return the batch that `pack` packed; its tensors share the memory of `packed`."""
         header_size = len(TENSOR_NAMES) + 4
         sequence_length, num_unreadable_rows, pad_token_id, has_segment_b, *numbers = packed[:header_size].tolist()
         sizes = dict(zip(TENSOR_NAMES, numbers, strict=True))
@@ -101,7 +101,7 @@ TENSOR_NAMES = tuple(field.name for field in fields(Batch) if field.type == "tor
 
 
 def _as_int64(tensor: torch.Tensor) -> torch.Tensor:
-    """The same bytes as int64, an odd number of int32 with a 0 behind it."""
+    """Return the same bytes as int64; an odd number of int32 is padded with a 0."""
     if tensor.dtype == torch.int64:
         return tensor
     return torch.nn.functional.pad(tensor, (0, tensor.numel() % 2)).view(torch.int64)

@@ -12,12 +12,12 @@ from trainer.data.epochs import RowSettings, num_shard_rows
 from trainer.data.shard_set import Shard, ShardSet, Split
 
 BUDGET_TOLERANCE = 0.01
-"""How far a run may exceed a source's budget: shares are multiples of 1/4096, and rows are whole."""
+"""How far a run may exceed a source's budget, because shares are multiples of 1/4096 and rows are whole."""
 
 
 @dataclass(frozen=True)
 class Component:
-    """Shards that one share of the samples comes from."""
+    """Shards that provide one share of the samples."""
 
     name: str
     shards: Sequence[Shard]
@@ -25,14 +25,14 @@ class Component:
     """Share of the samples, relative to the other components."""
     tokens: int
     max_tokens: float | None = None
-    """Budget: the most tokens of it that a run may use."""
+    """Budget: the largest number of its tokens that a run may use."""
 
 
 def components_of(data: DataSettings, shard_sets: Sequence[ShardSet], settings: RowSettings) -> list[Component]:
     """Return the training components: one per data set, or one per source if its sources have weights or budgets.
 
     A data set's share is its weight, else its tokens tempered (Conneau et al. 2019, "XLM-R", section 3.1). Within it
-    a source's share is its weight; else what it is to be used: `epochs` times, at most `max_tokens`, else once.
+    a source's share is its weight; else its intended use: `epochs` times, at most `max_tokens`, else once.
 
     Raises:
         UserError: a data set contains no training document.
@@ -102,7 +102,7 @@ def shards_of(shard_set: ShardSet, split: Split) -> list[Shard]:
 def _sources(shard_set: ShardSet, shards: Sequence[Shard], settings: RowSettings) -> list[Component]:
     """Return the sources of a data set as components, weighted in token positions of their rows.
 
-    Rows, not tokens, are what is sampled: special tokens and the last row of a shard count too.
+    The samples are rows, not tokens: special tokens and the last row of a shard count too.
     """
     found = []
     for source in shard_set.manifest.sources:

@@ -1,4 +1,4 @@
-"""A micro-batch as a person reads it: what the model sees, what it is to predict, where documents begin."""
+"""Micro-batches as text: the input of the model, the tokens to predict, and the document boundaries."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.data.batch import IGNORED, Batch
 
-LEGEND = "⟦word⟧ masked   ⟦word→other⟧ replaced by a random piece   ⟦word=⟧ predicted, though it stands there"
-_COLORS = {"masked": "\033[31m", "random": "\033[33m", "kept": "\033[32m"}
+LEGEND = "⟦word⟧ masked   ⟦word→other⟧ replaced by a random token   ⟦word=⟧ unchanged but predicted"
+_COLORS = {"masked": "\033[31m", "random": "\033[33m", "unchanged": "\033[32m"}
 _PLAIN = "\033[0m"
 
 
 def describe_batch(batch: Batch, tokenizer: Tokenizer, pair_labels: tuple[str, str], color: bool) -> Iterator[str]:
-    """Describe every row that holds text, a line for each document's piece, and for each half of a sentence pair.
+    """Describe every row that holds text: one line per document part, and one per sentence of a pair.
 
     Args:
-        pair_labels: what the labels 0 and 1 of a sentence pair mean.
-        color: tell the kinds of prediction apart by color too.
+        pair_labels: meaning of the labels 0 and 1 of a sentence pair.
+        color: color the kinds of prediction.
     """
     text = _Text(batch, tokenizer, color)
     starts = np.unique(batch.cu_seqlens.numpy())
-    judged = batch.next_sentence_labels != IGNORED
-    labels = dict(zip(batch.cls_positions[judged].tolist(), batch.next_sentence_labels[judged].tolist(), strict=True))
+    labeled = batch.next_sentence_labels != IGNORED
+    labels = dict(zip(batch.cls_positions[labeled].tolist(), batch.next_sentence_labels[labeled].tolist(), strict=True))
     types = batch.token_type_ids.numpy()
     for row in range(batch.num_rows):
         first, stop = row * batch.sequence_length, (row + 1) * batch.sequence_length
@@ -54,7 +54,7 @@ def rows_as_data(batch: Batch, pair_labels: tuple[str, str], first_sample: int =
     starts = np.unique(batch.cu_seqlens.numpy())
     filled = batch.input_ids.numpy() != batch.pad_token_id
     predicted = _used(batch.masked_positions.numpy(), batch.labels.numpy())
-    judged = _used(batch.cls_positions.numpy(), batch.next_sentence_labels.numpy())
+    labeled = _used(batch.cls_positions.numpy(), batch.next_sentence_labels.numpy())
     for row in range(batch.num_rows):
         first, stop = row * length, (row + 1) * length
         if not filled[first:stop].any():
@@ -77,20 +77,20 @@ def rows_as_data(batch: Batch, pair_labels: tuple[str, str], first_sample: int =
             ],
             "pairs": [
                 {"cls_position": position - first, "label": label, "meaning": pair_labels[label]}
-                for position, label in judged
+                for position, label in labeled
                 if first <= position < stop
             ],
         }
 
 
 def _used(positions: np.ndarray, labels: np.ndarray) -> list[tuple[int, int]]:
-    """(position, label) of the entries that are in use, by position."""
+    """Return (position, label) of the used entries, by position."""
     used = labels != IGNORED
     return sorted(zip(positions[used].tolist(), labels[used].tolist(), strict=True))
 
 
 class _Text:
-    """The places of a batch as text."""
+    """The positions of a batch as text."""
 
     def __init__(self, batch: Batch, tokenizer: Tokenizer, color: bool) -> None:
         self._tokenizer, self._color = tokenizer, color
@@ -102,35 +102,35 @@ class _Text:
         self.filled = self._seen != batch.pad_token_id
 
     def summary(self, first: int, stop: int) -> str:
-        """Fill rate and predictions of the places from `first` to `stop` - 1."""
+        """Return fill rate and predictions of the positions from `first` to `stop` - 1."""
         predicted = first + np.flatnonzero(self._originals[first:stop] != IGNORED)
-        kinds = [self._kind(place) for place in predicted.tolist()]
+        kinds = [self._kind(position) for position in predicted.tolist()]
         filled = int(self.filled[first:stop].sum())
         return (
-            f"{filled} of {stop - first} places filled ({filled / (stop - first):.1%}), {len(kinds)} predicted "
-            f"({kinds.count('masked')} masked, {kinds.count('random')} random, {kinds.count('kept')} kept)"
+            f"{filled} of {stop - first} positions filled ({filled / (stop - first):.1%}), {len(kinds)} predicted "
+            f"({kinds.count('masked')} masked, {kinds.count('random')} random, {kinds.count('unchanged')} unchanged)"
         )
 
     def marked(self, first: int, stop: int) -> str:
-        """The text of the places, with the predicted ones in brackets."""
+        """Return the text of the positions, with the predicted tokens in brackets."""
         parts, plain = [], []
-        for place in range(first, stop):
-            if self._originals[place] == IGNORED:
-                plain.append(place)
+        for position in range(first, stop):
+            if self._originals[position] == IGNORED:
+                plain.append(position)
                 continue
-            parts += [self._plain(plain), self._predicted(place)]
+            parts += [self._plain(plain), self._predicted(position)]
             plain = []
         return "".join([*parts, self._plain(plain)]).strip()
 
-    def _kind(self, place: int) -> str:
-        if self._seen[place] == self._tokenizer.special_tokens.mask:
+    def _kind(self, position: int) -> str:
+        if self._seen[position] == self._tokenizer.special_tokens.mask:
             return "masked"
-        return "kept" if self._seen[place] == self._originals[place] else "random"
+        return "unchanged" if self._seen[position] == self._originals[position] else "random"
 
-    def _plain(self, places: list[int]) -> str:
+    def _plain(self, positions: list[int]) -> str:
         text = ""
         run: list[int] = []
-        for token in self._seen[places].tolist():
+        for token in self._seen[positions].tolist():
             if token in self._special:
                 text += self._tokenizer.decode(run) + f" {self._tokenizer.vocabulary[token].text}"
                 run = []
@@ -138,15 +138,15 @@ class _Text:
                 run.append(token)
         return text + self._tokenizer.decode(run)
 
-    def _predicted(self, place: int) -> str:
-        kind = self._kind(place)
-        original = self._piece(self._originals[place])
-        other = {"masked": "", "random": f"→{self._piece(self._seen[place]).strip()}", "kept": "="}[kind]
+    def _predicted(self, position: int) -> str:
+        kind = self._kind(position)
+        original = self._token_text(self._originals[position])
+        other = {"masked": "", "random": f"→{self._token_text(self._seen[position]).strip()}", "unchanged": "="}[kind]
         space = " " if original.startswith(" ") else ""
         text = f"{space}⟦{original.strip()}{other}⟧"
         return f"{_COLORS[kind]}{text}{_PLAIN}" if self._color else text
 
-    def _piece(self, token: int) -> str:
-        """A piece as text; what is no text alone (a byte of a character) by its name."""
+    def _token_text(self, token: int) -> str:
+        """Return a token as text; a token that is not text alone (a byte of a character) as its name."""
         text = self._tokenizer.decode([int(token)])
         return self._tokenizer.vocabulary[int(token)].text if "\ufffd" in text or not text.strip() else text

@@ -1,4 +1,4 @@
-"""Micro-batches on the device: each is copied on a stream of its own while the device computes the one before."""
+"""Micro-batches on the device: each is copied on a separate stream while the device computes the previous one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from trainer.data.batch import TENSOR_NAMES, Batch
 
 
 def on_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """The micro-batches on `device`, in their order; on CUDA the next is under way before one is given out.
+    """Yield the micro-batches on `device` in order; on CUDA the copy of the next one starts before one is yielded.
 
-    From pinned memory (`Loader(pin_memory=True)`) neither the host nor the device waits for a copy that came in time.
+    With pinned memory (`Loader(pin_memory=True)`) neither host nor device waits for a copy that is complete in time.
     """
     if device.type == "cuda":
         yield from _copied_ahead(batches, device)
@@ -34,7 +34,7 @@ def _copied_ahead(batches: Iterable[Batch], device: torch.device) -> Iterator[Ba
 
 
 def _start_copy(batch: Batch, device: torch.device) -> tuple[Batch, torch.cuda.Event]:
-    """The batch on the device, and the event after which it is all there."""
+    """Return the batch on the device, and the event that completes its copy."""
     stream, copied = _copy_stream(device), torch.cuda.Event()
     with torch.cuda.stream(stream):
         on_its_way = batch.to(device, non_blocking=True)
@@ -43,11 +43,11 @@ def _start_copy(batch: Batch, device: torch.device) -> tuple[Batch, torch.cuda.E
 
 
 def _arrived(batch: Batch, copied: torch.cuda.Event, device: torch.device) -> Batch:
-    """The batch, for work that is queued from here on."""
+    """Return the batch for work that is queued from now on."""
     computing = torch.cuda.current_stream(device)
     computing.wait_event(copied)
     for name in TENSOR_NAMES:
-        # Allocated on the other stream: its memory must not be given to a later copy before this stream is done.
+        # Allocated on the other stream: a later copy must not reuse its memory before this stream is done.
         getattr(batch, name).record_stream(computing)
     return batch
 

@@ -1,7 +1,7 @@
-"""One pass through the shards of a data set: which row stands at each place, and what it holds.
+"""One pass through the shards of a data set: the row at each position, and its contents.
 
-Plans are made window by window when they are first needed and dropped when the pass has moved on, so memory does not
-grow with the data set. Only sentence pairs need every shard planned once at the start, to know the number of rows.
+Windows are planned when first needed and their plans dropped later, so memory does not grow with the data set. Only
+sentence pairs need a plan of every shard at the start, to determine the number of rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.data.shard_set import Shard
 
 @dataclass(frozen=True)
 class RowSettings:
-    """What a row is: the settings that the order of samples depends on."""
+    """Form of a row: the settings that the order of samples depends on."""
 
     sequence_length: int
     pair_task: PairTask | None
@@ -31,7 +31,7 @@ class RowSettings:
 
 
 def row_shape(settings: RowSettings) -> RowShape:
-    """The fixed shape of the rows that `settings` give, whatever the data."""
+    """Return the fixed shape of the rows under these settings, for any data."""
     length = settings.sequence_length
     return RowShape(length, max_pairs_in_row(length) if settings.pair_task is not None else 0)
 
@@ -46,16 +46,16 @@ class ComponentEpoch:
         self._pair_plan = lru_cache(2 * WINDOW_SHARDS)(self._plan_pairs)
         self._window = lru_cache(2)(self._open_window)
         self.pair_counts: PairCounts | None = None
-        """What became of the sentences, with sentence pairs."""
+        """Counts of the sentence pairs, if there are any."""
         self._order = EpochOrder(self._count_rows(), key)
 
     @property
     def num_rows(self) -> int:
         return self._order.num_rows
 
-    def segments(self, places: np.ndarray) -> tuple[Segments, list[Shard]]:
-        """The segments at `places` (n,) int64 of the pass, and the shards they lie in; rows count 0 to n - 1."""
-        windows, rows = self._order.locate(places)
+    def segments(self, positions: np.ndarray) -> tuple[Segments, list[Shard]]:
+        """The segments at `positions` (n,) int64 of the pass, and the shards they lie in; rows count 0 to n - 1."""
+        windows, rows = self._order.locate(positions)
         parts = []
         for window in np.unique(windows).tolist():
             members = np.flatnonzero(windows == window)
@@ -84,7 +84,7 @@ class ComponentEpoch:
         )
 
     def _open_window(self, window: int) -> RowPlan:
-        """Plan a window, and have its shards and those of the next fetched from remote stores."""
+        """Plan a window, and start fetching its remote shards and those of the next one."""
         for number in np.concatenate(self._order.windows[window : window + 2]).tolist():
             self._shards[number].prefetch()
         return self._plan_window(window)
@@ -104,7 +104,7 @@ def num_shard_rows(shard: Shard, settings: RowSettings) -> int:
 
 
 def merge_segments(parts: Sequence[tuple[np.ndarray, Segments, list[Shard]]]) -> tuple[Segments, list[Shard]]:
-    """Join (which rows these are, their segments, their shards) of several origins into one order of rows."""
+    """Join (row numbers, segments, shards) of several origins into one order of rows."""
     if not parts:
         return Segments(*(np.empty(0, np.int64) for _ in fields(Segments))), []
     shards: list[Shard] = []

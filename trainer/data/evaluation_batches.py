@@ -1,4 +1,4 @@
-"""The valid split as micro-batches, each with where its predictions come from."""
+"""Micro-batches of the valid split, with the source of each prediction."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EvaluationBatch:
 
     batch: Batch
     origins: torch.Tensor
-    """(T,) int64: at every place of a text's own tokens, the number of its document's source among `Origins.names`."""
+    """(T,) int64: at every position of a text token, the number of its document's source in `Origins.names`."""
 
     def to(self, device: torch.device) -> EvaluationBatch:
         return replace(self, batch=self.batch.to(device), origins=self.origins.to(device, non_blocking=True))
@@ -39,20 +39,20 @@ class EvaluationBatch:
 
 @dataclass(frozen=True)
 class Origins:
-    """The sources of all components, counted through: those of the first component come first."""
+    """Sources of all components, numbered consecutively; those of the first component come first."""
 
     names: tuple[str, ...]
     components: tuple[int, ...]
-    """Of each source, the number of its component."""
+    """Number of the component of each source."""
     component_names: tuple[str, ...]
-    """The folders' own names, of a mixture."""
+    """Names of the folders of a mixture."""
 
     def first_of(self, component: int) -> int:
         return self.components.index(component)
 
 
 def origins_of(shard_sets: Sequence[ShardSet]) -> Origins:
-    """The sources that the manifests name; a shard set that names none is one source, called as its folder."""
+    """Return the sources in the manifests; a shard set without sources is one source with the name of its folder."""
     folders = [storage.redact(shard_set.url).rstrip("/").rpartition("/")[2] for shard_set in shard_sets]
     named = [[source.name for source in shard_set.manifest.sources] for shard_set in shard_sets]
     names = [sources or [folder] for sources, folder in zip(named, folders, strict=True)]
@@ -72,10 +72,10 @@ def evaluation_batches(
     world_size: int,
     max_tokens: int | None,
 ) -> Iterator[EvaluationBatch]:
-    """The valid split once (or `max_tokens` places of it), the same rows and masks at every call.
+    """The valid split once (or `max_tokens` positions of it), the same rows and masks at every call.
 
-    Micro-batch n of all ranks holds the same rows on any number of ranks. Every rank gets as many; the last ones are
-    filled up with dead rows, of which nothing is predicted.
+    Micro-batch n of all ranks holds the same rows on any number of ranks. Every rank gets the same number of
+    micro-batches; padding rows without predictions complete the last ones.
 
     Raises:
         UserError: the valid split is empty (of a mixture: of every component).
@@ -108,18 +108,18 @@ def evaluation_batches(
 
 
 def scatter_to_positions(values: np.ndarray, segments: Segments, num_rows: int, shape: RowShape) -> np.ndarray:
-    """(T,) int64: the value of each segment, (N,), at the places of all its tokens."""
+    """(T,) int64: the value of each segment, (N,), at the positions of all its tokens."""
     return assemble_rows(segments, np.repeat(values, segments.lengths), num_rows, shape).input_ids
 
 
 class _Sources:
-    """Finds the source of segments by the indexes of their shards."""
+    """Lookup of the source of segments by the indexes of their shards."""
 
     def __init__(self, shard_sets: Sequence[ShardSet]) -> None:
         origins = origins_of(shard_sets)
-        # By shard set and not by URL, which two components may share.
+        # Keyed by shard set and not by URL, which two components may share.
         self._firsts = {shard_set: origins.first_of(number) for number, shard_set in enumerate(shard_sets)}
-        # Rows are permuted within a window of shards, so each of its indexes is asked for again and again.
+        # Rows are permuted within a window of shards, so each of its indexes is needed repeatedly.
         self._documents_of = lru_cache(WINDOW_SHARDS)(_documents_of)
 
     def of(self, segments: Segments, shards: Sequence[Shard]) -> np.ndarray:
@@ -134,6 +134,6 @@ class _Sources:
 
 
 def _documents_of(shard: Shard) -> tuple[np.ndarray, np.ndarray]:
-    """Of each document of a shard its first token, as segments count, and its source in the manifest; (D,) int64."""
+    """Return the first token (as segments count) and the source in the manifest of each document; (D,) int64 each."""
     index = shard.read_index()
     return document_starts(index, shard.itemsize), index.document_sources.astype(np.int64)

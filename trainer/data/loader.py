@@ -1,8 +1,8 @@
-"""The loader: global batches in their one order, cut for this rank, built in worker processes.
+"""Loader: global batches in their fixed order, sliced for this rank, built in worker processes.
 
 The order of samples and their masks are pure functions of the data, the seed and the epoch; ranks, workers and
-micro-batches only cut it into slices. So the whole state of a loader is a `Position`, and a loader that starts at
-one gives exactly what it would have given had it never stopped.
+micro-batches only slice it. So the entire state of a loader is a `Position`, and a loader that starts at one yields
+exactly what an uninterrupted loader yields.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trainer.data.workers import block_scheduler_signals, ignore_scheduler_signa
 
 @dataclass(frozen=True)
 class Position:
-    """Position of a run in its samples: the whole state of a loader."""
+    """Position of a run in its samples: the entire state of a loader."""
 
     stage: int
     epoch: int
@@ -51,9 +51,9 @@ class GlobalBatch:
     first_slice: int
     """Index of the first micro-batch among those of all ranks."""
     arithmetic: BatchArithmetic
-    """How it is divided over ranks and micro-batches."""
+    """Division over ranks and micro-batches."""
     skipped_samples: int
-    """Samples at the end of the previous epoch, too few for a global batch, that were dropped before this one."""
+    """Number of samples dropped at the end of the previous epoch, because they were fewer than a global batch."""
 
     @property
     def first_sample(self) -> int:
@@ -77,7 +77,7 @@ class GlobalBatchSpec:
 
 
 class Loader:
-    """Iterates over global batches without end from a position on; all ranks get the same number."""
+    """Endless iterator over global batches from a position on; all ranks get the same number."""
 
     def __init__(
         self,
@@ -127,15 +127,15 @@ class Loader:
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro-batches of each rank in a global batch of full size."""
+        """Number of micro-batches of each rank in a global batch of full size."""
         return batch_arithmetic(self._stage, self._world_size).accumulation_steps
 
     def num_samples(self, epoch: int) -> int | None:
-        """Rows of an epoch; None for a mixture, whose epochs do not end."""
+        """Return the number of rows of an epoch; None for a mixture, whose epochs do not end."""
         return self._samples.num_samples(epoch)
 
     def pair_counts(self, epoch: int) -> PairCounts | None:
-        """Counts of the sentence pairs of an epoch (in a mixture: of the first component's first epoch)."""
+        """Return counts of the sentence pairs of an epoch (in a mixture: of the first component's first epoch)."""
         return self._samples.open_pass(epoch).pair_counts
 
     def __iter__(self) -> Iterator[GlobalBatch]:

@@ -1,6 +1,6 @@
-"""Choosing what to mask within a budget: tokens, whole words, or spans, for all rows of a micro-batch at once.
+"""Choice of the masked units (tokens, whole words, or spans) within a budget, for all rows of a micro-batch at once.
 
-Units (words, spans) are runs of places; they are taken in the order of their hashes until the row's budget is spent.
+Units (words, spans) are runs of positions, taken in the order of their hashes until the row's budget is spent.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ class _Units:
     """U units of R rows, row by row and within a row in the order of their hashes."""
 
     rows: np.ndarray
-    """(U,) the row of each."""
+    """(U,) row of each unit."""
     sizes: np.ndarray
-    """(U,) its tokens."""
+    """(U,) number of its tokens."""
     numbers: np.ndarray
-    """(U,) its number in the order of places."""
-    of_place: np.ndarray
-    """(maskable places,) the number of the unit that each maskable place belongs to."""
+    """(U,) its index in the order of positions."""
+    of_position: np.ndarray
+    """(maskable positions,) index of the unit of each maskable position."""
     firsts: np.ndarray
-    """(U,) by number: the flat place of its first token."""
+    """(U,) by index: flat position of the first token."""
 
 
 def choose_tokens(maskable: np.ndarray, hashes: np.ndarray, budgets: np.ndarray) -> np.ndarray:
-    """The `budgets` (R,) maskable places (R, L) with the smallest hashes of each row; (R, L) bool."""
+    """Choose the `budgets` (R,) maskable positions (R, L) with the smallest hashes of each row; (R, L) bool."""
     num_rows, sequence_length = maskable.shape
-    # The place in the lowest bits: hashes of a row are never equal, so the number is exact.
-    place_bits = np.uint64((sequence_length - 1).bit_length())
-    hashes = hashes >> place_bits << place_bits
+    # The lowest bits hold the position: hashes of a row are never equal, so the number is exact.
+    position_bits = np.uint64((sequence_length - 1).bit_length())
+    hashes = hashes >> position_bits << position_bits
     hashes |= np.arange(sequence_length, dtype=np.uint64)
     hashes[~maskable] = np.iinfo(np.uint64).max
     thresholds = np.sort(hashes, axis=1)[np.arange(num_rows), np.maximum(budgets - 1, 0)]
@@ -43,9 +43,9 @@ def choose_tokens(maskable: np.ndarray, hashes: np.ndarray, budgets: np.ndarray)
 
 
 def choose_whole(maskable: np.ndarray, starts: np.ndarray, hashes: np.ndarray, budgets: np.ndarray) -> np.ndarray:
-    """Whole units, in the order of their hashes, each that still fits into its row's budget; (R, L) bool.
+    """Choose whole units in the order of their hashes, if they still fit into the budget of their row; (R, L) bool.
 
-    A unit is never taken in part, so a row falls short of its budget where no unit as small as the rest is left.
+    A unit is never taken in part, so a row misses its budget if no remaining unit is small enough.
     """
     units = _units(maskable, starts, hashes)
     left = budgets.copy()
@@ -55,7 +55,7 @@ def choose_whole(maskable: np.ndarray, starts: np.ndarray, hashes: np.ndarray, b
         rows, sizes = units.rows[waiting], units.sizes[waiting]
         used = _cumulated(sizes, rows)
         fits = used <= left[rows]
-        # Up to the first that does not fit all are taken; that one is passed over, and the next round goes on after it.
+        # Take all units before the first that does not fit; skip that one and start the next round after it.
         misses = np.flatnonzero(~fits)
         first_miss = np.full(len(left), len(waiting))
         np.minimum.at(first_miss, rows[misses], misses)
@@ -67,40 +67,40 @@ def choose_whole(maskable: np.ndarray, starts: np.ndarray, hashes: np.ndarray, b
     by_number = np.zeros(len(units.sizes), bool)
     by_number[units.numbers] = taken
     chosen = np.zeros(maskable.shape, bool)
-    chosen[maskable] = by_number[units.of_place]
+    chosen[maskable] = by_number[units.of_position]
     return chosen
 
 
 def choose_parts(
     maskable: np.ndarray, starts: np.ndarray, hashes: np.ndarray, budgets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Units in the order of their hashes until the budget is spent exactly; the last is cut at its end.
+    """Choose units in the order of their hashes until the budget is spent exactly; the last is cut at its end.
 
     Returns:
-        Which places are chosen, (R, L) bool; the place in its row at which each one's unit begins, (R, L) int64.
+        The chosen positions, (R, L) bool; the position in the row at which the unit of each begins, (R, L) int64.
     """
     units = _units(maskable, starts, hashes)
     used = _cumulated(units.sizes, units.rows)
     allowed = np.clip(budgets[units.rows] - (used - units.sizes), 0, units.sizes)
     by_number = np.zeros(len(units.sizes), np.int64)
     by_number[units.numbers] = allowed
-    first_of_place = units.firsts[units.of_place]
+    first_of_position = units.firsts[units.of_position]
     chosen = np.zeros(maskable.shape, bool)
-    chosen[maskable] = np.flatnonzero(maskable) - first_of_place < by_number[units.of_place]
+    chosen[maskable] = np.flatnonzero(maskable) - first_of_position < by_number[units.of_position]
     unit_starts = np.zeros(maskable.shape, np.int64)
-    unit_starts[maskable] = first_of_place % maskable.shape[1]
+    unit_starts[maskable] = first_of_position % maskable.shape[1]
     return chosen, unit_starts
 
 
 def split_spans(maskable: np.ndarray, starts: np.ndarray, cuts: np.ndarray, mean_words: float) -> np.ndarray:
-    """Where spans begin, (R, L) bool, when every word opens a new one with probability 1 / `mean_words`.
+    """Return where spans begin, (R, L) bool, if every word opens a new one with probability 1 / `mean_words`.
 
     So lengths are geometric, in words; the first word after a special token opens one, and none has more than
     `MAX_SPAN_WORDS`.
 
     Args:
         starts: (R, L) bool, where words begin.
-        cuts: (R, L) float64 in [0, 1), one draw a place.
+        cuts: (R, L) float64 in [0, 1), one draw per position.
     """
     follows = np.roll(maskable, 1, axis=1)
     follows[:, 0] = False
@@ -112,17 +112,17 @@ def split_spans(maskable: np.ndarray, starts: np.ndarray, cuts: np.ndarray, mean
 
 
 def _units(maskable: np.ndarray, starts: np.ndarray, hashes: np.ndarray) -> _Units:
-    """Every run of maskable places from one start to the next; the hash of a unit is that of its first place."""
-    of_place = np.cumsum(starts[maskable]) - 1
+    """Return every run of maskable positions between starts as a unit, with the hash of its first position."""
+    of_position = np.cumsum(starts[maskable]) - 1
     firsts = np.flatnonzero(starts)
-    sizes = np.bincount(of_place, minlength=len(firsts))
+    sizes = np.bincount(of_position, minlength=len(firsts))
     rows = firsts // maskable.shape[1]
     order = np.lexsort((hashes.reshape(-1)[firsts], rows))
-    return _Units(rows[order], sizes[order], order, of_place, firsts)
+    return _Units(rows[order], sizes[order], order, of_position, firsts)
 
 
 def _cumulated(sizes: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Sums of sizes up to and with each unit, restarted at each row; rows ascend."""
+    """Return cumulative sums of sizes per row; rows ascend."""
     sums: np.ndarray = np.cumsum(sizes)
     opens = np.flatnonzero(np.diff(rows, prepend=-1))
     sums -= np.repeat(sums[opens] - sizes[opens], np.diff(opens, append=len(rows)))

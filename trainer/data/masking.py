@@ -1,7 +1,7 @@
-"""Masking for the masked language model: which tokens are predicted, and what the model sees in their place.
+"""Masking for the masked language model: the tokens to predict, and their replacements in the input.
 
-Devlin et al. 2018, section 3.1: of the tokens to predict, 80% become [MASK], 10% a random token, 10% stay. Chosen are
-single tokens, whole words, or spans (Joshi et al. 2019, "SpanBERT"). A row predicts k = floor(p n + u) of its n
+Devlin et al. 2018, section 3.1: of the tokens to predict, 80% become [MASK], 10% a random token, 10% stay. The units
+are single tokens, whole words, or spans (Joshi et al. 2019, "SpanBERT"). A row predicts k = floor(p n + u) of its n
 tokens, u in [0, 1) from the row's key, so the expectation is exactly p and k never exceeds the fixed capacity. A pure
 function of the rows and their keys, for a whole micro-batch at once.
 """
@@ -21,7 +21,7 @@ from trainer.data.mask_units import choose_parts, choose_tokens, choose_whole, s
 from trainer.data.randomness import below, fold, high_bits, low_bits, uniform
 from trainer.data.words import word_starts
 
-# Counters under a row's key: 0 to L - 1 choose places, these draw the rest.
+# Counters under a row's key: 0 to L - 1 choose positions, these draw the rest.
 _TREATMENT = 1 << 32
 _NUM_MASKED = 1 << 33
 _SPANS = 1 << 34
@@ -31,14 +31,14 @@ MaskingUnit = Literal["token", "word", "span"]
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are masked; `vocab_size` is the tokenizer's, not the padded one of the model.
+    """Settings of masking; `vocab_size` is that of the tokenizer, not the padded one of the model.
 
     Attributes:
-        max_mlm_probability: the largest share of the tokens that is ever predicted; fixes the capacity of a batch.
-        unit: what is masked together.
+        max_mlm_probability: the largest share of the tokens to predict in the run; fixes the capacity of a batch.
+        unit: unit that is masked together.
         kinds: (vocab_size,) the `piece_kinds` of the vocabulary, for words and spans.
-        mean_span_words: of the geometric distribution of span lengths, in words.
-        special_tokens: never predicted, and never put in a token's place but for [MASK].
+        mean_span_words: mean of the geometric distribution of span lengths, in words.
+        special_tokens: never predicted, and no replacement except [MASK].
     """
 
     max_mlm_probability: float
@@ -52,17 +52,17 @@ class Masking:
 
     @cached_property
     def ordinary_ids(self) -> np.ndarray:
-        """(n,) int64: the ids that may stand in for another."""
+        """(n,) int64: the ids that may replace another."""
         return self.special_tokens.ordinary(self.vocab_size)
 
     def max_masked(self, sequence_length: int) -> int:
-        """The most tokens that a row can predict."""
+        """Return the largest number of predicted tokens in a row."""
         return math.ceil(self.max_mlm_probability * sequence_length)
 
 
 @dataclass(frozen=True)
 class MaskedRows:
-    """Rows as the model sees them, and what it is to predict."""
+    """Masked rows and their labels."""
 
     input_ids: np.ndarray
     """(R * L,) int64."""
@@ -75,12 +75,12 @@ class MaskedRows:
 def mask_rows(
     input_ids: np.ndarray, keys: np.ndarray, masking: Masking, probability: float | None = None
 ) -> MaskedRows:
-    """Mask rows of L places.
+    """Mask rows of L positions.
 
     Args:
         input_ids: (R, L) int64; special tokens are never chosen.
         keys: (R,) uint64, of (seed, epoch, sample).
-        probability: share of the tokens to predict here and now, at most `masking.max_mlm_probability`, its default.
+        probability: share of the tokens to predict, at most `masking.max_mlm_probability`, its default.
     """
     num_rows, sequence_length = input_ids.shape
     probability = masking.max_mlm_probability if probability is None else probability
@@ -88,9 +88,9 @@ def mask_rows(
     chosen, unit_starts = _choose(input_ids, keys, masking, probability)
     positions = np.flatnonzero(chosen)
     originals = input_ids.reshape(-1)[positions]
-    rows, places = np.divmod(positions, sequence_length)
-    draws = fold(keys[rows], places + _TREATMENT)
-    # A span is treated as one, so that none of its tokens gives away the others.
+    rows, columns = np.divmod(positions, sequence_length)
+    draws = fold(keys[rows], columns + _TREATMENT)
+    # All tokens of a span get the same treatment, so that none of them reveals the others.
     share_draws = draws if unit_starts is None else fold(keys[rows], unit_starts.reshape(-1)[positions] + _TREATMENT)
     share = high_bits(share_draws)
     random_ids = masking.ordinary_ids[below(low_bits(draws), len(masking.ordinary_ids))]
@@ -110,13 +110,13 @@ def mask_rows(
 def _choose(
     input_ids: np.ndarray, keys: np.ndarray, masking: Masking, probability: float
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Which places are predicted, (R, L) bool; and with spans the place at which each one's span begins, (R, L)."""
+    """Return which positions are predicted, (R, L) bool, and with spans the start of each one's span, (R, L)."""
     maskable = masking.special_tokens.are_ordinary(input_ids)
     budgets = np.floor(probability * maskable.sum(1) + uniform(fold(keys, _NUM_MASKED))).astype(np.int64)
     hashes = fold(keys[:, None], np.arange(input_ids.shape[1]))
     if masking.unit == "token":
         return choose_tokens(maskable, hashes, budgets), None
-    assert masking.kinds is not None, "words and spans need the kinds of the vocabulary's pieces"
+    assert masking.kinds is not None, "words and spans need the token kinds of the vocabulary"
     starts = word_starts(input_ids, maskable, masking.kinds)
     if masking.unit == "word":
         return choose_whole(maskable, starts, hashes, budgets), None

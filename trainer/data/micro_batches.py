@@ -1,4 +1,4 @@
-"""Micro-batches: from the numbers of some samples to the tensors that the model takes."""
+"""Micro-batches: the tensors of a slice of samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Slice:
 
 
 class MicroBatches(Dataset[torch.Tensor | UserError]):
-    """Builds the micro-batch of any slice."""
+    """Builder of the micro-batch of any slice."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
         usage: Purpose,
         skip_corrupt_shards: bool = False,
     ) -> None:
-        """`skip_corrupt_shards` gives dead rows for those of a damaged shard, which otherwise is an error."""
+        """`skip_corrupt_shards` replaces rows of a damaged shard by padding rows; otherwise the shard is an error."""
         self._samples = samples
         self._shape = shape
         self._masking = masking
@@ -50,14 +50,14 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
         self._mask_key = root_key(seed, usage, Purpose.MASKING)
 
     def __getitem__(self, which: Slice) -> torch.Tensor | UserError:
-        """The batch, packed; or the user's error as a value, since `DataLoader` wraps a raised one in a traceback."""
+        """Return the packed batch, or the `UserError` as a value: `DataLoader` wraps a raised one in a traceback."""
         try:
             return self.build(which).pack()
         except UserError as error:
             return error
 
     def plan(self, which: Slice) -> tuple[Segments, list[Shard], int]:
-        """The segments of a slice, the shards that they lie in, and the number of its rows that cannot be read."""
+        """Return the segments of a slice, their shards, and the number of rows that cannot be read."""
         segments, shards = self._samples.segments(which.epoch, np.arange(which.first, which.stop))
         num_unreadable_rows = 0
         if self._skip_corrupt_shards:
@@ -65,7 +65,7 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
         return segments, shards, num_unreadable_rows
 
     def build(self, which: Slice) -> Batch:
-        """The micro-batch of `num_rows` rows: the slice's, then dead ones."""
+        """Return the micro-batch of `num_rows` rows: those of the slice, then padding rows."""
         length = self._shape.sequence_length
         numbers = np.arange(which.first, which.first + self._num_rows)
         segments, shards, num_unreadable_rows = self.plan(which)

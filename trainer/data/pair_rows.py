@@ -1,4 +1,4 @@
-"""Planned sentence pairs in rows: what the plan of a shard holds, and the segments of any of its rows."""
+"""Rows of planned sentence pairs: the plan of a shard, and the segments of any of its rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments, expand_ranges
 
 @dataclass(frozen=True)
 class PairCounts:
-    """What became of the sentences of an epoch's shards."""
+    """Counts of the sentence pairs of the shards of an epoch."""
 
     pairs: int = 0
     """Pairs with a label, half of them random or swapped."""
@@ -22,13 +22,13 @@ class PairCounts:
     swapped_pairs: int = 0
     """Pairs in the wrong order."""
     single_sentence_chunks: int = 0
-    """A document's only or last sentence, or a long one: an A without a B, for masked tokens alone."""
+    """The only or last sentence of a document, or a long one: an A without a B, used for masked tokens only."""
     unlabeled_pairs: int = 0
-    """Pairs without a partner of their lengths: they stand as in the text, for masked tokens alone."""
+    """Pairs without a partner of matching lengths: they keep the order of the text, used for masked tokens only."""
     truncated_tokens: int = 0
-    """Tokens cut from pairs longer than a row."""
+    """Tokens truncated from pairs longer than a row."""
     rows: int = 0
-    filled_places: int = 0
+    filled_positions: int = 0
 
     def __add__(self, other: PairCounts) -> PairCounts:
         names = [field.name for field in fields(self)]
@@ -48,7 +48,7 @@ class PairCounts:
 class PairPlan:
     """The pairs of one shard, K of them, in the order of its rows; starts count tokens as `document_starts` does.
 
-    A single has a B of no tokens. It has no label, nor has a pair without a partner.
+    A single sentence has an empty B. Single sentences and pairs without a partner have no label.
     """
 
     row_starts: np.ndarray
@@ -63,7 +63,7 @@ class PairPlan:
 
 
 class PairRows:
-    """The rows of a few shards' plans, one shard's after the other's."""
+    """Rows of the plans of a few shards, shard by shard."""
 
     def __init__(self, plans: Sequence[PairPlan]) -> None:
         num_pairs = np.cumsum([0, *(len(plan.labels) for plan in plans)])
@@ -82,7 +82,7 @@ class PairRows:
         of_rows, pairs = expand_ranges(starts, self._row_starts[rows + 1] - starts)
         labels = np.stack([self._labels[pairs].astype(np.int64), np.full(len(pairs), IGNORED)], axis=1)
         lengths = self._lengths[pairs].astype(np.int64).reshape(-1)
-        there = lengths > 0  # a single has no B
+        there = lengths > 0  # a single sentence has no B
         return Segments(
             rows=np.repeat(of_rows, 2)[there],
             shards=np.repeat(self._shards[pairs], 2)[there],

@@ -1,4 +1,4 @@
-"""Fetching remote shards ahead of their use, in a thread of the process that builds batches."""
+"""Prefetch of remote shards, in a thread of the process that builds batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.data.shard_cache import CachedFile, ShardCache
 
 
 class Prefetcher:
-    """Fetches files in the order in which they were asked for; what another process fetches already is passed over."""
+    """Prefetcher of files in the order of requests; it skips files that another process is fetching."""
 
     def __init__(self, cache: ShardCache) -> None:
         self._cache = cache
@@ -19,18 +19,18 @@ class Prefetcher:
         self._thread: threading.Thread | None = None
 
     def ask(self, file: CachedFile) -> None:
-        """Have the file fetched some time soon; a file that was asked for before is not fetched again."""
+        """Request a file; a file that was requested before is not fetched again."""
         if file.name in self._asked:
             return
         self._asked.add(file.name)
         self._waiting.put(file)
-        # A thread does not come along when DataLoader forks its workers, and the run's rehearsal begins one before.
+        # Forked workers of DataLoader do not inherit the thread, which the warmup step starts before the fork.
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
             self._thread.start()
 
     def forget(self, file: CachedFile) -> None:
-        """Let the file be asked for again, after its use: by then it may have made room for others."""
+        """Allow new requests for a file after its use, because the cache may have removed it by then."""
         self._asked.discard(file.name)
 
     def _run(self) -> None:
@@ -39,5 +39,5 @@ class Prefetcher:
             try:
                 self._cache.fetch(file, wait=False)
             except UserError:
-                # The batch that needs the file will fetch it itself, and meets the error where it can be told.
+                # The batch that needs the file fetches it again and raises the error.
                 self.forget(file)

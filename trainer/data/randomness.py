@@ -1,8 +1,8 @@
-"""Randomness without state: 64-bit hashes of what a draw is for, computed for whole arrays at once.
+"""Stateless randomness: 64-bit hashes of the purpose and index of a draw, vectorized over arrays.
 
 A draw is a pure function of its key and a counter (SplitMix64: Steele, Lea and Flood 2014), so it depends neither on
-ranks and workers nor on which draws came before, and a micro-batch costs a few array operations instead of a
-generator for each row.
+ranks and workers nor on earlier draws, and a micro-batch costs a few array operations instead of a generator per
+row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PERMUTATION_ROUNDS = 4
 
 
 class Purpose(IntEnum):
-    """What a draw is for: equal counters under different purposes are independent."""
+    """Purpose of a draw; equal counters under different purposes are independent."""
 
     TRAINING = 1
     EVALUATION = 2
@@ -32,7 +32,7 @@ class Purpose(IntEnum):
 
 
 def root_key(seed: int | np.uint64, *words: int) -> np.uint64:
-    """The key that a seed (or another key) and a sequence of words (purpose, epoch, ...) name."""
+    """Return the key of a seed (or another key) and a sequence of words (purpose, epoch, ...)."""
     key = np.uint64(int(seed) % 2**64)
     for word in words:
         key = fold(key, word)
@@ -46,7 +46,7 @@ def fold(keys: np.uint64, words: np.ndarray) -> np.ndarray: ...
 @overload
 def fold(keys: np.ndarray, words: np.ndarray | int) -> np.ndarray: ...
 def fold(keys: np.ndarray | np.uint64, words: np.ndarray | int) -> np.ndarray | np.uint64:
-    """Hash `words` (not negative) under `keys`; both broadcast. The results are uniform, and keys themselves.
+    """Hash `words` (not negative) under `keys`; both broadcast. The results are uniform and can be used as keys.
 
     Returns:
         uint64 of the broadcast shape.
@@ -62,17 +62,17 @@ def fold(keys: np.ndarray | np.uint64, words: np.ndarray | int) -> np.ndarray | 
 
 
 def uniform(hashes: np.ndarray) -> np.ndarray:
-    """float64 in [0, 1) of the same shape, with 53 random bits."""
+    """Return float64 in [0, 1) of the same shape, with 53 random bits."""
     return (hashes >> np.uint64(11)) * 2.0**-53
 
 
 def high_bits(hashes: np.ndarray) -> np.ndarray:
-    """The upper 32 bits as int64: one hash serves two draws."""
+    """Return the upper 32 bits as int64, so that one hash serves two draws."""
     return (hashes >> np.uint64(32)).astype(np.int64)
 
 
 def low_bits(hashes: np.ndarray) -> np.ndarray:
-    """The lower 32 bits as int64."""
+    """Return the lower 32 bits as int64."""
     return (hashes & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
@@ -81,21 +81,21 @@ def below(bits: np.ndarray, bounds: np.ndarray | int) -> np.ndarray:
     return (bits * bounds) >> 32
 
 
-def permute(places: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """A pseudorandom bijection of range(size), elementwise: where `places` go under each one's size and key.
+def permute(positions: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Map `positions` by a pseudorandom bijection of range(size), elementwise, each under its own size and key.
 
-    A Feistel network over pairs of digits to the base ceil(sqrt(size)); what falls outside is sent through again
-    ("cycle walking", Black and Rogaway 2002), so that nothing of the size of the range is ever held in memory.
+    A Feistel network over pairs of digits to the base ceil(sqrt(size)); results outside the range pass through it again
+    ("cycle walking", Black and Rogaway 2002), so that memory does not grow with the range.
 
     Args:
-        places, sizes: (N,) int64. keys: (N,) uint64.
+        positions, sizes: (N,) int64. keys: (N,) uint64.
 
     Returns:
         (N,) int64.
     """
     bases = np.ceil(np.sqrt(sizes)).astype(np.int64)
-    result = places.copy()
-    walking = np.arange(len(places))
+    result = positions.copy()
+    walking = np.arange(len(positions))
     while len(walking):
         base, key = bases[walking], keys[walking]
         left, right = np.divmod(result[walking], base)

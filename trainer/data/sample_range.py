@@ -1,4 +1,4 @@
-"""A stretch of the global order of samples, as logs name it and commands take it, to show or to skip."""
+"""Range of samples in the global order, as logs print it and commands accept it, to show or to skip."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class SampleRange(BaseModel):
-    """The samples `first` to `stop` - 1 of an epoch: places in its order, the same on any number of ranks."""
+    """Samples `first` to `stop` - 1 of an epoch: positions in its order, the same on any number of ranks."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,13 +28,13 @@ class SampleRange(BaseModel):
         return f"stage {self.stage} epoch {self.epoch} samples {self.first}:{self.stop}"
 
     def as_options(self, step: int) -> str:
-        """As `launch/show_batch.py` takes it; `step` is the one that trained on it, counted from 1."""
+        """Return the options of `launch/show_batch.py`; `step` is the one that trained on the range, counted from 1."""
         return f"--stage {self.stage} --epoch {self.epoch} --samples {self.first}:{self.stop} --step {step - 1}"
 
 
 @dataclass(frozen=True)
 class Branch:
-    """What the command line asks for: the step to go back to, and samples (first, stop) of an epoch to skip."""
+    """Request of the command line: the step to resume from, and samples (first, stop) of an epoch to skip."""
 
     step: int
     skip: tuple[tuple[int, int], ...] = ()
@@ -43,10 +43,10 @@ class Branch:
 
 
 def parse_ranges(text: str, option: str) -> list[tuple[int, int]]:
-    """`A:B` or `A:B,C:D` as (first, stop): the samples A to B - 1, as Python slices count.
+    """Parse `A:B` or `A:B,C:D` as (first, stop): the samples A to B - 1, as in Python slices.
 
     Raises:
-        UsageError: it is neither, or a range is empty.
+        UsageError: the text is neither, or a range is empty.
     """
     ranges = []
     for part in text.split(","):

@@ -1,4 +1,4 @@
-"""What the configuration says of samples, for shard sets that are open: rows, masks, mixture, and enough of them."""
+"""Samples as configured for opened shard sets: rows, masking, mixture, and checks of their number."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from trainer.data.shard_set import ShardSet
 from trainer.data.words import piece_kinds
 
 _PLAINLY_ENOUGH = 8
-"""A data set with so many times the tokens of a global batch has the rows for one, whatever sentence pairs leave out;
-the loader, which plans them all, has the last word."""
+"""A data set with so many times the tokens of a global batch has enough rows for one, whatever sentence pairs omit; the
+loader, which plans all rows, checks again."""
 
 
 def row_settings(data: DataSettings, stage: Stage) -> RowSettings:
-    """What a row of the stage is."""
+    """Return the form of a row in the stage."""
     task = None if data.sentence_pairs == "none" else data.sentence_pairs
     return RowSettings(stage.sequence_length, task, data.short_seq_probability)
 
@@ -41,7 +41,7 @@ def training_samples(shard_sets: Sequence[ShardSet], data: DataSettings, stage: 
 
 
 def masking_of(data: DataSettings, shard_set: ShardSet) -> Masking:
-    """How places are masked; `shard_set` has the tokenizer that all components share."""
+    """Return the settings of masking; `shard_set` has the tokenizer that all components share."""
     kinds = None if data.mask_unit == "token" else piece_kinds(Tokenizer.load(shard_set.tokenizer_folder).pieces)
     return Masking(
         data.max_mlm_probability,
@@ -56,7 +56,7 @@ def masking_of(data: DataSettings, shard_set: ShardSet) -> Masking:
 
 
 def check_enough_rows(num_rows: int | None, stage: Stage) -> None:
-    """`num_rows` of an epoch must hold one full global batch; None for a mixture, whose epochs do not end.
+    """Check that the rows of an epoch fill a global batch; `num_rows` is None for a mixture, whose epochs do not end.
 
     Raises:
         UserError: they do not.

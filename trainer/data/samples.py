@@ -1,6 +1,6 @@
-"""What sample numbers stand for: the rows of one data set epoch by epoch, or of a mixture of several.
+"""Samples by number: the rows of one data set epoch by epoch, or of a mixture of several.
 
-A sample's number is its place in the order of its epoch. In a mixture that number counts on without end, and each
+A sample's number is its position in the order of its epoch. In a mixture that number counts on without end, and each
 component runs through passes of its own.
 """
 
@@ -21,7 +21,7 @@ from trainer.data.shard_set import Shard
 
 
 class SampleSpace:
-    """All samples of a data set (one component) or of a mixture."""
+    """Samples of a data set (one component) or of a mixture."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class SampleSpace:
         seed: int,
         usage: Purpose,
     ) -> None:
-        """`usage` is Purpose.TRAINING or Purpose.EVALUATION: each has orders of its own."""
+        """`usage` is Purpose.TRAINING or Purpose.EVALUATION, which have different orders."""
         self._components = components
         self._settings = settings
         self._usage = usage
@@ -44,7 +44,7 @@ class SampleSpace:
         self._pass_starts: dict[tuple[int, int], list[int]] = {}
 
     def num_samples(self, epoch: int) -> int | None:
-        """Samples of an epoch; None for a mixture, whose epochs do not end."""
+        """Return the number of samples of an epoch; None for a mixture, whose epochs do not end."""
         return None if self._mixture else self.open_pass(epoch).num_rows
 
     def open_pass(self, epoch: int, component: int = 0, number: int = 0) -> ComponentEpoch:
@@ -52,22 +52,22 @@ class SampleSpace:
         return self._pass(epoch, component, number)
 
     def segments(self, epoch: int, samples: np.ndarray) -> tuple[Segments, list[Shard]]:
-        """The segments of `samples` (n,) int64 and the shards they lie in; rows count 0 to n - 1."""
+        """Return the segments of `samples` (n,) int64 and their shards; rows count 0 to n - 1."""
         if self._mixture is None:
             return self.open_pass(epoch).segments(samples)
         components, earlier = self._mixture.locate(samples)
         parts = []
         for component in np.unique(components).tolist():
             members = np.flatnonzero(components == component)
-            numbers, places = self._find_passes(epoch, component, earlier[members])
+            numbers, positions = self._find_passes(epoch, component, earlier[members])
             for number in np.unique(numbers).tolist():
                 inside = numbers == number
-                part = self.open_pass(epoch, component, number).segments(places[inside])
+                part = self.open_pass(epoch, component, number).segments(positions[inside])
                 parts.append((members[inside], *part))
         return merge_segments(parts)
 
     def _find_passes(self, epoch: int, component: int, earlier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(number of the pass, place in it) of a component's samples, by how many of its samples came before."""
+        """(number of the pass, position in it) of a component's samples, by how many of its samples came before."""
         if self._settings.pair_task is None:
             return np.divmod(earlier, self._rows_of_pass[component])
         # With sentence pairs each pass has its own number of rows.
@@ -90,7 +90,7 @@ class SampleSpace:
         return opened
 
     def _lacks_pairs(self, epoch: int, opened: ComponentEpoch) -> bool:
-        """Whether training would begin without any pair to learn from; a component of a mixture may have none."""
+        """Whether the samples contain no labeled pair at all; single components of a mixture may have none."""
         counts = opened.pair_counts
         is_beginning = self._usage is Purpose.TRAINING and epoch == 0 and self._mixture is None
         return is_beginning and counts is not None and not counts.pairs

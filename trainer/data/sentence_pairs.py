@@ -146,7 +146,7 @@ def plan_pairs(
             unlabeled_pairs=int(((labels == IGNORED) & (lengths[:, 1] > 0)).sum()),
             truncated_tokens=int(truncated_tokens),
             rows=num_rows,
-            filled_places=int(used.sum()),
+            filled_positions=int(used.sum()),
         ),
     )
 

@@ -1,8 +1,8 @@
-"""Local copies of remote files: one folder that all processes of a machine share, kept below a size.
+"""Cache of remote files: one folder that all processes of a machine share, limited in size.
 
-Each file is fetched by one process while the others wait, checked against its sha256 on arrival, and removed when
-room is needed and it is the one unused for longest. A process that has mapped a file keeps it although it is removed
-(POSIX), so nobody needs to say what is in use; the disk gets the room back when the last map is dropped.
+One process fetches each file while the others wait, and checks its sha256. When space is needed, the least recently
+used file is removed. A process that has mapped a removed file keeps its map (POSIX), so files in use need no
+registration; the disk space is freed when the last map is closed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from data_prep.base.errors import UserError
 from data_prep.storage import storage
 
 _LOCKS = ".locks"
-_OWN_NAME = re.compile(r"[0-9a-f]{32}-.+")  # `CachedFile.name`; whatever else lies in the folder is the user's
+_OWN_NAME = re.compile(r"[0-9a-f]{32}-.+")  # `CachedFile.name`; other files in the folder belong to the user
 
 
 class DamagedFile(UserError):
@@ -31,7 +31,7 @@ class DamagedFile(UserError):
 
 @dataclass(frozen=True)
 class CachedFile:
-    """A file to be had: where it comes from, and what it must be."""
+    """File to fetch: URL and expected contents."""
 
     url: str
     bytes: int
@@ -39,35 +39,35 @@ class CachedFile:
 
     @property
     def name(self) -> str:
-        """Its name in the cache; no two different contents share one."""
+        """Name in the cache; different contents have different names."""
         return f"{self.sha256[:32]}-{self.url.rpartition('/')[2].partition('?')[0]}"
 
 
 class ShardCache:
-    """The cache in `folder`, of at most about `max_bytes`."""
+    """Cache in `folder` of at most about `max_bytes`."""
 
     def __init__(self, folder: Path, max_bytes: int, download: Callable[[str, Path], None]) -> None:
-        """`download` writes the file at a URL to a local path, with retries of its own."""
+        """`download` writes the file at a URL to a local path, with its own retries."""
         self._folder, self._max_bytes, self._download = folder, max_bytes, download
 
     def map(self, file: CachedFile, dtype: np.dtype) -> np.ndarray:
-        """The file as an array of `dtype`, mapped; fetched where it is not there.
+        """Map the file as an array of `dtype`; fetch it first if it is missing.
 
         Raises:
-            DamagedFile: what came is not what it should be, or there is no such file.
-            UserError: the store or the folder refuses.
+            DamagedFile: the fetched file differs from its manifest, or does not exist.
+            UserError: the store cannot be read, or the folder cannot be written.
         """
         path = self._folder / file.name
         while True:
             self.fetch(file)
             try:
-                os.utime(path)  # used now: the last to be removed
+                os.utime(path)  # used now, so removed last
                 return np.memmap(path, dtype, mode="r")
-            except FileNotFoundError:  # removed by a process that needed room, since it was fetched
+            except FileNotFoundError:  # removed meanwhile by a process that needed space
                 continue
 
     def fetch(self, file: CachedFile, wait: bool = True) -> bool:
-        """Make sure that the file is there; False where another process is at it and `wait` is False.
+        """Ensure that the file is in the cache; return False if another process fetches it and `wait` is False.
 
         Raises:
             As `map`.
@@ -90,7 +90,7 @@ class ShardCache:
                     self._download(file.url, partial)
                     break
                 except (OSError, UserError) as error:
-                    # The disk is full though the cache is not: whatever can go makes room, and it is tried again.
+                    # The disk is full although the cache is not: remove what can be removed, and retry.
                     if _is_disk_full(error) and self._remove_oldest():
                         continue
                     if isinstance(error, UserError):
@@ -103,7 +103,7 @@ class ShardCache:
                     ) from None
             _check(file, partial)
             os.replace(partial, path)
-            self._make_room(0, path)  # others may have come meanwhile
+            self._make_room(0, path)  # other processes may have added files meanwhile
         finally:
             partial.unlink(missing_ok=True)
 
@@ -120,7 +120,7 @@ class ShardCache:
                     left -= size
 
     def _remove_oldest(self) -> bool:
-        """Remove the file unused for longest; False where there is none."""
+        """Remove the least recently used file; return False if there is none."""
         with self._locked("room", wait=True):
             files = self._files()
             if files:
@@ -128,7 +128,7 @@ class ShardCache:
             return bool(files)
 
     def _remove_abandoned(self) -> None:
-        """Remove what killed processes had half fetched: the lock of its name is free."""
+        """Remove partial downloads of killed processes, whose locks are free."""
         for partial in self._folder.glob(f".*{storage.PARTIAL_SUFFIX}"):
             name = partial.name.removeprefix(".").removesuffix(storage.PARTIAL_SUFFIX)
             if _OWN_NAME.fullmatch(name):
@@ -137,7 +137,7 @@ class ShardCache:
                         partial.unlink(missing_ok=True)
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """(last use, bytes, path) of the files, the one unused for longest first; what is being fetched left out."""
+        """Return (last use, bytes, path) of the files, the least recently used first, without partial downloads."""
         found = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
@@ -149,7 +149,7 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _locked(self, name: str, wait: bool) -> Iterator[bool]:
-        """Hold the lock of that name, which the system frees at a kill; False where another process has it."""
+        """Hold the lock of that name, which the system frees at a kill; yield False if another process holds it."""
         locks = self._folder / _LOCKS
         try:
             locks.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ class ShardCache:
             try:
                 yield True
             finally:
-                fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile has the file open too
+                fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile has the file open too
 
 
 def _check(file: CachedFile, path: Path) -> None:

@@ -44,7 +44,7 @@ class ShardSet:
         self._cache = ShardCache(self._cache_dir, cache_bytes, _download)
         self._prefetcher = Prefetcher(self._cache) if storage.is_remote(url) else None
         self._records = {record.name: record for split in (manifest.train, manifest.valid) for record in split.shards}
-        # Maps of this window of the sample order and the next; others are dropped, which frees their disk space.
+        # Maps of this window of the sample order and the next; closing the others frees their disk space.
         self._tokens_of = lru_cache(2 * WINDOW_SHARDS)(self._check_and_map)
         self._damaged: set[str] = set()
 
@@ -290,7 +290,7 @@ def check_own_tokenizer(shard_set: ShardSet) -> None:
     expected, found = shard_set.manifest.tokenizer.fingerprint, Tokenizer.load(shard_set.tokenizer_folder).fingerprint
     if found != expected:
         raise UserError(
-            f"{shard_set.tokenizer_folder} has fingerprint {found} and the shards beside it were made with {expected}",
+            f"{shard_set.tokenizer_folder} has fingerprint {found} and its shards were made with {expected}",
             fix="restore that tokenizer, or prepare the text again",
             code="another-tokenizer",
         )

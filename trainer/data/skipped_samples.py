@@ -1,7 +1,7 @@
-"""`--skip-samples`: rows of which nothing is predicted.
+"""`--skip-samples`: rows without predictions.
 
-The rows keep their places in the order, so every rank still gets the same batches and a resume stays exact; they only
-lose their labels. A global batch whose rows are all skipped changes nothing (`trainer/loop/step.py`).
+The rows keep their positions in the order and only lose their labels, so every rank still gets the same batches and a
+resume stays exact. A global batch whose rows are all skipped changes nothing (`trainer/loop/step.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainer.data.sample_range import SampleRange
 
 
 def without_skipped(batch: GlobalBatch, skipped: Sequence[SampleRange]) -> GlobalBatch:
-    """The batch with nothing to predict in the rows of the skipped samples."""
+    """Remove the labels in the rows of the skipped samples from a batch."""
     position = batch.position
     ranges = [r for r in skipped if (r.stage, r.epoch) == (position.stage, position.epoch)]
     if not any(r.first <= batch.last_sample and batch.first_sample < r.stop for r in ranges):
@@ -31,13 +31,13 @@ def without_skipped(batch: GlobalBatch, skipped: Sequence[SampleRange]) -> Globa
 
 
 def without_predictions(batch: Batch, rows: Sequence[int]) -> Batch:
-    """The same rows with no label in those of `rows`."""
+    """Return a micro-batch without the labels of `rows`."""
     if not rows:
         return batch
     chosen = torch.tensor(rows)
 
-    def ignored(labels: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        return labels.masked_fill(torch.isin(places // batch.sequence_length, chosen), IGNORED)
+    def ignored(labels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return labels.masked_fill(torch.isin(positions // batch.sequence_length, chosen), IGNORED)
 
     return replace(
         batch,

@@ -1,4 +1,4 @@
-"""Remembering on disk which local files were found sound, so that not every rank and worker hashes every shard."""
+"""Record on disk of verified local files, so that not every rank and worker hashes every shard."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from data_prep.storage import storage
 
 
 def is_sound(path: Path, sha256: str, marks: Path) -> bool:
-    """Whether the file's sha256 is that one; a file that was found so and not written since is not read again.
+    """Whether the file has this sha256; a file that was verified before and not written since is not read again.
 
-    A mark in the folder `marks` names the file by place, inode, size and times of change; of these the last cannot be
-    set back by copying times.
+    A mark in the folder `marks` names the file by path, inode, size and times of change; copying times does not reset
+    the last of these.
     """
     mark = marks / _name(path, sha256)
     if mark.exists():

@@ -1,10 +1,9 @@
-"""Where words begin, told from token ids alone, for masks that take whole words.
+"""Word boundaries determined from token ids alone, for masking of whole words.
 
-A word is what stands between two spaces: its first piece begins with the metaspace (U+2581), the others do not. In
-scripts that write no spaces that would be a whole clause, so there every piece is a word of its own. A character that
-the vocabulary lacks is several byte pieces, which stay together. Pieces of a foreign vocabulary come in the same form
-(`data_prep.tokenizer.foreign_files`), where white space of other kinds can stand in a piece and counts as the
-metaspace does.
+A word is the text between two spaces: its first token begins with the metaspace (U+2581), the others do not. In
+scripts without spaces that would be an entire clause, so there every token is a word. A character that the vocabulary
+lacks is several byte tokens, which stay together. Tokens of a foreign vocabulary have the same form
+(`data_prep.tokenizer.foreign_files`); they can contain other white space, which counts like the metaspace.
 """
 
 from __future__ import annotations
@@ -26,37 +25,37 @@ _FIRST_LEAD_OF_THREE_BYTES = 0xE0  # of characters from U+0800 on: hardly ever o
 
 
 class PieceKind(IntEnum):
-    """What a piece does to the word it stands in."""
+    """Effect of a token on word boundaries."""
 
     JOINS = 0
-    """Goes on with the word before it, unless that is `ALONE`."""
+    """Continues the previous word, unless that is `ALONE`."""
     OPENS = 1
     """Begins a word: it begins with the metaspace."""
     ALONE = 2
-    """A word of its own: a piece of a script without spaces, or the first byte of such a character."""
+    """A single word: a token of a script without spaces, or the first byte of such a character."""
     CONTINUES = 3
-    """A later byte of a character: never parted from the byte before it."""
+    """A later byte of a character: never separated from the byte before it."""
     SPACE = 4
-    """The metaspace alone: begins a word that the next piece belongs to."""
+    """The metaspace alone: begins a word that the next token continues."""
 
 
 def piece_kinds(pieces: Sequence[str]) -> np.ndarray:
-    """The `PieceKind` of every id of a vocabulary, (vocab_size,) int8; special tokens' are of no account."""
+    """Return the `PieceKind` of every id of a vocabulary, (vocab_size,) int8; those of special tokens are not used."""
     return np.array([_kind(piece) for piece in pieces], np.int8)
 
 
 def word_starts(input_ids: np.ndarray, maskable: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """Whether a word begins at each place, (R, L) bool; False where nothing can be masked.
+    """Return whether a word begins at each position, (R, L) bool; False at positions that cannot be masked.
 
     Args:
         input_ids: (R, L) int64.
         maskable: (R, L) bool, False at special tokens: no word reaches across them.
-        kinds: (vocab_size,) as `piece_kinds` gives them.
+        kinds: (vocab_size,) as `piece_kinds` returns them.
     """
     here = kinds[input_ids]
-    places = np.arange(input_ids.shape[1])
-    # A byte that continues a character counts as what its first byte is.
-    leads = np.maximum.accumulate(np.where(here == PieceKind.CONTINUES, 0, places), axis=1)
+    positions = np.arange(input_ids.shape[1])
+    # A byte that continues a character has the kind of its first byte.
+    leads = np.maximum.accumulate(np.where(here == PieceKind.CONTINUES, 0, positions), axis=1)
     before = np.roll(np.take_along_axis(here, leads, axis=1), 1, axis=1)
     follows = np.roll(maskable, 1, axis=1)
     follows[:, 0] = False

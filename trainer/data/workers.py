@@ -1,4 +1,4 @@
-"""The processes that build batches: their signals, and what their loss means."""
+"""Worker processes of the loader: their signals, and the error when one is lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOST = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) "
     r"(?:is killed by signal: (?P<signal>[^.]+)|exited unexpectedly)"
 )
-"""As torch has it: raised by its handler of SIGCHLD wherever the rank is, or where the batch is waited for."""
+"""Message of torch, raised by its SIGCHLD handler at any point of the rank, or while it waits for the batch."""
 
 
 _SCHEDULER_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
@@ -24,7 +24,7 @@ _SCHEDULER_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
 
 @contextlib.contextmanager
 def block_scheduler_signals() -> Iterator[None]:
-    """Around the start of workers: every thread of theirs inherits the mask, also one that torch starts by itself.
+    """Block scheduler signals while workers start: all their threads inherit the mask, also those that torch starts.
 
     One thread without it would be enough for SIGTERM to end the worker. A signal to the rank meanwhile reaches another
     thread of it, or waits.
@@ -37,21 +37,21 @@ def block_scheduler_signals() -> Iterator[None]:
 
 
 def ignore_scheduler_signals(worker: int) -> None:
-    """Let a signal that a scheduler or a terminal sends to every process of the job pass a worker by.
+    """Ignore a signal that a scheduler or a terminal sends to every process of the job.
 
-    The rank ends its step and saves on such a signal, and needs its workers for that. So a worker ends when its rank
-    asks for it (SIGTERM from the rank itself) or is gone (DataLoader's own watch). To be started within
+    The rank ends its step and saves on such a signal, and needs its workers for that. A worker ends when its rank
+    sends SIGTERM or is gone (DataLoader's own watch). The worker must be started within
     `block_scheduler_signals`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    # In place of torch's handler, which ends the worker in whichever thread the signal arrives.
+    # Replaces torch's handler, which ends the worker in any thread that receives the signal.
     signal.signal(signal.SIGTERM, _pass_by)
     threading.Thread(target=_wait_for_rank, args=(os.getppid(),), daemon=True).start()
 
 
 def _pass_by(signum: int, frame: FrameType | None) -> None:
-    """A scheduler's SIGTERM in a thread that does not block it."""
+    """Handle a scheduler's SIGTERM in a thread that does not block it."""
 
 
 def _wait_for_rank(rank_pid: int) -> None:
@@ -62,7 +62,7 @@ def _wait_for_rank(rank_pid: int) -> None:
 
 @contextlib.contextmanager
 def explain_lost_workers(rank: int, num_workers: int, end_run: Callable[[str], NoReturn]) -> Iterator[None]:
-    """End the run on all ranks where a worker of this rank was killed or crashed; other errors pass."""
+    """End the run on all ranks if a worker of this rank was killed or crashed; other errors propagate."""
     try:
         yield
     except RuntimeError as error:
@@ -72,7 +72,7 @@ def explain_lost_workers(rank: int, num_workers: int, end_run: Callable[[str], N
 
 
 def verdict_on_lost_worker(error: BaseException | None, rank: int, num_workers: int) -> str | None:
-    """Which worker was lost, probably why, and what to do; None where the error says nothing of one."""
+    """Describe the lost worker, the probable cause and the fix; None if the error is not about a worker."""
     while error is not None and (found := _LOST.search(str(error))) is None:
         error = error.__cause__ or error.__context__
     if error is None or found is None:
@@ -82,7 +82,7 @@ def verdict_on_lost_worker(error: BaseException | None, rank: int, num_workers: 
     if found["signal"] == "Bus error":
         reason, fix = "probably because /dev/shm is full", f"enlarge /dev/shm, or {lower}"
     elif found["signal"] not in (None, "Killed"):
-        reason, fix = "see its own message above", f"{lower}; with 0 the rank builds its batches itself"
-    ended = f"was ended by a signal ({found['signal']})" if found["signal"] else "ended unexpectedly"
+        reason, fix = "read its own message above", f"{lower}; with 0 the rank process builds the batches"
+    ended = f"was killed by a signal ({found['signal']})" if found["signal"] else "ended unexpectedly"
     where = f"process {found['pids']} on {socket.gethostname()}"
     return f"a data worker of rank {rank} ({where}) {ended}, {reason}. Fix: {fix}"

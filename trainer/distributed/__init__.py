@@ -1,1 +1,1 @@
-"""The processes of a run: their groups, their signals, and who of them died."""
+"""Distributed processes: rendezvous, process groups, watchdog, signals, exit."""

@@ -1,8 +1,8 @@
-"""Whether all ranks run the same, compared before the first step.
+"""Agreement of all ranks on configuration, data, code and libraries, checked before the first step.
 
-Each rank states facts: what has to be equal on all ranks, and what may differ between hosts. Two digests per rank are
-gathered, so that equal ranks cost one small collective however many they are. Only where digests differ is the text of
-the facts exchanged, as JSON, by one rank for each different digest.
+Each rank states facts: those that must be equal on all ranks, and those that may differ between hosts. Two digests per
+rank are gathered, so that equal ranks cost one small collective at any world size. If digests differ, one rank for
+each different digest broadcasts its facts as JSON.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from trainer.distributed.exit import PrintedByEveryRank
 from trainer.distributed.process_group import Ranks, broadcast_bytes, gather_bytes
 
 _DIGEST_BYTES = 32
-_MOST_TEXTS = 8
-_MOST_NAMES = 12
+_MAX_TEXTS = 8
+_MAX_NAMES = 12
 _NOT_SET = "not set"
 
 
@@ -29,32 +29,32 @@ class RanksDiffer(PrintedByEveryRank, UsageError):
 
 
 class RankCannotRun(PrintedByEveryRank):
-    """Some ranks cannot run and others can, such as with data that one host lacks."""
+    """Some ranks cannot run and others can, for example because one host lacks the data."""
 
-    def __init__(self, problem: str, exit_status: int, code: str) -> None:
-        super().__init__(problem, code=code)
+    def __init__(self, problem: str, *, fix: str, code: str, exit_status: int) -> None:
+        super().__init__(problem, fix=fix, code=code)
         self.exit_status = exit_status
 
 
 class Fact(NamedTuple):
-    """One thing that ranks compare."""
+    """A value that ranks compare."""
 
     value: str
-    """What is compared; it stays on its rank."""
-    shown: str
-    """What others are shown of it: short and without secrets."""
+    """The compared text; it stays on its rank."""
+    display: str
+    """The text for messages on other ranks: short and without secrets."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a rank says of itself, by name."""
+    """The facts of a rank, by name."""
 
     equal: Mapping[str, Fact]
-    """Refused where it differs."""
+    """Must be equal on all ranks."""
     per_host: Mapping[str, Fact]
     """May differ between hosts; a difference is a warning."""
     problem: UserError | None = None
-    """What kept this rank from finding out the rest. Names that it did not get to are not compared."""
+    """The error that stopped this rank from determining the other facts, which are then not compared."""
 
 
 class _Variant(NamedTuple):
@@ -65,17 +65,18 @@ class _Variant(NamedTuple):
     facts: dict[str, list[str]]
     """By name: a digest of the value, and its display."""
     problem: str | None
+    fix: str
     exit_status: int
     code: str
 
 
 def agree(facts: Facts, ranks: Ranks, warn: Callable[[str], None]) -> None:
-    """Compare the facts of all ranks, all ranks together; rank 0 hands to `warn` what may differ and does.
+    """Compare the facts of all ranks in a collective call; rank 0 passes allowed differences to `warn`.
 
     Raises:
-        RanksDiffer: ranks differ in what has to be equal; the same text on every rank.
-        RankCannotRun: some ranks have a problem: that of the first of them, on every rank.
-        UserError: all ranks have a problem: this rank's.
+        RanksDiffer: ranks differ in facts that must be equal; the same text on every rank.
+        RankCannotRun: some ranks have a problem; the first such rank's problem, on every rank.
+        UserError: all ranks have a problem; this rank's own.
     """
     problem = None if facts.problem is None else (str(facts.problem), facts.problem.exit_status)
     own = _digest([_values(facts.equal), problem]) + _digest(_values(facts.per_host))
@@ -83,14 +84,19 @@ def agree(facts: Facts, ranks: Ranks, warn: Callable[[str], None]) -> None:
     variants = _variants([each[:_DIGEST_BYTES] for each in digests], facts.equal, facts.problem, ranks)
     if differences := describe_differences(variants):
         raise RanksDiffer(
-            f"the ranks do not run the same: {differences}",
+            f"the ranks do not run the same job: {differences}",
             fix="start every rank with the same configuration, command line, data, code and library versions",
             code="ranks-differ",
         )
     if any(each.problem is None for each in variants):
         for each in variants:
             if each.problem is not None:
-                raise RankCannotRun(f"{who(each.ranks, each.host)}: {each.problem}", each.exit_status, each.code)
+                raise RankCannotRun(
+                    f"{who(each.ranks, each.host)}: {each.problem}",
+                    fix=each.fix,
+                    code=each.code,
+                    exit_status=each.exit_status,
+                )
     if facts.problem is not None:
         raise facts.problem
     per_host = _variants([each[_DIGEST_BYTES:] for each in digests], facts.per_host, None, ranks)
@@ -99,31 +105,31 @@ def agree(facts: Facts, ranks: Ranks, warn: Callable[[str], None]) -> None:
 
 
 def describe_differences(variants: Sequence[_Variant]) -> str:
-    """Each name in which the variants differ, with the values and who has them; empty where they do not differ.
+    """Describe each name in which the variants differ, with values and ranks; empty if they do not differ.
 
-    A variant with a problem is not asked for names that it lacks, since it may not have got to them.
+    Names that a variant with a problem lacks do not count as differences, because its ranks stopped before them.
     """
     names = dict.fromkeys(name for variant in variants for name in variant.facts)
     found = [text for name in names if (text := _describe(name, variants)) is not None]
-    more = f"; and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
-    return "; ".join(found[:_MOST_NAMES]) + more
+    more = f"; and {len(found) - _MAX_NAMES} more" if len(found) > _MAX_NAMES else ""
+    return "; ".join(found[:_MAX_NAMES]) + more
 
 
 def who(ranks: Sequence[int], host: str) -> str:
-    """Ranks in words: the first with its host, and how many more there are."""
+    """Describe ranks: the first with its host, and the number of the others."""
     more = f" and {len(ranks) - 1} more rank{'s' if len(ranks) > 2 else ''}" if len(ranks) > 1 else ""
     return f"rank {ranks[0]} ({host}){more}"
 
 
 def texts_of_different(digests: Sequence[bytes], text: str, ranks: Ranks) -> list[tuple[list[int], str]]:
-    """For each different digest (of the first few) its ranks, and the text of the first of them; in order of ranks.
+    """Return the ranks of each different digest (of the first few) and the text of the first of them, by rank.
 
-    All ranks together, each with its own text and the same digests, one per rank.
+    A collective call: each rank passes its own text and the same digests, one per rank.
     """
     members: dict[bytes, list[int]] = {}
     for rank, digest in enumerate(digests):
         members.setdefault(digest, []).append(rank)
-    groups = list(members.values())[:_MOST_TEXTS]
+    groups = list(members.values())[:_MAX_TEXTS]
     if len(groups) == 1:
         return [(groups[0], text)]
     return [(group, broadcast_bytes(text.encode(), ranks, group[0]).decode()) for group in groups]
@@ -134,24 +140,26 @@ def _describe(name: str, variants: Sequence[_Variant]) -> str | None:
     for variant in variants:
         if name not in variant.facts and variant.problem is not None:
             continue
-        digest, shown = variant.facts.get(name, ["", _NOT_SET])
-        by_value.setdefault(digest, (shown, [], variant.host))[1].extend(variant.ranks)
+        digest, display = variant.facts.get(name, ["", _NOT_SET])
+        by_value.setdefault(digest, (display, [], variant.host))[1].extend(variant.ranks)
     if len(by_value) == 1:
         return None
-    return f"{name} is " + " and ".join(f"{shown} on {who(those, host)}" for shown, those, host in by_value.values())
+    values = by_value.values()
+    return f"{name} is " + " and ".join(f"{display} on {who(members, host)}" for display, members, host in values)
 
 
 def _variants(
     digests: Sequence[bytes], facts: Mapping[str, Fact], problem: UserError | None, ranks: Ranks
 ) -> list[_Variant]:
-    told = {
+    stated = {
         "host": socket.gethostname(),
-        "facts": {name: [_digest(fact.value).hex(), fact.shown] for name, fact in facts.items()},
-        "problem": None if problem is None else str(problem),
+        "facts": {name: [_digest(fact.value).hex(), fact.display] for name, fact in facts.items()},
+        "problem": None if problem is None else problem.problem,
+        "fix": "" if problem is None else problem.fix,
         "exit_status": 0 if problem is None else problem.exit_status,
         "code": "" if problem is None else problem.code,
     }
-    texts = texts_of_different(digests, json.dumps(told), ranks)
+    texts = texts_of_different(digests, json.dumps(stated), ranks)
     return [_Variant(members, **json.loads(text)) for members, text in texts]
 
 

@@ -1,9 +1,9 @@
-"""DeepSpeed's launcher, with a pdsh that ends when it does and a launch that ends with a host that ssh does not reach.
+"""DeepSpeed's launcher with two additions: pdsh ends with the launcher, and an unreachable host ends the launch.
 
-`launch/nodes.py` starts it. Left alone, a pdsh goes on without its launcher, by SIGKILL too. Where the launcher runs on
-a host with ranks, they notice that (`trainer/distributed/launcher.py`); one on a login node would leave a run behind
-that nobody can stop from there. And pdsh goes on without a host that it does not reach, whose ranks the others would
-wait for.
+`launch/nodes.py` starts it. By default pdsh outlives its launcher, also after SIGKILL. If the launcher runs on a host
+with ranks, they notice that (`trainer/distributed/launcher.py`); a launcher on a login node would leave a run behind
+that cannot be stopped from there. And pdsh continues without an unreachable host, whose ranks the others would wait
+for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DRAIN_SECONDS = 10.0
 
 
 class WatchedPdsh:
-    """The pdsh of a launch: passes on what it prints, and ends it once a host was never reached."""
+    """The pdsh of a launch: forwards its output, and ends it if a host is unreachable."""
 
     def __init__(self, command: list[str], **arguments: Any) -> None:
         self.unreached: str | None = None
@@ -47,14 +47,14 @@ class WatchedPdsh:
             thread.start()
 
     def drain(self) -> None:
-        """Wait for the rest of the output, for some seconds: a process of a host may keep it open."""
+        """Wait some seconds for the rest of the output, which a process on a host may keep open."""
         deadline = time.monotonic() + _DRAIN_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _pass_on(self, source: IO[bytes], sink: IO[bytes], look_at: Callable[[bytes], None]) -> None:
         for line in source:
-            with contextlib.suppress(OSError):  # its reader is gone, or a full disk: that must not stop the ranks
+            with contextlib.suppress(OSError):  # the reader is gone or the disk is full, which must not stop the ranks
                 sink.write(line)
                 sink.flush()
             look_at(line)
@@ -69,7 +69,7 @@ class WatchedPdsh:
         if failed is None or failed[1] in self._reached or self.unreached is not None:
             return
         self.unreached = failed[1].decode(errors="replace")
-        # Twice, as by hand: the first SIGINT has pdsh list its hosts, the second has it end what runs on them.
+        # Twice, as by hand: on the first SIGINT pdsh lists its hosts, on the second it ends the processes on them.
         for _ in range(2):
             self.process.send_signal(signal.SIGINT)
             time.sleep(0.2)
@@ -77,11 +77,11 @@ class WatchedPdsh:
 
 
 def main() -> None:
-    """The launcher, with the arguments of this process; status 76 where a host was not reached."""
+    """Run the launcher with the arguments of this process; exit with status 76 if a host is unreachable."""
     launched: list[WatchedPdsh] = []
 
     def start(command: list[str], **arguments: Any) -> subprocess.Popen[bytes]:
-        if command[0] != "pdsh" or launched:  # the second one of a launch ends what runs on the hosts
+        if command[0] != "pdsh" or launched:  # the second pdsh of a launch ends the processes on the hosts
             return subprocess.Popen(command, preexec_fn=end_with_parent, **arguments)
         launched.append(WatchedPdsh(command, **arguments))
         return launched[0].process
@@ -97,9 +97,9 @@ def main() -> None:
         pdsh.drain()
         if pdsh.unreached is not None:
             print(
-                f"error: host {pdsh.unreached} was not reached by ssh, see its own message above: the launch has ended "
-                f"on all hosts. Fix: see that `ssh {pdsh.unreached} true` works without a password, or take the host "
-                "out of the hostfile, and start the same command again",
+                f"error: host {pdsh.unreached} is not reachable by ssh (see its message above); the launch ended on "
+                f"all hosts. Fix: make `ssh {pdsh.unreached} true` work without a password, or remove the host from "
+                "the hostfile, then rerun the same command. [unreachable-host]",
                 file=sys.stderr,
                 flush=True,
             )

@@ -1,4 +1,4 @@
-"""Processes that end when the one that began them does, by SIGKILL too."""
+"""Processes that end with their parent, also when it is killed by SIGKILL."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Have Linux send this process SIGTERM when its parent is gone; it holds for the program executed next as well.
+    """Make Linux send this process SIGTERM when its parent ends; this also holds for the program executed next.
 
-    Linux looks from now on alone: `parent` is the process id that the parent had, where it may be gone already. Its
-    parent is to Linux the thread that began it, which has to stay as long.
+    Linux only watches from now on: `parent` is the process id of the parent, if it may have ended already. For Linux
+    the parent is the thread that started this process, which has to stay as long.
     """
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
     if parent is not None and os.getppid() != parent:

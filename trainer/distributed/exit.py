@@ -1,4 +1,4 @@
-"""How a rank ends without blocking others: an error is printed once over all ranks, with its exit status.
+"""Exit of a rank without blocking others: an error is printed once over all ranks, with its exit status.
 
 An error ends a rank at once, without waiting for collectives, so that those of other ranks fail instead of hanging.
 """
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 _EXCHANGE_SECONDS = 5.0
 _LAST_MESSAGE = "clozeworks/last_message"
 _OF_ANOTHER = re.compile(r"rank \d+ ended the run: ")
-# What gloo, NCCL and the TCPStore of torch 2.11 and 2.13 say where another process or its host is gone.
+_PARTS = re.compile(r"(?P<problem>.*?)(?:\. Fix: (?P<fix>.*?))?(?: \[(?P<code>[a-z0-9-]+)\])?", re.DOTALL)
+"""Of an error's message without its opening."""
+# Messages of gloo, NCCL and the TCPStore of torch 2.11 and 2.13 about another process or host that is gone.
 _LOST_PEER = re.compile(
     r"closed by (remote )?peer|peer closed|pair closure|connection was likely closed"
     r"|connection (reset|refused|aborted)|connection abort|broken pipe|socket.*closed|connectFullMesh failed"
@@ -52,7 +54,7 @@ def run_rank(command: Callable[[], int]) -> NoReturn:
     ignore_broken_pipe()
     try:
         status = command()
-    except RankIsMissing as error:  # rank 0, which speaks for the others, may be the missing one
+    except RankIsMissing as error:  # rank 0, which prints errors for all ranks, may be the missing one
         _print(_message(error), int(os.environ.get("RANK", "0")))
         end_process(error.exit_status)
     except UserError as error:
@@ -60,9 +62,9 @@ def run_rank(command: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:
         _abort("interrupted", 130)
     except OSError as error:
-        if (named := unusable_name(error)) is None:
+        if (problem := unusable_name(error)) is None:
             _abort(_explain(error), 1)
-        _abort(_message(named), named.exit_status)
+        _abort(_message(problem), problem.exit_status)
     except SystemExit as error:
         end_process(error.code if isinstance(error.code, int) else int(error.code is not None))
     except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
@@ -75,10 +77,10 @@ def _message(error: UserError) -> str:
 
 
 def ignore_broken_pipe() -> None:
-    """Let standard output and error write to nowhere once their reader is gone; a full disk loses lines, and no more.
+    """Discard standard output and error once their reader is gone, and lines that a full disk does not take.
 
-    A launcher that is killed takes the reader of both with it, and a rank must neither fail on its next line nor lose
-    its watchdog in one: it notices the loss (`trainer/distributed/launcher.py`), saves and leaves.
+    A killed launcher was the reader of both. A rank must neither fail on its next line nor lose its watchdog: it
+    notices the loss of the launcher (`trainer/distributed/launcher.py`), saves a checkpoint and exits.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
@@ -107,27 +109,34 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def reports_lost_peer(message: str) -> bool:
-    """Whether the message of a communication library says that another process is gone or does not answer."""
+    """Whether the message of a communication library reports that another process is gone or does not answer."""
     return _LOST_PEER.search(message) is not None
 
 
-def error_of_another(world_size: int) -> str | None:
-    """The error with which a rank has ended the run for all, in words; asked after a collective failed."""
+def error_of_another(world_size: int) -> UserError | None:
+    """Return the error with which another rank ended the run; call it after a collective failed."""
     try:
         store = torch.distributed.distributed_c10d._get_default_store()
         for rank in range(world_size):
             if store.check([f"{_LAST_MESSAGE}/{rank}"]):
                 message = store.get(f"{_LAST_MESSAGE}/{rank}").decode().removeprefix("error: ")
-                if _OF_ANOTHER.match(message) is None:
-                    return f"rank {rank} ended the run: {message}"
-    except (RuntimeError, ValueError):  # the store's keeper is gone; there is no group (any more)
+                if _OF_ANOTHER.match(message) is None and (parts := _PARTS.fullmatch(message)) is not None:
+                    return UserError(
+                        f"rank {rank} ended the run: {parts['problem']}",
+                        fix=parts["fix"] or "",
+                        code=parts["code"] or "",
+                    )
+    except (RuntimeError, ValueError):  # the store's owner is gone; the group does not exist (any more)
         pass
     return None
 
 
 def _explain(error: BaseException) -> str:
     if is_lost_peer(error):
-        return f"error: another rank was lost or did not answer in time, see its own message ({first_line(error)})"
+        return (
+            f"error: another rank crashed or did not answer in time ({first_line(error)}). Fix: read its own message, "
+            "then rerun the same command. [rank-lost]"
+        )
     return "".join(traceback.format_exception(error)).rstrip()
 
 
@@ -140,7 +149,7 @@ def _abort(message: str, exit_status: int, every_rank_prints: bool = False) -> N
     rank = int(os.environ.get("RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if not torch.distributed.is_initialized() or world_size == 1:
-        # Before the group exists the ranks of a node have seen the same files, so one of them speaks for all.
+        # Before the group exists, the ranks of a node have the same error about the same files: one of them prints it.
         if os.environ.get("LOCAL_RANK", "0") == "0" or not message.startswith("error: "):
             _print(message, rank)
         end_process(exit_status)
@@ -152,11 +161,11 @@ def _abort(message: str, exit_status: int, every_rank_prints: bool = False) -> N
 
 
 def _exchange(message: str, rank: int, world_size: int) -> list[str]:
-    """Tell the others this rank's last message through the store and hear rank 0's, for a few seconds at most."""
+    """Publish this rank's last message in the store and read that of rank 0, within a few seconds."""
     try:
         store = torch.distributed.distributed_c10d._get_default_store()
         store.set(f"{_LAST_MESSAGE}/{rank}", message)
-        # Rank 0 holds the store: it waits for the others, the others for rank 0.
+        # Rank 0 owns the store: it waits for the others, and they wait for rank 0.
         awaited = range(1, world_size) if rank == 0 else (0,)
         keys = [f"{_LAST_MESSAGE}/{number}" for number in awaited]
         deadline = time.monotonic() + _EXCHANGE_SECONDS
@@ -176,18 +185,18 @@ def _print(message: str, rank: int) -> None:
 
 
 def end_with_last_line(line: str, exit_status: int) -> NoReturn:
-    """Print the line on standard error as the last of this process's output, and end it.
+    """Print the line on standard error as the last output of this process, and end it.
 
-    Other threads, those of torch's C++ libraries too, may print at any time: nothing of theirs comes after the line.
+    Other threads, such as those of torch's C++ libraries, may print at any time, but not after the line.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     with contextlib.suppress(OSError):
-        own, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
         for descriptor in (1, 2):
             os.dup2(nowhere, descriptor)
-        os.write(own, f"{line}\n".encode(errors="backslashreplace"))
+        os.write(stderr, f"{line}\n".encode(errors="backslashreplace"))
     os._exit(exit_status)
 
 

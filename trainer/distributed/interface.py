@@ -1,7 +1,7 @@
-"""The network interface by which the hosts of a run reach each other.
+"""Network interface between the hosts of a run.
 
-Left to itself gloo offers the address that its host's name resolves to. On many systems that is 127.0.1.1, where no
-other host can connect. The route to the launcher's address shows a better one.
+By default gloo offers the address that its host's name resolves to. On many systems that is 127.0.1.1, to which no
+other host can connect. The route to the launcher's address gives a better one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NONE = "none"
 
 
 def source_address(destination: str) -> str:
-    """The address of this host from which packets to `destination` (a name or an address) leave; `NONE` if none do."""
+    """Return the address from which this host sends packets to `destination` (name or address); `NONE` if none."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(destination, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as connected:
@@ -27,16 +27,16 @@ def source_address(destination: str) -> str:
 
 
 def common_peer(addresses: Sequence[str]) -> str:
-    """An address that hosts on which the launcher's name leads to the loopback can ask the route to.
+    """Return an address to find the route to, for hosts on which the launcher's name resolves to the loopback.
 
-    `addresses` are the `source_address` to the launcher's address of each rank. `NONE` where all ranks are on one host.
+    `addresses` are the `source_address` to the launcher's address of each rank. `NONE` if all ranks are on one host.
     """
     reachable = [address for address in addresses if address != NONE and not is_loopback(address)]
     return reachable[0] if reachable and len(set(addresses)) > 1 else NONE
 
 
 def interface_towards(launcher: str, peer: str) -> str | None:
-    """This host's interface to the others, given the launcher's address and the `common_peer`; None if unknown."""
+    """Return this host's interface to the others from the launcher's address and `common_peer`; None if unknown."""
     if peer == NONE:
         return None
     address = source_address(launcher)
@@ -46,7 +46,7 @@ def interface_towards(launcher: str, peer: str) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has the address."""
+    """Return the interface that has the address."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address.partition("%")[0] == address for each in addresses):
             return name

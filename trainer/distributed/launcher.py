@@ -1,10 +1,10 @@
-"""Whether the launcher that started this rank is still there.
+"""Watch of the launcher that started this rank.
 
-A rank whose launcher was killed is an orphan: nobody tells it to stop, and nobody hears its exit status. DeepSpeed's
-launcher on one node is two processes, of which a signal to the upper one leaves the lower one waiting for the ranks; so
-both are watched there. Where it came by ssh (several nodes, or one that is not the launcher's) there are pdsh, ssh and
-a shell between the two: what of them is on this host is watched as well. A process without a launcher (plain `python`,
-also under nohup) has nobody to lose.
+A rank whose launcher was killed is an orphan: it receives no stop signal, and its exit status is lost. DeepSpeed's
+launcher on one node is two processes: a signal to the upper one leaves the lower one waiting for the ranks, so both
+are watched. If the rank was started by ssh (several nodes, or another node than the launcher's), pdsh, ssh and a shell
+are between the two; those on this host are watched as well. A process without a launcher (plain `python`, also under
+nohup) has nothing to watch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOOK_SECONDS = 1.0
 
 
 def watch_launcher(on_loss: Callable[[], None]) -> None:
-    """Call `on_loss` once, from a thread of its own, when the launcher of this rank is gone."""
+    """Call `on_loss` once, from a separate thread, when the launcher of this rank has ended."""
     levels = launcher_levels()
     if levels:
         line = (os.getpid(), *ancestors(levels))
@@ -31,9 +31,9 @@ def watch_launcher(on_loss: Callable[[], None]) -> None:
 
 
 def remote_links(launch: int) -> list[tuple[int, int]]:
-    """Of a start on several nodes, the pairs of a process and its parent that must stay, where they are on this host.
+    """Return the pairs (process, parent) on this host that must stay, for a start on several nodes.
 
-    From launch.py (its process id is `launch`) up to the ssh session; and the pdsh that began it, with the launcher.
+    They range from launch.py (its process id is `launch`) up to the ssh session, and include the pdsh that started it.
     """
     links, current = [], launch
     while (above := _parent_of(current)) > 1:
@@ -49,12 +49,12 @@ def remote_links(launch: int) -> list[tuple[int, int]]:
 
 
 def came_by_ssh(words: list[str]) -> bool:
-    """Whether the parent of launch.py, of which these are the words, is what pdsh's ssh starts: a shell, or sshd."""
+    """Whether the parent of launch.py, with this command line, was started by pdsh's ssh: a shell, or sshd."""
     return "".join(words[:1]).startswith("sshd") or any("deepspeed.launcher.launch " in word for word in words)
 
 
 def launcher_levels() -> int:
-    """How many of this process's ancestors are the launcher, by the environment that launchers set."""
+    """Return how many ancestors of this process belong to the launcher, from the environment that launchers set."""
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun
         return 1
     if "CROSS_SIZE" in os.environ:  # deepspeed; between its halves on several nodes there are ssh and shells
@@ -63,7 +63,7 @@ def launcher_levels() -> int:
 
 
 def ancestors(levels: int) -> tuple[int, ...]:
-    """The parent's process id, its parent's and so on; fewer than `levels` where the system does not tell."""
+    """Return the process ids of the parent, its parent and so on; fewer than `levels` if the system hides them."""
     found: list[int] = []
     current = os.getppid()
     while len(found) < levels and current > 0:

@@ -20,16 +20,16 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def peak_memory_of_ranks(ranks: Ranks) -> list[int]:
-    """`peak_memory_bytes` of every rank, on every rank."""
+    """Return `peak_memory_bytes` of every rank, on every rank."""
     return gather_objects(peak_memory_bytes(ranks.device), ranks)
 
 
 @contextlib.contextmanager
 def explain_out_of_memory(ranks: Ranks, when: str) -> Iterator[None]:
-    """Turn out-of-memory errors of the device or Python into a `UserError` that says what to lower.
+    """Convert out-of-memory errors of the device or Python to a `UserError` with the setting to lower.
 
     Raises:
-        UserError: there was too little memory in the block.
+        UserError: memory ran out in the block.
     """
     try:
         yield
@@ -45,7 +45,7 @@ def explain_out_of_memory(ranks: Ranks, when: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether this error, or one behind it, says that memory ran out: torch's on any device, or Python's own."""
+    """Whether this error or one of its causes is an out-of-memory error of torch (on any device) or Python."""
     while error is not None:
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
             return True
@@ -54,7 +54,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _peak_resident_bytes() -> int:
-    # Not getrusage where it can be helped: its peak begins with what the parent held when it forked.
+    # Preferred to getrusage, whose peak includes the memory of the parent at the fork.
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmHWM:"):

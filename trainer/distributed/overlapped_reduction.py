@@ -1,4 +1,4 @@
-"""The all-reduce of gradients in buckets that leave while the backward still computes the others.
+"""All-reduce of gradients in buckets that are sent while the backward still computes the others.
 
 DeepSpeed's BF16_Optimizer (ZeRO 1 in bf16) reduces after the backward. Its stage 2 overlaps on CUDA, but it reduces
 after every micro-batch and synchronizes the device each time, and on the CPU it does not overlap at all (deepspeed
@@ -19,7 +19,7 @@ from torch import nn
 
 @dataclass
 class Bucket:
-    """Neighboring parameters whose gradients lie end to end in one flat buffer."""
+    """Neighboring parameters whose gradients are adjacent in one flat buffer."""
 
     gradients: torch.Tensor
     """(n,): a slice of the flat buffer."""
@@ -31,7 +31,7 @@ class Bucket:
 
 
 class OverlappedReduction:
-    """Averages gradients over ranks between `begin` and `finish`, around a step's last backward."""
+    """Averaging of gradients over ranks between `begin` and `finish`, around the last backward of a step."""
 
     def __init__(
         self,
@@ -40,12 +40,12 @@ class OverlappedReduction:
         group: torch.distributed.ProcessGroup | None,
         predivide: float = 1.0,
     ) -> None:
-        """Register a hook on every parameter, behind those that write its gradient into the flat buffer.
+        """Register a hook on every parameter, after those that write its gradient into the flat buffer.
 
         Args:
             buckets: in the order in which a backward completes them; the same on all ranks.
             dtype: of the gradients on the wire.
-            predivide: divides the gradients before the sum; what is left of the world size divides the sum.
+            predivide: divides the gradients before the sum; the world size over it divides the sum.
         """
         self._buckets, self._dtype, self._group = buckets, dtype, group
         self._predivide = predivide
@@ -59,13 +59,13 @@ class OverlappedReduction:
         ]
 
     def begin(self) -> None:
-        """Before the last backward of a step."""
+        """Start the reduction; call it before the last backward of a step."""
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
         self._is_active, self._num_started = True, 0
 
     def finish(self) -> None:
-        """After it: start what is left, and have the flat buffers hold the mean over ranks.
+        """Reduce the remaining buckets and store the mean over ranks in the flat buffers; call it after the backward.
 
         With NCCL the device waits for the reduction and the host does not.
         """
@@ -82,7 +82,7 @@ class OverlappedReduction:
             bucket.sent = bucket.work = None
 
     def destroy(self) -> None:
-        """Remove the hooks; Python's garbage collector does not see a cycle that leads through them."""
+        """Remove the hooks; Python's garbage collector does not detect cycles through them."""
         for hook in self._hooks:
             hook.remove()
 
@@ -90,7 +90,7 @@ class OverlappedReduction:
         if not self._is_active:
             return
         bucket.missing -= 1
-        # In one order on all ranks, whatever order the gradients come in.
+        # In the same order on all ranks, in any order of gradients.
         while self._num_started < len(self._buckets) and not self._buckets[self._num_started].missing:
             self._start()
 
@@ -107,12 +107,12 @@ class OverlappedReduction:
 def cut_into_buckets(
     groups: Sequence[tuple[Sequence[nn.Parameter], torch.Tensor]], order: Sequence[nn.Parameter], bucket_elements: int
 ) -> list[Bucket]:
-    """Cut flat gradient buffers into buckets, in the order in which a backward completes them.
+    """Divide flat gradient buffers into buckets, in the order in which a backward completes them.
 
     Args:
-        groups: of each flat buffer (n,) the parameters whose gradients lie in it one after another from 0 on.
+        groups: the parameters of each flat buffer (n,), whose gradients are consecutive from 0 on.
         order: all parameters as the forward uses them; their gradients come in the reverse order.
-        bucket_elements: most elements of a bucket; a larger parameter is one by itself.
+        bucket_elements: largest number of elements of a bucket; a larger parameter is a bucket by itself.
     """
     number_of = {parameter: number for number, parameter in enumerate(order)}
     buckets: list[Bucket] = []

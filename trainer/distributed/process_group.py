@@ -1,4 +1,4 @@
-"""The process groups: starting them, agreeing over them, and leaving them together (`exit.py`: each by itself).
+"""Process groups: start, collectives, common shutdown (`exit.py` ends a single rank).
 
 Plain `python` is a world of one; the `deepspeed` launcher, torchrun and srun set the environment of a larger one.
 """
@@ -31,37 +31,37 @@ from trainer.distributed.stacks import flight_recorder_environment
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among all: its global number, their number, its number on this host, and its device."""
+    """Rank of this process: global rank, world size, local rank on this host, device."""
 
     rank: int
     world_size: int
     local_rank: int
     device: torch.device
     host_group: torch.distributed.ProcessGroup | None = None
-    """All ranks over gloo, for tensors on the CPU; None where the default group is one."""
+    """All ranks over gloo, for tensors on the CPU; None if the default group uses gloo."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, the only one that speaks and writes shared files."""
+        """Whether this is rank 0, the only one that logs and writes shared files."""
         return self.rank == 0
 
 
 def initialize_distributed(
     settings: DistributedSettings, deterministic: bool = False, output_dir: Path | None = None
 ) -> Ranks:
-    """Start the process group that the environment describes; without one, a world of one.
+    """Start the process group described by the environment; without a description, a world of one.
 
-    `deterministic` asks torch for kernels that give the same bits every time (and an error where there is none);
-    with an `output_dir` NCCL writes the record of its collectives there after a timeout (`stacks.py`).
+    `deterministic` makes torch use kernels that give the same bits every time (and fail where none exists); with an
+    `output_dir` NCCL writes the record of its collectives there after a timeout (`stacks.py`).
 
-    gloo and the CPU where there is no CUDA device (or `DS_ACCELERATOR=cpu`), nccl and `cuda:LOCAL_RANK` otherwise.
+    The backend is gloo on the CPU without a CUDA device (or with `DS_ACCELERATOR=cpu`), else nccl on `cuda:LOCAL_RANK`.
 
     Raises:
-        UserError: the environment describes no group, its port is taken, or not all ranks came (`RankIsMissing`).
+        UserError: the environment is incomplete, the port is in use, or not all ranks joined (`RankIsMissing`).
     """
     _complete_environment()
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its start
         torch.use_deterministic_algorithms(True)
     use_cuda = device_type() == "cuda"
     if output_dir is not None:
@@ -70,7 +70,7 @@ def initialize_distributed(
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
     if can_be_made(compiled_folder()):
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled_folder()))
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # DeepSpeed imports MLflow, which would begin to report
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # DeepSpeed imports MLflow
     import deepspeed.ops
 
     rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
@@ -84,7 +84,7 @@ def initialize_distributed(
         torch.cuda.set_device(local_rank)
     else:
         keep_freed_memory()
-        # Left alone, the first start would compile a shared-memory op for minutes, and fail without a compiler.
+        # By default the first start compiles a shared-memory op for minutes, and fails without a compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     host_group = _start_groups("nccl" if use_cuda else "gloo", rank, world_size, settings)
     device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
@@ -94,7 +94,7 @@ def initialize_distributed(
 def _start_groups(
     backend: str, rank: int, world_size: int, settings: DistributedSettings
 ) -> torch.distributed.ProcessGroup | None:
-    """Start DeepSpeed's communication over `backend` once all ranks have come; returns `Ranks.host_group`."""
+    """Start DeepSpeed's communication over `backend` once all ranks have joined; return `Ranks.host_group`."""
     import deepspeed
 
     store, host_group = meet(rank, world_size, settings), None
@@ -110,10 +110,12 @@ def _start_groups(
             raise
         interface = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME"
         raise RankIsMissing(
-            "a rank was lost, or cannot be reached, between the ranks' meeting and their group: they did not connect "
-            f"within distributed.connect_timeout_seconds={settings.connect_timeout_seconds} ({first_line(error)}). "
-            "Fix: read the message of the rank that ended, and rerun the same command; if none ended, set "
-            f"{interface} to the network interface that connects the hosts"
+            "the ranks joined but did not connect their process group within "
+            f"distributed.connect_timeout_seconds={settings.connect_timeout_seconds} ({first_line(error)}): a rank "
+            "crashed or is unreachable",
+            fix="read the message of the rank that ended, and rerun the same command; if none ended, set "
+            f"{interface} to the network interface that connects the hosts",
+            code="process-group-not-connected",
         ) from None
     del store  # the group has its own
     set_timeout_on_all_groups(settings.timeout_seconds)
@@ -121,24 +123,24 @@ def _start_groups(
 
 
 def device_type() -> str:
-    """What the ranks of this host compute on: "cuda" where there is one (and no `DS_ACCELERATOR=cpu`), else "cpu"."""
+    """Return the device type of this host's ranks: "cuda" if available (without `DS_ACCELERATOR=cpu`), else "cpu"."""
     return "cuda" if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") == "cuda" else "cpu"
 
 
 def set_timeout_on_all_groups(seconds: int) -> None:
-    """Give every process group this timeout, and the store through which groups connect; DeepSpeed gives none."""
+    """Set this timeout on every process group and on the store through which groups connect; DeepSpeed sets none."""
     timeout = timedelta(seconds=seconds)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for group in list(torch.distributed.distributed_c10d._world.pg_map):
             torch.distributed.distributed_c10d._set_pg_timeout(timeout, group)
-    # NCCL makes a group's communicator at its first collective, which may be late on one rank: the others wait in here.
+    # NCCL creates a group's communicator at its first collective; the ranks wait in the store for a late one.
     torch.distributed.distributed_c10d._get_default_store().set_timeout(timeout)
 
 
 @contextlib.contextmanager
 def patient_collectives(seconds: int, settings: DistributedSettings, ranks: Ranks) -> Iterator[None]:
-    """Have collectives wait for at least `seconds` within the block, which all ranks leave together."""
+    """Make collectives wait for at least `seconds` within the block, which all ranks leave together."""
     set_timeout_on_all_groups(max(seconds, settings.timeout_seconds))
     yield
     barrier(ranks)
@@ -146,7 +148,7 @@ def patient_collectives(seconds: int, settings: DistributedSettings, ranks: Rank
 
 
 def all_reduce_sum(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    """The sum over ranks, on the rank's device; `values` is left as it is."""
+    """Return the sum over ranks, on the rank's device; `values` is unchanged."""
     total = values.detach().to(ranks.device, copy=True)
     if ranks.world_size > 1:
         torch.distributed.all_reduce(total)
@@ -154,7 +156,7 @@ def all_reduce_sum(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
 
 
 def sum_on_hosts(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    """The sum over ranks of a tensor on the CPU, whatever the device is doing; `values` is left as it is."""
+    """Return the sum over ranks of a tensor on the CPU, independent of work on the device; `values` is unchanged."""
     total = values.clone()
     if ranks.world_size > 1:
         torch.distributed.all_reduce(total, group=ranks.host_group)
@@ -162,7 +164,7 @@ def sum_on_hosts(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
 
 
 def min_over_ranks(value: int, ranks: Ranks) -> int:
-    """The smallest of the ranks' numbers."""
+    """Return the smallest number of all ranks."""
     smallest = torch.tensor(value, dtype=torch.int64, device=ranks.device)
     if ranks.world_size > 1:
         torch.distributed.all_reduce(smallest, op=torch.distributed.ReduceOp.MIN)
@@ -170,12 +172,12 @@ def min_over_ranks(value: int, ranks: Ranks) -> int:
 
 
 def all_agree(value: bool, ranks: Ranks) -> bool:
-    """Whether every rank says so."""
+    """Whether the value is true on every rank."""
     return bool(min_over_ranks(int(value), ranks))
 
 
 def gather_objects(value: Any, ranks: Ranks) -> list[Any]:
-    """Every rank's small object, in the order of ranks, on every rank."""
+    """Return the small objects of all ranks in their order, on every rank."""
     gathered: list[Any] = [value] * ranks.world_size
     if ranks.world_size > 1:
         torch.distributed.all_gather_object(gathered, value)
@@ -183,7 +185,7 @@ def gather_objects(value: Any, ranks: Ranks) -> list[Any]:
 
 
 def broadcast_object(value: Any, ranks: Ranks) -> Any:
-    """Rank 0's small object, on every rank."""
+    """Return the small object of rank 0, on every rank."""
     holder = [value]
     if ranks.world_size > 1:
         torch.distributed.broadcast_object_list(holder, src=0, device=ranks.device)
@@ -191,7 +193,7 @@ def broadcast_object(value: Any, ranks: Ranks) -> Any:
 
 
 def gather_bytes(value: bytes, ranks: Ranks) -> list[bytes]:
-    """Every rank's bytes, of the same number on all ranks and at least one, in the order of ranks, on every rank."""
+    """Return the bytes of all ranks in their order, on every rank; equally many on each rank, at least one."""
     if ranks.world_size == 1:
         return [value]
     own = torch.frombuffer(bytearray(value), dtype=torch.uint8).to(ranks.device)
@@ -201,7 +203,7 @@ def gather_bytes(value: bytes, ranks: Ranks) -> list[bytes]:
 
 
 def broadcast_bytes(value: bytes, ranks: Ranks, source: int) -> bytes:
-    """The bytes of rank `source`, at least one, on every rank; unlike an object they are not unpickled."""
+    """Return the bytes of rank `source`, at least one, on every rank; unlike an object they are not unpickled."""
     if ranks.world_size == 1:
         return value
     length = torch.tensor(len(value), device=ranks.device)
@@ -214,21 +216,21 @@ def broadcast_bytes(value: bytes, ranks: Ranks, source: int) -> bytes:
 
 
 def barrier(ranks: Ranks) -> None:
-    """Wait until every rank is here."""
+    """Wait until every rank has called this."""
     all_agree(True, ranks)
 
 
 def leave_groups(ranks: Ranks) -> None:
-    """Destroy the process groups once every rank is here and its engine destroyed; then none waits for another."""
+    """Destroy the process groups once all ranks have destroyed their engines, so that none waits for another."""
     if torch.distributed.is_initialized():
         barrier(ranks)
         torch.distributed.destroy_process_group()
 
 
 def forget_groups() -> None:
-    """Destroy the groups of a process that outlives its run, in a world of one, so that another run may follow.
+    """Destroy the groups of a process that outlives its run, in a world of one, so that another run can follow.
 
-    deepspeed 0.19.8 keeps its groups in module globals, which would name destroyed ones.
+    deepspeed 0.19.8 keeps its groups in module globals, which would refer to destroyed ones.
     """
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -240,18 +242,18 @@ def forget_groups() -> None:
 
 
 def shut_down(ranks: Ranks, exit_status: int = 0) -> NoReturn:
-    """Leave together once the engine is destroyed: barrier, destroy the groups, end the process.
+    """Shut down all ranks together once the engine is destroyed: barrier, destroy the groups, end the process.
 
     The process ends by `os._exit`, because gloo's threads sometimes abort a process that returns from its main
-    function (1 in 14 with torch 2.13), which would turn a good run into a failed one. That is too rare for a test to
-    tell when it is fixed: let some hundred processes return, and count.
+    function (1 in 14 with torch 2.13), which would turn a good run into a failed one. To check whether that is fixed,
+    let some hundred processes return and count.
     """
     leave_groups(ranks)
     end_process(exit_status)
 
 
 def _complete_environment() -> None:
-    """Without a launcher describe a world of one; with half a description say what is missing."""
+    """Describe a world of one if there is no launcher; raise if the description is incomplete."""
     needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     if not any(name in os.environ for name in ("RANK", "WORLD_SIZE")):
         with socket.socket() as listener:
@@ -277,21 +279,21 @@ def _complete_environment() -> None:
 
 
 def extensions_folder() -> Path:
-    """A build folder of this project's own: environments that share one rebuild it in turn and wait for its lock."""
+    """Return a separate build folder: environments that share one rebuild it repeatedly and wait for its lock."""
     return _cache_folder() / "torch_extensions" / _build()
 
 
 def compiled_folder() -> Path:
-    """Where torch.compile keeps what it makes, for the next start.
+    """Return the folder in which torch.compile caches its results for the next start.
 
-    torch's own choice, a predictable name in /tmp, is gone with the job or the boot, and who makes it first may put
-    code there that others load. Graphs for the CPU are made for its instruction set, which torch's keys do not tell.
+    torch's default, a predictable name in /tmp, is lost with the job or at a reboot, and another user could create it
+    first and put code there. CPU graphs depend on the instruction set, which is not part of torch's keys.
     """
     return _cache_folder() / "compiled" / f"{_build()}-{platform.machine()}-{_instruction_set()}"
 
 
 def can_be_made(folder: Path) -> bool:
-    """Whether this process may write into the folder, or make it."""
+    """Whether this process can write into the folder or create it."""
     nearest = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     return os.access(nearest, os.W_OK)
 
@@ -305,7 +307,7 @@ def _build() -> str:
 
 
 def _instruction_set() -> str:
-    """A short digest of what the processor can do, or of its name where the system does not list that."""
+    """Return a short digest of the processor's features, or of its name if the system does not list them."""
     described = platform.processor()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

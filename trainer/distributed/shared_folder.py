@@ -1,6 +1,6 @@
-"""Whether all ranks see one folder under the same path: rank 0 writes a file there, and every rank reads it back.
+"""Check that all ranks share the output directory: rank 0 writes a file there, and every rank reads it.
 
-Hosts with disks of their own would each keep a part of every checkpoint, and none the whole.
+Hosts with separate disks would each keep a part of every checkpoint, and none all of it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _MOST_HOSTS = 4
 
 
 class FolderIsNotShared(PrintedByEveryRank, UsageError):
-    """Not every rank sees what rank 0 wrote into the output directory."""
+    """Not every rank can read what rank 0 wrote into the output directory."""
 
 
 def refuse_unshared(folder: str, ranks: Ranks) -> None:
-    """Refuse, on all ranks alike, an output directory that is not one for all; rank 0's must exist.
+    """Check in a collective call that all ranks share the output directory; that of rank 0 must exist.
 
     Raises:
-        FolderIsNotShared: names the ranks that do not see rank 0's file, and where they looked.
+        FolderIsNotShared: lists the ranks that cannot read rank 0's file, with their paths.
         UserError: rank 0 cannot write there.
     """
     if ranks.world_size == 1:
@@ -46,19 +46,19 @@ def refuse_unshared(folder: str, ranks: Ranks) -> None:
             raise UserError(problem, fix="free space there, or choose another output_dir", code="unwritable-output-dir")
         reason = _why_unseen(Path(folder, PREFIX + nonce), nonce)
         own = json.dumps({"host": socket.gethostname(), "folder": str(Path(folder).absolute()), "reason": reason})
-        # All that see it are one group, whatever their hosts.
+        # All ranks that can read it form one group, on any hosts.
         digests = gather_bytes(hashlib.sha256(own.encode() if reason else b"").digest(), ranks)
-        told = [(members, json.loads(text)) for members, text in texts_of_different(digests, own, ranks)]
+        answers = [(members, json.loads(text)) for members, text in texts_of_different(digests, own, ranks)]
     finally:
         if ranks.is_first:
             _remove_nonces(folder)
     unseen = [
-        f"{who(members, each['host'])} does not see it in {each['folder']} ({each['reason']})"
-        for members, each in told
+        f"{who(members, each['host'])} cannot access it in {each['folder']} ({each['reason']})"
+        for members, each in answers
         if each["reason"] is not None
     ]
     if unseen:
-        first = told[0][1]
+        first = answers[0][1]
         raise FolderIsNotShared(
             f"output_dir={folder} is not a directory that all hosts share: rank 0 ({first['host']}) wrote a file into "
             f"{first['folder']}, and {', '.join(unseen[:_MOST_HOSTS])}",
@@ -69,7 +69,7 @@ def refuse_unshared(folder: str, ranks: Ranks) -> None:
 
 
 def _write_nonce(folder: str) -> tuple[str, str | None]:
-    """Write a file that nobody else could have written; its nonce, and what stood in the way."""
+    """Write a file with a nonce; return the nonce, and the problem if there is one."""
     nonce = secrets.token_hex(16)
     try:
         with open(Path(folder, PREFIX + nonce), "x", encoding="ascii") as file:
@@ -82,7 +82,7 @@ def _write_nonce(folder: str) -> tuple[str, str | None]:
 
 
 def _why_unseen(path: Path, nonce: str) -> str | None:
-    """Why the file cannot be read back within the time; None once it can."""
+    """Return why the file cannot be read within the time; None if it can."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
@@ -95,11 +95,11 @@ def _why_unseen(path: Path, nonce: str) -> str | None:
             return reason
         time.sleep(_LOOK_SECONDS)
         with contextlib.suppress(OSError):
-            os.listdir(path.parent)  # has NFS ask the server again for names that it did not find
+            os.listdir(path.parent)  # makes NFS ask the server again for missing names
 
 
 def _remove_nonces(folder: str) -> None:
-    """Remove the file of this start, and of those that were killed before they did."""
+    """Remove the file of this start, and those of killed starts."""
     for path in Path(folder).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             path.unlink()

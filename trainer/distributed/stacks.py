@@ -1,7 +1,7 @@
-"""What a lost run leaves to look at: each rank's stacks, and the record that NCCL keeps of its collectives.
+"""Diagnostics of a run with a lost rank: stacks of each rank, and NCCL's record of its collectives.
 
-Both lie in `output_dir/stacks`: `rank-N.txt`, and on CUDA `nccl-rank-N`, which `torchfrtrace` of torch reads. Nothing
-here imports torch before it is needed: what is set in the environment has to be there before torch is imported.
+Both are in `output_dir/stacks`: `rank-N.txt`, and on CUDA `nccl-rank-N`, which `torchfrtrace` of torch reads. This
+module imports torch only when needed, because its environment variables must be set before that import.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from pathlib import Path
 STACKS_FOLDER = "stacks"
 RECORD_PREFIX = "nccl-rank-"
 RECORD_ENTRIES = 2000
-"""Collectives of a rank that the record holds."""
+"""Number of collectives in the record of a rank."""
 RECORD_SECONDS = 15
 """How long NCCL's own watchdog waits for its record to be written before it ends the process."""
 DISK_SECONDS = 5.0
-"""How long a rank that leaves waits for the disk, which may be the trouble."""
+"""How long an exiting rank waits for the disk, which may be the cause."""
 
 
 def log_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that keep C++ frames out of the log, unless the user has set them; torch reads them on import."""
+    """Return the variables that keep C++ frames out of the log, unless set by the user; torch reads them on import."""
     quiet = {"TORCH_CPP_LOG_LEVEL": "FATAL", "TORCH_SHOW_CPP_STACKTRACES": "0"}
     return {name: value for name, value in quiet.items() if name not in environment}
 
 
 def flight_recorder_environment(output_dir: Path, use_cuda: bool, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which NCCL records its collectives and writes them to `output_dir/stacks` after a timeout.
+    """Return the variables that make NCCL record its collectives, to `output_dir/stacks` after a timeout.
 
-    The names are those of torch 2.9 and newer; a variable that the user has set stays, under its older name too. There
-    are none without CUDA.
+    The names are those of torch 2.9 and newer. A variable set by the user stays, also under its older name. The result
+    is empty without CUDA.
     """
     if not use_cuda:
         return {}
@@ -51,7 +51,7 @@ def flight_recorder_environment(output_dir: Path, use_cuda: bool, environment: M
 
 
 def within(seconds: float, action: Callable[[], None]) -> str | None:
-    """Run the action in a thread for so long at most; why it failed, in words."""
+    """Run the action in a thread for at most `seconds`; return why it failed, or None."""
     errors: list[str] = []
 
     def run() -> None:
@@ -59,7 +59,7 @@ def within(seconds: float, action: Callable[[], None]) -> str | None:
             action()
         except OSError as error:
             errors.append(error.strerror or str(error))
-        except Exception as error:  # noqa: BLE001 - the process is about to end, and says why this failed
+        except Exception as error:  # noqa: BLE001 - the process is about to end and reports this failure
             errors.append(f"{type(error).__name__}: {error}")
 
     thread = threading.Thread(target=run, daemon=True)
@@ -71,7 +71,7 @@ def within(seconds: float, action: Callable[[], None]) -> str | None:
 
 
 def keep_stacks(folder: Path | None, rank: int, heading: str) -> None:
-    """Write the Python stacks of all threads to `folder/rank-N.txt`, or to standard error where that fails."""
+    """Write the Python stacks of all threads to `folder/rank-N.txt`, or to standard error if that fails."""
     if folder is not None:
         path = folder / f"rank-{rank}.txt"
         if (error := within(DISK_SECONDS, lambda: _write_stacks(path, heading))) is None:
@@ -95,7 +95,7 @@ def _write_stacks(path: Path, heading: str) -> None:
 
 
 def keep_flight_record(folder: Path, rank: int, seconds: float, read: Callable[[], bytes] | None = None) -> None:
-    """Write NCCL's record of this rank's collectives to `folder/nccl-rank-N`; a line says so where that fails.
+    """Write NCCL's record of this rank's collectives to `folder/nccl-rank-N`; print a line if that fails.
 
     NCCL's watchdog writes the same file after a timeout, but this process may end before. `read` is torch's own.
     """
@@ -116,6 +116,6 @@ def keep_flight_record(folder: Path, rank: int, seconds: float, read: Callable[[
 def _read_record() -> bytes:
     import torch
 
-    # Private, and only where torch was built with NCCL; 2.11 and 2.13 have it.
+    # Private, and only in builds of torch with NCCL; 2.11 and 2.13 have it.
     record: bytes = getattr(torch._C._distributed_c10d, "_dump_nccl_trace")()  # noqa: B009
     return record

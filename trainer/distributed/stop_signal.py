@@ -1,9 +1,9 @@
-"""Requests to stop: SIGTERM, SIGINT, SIGUSR1 or SIGHUP asks for a checkpoint, a second one ends the process at once.
+"""Stop requests: SIGTERM, SIGINT, SIGUSR1 or SIGHUP requests a checkpoint, a second one ends the process at once.
 
-A SIGHUP that is ignored already, as under nohup, stays ignored. The loss of the launcher asks for a checkpoint too
-(`trainer/distributed/launcher.py`). Until the ranks have their group the first signal ends the process: there is
-nothing to save, and a rank would wait for a lost one. A rank waits for others outside Python, at the rendezvous as in a
-collective, where no handler runs; so the interpreter writes the signal's number to a pipe, which a thread reads.
+A SIGHUP that is ignored already, as under nohup, stays ignored. The loss of the launcher also requests a checkpoint
+(`trainer/distributed/launcher.py`). Before the process group exists, the first signal ends the process: there is
+nothing to save, and a rank would wait for a lost one. A rank waits for others in C++ code, at the rendezvous as in a
+collective, where no Python handler runs; so the interpreter writes the signal number to a pipe, which a thread reads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPEAT_SECONDS = 2.0
 (deepspeed, torchrun) forwards it to the ranks as SIGTERM."""
 
 FORCED_END_SECONDS = 2.0
-"""How long a second signal waits for the record of the end on a disk that may hang."""
+"""How long a second signal waits until the end is recorded on a disk that may hang."""
 
 _NAMED = 3
 _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -37,22 +37,22 @@ _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 class StopSignal:
     """Whether this process was asked to stop; all ranks then agree on the step in `trainer/loop/step.py`.
 
-    Created in the main thread as early as possible (in another thread it receives no signals); `group_ready` once ranks
-    can agree.
+    Create it in the main thread as early as possible (in another thread it receives no signals); call `group_ready`
+    once ranks can agree.
     """
 
     def __init__(self) -> None:
         self.asked = False
         self.request: str | None = None
-        """Who asked and why, if it was this rank: "rank 1 (host-b): its launcher was lost"."""
+        """Origin and cause of a request of this rank: "rank 1 (host-b): its launcher was lost"."""
         self.cause = "a signal to another rank"
-        """Who asked among all ranks, once they have agreed (`describe_requests`)."""
+        """Origin of the request among all ranks, once they have agreed (`describe_requests`)."""
         self.on_forced_end: Callable[[str], None] | None = None
         """Called with the cause when a second signal ends the process; it gets `FORCED_END_SECONDS`."""
         self._name = f"rank {os.environ.get('RANK', '0')} ({socket.gethostname()})"
         self._asked_at = 0.0
         self._is_alone = True
-        self._leaving = threading.Lock()  # taken by the first of the threads that see a signal or a loss
+        self._exiting = threading.Lock()  # acquired by the first thread that receives a signal or detects a loss
         self._stderr: int | None = None
         with contextlib.suppress(OSError):  # the process may have no standard error
             self._stderr = os.dup(2)  # deepspeed redirects its own while it probes for compilers
@@ -65,7 +65,7 @@ class StopSignal:
         reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         threading.Thread(target=self._read, args=(reading,), name="stop-signal", daemon=True).start()
-        # First, or a signal would be lost between.
+        # Set before the handlers, so that no signal is lost in between.
         self._wakeup_fd = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child's signals are not this process's
         for number in _NUMBERS:
@@ -85,15 +85,15 @@ class StopSignal:
         os.close(self._writing)  # ends the thread that reads
 
     def group_ready(self) -> None:
-        """From now on all ranks together grant a request after the next step."""
+        """Let all ranks grant a request together after the next step, from now on."""
         self._is_alone = False
 
     def _ask(self, cause: str) -> None:
         if self._is_alone:
-            self._leave(cause)
+            self._abort(cause)
         if not self.asked:
             self._asked_at, self.request = time.monotonic(), f"{self._name}: {cause}"
-            self.asked = True  # last: other threads look at it
+            self.asked = True  # set last, because other threads read it
 
     def _read(self, reading: int) -> None:
         while written := os.read(reading, 1):
@@ -113,8 +113,8 @@ class StopSignal:
         self._say(f"ended by {cause}; rerun the same command to resume\n")
         os._exit(128 + number)
 
-    def _leave(self, cause: str) -> None:
-        if not self._leaving.acquire(blocking=False):
+    def _abort(self, cause: str) -> None:
+        if not self._exiting.acquire(blocking=False):
             return
         if os.environ.get("LOCAL_RANK", "0") == "0":
             self._say(
@@ -129,7 +129,7 @@ class StopSignal:
 
 
 def describe_requests(requests: Sequence[str | None]) -> str:
-    """State who asked for a stop and why, given the `request` of each rank in their order."""
+    """Describe origin and cause of a stop from the `request` of each rank in their order."""
     asked = [request for request in requests if request is not None]
     more = f" and {counted(len(asked) - _NAMED, 'more rank')}" if len(asked) > _NAMED else ""
     return ", ".join(asked[:_NAMED]) + more

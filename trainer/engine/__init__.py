@@ -1,1 +1,1 @@
-"""The DeepSpeed engine: its configuration, its optimizer, and the training state at every ZeRO stage."""
+"""DeepSpeed engine: configuration, optimizers, training state at every ZeRO stage."""

@@ -57,12 +57,12 @@ _REFUSED: dict[str, str] = {
     "zero_optimization.cpu_offload": "set zero.offload_optimizer",
     "zero_optimization.cpu_offload_param": "a checkpoint reads weights from the device",
     "zero_optimization.zenflow": "it updates weights at other times than the step",
-    "zero_optimization.zero_hpz_partition_size": "a checkpoint expects one fragment of a weight a rank",
-    "zero_optimization.mics_shard_size": "a checkpoint expects one fragment of a weight a rank",
+    "zero_optimization.zero_hpz_partition_size": "a checkpoint expects one fragment of a weight per rank",
+    "zero_optimization.mics_shard_size": "a checkpoint expects one fragment of a weight per rank",
     "zero_optimization.zero_quantized_weights": "a resumed run would not be the same run",
     "zero_optimization.zero_quantized_gradients": "a resumed run would not be the same run",
     "zero_optimization.zero_quantized_nontrainable_weights": "a resumed run would not be the same run",
-    "zero_optimization.offload_optimizer.ratio": "the whole optimizer state is in one place",
+    "zero_optimization.offload_optimizer.ratio": "the entire optimizer state is on one device",
     "zero_optimization.offload_optimizer.super_offload": "the optimizer is torch's AdamW",
 }
 _REFUSED_SECTIONS = frozenset(
@@ -184,7 +184,7 @@ def _contradictions(given: dict[str, Any], config: RunConfig, world_size: int) -
     for path, (agreeing, setting) in _owned_values(config, world_size).items():
         present, value = _look_up(given, path)
         if present and value not in agreeing:
-            yield f"{path}={value!r} contradicts the YAML, which says {agreeing[0]!r} ({setting})"
+            yield f"{path}={value!r} contradicts the YAML, which sets {agreeing[0]!r} ({setting})"
     for name in _names(given.get("optimizer"), "params"):
         if name not in ("lr", "betas", "eps", "weight_decay"):
             yield f"optimizer.params.{name} is not supported: the optimizer is torch's AdamW, set optimizer.*"

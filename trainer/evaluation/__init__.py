@@ -1,1 +1,1 @@
-"""Evaluation of the model that is being trained."""
+"""Evaluation during and after training: validation loss, minimal pairs."""

@@ -65,7 +65,9 @@ class AnswerTask(Task):
             raise ValueError(_NO_ANSWER)
         start = text.find(answer) if start is None else start
         if start < 0 or text[start : start + len(answer)] != answer:
-            raise ValueError(f"the answer {answer!r} does not stand in the context; an extractive model can only point")
+            raise ValueError(
+                f"the answer {answer!r} does not occur in the context, and an extractive model can only select a span"
+            )
         start += len(answer) - len(answer.lstrip())  # white space at its ends belongs to its neighbors' tokens
         return Answer(answer.strip(), start, others)
 

@@ -34,10 +34,12 @@ def report_lines(experiment: Experiment, results: Sequence[VariantResult]) -> It
 
 def score_lines(results: Sequence[VariantResult], metrics: Sequence[str], metric: str, scored_on: str) -> Iterator[str]:
     """A row for each variant: mean and standard deviation over seeds of all `metrics`, the best by `metric` first."""
-    part = "test" if scored_on == "test" else "valid, by which rate and epoch were chosen too"
+    part = "test" if scored_on == "test" else "valid, which also chose the learning rate and epoch"
     num_seeds = len(results[0].fits)
     what = (
-        f"mean ± standard deviation over {num_seeds} seeds" if num_seeds > 1 else "of one seed (--seeds 3 shows spread)"
+        f"mean ± standard deviation over {num_seeds} seeds"
+        if num_seeds > 1
+        else "one seed (--seeds 3 shows the spread)"
     )
     yield f"scores on {part}; {what}"
     yield f"{'variant':<9}{'rate':>9}" + "".join(f"{metric:>18}" for metric in metrics)
@@ -53,7 +55,7 @@ def rate_lines(results: Sequence[VariantResult], metric: str) -> Iterator[str]:
         yield f"{result.variant}: valid {metric} of the first seed by learning rate: {tried}{_edge(result)}"
         if result.diverged:
             rates = ", ".join(f"{rate:g}" for rate in result.diverged)
-            yield f"warning: {result.variant}: fits at learning rate {rates} diverged and are left out"
+            yield f"warning: {result.variant}: fits at learning rate {rates} diverged and are excluded"
 
 
 def length_lines(fits: Sequence[Fit], data: TaskData) -> Iterator[str]:
@@ -80,7 +82,7 @@ def failure_lines(one: Fit, data: TaskData, count: int) -> Iterator[str]:
         range(len(scores)), key=lambda number: (sign * scores[number], -(one.predictions[number].probability or 0.0))
     )
     worst = [number for number in order if sign < 0 or scores[number] < 1.0][:count]
-    yield f"where {one.variant} (seed {one.seed}) fails most:" if worst else f"{one.variant} fails nowhere"
+    yield f"largest errors of {one.variant} (seed {one.seed}):" if worst else f"{one.variant} makes no errors"
     for number in worst:
         guess = one.predictions[number]
         sure = f" ({guess.probability:.2f})" if guess.probability is not None else ""

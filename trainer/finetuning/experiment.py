@@ -187,7 +187,7 @@ def run_variant(
         try:
             fits.append(_fit_once(experiment, variant, seed, rate, rows, open_run, keep))
         except Diverged as error:
-            print(f"warning: {error.problem}; this seed is left out", file=sys.stderr, flush=True)
+            print(f"warning: {error.problem}; this seed is excluded", file=sys.stderr, flush=True)
     scores = {rate: one.valid_scores[experiment.metric] for rate, one in tried.items()}
     return VariantResult(variant, rate, scores, tuple(fits), tuple(diverged))
 
@@ -276,7 +276,7 @@ def _valid_score(experiment: Experiment, rows: Sequence[Row]) -> Score:
     def score(model: torch.nn.Module) -> dict[str, float]:
         outputs, loss = predict(model, rows, experiment.collate, experiment.settings.batch_size)
         if not all(np.isfinite(logits).all() for output in outputs for logits in output.values()):
-            scale = " or labels nearer to 1" if task.name == "regression" else ""
+            scale = " or labels closer to 1" if task.name == "regression" else ""
             raise Diverged(
                 "the fit diverged: its outputs are not finite",
                 fix=f"give smaller --learning-rates{scale}",

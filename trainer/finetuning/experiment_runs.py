@@ -81,7 +81,8 @@ class ExperimentRuns:
                 pass
         except UserError:
             self._warn_once(
-                f"not everything of the fits was sent to {shown_uri}; launch/sync_tracking.py {self._folder} sends it"
+                f"some metrics of the fits were not sent to {shown_uri}; send them with "
+                f"launch/sync_tracking.py {self._folder}"
             )
 
     def _warn_once(self, message: str) -> None:

@@ -67,7 +67,7 @@ def read_facts(folder: Path) -> FitFacts | None:
     except ValidationError as error:
         raise UserError(
             f"{path} does not have the form that launch/finetune.py writes ({first_problem(error)})",
-            fix="copy the file again, or remove it: config.json then says what the model is",
+            fix="copy the file again, or remove it: the model is then described by config.json",
             code="damaged-model",
         ) from None
 
@@ -161,7 +161,7 @@ def _task_of(config: PreTrainedConfig, folder: Path) -> str:
     if architecture.endswith("ForQuestionAnswering"):
         return "question_answering"
     raise UserError(
-        f"{folder} is a {architecture}, which was not fine-tuned for a task",
+        f"{folder} is of class {architecture}, which was not fine-tuned for a task",
         fix="give a directory that launch/finetune.py wrote",
         code="not-fine-tuned",
     )

@@ -122,7 +122,7 @@ def check_suffix(path: Path) -> None:
     """Refuse a file whose ending names no table."""
     if path.suffix not in SUFFIXES:
         raise UsageError(
-            f"{path} is not a table that can be read or written",
+            f"{path} is not a supported table",
             fix=f"give a name that ends in {', '.join(SUFFIXES)}",
             code="unsupported-file-type",
         )

@@ -211,14 +211,15 @@ def data_lines(data: TaskData) -> Iterator[str]:
     if num_truncated:
         how = "read in windows of" if isinstance(data.task, AnswerTask) else "truncated to"
         long = counted(num_truncated, "text")
-        yield f"{long} longer than the model takes, {how} {data.preprocessor.max_length} tokens"
+        yield f"{long} longer than the model accepts, {how} {data.preprocessor.max_length} tokens"
     if data.num_swallowing:
         yield (
             f"warning: {counted(data.num_swallowing, 'text')} with tabs and line breaks: an unpaired quotation mark "
             "may have joined rows; if quotation marks are plain characters, add --no-quoting"
         )
     if data.num_repeated:
-        yield f"warning: {counted(data.num_repeated, 'example')} of valid and test with the text of a training example"
+        repeated = counted(data.num_repeated, "example")
+        yield f"warning: {repeated} of valid and test with the text of a training example"
     alike: dict[str, list[str]] = {}
     for name in data.task.names:
         alike.setdefault(name.casefold(), []).append(name)

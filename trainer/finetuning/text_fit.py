@@ -1,6 +1,6 @@
 """Does the encoder's tokenizer fit the task's text: fertility, single bytes and unknown tokens beside pretraining's.
 
-Fertility is tokens a word, words being what stands between spaces (Rust et al. 2021, section 3.1). Of the pretraining
+Fertility is tokens per word, split at spaces (Rust et al. 2021, section 3.1). Of the pretraining
 is known what the tokenizer's report measured on held-out text of its corpus, where the folder holds that report.
 """
 
@@ -62,12 +62,12 @@ def fit_lines(task: TextFit, pretraining: TextFit | None) -> list[str]:
     """A table for people, and warnings where the text is unlike the pretraining's."""
 
     def compared(name: str, pick: str, form: str) -> str:
-        known = format(getattr(pretraining, pick), form) if pretraining is not None else "not known"
+        known = format(getattr(pretraining, pick), form) if pretraining is not None else "unknown"
         return f"{name:<18}{format(getattr(task, pick), form):>14}{known:>14}"
 
     lines = [
         f"{'tokenizer':<18}{'this text':>14}{'pretraining':>14}",
-        compared("tokens a word", "tokens_per_word", ".3f"),
+        compared("tokens per word", "tokens_per_word", ".3f"),
         compared("single bytes", "byte_share", ".4%"),
         compared("unknown tokens", "unknown_share", ".4%"),
     ]
@@ -80,17 +80,17 @@ def warnings_of(task: TextFit, pretraining: TextFit | None) -> list[str]:
     found = []
     if task.tokens_per_word > FERTILITY_RATIO * known.tokens_per_word:
         found.append(
-            f"this text costs {task.tokens_per_word / known.tokens_per_word:.1f} times the tokens a word of the "
-            "pretraining's: another language or domain, of which the encoder knows little"
+            f"this text needs {task.tokens_per_word / known.tokens_per_word:.1f} times as many tokens per word as the "
+            "pretraining text: it is in another language or domain, which the encoder hardly knows"
         )
     if task.byte_share > known.byte_share + RARE_SHARE:
         found.append(
-            f"{task.byte_share:.1%} of the tokens are single bytes: characters that the tokenizer hardly saw; take an "
+            f"{task.byte_share:.1%} of the tokens are single bytes: characters that the tokenizer hardly saw; use an "
             "encoder that was pretrained on this script"
         )
     if task.unknown_share > known.unknown_share + RARE_SHARE:
         found.append(
-            f"{task.unknown_share:.1%} of the tokens are unknown, so that their text is lost; take an encoder whose "
+            f"{task.unknown_share:.1%} of the tokens are unknown, so their text is lost; use an encoder whose "
             "vocabulary has these characters"
         )
     return found

@@ -1,1 +1,1 @@
-"""Export a checkpoint to a directory that transformers loads, behind the parity gate."""
+"""Export to Hugging Face format, with a parity check."""

@@ -1,1 +1,1 @@
-"""Use of a trained encoder: filling masks, vectors, sentence pairs, attention; opening any model that a user names."""
+"""Inference: masked tokens, embeddings, sentence pairs, attention."""

@@ -83,7 +83,7 @@ class NextSentence:
         """
         if not first.strip() or not second.strip():
             raise UsageError(
-                "a text of the pair is empty",
+                "one text of the pair is empty",
                 fix="give two sentences",
                 code="empty-text",
             )

@@ -226,7 +226,7 @@ def _check_numbers(config: Any, folder: Path) -> None:
         if value != value or abs(value) == math.inf:
             rule = "a finite number"
         elif name in _COUNTS and not 1 <= value <= most:
-            rule = f"a whole number from 1 to {most:,}" if most < math.inf else "a whole number from 1 up"
+            rule = f"an integer from 1 to {most:,}" if most < math.inf else "an integer of at least 1"
         elif name.endswith(("_eps", "_dropout", "_dropout_prob")) and not 0 <= value <= 1:
             rule = "a number from 0 to 1"
         else:

@@ -1,1 +1,1 @@
-"""The training run: set-up, the loop over steps, and what it saves and reports."""
+"""Training loop: setup, steps, saving, reporting."""

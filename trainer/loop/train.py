@@ -189,7 +189,7 @@ def own_output_dir(config: RunConfig, ranks: Ranks, watchdog: Watchdog) -> None:
     if config.checkpoint.upload_to is None:
         refuse_unshared(config.output_dir, ranks)
     if ranks.is_first:  # not before: the directory may belong to another run
-        watchdog.on_leaving = lambda verdict: record_end(Path(config.output_dir), "failed", verdict)
+        watchdog.on_exit = lambda verdict: record_end(Path(config.output_dir), "failed", verdict)
 
 
 def training_loop(run: Run, state: TrainState, progress: Progress) -> tuple[State, TrainState, Progress]:
@@ -371,7 +371,7 @@ def watch(config: RunConfig, ranks: Ranks) -> Watchdog:
     output_dir = Path(config.output_dir)
     watchdog = Watchdog(config.health, ranks, stacks=output_dir / STACKS_FOLDER)
     if ranks.rank == 1:
-        watchdog.on_leaving = lambda verdict: record_loss_of_writer(output_dir, verdict)
+        watchdog.on_exit = lambda verdict: record_loss_of_writer(output_dir, verdict)
     watchdog.start()
     return watchdog
 

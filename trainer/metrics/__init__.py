@@ -1,1 +1,1 @@
-"""How a run goes: speed, health, where it stands, lines for people."""
+"""Metrics of a run: throughput, health, status file, log lines."""

@@ -220,7 +220,7 @@ def pair_warning(step: int, accuracy: float, settings: HealthSettings) -> str | 
     """Warn if the pair accuracy stays at chance for too long, or is too good too soon; else None."""
     if step >= settings.plateau_steps and abs(accuracy - 0.5) <= settings.chance_margin:
         return (
-            f"the pair accuracy is {accuracy:.1%} after {step:,} steps, which is chance. Raise "
+            f"the pair accuracy is {accuracy:.1%} after {step:,} steps, which is chance level. Raise "
             "optimizer.learning_rate, or set data.sentence_pairs=none"
         )
     if step <= settings.plateau_steps // 10 and accuracy >= settings.suspicious_pair_accuracy:

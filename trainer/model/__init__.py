@@ -1,1 +1,1 @@
-"""The encoder and its heads: BERT and ModernBERT, their sizes, and their weights as transformers names them."""
+"""Encoder and heads: BERT, ModernBERT, sizes, weights under their transformers names."""

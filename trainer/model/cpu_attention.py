@@ -2,7 +2,7 @@
 
 An operator of our own, since the lengths are read on the host: to torch.compile it is one opaque call, where a loop
 in the block would be traced again for every batch. The backward calculates in float32: for bfloat16 PyTorch's
-kernel takes three times as long at 128 places and a quarter more at 512 (at 2,048 a fifth less).
+kernel takes three times as long at 128 positions and a quarter more at 512 (at 2,048 a fifth less).
 """
 
 from __future__ import annotations

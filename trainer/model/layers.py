@@ -1,7 +1,7 @@
 """The layers of an encoder: embeddings, self-attention, feed-forward and norms; options are chosen when they are made.
 
 Devlin et al. 2018 (BERT); Vaswani et al. 2017, section 3; Warner et al. 2024, section 2.1 (ModernBERT). Hidden states
-are flat, (T, hidden_size): the places of all rows end to end.
+are flat, (T, hidden_size): the positions of all rows end to end.
 """
 
 from __future__ import annotations

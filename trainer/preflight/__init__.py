@@ -1,1 +1,1 @@
-"""Checks and estimates before a run burns anything."""
+"""Checks and estimates before a run."""

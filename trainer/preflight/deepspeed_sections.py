@@ -74,7 +74,7 @@ def _wrong_values(given: dict[str, Any]) -> Iterator[str]:
             yield f"{name}={given[name]!r} must be true or false"
     steps = given.get("steps_per_print")
     if steps is not None and not _is_whole(steps):
-        yield f"steps_per_print={steps!r} must be a whole number from 1"
+        yield f"steps_per_print={steps!r} must be an integer of at least 1"
     factor = given.get("gradient_predivide_factor", 1.0)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
         yield f"gradient_predivide_factor={factor!r} must be a number above 0"
@@ -143,7 +143,7 @@ def _enabled_monitors(config: RunConfig, world_size: int) -> dict[str, Any]:
 def _why_no_file(path: Path) -> str | None:
     """Why this file cannot be written; None where it can."""
     if path.is_dir():
-        return "it is a folder"
+        return "it is a directory"
     if path.exists():  # also a device, or a file in a folder where no other can be made
         return None if os.access(path, os.W_OK) else "permission denied"
     return _why_unwritable(path.absolute().parent)

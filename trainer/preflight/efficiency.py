@@ -1,4 +1,4 @@
-"""How well a run would scale: the share of the GPUs' speed that is left after what they wait for, on paper.
+"""How well a run would scale: the share of the GPUs' speed that is left after communication; estimated, not measured.
 
 Efficiency is tokens/s over what as many GPUs would reach that sent nothing. With N parameters, W ranks and b bytes per
 number on the wire, a ring passes 2 b N (W - 1) / W bytes through every link for an all-reduce, and half of that for a

@@ -89,14 +89,14 @@ def judge_host(
         other = [f"{name} {b} (here {a})" for name, a, b in zip(names, here, there, strict=True) if a != b]
         return Finding("fail", "host", f"{host} has {', '.join(other)}; install the same versions on every host")
     if not answer.has_paths[0] and not has_store:
-        text = f"{host} does not see {shared}: output_dir must be a folder that all hosts share; or set "
+        text = f"{host} cannot access {shared}: output_dir must be a directory that all hosts share; or set "
         return Finding("fail", "host", text + "checkpoint.upload_to to a store that all reach")
     unseen = [url for url, seen in zip(local_shards, answer.has_paths[1:], strict=True) if not seen]
     if unseen:
-        text = f"{host} does not see {', '.join(unseen)}; put the shards where all hosts see them, or into a store"
+        text = f"{host} cannot access {', '.join(unseen)}; put the shards into a shared directory or a store"
         return Finding("fail", "host", text)
     if abs(answer.skew_seconds) > LARGEST_SKEW_SECONDS:
-        text = f"{host}: its clock is {answer.skew_seconds:+.1f} s off; set the clocks by a time server"
+        text = f"{host}: its clock is {answer.skew_seconds:+.1f} s off; synchronize the clocks with a time server"
         return Finding("warn", "host", text)
     folders = "the same folders" if answer.has_paths[0] else "an output_dir of its own (checkpoint.upload_to is set)"
     return Finding("ok", "host", f"{host}: same versions, {folders}, clock {answer.skew_seconds:+.1f} s")
@@ -108,7 +108,7 @@ def ask_host(host: str, paths: Sequence[str] = ()) -> Answer | str:
     try:
         done = _ssh(host, [sys.executable, "-c", PROBE, *paths], SSH_SECONDS)
     except FileNotFoundError:
-        return "there is no ssh on this machine"
+        return "ssh is not installed on this machine"
     except subprocess.TimeoutExpired:
         return f"no answer in {SSH_SECONDS} s"
     if done.returncode != 0:
@@ -116,7 +116,7 @@ def ask_host(host: str, paths: Sequence[str] = ()) -> Answer | str:
     try:
         python, versions, clock, has_paths = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        return f"an unreadable answer: {done.stdout[:100]!r}"
+        return f"unreadable answer: {done.stdout[:100]!r}"
     return Answer(python, versions, clock - (before + time.time()) / 2, has_paths)
 
 
@@ -209,10 +209,10 @@ def _check_keep_alive(host: str) -> Iterator[Finding]:
         return  # `check_hosts` reports it
     seconds = next((line.split()[1] for line in options.splitlines() if line.startswith("serveraliveinterval ")), "0")
     if seconds == "0":
-        text = "ServerAliveInterval is 0: the launcher would wait for hours for a host that is cut off; set it in "
+        text = "ServerAliveInterval is 0: the launcher would wait for hours for an unreachable host; set it in "
         yield Finding("warn", "ssh", text + "~/.ssh/config, or start with launch/nodes.py")
     else:
-        yield Finding("ok", "ssh", f"notices a host that is cut off (ServerAliveInterval {seconds} s)")
+        yield Finding("ok", "ssh", f"detects an unreachable host (ServerAliveInterval {seconds} s)")
 
 
 def _address_of(host: str) -> str | None:

@@ -50,7 +50,7 @@ def read_hostfile(path: str) -> dict[str, int]:
         hosts[match[1]] = int(match[2])
     if not hosts:
         raise UsageError(
-            f"hostfile {path} names no host",
+            f"hostfile {path} lists no host",
             fix="write lines 'HOST slots=N'",
             code="invalid-hostfile",
         )

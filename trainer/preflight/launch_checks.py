@@ -69,7 +69,7 @@ def exposure(processes: Iterable[Ancestor]) -> str | None:
     for process in processes:
         for name in exposed(process.words, os.environ):
             return (
-                f"the value of {name} stands in the arguments of process {process.pid} ({process.words[0]}) on "
+                f"the value of {name} appears in the arguments of process {process.pid} ({process.words[0]}) on "
                 f"{socket.gethostname()}, where every user of that host can read it; replace the secret"
             )
     return None

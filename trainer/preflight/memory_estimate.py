@@ -19,7 +19,7 @@ def memory_in_stage(config: RunConfig, stage: Stage, zero_stage: ZeroStage, worl
     The configuration's precision is decided (`trainer.model.numerics.with_own_precision`).
     """
     precision = config.training.precision
-    assert precision != "auto", "its numbers have no size yet"
+    assert precision != "auto", "the precision of its numbers is not resolved"
     return memory_per_rank(
         config.model,
         stage=zero_stage,

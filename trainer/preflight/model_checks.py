@@ -20,7 +20,7 @@ def check_device(config: RunConfig, world_size: int, device: torch.device) -> It
     check_values(config, world_size, device.type)
     # The run itself may start on other hosts, with packages and disks of their own.
     for text in (*missing_packages(config, world_size), *unwritable_output(config, world_size)):
-        yield Finding("warn", "deepspeed", f"{text}; ignore this where the run starts on hosts that have it")
+        yield Finding("warn", "deepspeed", f"{text}; ignore this if the run starts on hosts that have it")
     given = ", with settings of its own" if config.deepspeed else ""
     yield Finding("ok", "deepspeed", f"{config.training.precision} at ZeRO {config.zero.stage} on {device.type}{given}")
 

@@ -59,7 +59,7 @@ def check_batches(config: RunConfig, world_size: int) -> Iterator[Finding]:
         arithmetic = batch_arithmetic(stage, world_size)
         where = f"stage {number}: " if len(config.stages) > 1 else ""
         if arithmetic.padding_share > NOTABLE_FILLING:
-            text = f"{where}{arithmetic}; set global_batch_tokens to a multiple, or micro_batch_tokens lower"
+            text = f"{where}{arithmetic}; set global_batch_tokens to a multiple, or lower micro_batch_tokens"
             yield Finding("warn", "batch", text)
         else:
             yield Finding("ok", "batch", f"{where}{arithmetic}")
@@ -190,7 +190,7 @@ def check_store(config: RunConfig, world_size: int) -> Iterator[Finding]:
         read = storage.read_bytes(probe)
         storage.remove(probe)
     except UserError as error:
-        text = str(error).replace(RESUME, "see to it, or set checkpoint.upload_to to another folder or bucket")
+        text = str(error).replace(RESUME, "fix the store, or set checkpoint.upload_to to another folder or bucket")
         yield Finding("fail", "store", text)
         return
     if read != data:

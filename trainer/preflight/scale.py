@@ -95,7 +95,7 @@ def scale_lines(config: RunConfig, world_sizes: Sequence[int]) -> Iterator[str]:
         f"{stage.global_batch_tokens:,} tokens per step at length {stage.sequence_length}, "
         f"{config.training.precision}; memory in GiB, traffic in GiB that a rank sends per step"
     )
-    yield "GPUs  ZeRO  micro_batch_tokens  accumulation  state  activations  total   sent  TFLOP  sent a PFLOP"
+    yield "GPUs  ZeRO  micro_batch_tokens  accumulation  state  activations  total   sent  TFLOP    sent/PFLOP"
     for world_size in world_sizes:
         for zero_stage in STAGES:
             one = scaled(config, stage, world_size, zero_stage)

@@ -52,16 +52,16 @@ def check_mlflow(config: RunConfig) -> Iterator[Finding]:
             client.create_registered_model(name)
             client.delete_registered_model(name)
         except Exception as error:  # noqa: BLE001 - as above
-            yield Finding(level, "registry", f"cannot be written ({short(error)}); check the rights of this user")
+            yield Finding(level, "registry", f"cannot be written ({short(error)}); check the permissions of this user")
         else:
-            yield Finding("ok", "registry", "takes models")
+            yield Finding("ok", "registry", "accepts models")
 
 
 def check_collective(world_size: int, device_type: str) -> Iterator[Finding]:
     """All-reduce between processes of this machine, and its bandwidth."""
     backend = "nccl" if device_type == "cuda" else "gloo"
     if world_size < 2:
-        yield Finding("ok", "collective", "one rank: nothing to reduce")
+        yield Finding("ok", "collective", "one rank: no collective needed")
         return
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}"]
     command += ["-m", "trainer.preflight.service_checks", backend]

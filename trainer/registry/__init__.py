@@ -1,1 +1,1 @@
-"""The MLflow model registry: versions, aliases, promotion, pulling."""
+"""MLflow model registry: versions, aliases, promotion, downloads."""

@@ -1,1 +1,1 @@
-"""MLflow tracking: a journal on disk, and its delivery to a server."""
+"""MLflow tracking: journal on disk, delivery to a server, curves."""

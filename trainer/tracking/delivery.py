@@ -1,7 +1,7 @@
-"""Sending a journal to an MLflow server: find or create the run, then bring it up to where the journal stands.
+"""Delivery of a journal to an MLflow server: find or create the run, then send what the server lacks.
 
-The cursor of a server says up to where it has the journal, and every call goes on there. All of it may be repeated: a
-run is found again by its tag, and a point sent again with its timestamp is the same point.
+The cursor of a server records how much of the journal it has; every call continues there. Everything can be repeated:
+a run is found again by its tag, and a point sent again with its timestamp is the same point.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 RUN_TAG = "clozeworks.run_uuid"
 PARENT_TAG = "mlflow.parentRunId"
 CREATED_TAG = "clozeworks.created_ns"
-MAX_BATCH_POINTS = 1000  # what one log_batch takes
+MAX_BATCH_POINTS = 1000  # limits of one log_batch
 MAX_BATCH_PARAMS = 100
 MAX_DIGEST_LENGTH = 36  # of a data set, to MLflow
 REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 
 
 class Cursor(BaseModel):
-    """Up to where one server has the journal of a run; in a file of its own, which is replaced as a whole."""
+    """How much of a journal one server has; stored in a separate file, which is replaced atomically."""
 
     tracking_uri: str
     """The server, without secrets."""
     run_uuid: str
-    """Of the journal that it is a cursor of; a folder that was copied, or has lost its run.json, is another run's."""
+    """Run of the journal; a folder that was copied, or has lost its run.json, belongs to another run."""
     experiment_id: str | None = None
     run_id: str | None = None
     parent_run_id: str | None = None
     offset: NonNegativeInt = 0
-    """Bytes of points that the server has."""
+    """Number of bytes of points that the server has."""
     revision: NonNegativeInt = 0
     """Revision of the record that the server has."""
     left_out: list[str] = []
@@ -53,14 +53,14 @@ class Cursor(BaseModel):
 
 
 def cursor_path(folder: Path, tracking_uri: str) -> Path:
-    """Where the cursor of a server (its address without secrets) lies in a tracking folder."""
+    """Return the path of the cursor of a server (its address without secrets) in a tracking folder."""
     return folder / CURSORS_NAME / f"{hashlib.sha256(tracking_uri.encode()).hexdigest()[:16]}.json"
 
 
 def read_cursor(journal: Journal, tracking_uri: str) -> Cursor:
-    """The cursor of a server; at the beginning where there is none of this run, or a damaged one.
+    """Read the cursor of a server; return one at the beginning if there is none of this run, or a damaged one.
 
-    Sending all of it again is harmless.
+    Sending everything again is harmless.
     """
     beginning = Cursor(tracking_uri=tracking_uri, run_uuid=journal.record.run_uuid)
     try:
@@ -75,7 +75,7 @@ def read_cursor(journal: Journal, tracking_uri: str) -> Cursor:
 
 
 class Delivery:
-    """One journal and one server."""
+    """Delivery of one journal to one server."""
 
     def __init__(self, journal: Journal, tracking_uri: str, warn: Callable[[str], None]) -> None:
         self._journal = journal
@@ -85,7 +85,7 @@ class Delivery:
         self._run_is_known = False
         self.cursor = read_cursor(journal, self._tracking_uri)
         self.num_bytes, self.num_artifacts = 0, 0
-        """What this process has sent."""
+        """State of this process's delivery."""
         self._looked_at: dict[str, int] = {}  # artifacts that were sent, or found wanting, with their revisions
 
     @property
@@ -94,7 +94,7 @@ class Delivery:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the server has all of the journal."""
+        """Whether the server has the entire journal."""
         record, cursor = self._journal.record, self.cursor
         return (
             cursor.run_id is not None
@@ -104,7 +104,7 @@ class Delivery:
         )
 
     def advance(self, **changes: object) -> None:
-        """Note what the server has now and save it."""
+        """Update and save the cursor."""
         self.cursor = self.cursor.model_copy(update=changes)
         path = cursor_path(self._journal.folder, self._tracking_uri)
         path.parent.mkdir(exist_ok=True)
@@ -124,7 +124,7 @@ class Delivery:
 
         Raises:
             MlflowNotInstalled: there is no MLflow to send with.
-            Exception: whatever the server or the way to it raised; what was sent until then is noted.
+            Exception: any error of the server or the connection; what was sent before is recorded.
         """
         import_mlflow()
         from mlflow.exceptions import MlflowException
@@ -177,11 +177,11 @@ class Delivery:
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-            self._warn(f"{self._tracking_uri} no longer knows the run {run_id}; all of it is sent again to a new one")
+            self._warn(f"{self._tracking_uri} no longer knows the run {run_id}; everything is sent again to a new run")
             return None
 
     def _create_run(self, experiment_id: str) -> Run:
-        """Create the run; where an earlier start's request was on its way too, the one asked for first stays."""
+        """Create the run; if the request of an earlier start created one too, the first stays."""
         record = self._journal.record
         tags = {RUN_TAG: record.run_uuid, CREATED_TAG: str(time.time_ns())}
         created = self._client.create_run(experiment_id, record.started_at, tags, record.run_name)
@@ -215,7 +215,7 @@ class Delivery:
             self._client.log_batch(self._run_id, tags=tags, synchronous=True)
 
     def _send_parent(self, record: RunRecord) -> None:
-        """Put the run under its parent; where that is not on the server yet, the next call looks again."""
+        """Set the parent of the run; if it is not on the server yet, the next call tries again."""
         if record.parent_uuid is None or self.cursor.parent_run_id is not None:
             return
         assert self.cursor.experiment_id is not None, "the run was found, and its experiment with it"
@@ -240,7 +240,7 @@ class Delivery:
             self.advance(offset=offset)
 
     def _send_batch(self, points: list[Point]) -> None:
-        """Send a batch; where the server refuses a value of it, halve it until only that value is left out."""
+        """Send a batch; if the server rejects a value, halve the batch until only that value is skipped."""
         from mlflow.entities import Metric
         from mlflow.exceptions import MlflowException
 
@@ -261,7 +261,7 @@ class Delivery:
         return self._client.get_run(self._run_id).info.lifecycle_stage == "active"
 
     def _send_artifacts(self, record: RunRecord) -> list[str]:
-        """Send the files that the server lacks; returns the names of those that there is no file to send of."""
+        """Send the files that the server lacks; return the names of those without a readable file."""
         left_out = []
         for name, artifact in record.artifacts.items():
             if artifact.revision <= self.cursor.revision and name not in self.cursor.left_out:
@@ -271,7 +271,7 @@ class Delivery:
             if (fault := self._journal.fault_of_artifact(name)) is not None:
                 left_out.append(name)
                 if is_new:
-                    self._warn(f"{path} {fault}, so it is not sent; all else is")
+                    self._warn(f"{path} {fault}; it is not sent, all other artifacts are")
             elif is_new or name in self.cursor.left_out:
                 self._client.log_artifact(self._run_id, str(path), None if folder == "." else folder)
                 self.num_artifacts += 1
@@ -299,7 +299,7 @@ def _as_mlflow(data_set: DataSetInput) -> DatasetInput:
 
 
 def find_or_create_experiment(client: MlflowClient, name: str) -> str:
-    """The id of the experiment of that name, which is created where there is none.
+    """Return the id of the experiment of that name; create it if there is none.
 
     Raises:
         UserError: an experiment of that name was deleted; MLflow keeps the name.

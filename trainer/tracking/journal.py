@@ -1,13 +1,13 @@
-"""The journal of a tracked run: all that is to stand on a server is on disk here before a server learns of it.
+"""Journal of a tracked run: everything that a server gets is stored on disk first.
 
-points.jsonl   the journal: {"t": milliseconds, "s": step, "m": {key: value}}, a line per step, only ever appended to;
+points.jsonl   the journal: {"t": milliseconds, "s": step, "m": {key: value}}, one line per step, append-only;
                the number of a line in its sequence is the byte at which it ends
 run.json       identity (a tag of the run on the server), parameters, tags, status: replaced as a whole, and numbered
                by `revision`, which every change raises
-artifacts/     files, as they are to stand in the run
-cursors/       a file for each server: up to where it has these (trainer/tracking/delivery.py)
+artifacts/     files of the run, under their artifact paths
+cursors/       one file per server: how much it has received (trainer/tracking/delivery.py)
 
-Whoever has the folder can send it: nothing that waits for a server lives in memory only.
+The folder is all that is needed to send it: nothing to be sent is in memory only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from data_prep.base.errors import UserError
 from data_prep.storage import storage
 
 ENTROPY_PARAM = "data.unigram_entropy_nats"
-"""Parameter with the unigram entropy of the valid split, which figures and readers compare losses with."""
+"""Parameter with the unigram entropy of the valid split, the baseline of the MLM loss."""
 GIT_TAG = "clozeworks.git_revision"
 LINEAGE_TAG = "clozeworks.data_lineage"
 """Tag of the run with the manifest digests of all data that its weights saw, separated by commas."""
@@ -40,7 +40,7 @@ _LARGEST = (1 << 63) - 1  # step or time that a server accepts
 
 
 class Point(NamedTuple):
-    """One value of a curve; `timestamp` in milliseconds is part of its identity on a server."""
+    """Value of a curve; `timestamp` in milliseconds is part of its identity on a server."""
 
     key: str
     value: float
@@ -49,7 +49,7 @@ class Point(NamedTuple):
 
 
 class DataSetInput(BaseModel):
-    """A data set that the run reads, as MLflow's `log_input` takes it."""
+    """Data set that the run reads, for MLflow's `log_input`."""
 
     name: str
     digest: str
@@ -61,22 +61,22 @@ class DataSetInput(BaseModel):
 
 
 class Artifact(BaseModel):
-    """A file of the run: its digest, and the revision of the record at which it last changed."""
+    """File of the run: its digest, and the revision of the record at which it last changed."""
 
     sha256: str
     revision: NonNegativeInt
 
 
 class RunRecord(BaseModel):
-    """What is to stand on a server beside the points."""
+    """Contents of run.json: all that a server gets besides the points."""
 
     run_uuid: str
     parent_uuid: str | None = None
-    """The `run_uuid` of the parent run, which is found on the server by its tag."""
+    """`run_uuid` of the parent run, which is found on the server by its tag."""
     folder: str | None = None
-    """Where the record lay when the run was last begun or resumed."""
+    """Path of the record when the run was last started or resumed."""
     tracking_uri: str = ""
-    """The server, without secrets, that the training last sent to."""
+    """Server, without secrets, that the training last sent to."""
     started_at: int
     ended_at: int | None = None
     experiment: str
@@ -88,31 +88,31 @@ class RunRecord(BaseModel):
     data_sets: list[DataSetInput] = Field(default_factory=list)
     revision: NonNegativeInt = 0
     changed_at: dict[str, NonNegativeInt] = Field(default_factory=dict)
-    """The revision at which each field last changed."""
+    """Revision at which each field last changed."""
 
     @field_validator("artifacts")
     @classmethod
     def _lie_in_the_folder(cls, artifacts: dict[str, Artifact]) -> dict[str, Artifact]:
-        """Artifacts are sent to a server, which no other file of this machine may be."""
+        """Check a path: artifacts are sent to a server, and other files of this machine must not be."""
         for name in artifacts:
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-                raise ValueError(f"{name!r} is no file of the folder artifacts/")
+                raise ValueError(f"{name!r} is not a file of the folder artifacts/")
         return artifacts
 
 
 class Journal:
-    """The folder of a tracked run as its readers see it; another process may be writing it."""
+    """Read-only view of the folder of a tracked run; another process may be writing it."""
 
     def __init__(self, folder: Path, record: RunRecord) -> None:
         self.folder = folder
         self.record = record
         self.size = _whole_lines(self.points_path)
-        """Bytes of whole lines of points."""
+        """Number of bytes of complete lines of points."""
 
     @classmethod
     def read_only(cls, folder: Path) -> Journal:
-        """The journal as it stands now; nothing of it is changed.
+        """Open the journal without changing it.
 
         Raises:
             UserError: run.json is missing or damaged.
@@ -131,7 +131,7 @@ class Journal:
         return self.folder / POINTS_NAME
 
     def read(self, offset: int, max_points: int) -> tuple[list[Point], int]:
-        """Whole lines from byte `offset` with at most `max_points` points in total, and the offset behind them.
+        """Return complete lines from byte `offset` with at most `max_points` points, and the offset after them.
 
         A line with more points than that is returned alone.
         """
@@ -150,22 +150,22 @@ class Journal:
         return points, offset
 
     def fault_of_artifact(self, name: str) -> str | None:
-        """Why the file of an artifact may or can not be sent; None where it can."""
+        """Return why the file of an artifact must not or cannot be sent; None if it can."""
         path = self.folder / "artifacts" / name
         if not path.resolve().is_relative_to((self.folder / "artifacts").resolve()):
-            return "is a link that leads out of the run's artifacts"
+            return "is a link to a file outside the run's artifacts"
         return None if path.is_file() else "is lost"
 
     def sync(self) -> None:
-        """Bring the points to the disk itself, so that a server never knows more than the folder after a crash."""
+        """Flush the points to the disk, so that a server never has more than the folder after a crash."""
         storage.flush(self.points_path)
 
 
 class JournalWriter(Journal):
-    """The journal of a run that this process tracks: one thread appends, another sends what stands there."""
+    """Journal of a run that this process tracks: one thread appends, another sends."""
 
     def __init__(self, folder: Path, experiment: str, run_name: str) -> None:
-        """Begin the journal of `folder`, or go on with it.
+        """Start the journal of `folder`, or continue it.
 
         Raises:
             UserError: run.json is damaged.
@@ -176,7 +176,7 @@ class JournalWriter(Journal):
             run_uuid=uuid.uuid4().hex, started_at=now(), experiment=experiment, run_name=run_name
         )
         self.copied_from = record.folder if _is_copy(folder, record) else None
-        """The folder that this one was copied from, whose run goes on there: this one is a run of its own."""
+        """Folder that this one was copied from, if its run continues there: this one is then a separate run."""
         if self.copied_from is not None:
             own = {"run_uuid": uuid.uuid4().hex, "run_name": run_name, "params": {}, "tracking_uri": ""}
             record = record.model_copy(update=own)
@@ -186,10 +186,10 @@ class JournalWriter(Journal):
         self._file = os.open(folder / POINTS_NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         super().__init__(folder, record)
         os.ftruncate(self._file, self.size)  # a torn last line; its step is logged again
-        self._save(record)  # which also brings the name of the points' file to the disk
-        self.last_step: dict[str, int] = {}  # of each key: an earlier or equal step is not recorded again
+        self._save(record)  # which also flushes the name of the file of points to the disk
+        self.last_step: dict[str, int] = {}  # by key: an earlier or equal step is not recorded again
         self.num_damaged_lines = 0
-        with open(self.points_path, "rb") as file:  # what earlier processes wrote
+        with open(self.points_path, "rb") as file:  # written by earlier processes
             for line in file:
                 points = parse_line(line)
                 self.num_damaged_lines += points is None
@@ -197,10 +197,10 @@ class JournalWriter(Journal):
                     self.last_step[point.key] = max(point.step, self.last_step.get(point.key, -1))
 
     def append(self, step: int, metrics: dict[str, float]) -> int:
-        """Write the values of `step` that are new; returns how many.
+        """Write the new values of `step`; return their number.
 
         Raises:
-            OSError: the disk refuses; the line is kept in memory and written before the next one.
+            OSError: the disk cannot be written; the line stays in memory and is written before the next one.
         """
         new = {key: float(value) for key, value in metrics.items() if step > self.last_step.get(key, -1)}
         if new:
@@ -210,7 +210,7 @@ class JournalWriter(Journal):
         return len(new)
 
     def put_artifact(self, name: str, data: bytes) -> None:
-        """Keep a file under `name` (a relative path); the same again changes nothing."""
+        """Store a file under `name` (a relative path); storing the same contents again has no effect."""
         path = self.folder / "artifacts" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data)
@@ -222,7 +222,7 @@ class JournalWriter(Journal):
                 self.update(artifacts={**known, name: artifact})
 
     def put_data_set(self, data_set: DataSetInput) -> None:
-        """Keep a data set that the run reads; the same again changes nothing."""
+        """Record a data set that the run reads; recording it again has no effect."""
         with self._lock:
             if data_set not in self.record.data_sets:
                 self.update(data_sets=[*self.record.data_sets, data_set])
@@ -230,8 +230,8 @@ class JournalWriter(Journal):
     def update(self, **changes: object) -> None:
         """Set fields of the record and save it.
 
-        The record is replaced, not changed, and on the disk before the thread that sends can see it: no cursor is ever
-        ahead of run.json, unless the disk refuses.
+        The record is replaced, not modified, and on disk before the sending thread can read it: no cursor is ahead of
+        run.json, unless the disk cannot be written.
         """
         with self._lock:
             changes = {name: value for name, value in changes.items() if getattr(self.record, name) != value}
@@ -266,7 +266,7 @@ class JournalWriter(Journal):
 
 
 def read_record(folder: Path) -> RunRecord | None:
-    """run.json of a tracking folder; None where there is none.
+    """Read run.json of a tracking folder; return None if there is none.
 
     Raises:
         UserError: it is damaged.
@@ -279,13 +279,13 @@ def read_record(folder: Path) -> RunRecord | None:
     except ValidationError:
         raise UserError(
             f"{path} is damaged, so its MLflow run is unknown",
-            fix=f"remove {path}; the metrics beside it are then sent to a new run",
+            fix=f"remove {path}; the metrics of that folder are then sent to a new run",
             code="damaged-tracking-record",
         ) from None
 
 
 def parse_line(line: bytes) -> list[Point] | None:
-    """The points of one line of the journal; None for a damaged one."""
+    """Parse the points of one line of the journal; return None for a damaged line."""
     try:
         value = json.loads(line)
         step, timestamp = int(value["s"]), int(value["t"])
@@ -299,7 +299,7 @@ def parse_line(line: bytes) -> list[Point] | None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, after a power failure too."""
+    """Write a file atomically and durably, also across a power failure."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     temporary.write_bytes(data)
     storage.flush(temporary)
@@ -308,14 +308,14 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def now() -> int:
-    """The clock in milliseconds, as MLflow counts."""
+    """Return the time in milliseconds, as in MLflow."""
     return time.time_ns() // 1_000_000
 
 
 def _is_copy(folder: Path, record: RunRecord) -> bool:
-    """Whether the run went on in another folder, where its record says that it lies, since it was copied from there.
+    """Whether this folder is a copy whose run has continued in the folder that its record names.
 
-    One that was only staged to another disk, and whose original lies there as it was, is no copy in this sense.
+    A folder that was staged to another disk, and whose original is unchanged, is no copy in this sense.
     """
     if record.folder is None:
         return False
@@ -323,13 +323,13 @@ def _is_copy(folder: Path, record: RunRecord) -> bool:
     try:
         other = None if there.samefile(folder) else read_record(there)
         went_on = not _begins_with(folder / POINTS_NAME, there / POINTS_NAME)
-    except (UserError, OSError):  # it was moved away from there, or nobody can go on with it
+    except (UserError, OSError):  # it was moved away from there, or cannot be continued there
         return False
     return other is not None and other.run_uuid == record.run_uuid and went_on
 
 
 def _begins_with(path: Path, other: Path) -> bool:
-    """Whether the file at `path` begins with all that `other` holds; a missing one is empty."""
+    """Whether the file at `path` begins with the contents of `other`; a missing file is empty."""
     if not path.exists():
         return other.stat().st_size == 0
     with open(path, "rb") as file, open(other, "rb") as beginning:
@@ -340,7 +340,7 @@ def _begins_with(path: Path, other: Path) -> bool:
 
 
 def _whole_lines(path: Path) -> int:
-    """Bytes up to the end of the last whole line; the writing process may be in the middle of one."""
+    """Return the number of bytes up to the last complete line; another process may be writing the next one."""
     try:
         with open(path, "rb") as file:
             return sum(len(line) for line in file if line.endswith(b"\n"))

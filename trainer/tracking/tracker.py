@@ -159,8 +159,8 @@ class Tracker:
         """State where metrics are without MLflow, and the command that sends them."""
         output_dir = quote(str(self._journal.folder.parent))
         return (
-            f"metrics are kept in {self._journal.folder}; send them with `python launch/sync_tracking.py {output_dir}` "
-            "where mlflow is installed"
+            f"metrics are stored in {self._journal.folder}; where mlflow is installed, send them with "
+            f"`python launch/sync_tracking.py {output_dir}`"
         )
 
     @property
@@ -215,7 +215,7 @@ class Tracker:
 
             pictures = draw_run(self._journal)
         except Exception as error:  # noqa: BLE001 - a picture must not fail a run
-            self._warn(f"the curves of {self._journal.folder} cannot be drawn ({short(error)}); the metrics are kept")
+            self._warn(f"the curves of {self._journal.folder} cannot be drawn ({short(error)}); the metrics are saved")
             return
         for name, picture in pictures.items():
             self.log_artifact(name, picture)
@@ -268,13 +268,13 @@ class Tracker:
             kind = str(error) if isinstance(error, UserError) else type(error).__name__
             if kind != self._reported:
                 self._warn(
-                    f"tracking at {self.tracking_uri} failed ({short(error)}). Training continues; metrics are kept in "
-                    f"{self._journal.folder} and sent once it works again"
+                    f"tracking at {self.tracking_uri} failed ({short(error)}). Training continues; metrics are stored "
+                    f"in {self._journal.folder} and sent once it works again"
                 )
             self._reported = kind
             return False
         if self._reported is not None:
-            self._warn(f"tracking at {self.tracking_uri} works again; all kept metrics were sent")
+            self._warn(f"tracking at {self.tracking_uri} works again; all stored metrics were sent")
         self._reported = None
         return True
 

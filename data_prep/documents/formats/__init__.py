@@ -1,1 +1,1 @@
-"""The formats of inputs, one object each: endings, splitting, first bytes and documents."""
+"""Input formats: file endings, format detection, splitting, documents."""

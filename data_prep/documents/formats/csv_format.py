@@ -141,7 +141,7 @@ def _header_fault(names: Sequence[str], wanted: Sequence[str], text: str) -> Fau
 
 
 def _number(cell: str) -> str | int | float:
-    """A number as JSON has it; any other cell, and one with zeros before it such as 007, is text."""
+    """Return a number as in JSON; any other cell, and one with leading zeros such as 007, stays text."""
     if not _NUMBER.fullmatch(cell):
         return cell
     return int(cell) if cell.lstrip("-").isdigit() else float(cell)
@@ -149,7 +149,7 @@ def _number(cell: str) -> str | int | float:
 
 def _text(cell: str, name: str) -> str:
     if "\0" in cell:
-        raise Fault(f"is no text: it holds NUL in {name!r}", "binary")
+        raise Fault(f"is not text: it contains NUL in {name!r}", "binary")
     if not cell.isascii() and any("\udc80" <= character <= "\udcff" for character in cell):
         raise Fault(f"is not UTF-8 in {name!r}", "invalid UTF-8")
     return cell

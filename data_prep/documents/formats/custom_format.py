@@ -1,4 +1,4 @@
-"""A format of the user's own: a function from a stream to objects, or a class like those of this folder."""
+"""Custom formats: a function from a stream to objects, or a class like those of this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry of input formats: a line for each that is built in, entry points, and those of the settings."""
+"""Registry of input formats: built-in formats, entry points, and formats of the settings."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def format_of(url: str) -> tuple[Format, str, str]:
     raise UsageError(
         f"input {storage.redact(url)} has an unsupported file type; supported: {' '.join(known)}, each of these also "
         f"with {' '.join(COMPRESSIONS)} after it",
-        fix="rename or convert the file, or name a format of your own for its ending in documents.formats",
+        fix="rename or convert the file, or set a custom format for its ending in documents.formats",
         code="unsupported-file-type",
     )
 
@@ -120,7 +120,7 @@ def _custom(ending: str, path: str) -> Format:
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise UsageError(
             f"the format {path!r} of documents.formats cannot be imported ({error})",
-            fix="give module:function; a module of your own must be on PYTHONPATH",
+            fix="give module:function; your module must be on PYTHONPATH",
             code="format-not-importable",
         ) from None
     if not isinstance(made, Format):

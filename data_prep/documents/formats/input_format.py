@@ -1,4 +1,4 @@
-"""What a format of inputs is, and how a document is made of the values of its fields."""
+"""Protocol of input formats, and conversion of field values to a document."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from data_prep.documents.rejects import Fault, Rejects
 
 TxtDocuments = Literal["file", "blank_lines"]
 NAME_THE_FIELD = "name it with documents.text_field=NAME, or with the source's own text_field"
-_SHOWN_NAMES = 10
-_SHOWN_CHARACTERS = 40
+_LISTED_NAMES = 10
+_LISTED_CHARACTERS = 40
 
 
 class Fields(NamedTuple):
@@ -64,7 +64,7 @@ class Cut(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What is read of a file and how: all that a format needs beside the file."""
+    """Parameters of reading a file: all that a format needs besides the file."""
 
     part: Part
     settings: DocumentSettings
@@ -131,7 +131,7 @@ def byte_cuts(file_bytes: int, unit_bytes: int) -> list[Cut]:
 
 
 def document_of(values: Mapping[str, Any], fields: Fields) -> Document:
-    """The document that an object makes.
+    """Make a document of an object.
 
     Raises:
         Fault: it has no text, or a field is of another type than it may be.
@@ -199,7 +199,7 @@ def decoded(data: bytes) -> str:
         NotText: they are none, or hold NUL.
     """
     if b"\0" in data:
-        raise NotText("is no text: it holds NUL", "binary", data.index(0))
+        raise NotText("is not text: it contains NUL", "binary", data.index(0))
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -208,11 +208,11 @@ def decoded(data: bytes) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """The first names, shortened, for a message."""
-    shown = [name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..." for name in names]
-    return ", ".join(shown[:_SHOWN_NAMES]) + (", ..." if len(shown) > _SHOWN_NAMES else "") or "none"
+    shortened = [name if len(name) <= _LISTED_CHARACTERS else f"{name[:_LISTED_CHARACTERS]}..." for name in names]
+    return ", ".join(shortened[:_LISTED_NAMES]) + (", ..." if len(shortened) > _LISTED_NAMES else "") or "none"
 
 
 def kind_of(value: Any) -> str:
-    """What a value of JSON is, for a message."""
+    """Return the type of a JSON value, for a message."""
     names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
     return names.get(type(value), "null")

@@ -44,8 +44,8 @@ class JsonLinesFormat(Format):
     def check_content(self, head: bytes, where: str) -> None:
         if _BRACKETED_JSON.match(head.removeprefix(BYTE_ORDER_MARK)):
             raise BadInput(
-                f"{where} line 1 begins an array of JSON objects, or an object of several lines; JSON lines hold one "
-                "object a line",
+                f"{where} line 1 begins an array of JSON objects, or an object of several lines; JSON lines contain "
+                "one object per line",
                 "invalid JSON",
                 spoils_file=True,
                 fix="rewrite an array with jq -c '.[]' FILE and objects with jq -c . FILE",

@@ -38,10 +38,10 @@ class TextFormat(Format):
     def check_content(self, head: bytes, where: str) -> None:
         if 0 in head:
             raise BadInput(
-                f"{where} is no text: it holds NUL (byte {head.index(0)} of the file)",
+                f"{where} is not text: it contains NUL (byte {head.index(0)} of the file)",
                 "binary",
                 spoils_file=True,
-                fix="convert it to UTF-8, or take it out",
+                fix="convert it to UTF-8, or remove it from the inputs",
             )
 
 
@@ -65,7 +65,7 @@ def _whole(stream: BinaryIO, reading: Reading) -> Iterator[Document]:
     except NotText as error:
         what = f"{error.what} (byte {marked + error.position} of the file)"
         reading.rejects.bad(
-            "", Fault(what, error.reason, "convert it, such as with iconv, or take it out of the inputs")
+            "", Fault(what, error.reason, "convert it, for example with iconv, or remove it from the inputs")
         )
     else:
         if text.strip():

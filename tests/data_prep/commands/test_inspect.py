@@ -73,8 +73,8 @@ def test_a_smaller_number_is_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         run(capsys, small_shards, f"--{name}", least - 1)
-    errors = capsys.readouterr().err
-    assert f"argument --{name}: must be a whole number of {least} or more, got '{least - 1}'" in errors
+    said = capsys.readouterr().err
+    assert f"argument --{name}: must be a whole number of {least} or more, got '{least - 1}'" in said
 
 
 def test_one_report_at_a_time(small_shards: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ def test_a_signal_ends_the_command_with_one_line(number: signal.Signals, capsys:
     finally:
         signal.signal(number, before)
     assert ended.value.code == 128 + number and given_back == ["lock"]
-    assert capsys.readouterr().err == "stopped; the same command, without --fresh, goes on from here\n"
+    assert capsys.readouterr().err == "stopped; rerun the same command, without --fresh, to resume\n"
 
 
 def test_a_signal_that_is_ignored_stays_so() -> None:

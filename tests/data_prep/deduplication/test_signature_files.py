@@ -44,7 +44,7 @@ def all_signatures() -> np.ndarray:
 
 def test_documents_are_found_by_their_place_in_all_files(urls: list[str]) -> None:
     files = SignatureFiles(urls, SETTINGS)
-    assert files.first_places == [0, 10, 20, 20, 30]
+    assert files.first_indices == [0, 10, 20, 20, 30]
     np.testing.assert_array_equal(files.document_ids(np.arange(30))[[0, 9, 10, 29]], [0, 9, 1000, 3009])
     np.testing.assert_array_equal(files.signatures(np.arange(30)), all_signatures())
 

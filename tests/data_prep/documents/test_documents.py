@@ -321,11 +321,11 @@ def test_a_text_over_the_limit_is_dropped_and_counted(tmp_path: Path, txt_docume
 @pytest.mark.parametrize(
     ("data", "message", "reason"),
     [
-        (b"abc\0def", r"is no text: it holds NUL \(byte 3 of the file\)", "binary"),
-        (b"a" * 5000 + b"\0def", r"is no text: it holds NUL \(byte 5000 of the file\)", "binary"),
+        (b"abc\0def", r"is not text: it contains NUL \(byte 3 of the file\)", "binary"),
+        (b"a" * 5000 + b"\0def", r"is not text: it contains NUL \(byte 5000 of the file\)", "binary"),
         (b"abc \xff def", r"is not UTF-8 \(byte 4 of the file\)", "invalid UTF-8"),
         (b"\xef\xbb\xbfabc\xff", r"is not UTF-8 \(byte 6 of the file\)", "invalid UTF-8"),
-        ("UTF-16".encode("utf-16"), "is no text: it holds NUL", "binary"),
+        ("UTF-16".encode("utf-16"), "is not text: it contains NUL", "binary"),
     ],
 )
 def test_a_bad_text_file_is_named_or_left_out(
@@ -348,7 +348,7 @@ def test_a_bad_text_file_is_named_or_left_out(
     ("bad", "message", "reason"),
     [
         (b"fine\nab\xff\xfe\n", r"line 1003 is not UTF-8 \(byte 2 of the line\)", "invalid UTF-8"),
-        (b"a\0b\n", r"line 1002 is no text: it holds NUL \(byte 1 of the line\)", "binary"),
+        (b"a\0b\n", r"line 1002 is not text: it contains NUL \(byte 1 of the line\)", "binary"),
     ],
 )
 def test_a_bad_document_between_blank_lines_is_named_or_counted(
@@ -370,7 +370,7 @@ def test_no_piece_of_a_binary_file_becomes_a_document(tmp_path: Path, name: str,
     (tmp_path / name).write_bytes(COMPRESS[".gz" if name.endswith(".gz") else ""](binary))
     blank_lines = DocumentSettings(txt_documents="blank_lines", on_bad_input=policy)
     for unit in units_of(tmp_path / name, blank_lines, 200):
-        with pytest.raises(BadInput, match=f"{name} is no text.*byte 8 of the file") as caught:
+        with pytest.raises(BadInput, match=f"{name} is not text.*byte 8 of the file") as caught:
             list(DocumentReader(unit, blank_lines))
         assert caught.value.spoils_file and caught.value.reason == "binary"
 
@@ -390,7 +390,7 @@ def test_json_that_is_not_one_object_a_line_says_so(tmp_path: Path, data: bytes,
     path = tmp_path / f"a.json{compression}"
     path.write_bytes(COMPRESS[compression](data))
     for unit in units_of(path, unit_bytes=100):
-        with pytest.raises(BadInput, match="JSON lines hold one object a line.*jq -c") as caught:
+        with pytest.raises(BadInput, match="JSON lines contain one object per line.*jq -c") as caught:
             list(DocumentReader(unit, SKIP))
         assert caught.value.spoils_file and caught.value.reason == "invalid JSON"
 

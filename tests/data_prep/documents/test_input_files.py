@@ -79,10 +79,10 @@ def test_a_name_that_looks_like_a_pattern_is_taken_as_it_is(corpus: Path, name: 
         ("{x.jsonl", r"no input file matches \{x.jsonl\. Fix:"),
         ("deep", r"input deep is a folder\. Fix: name its files with a pattern such as 'deep/\*.jsonl.gz'"),
         ("{a.jsonl,deep}", "input deep is a folder"),
-        ("part-{0..99999999999999}.txt", "names more than 100,000 files"),
-        ("{0..999}{0..999}.txt", "names more than 100,000 files"),
-        ("{a,b}" * 23, "names more than 100,000 files"),
-        ("{" * 2000 + "a,b" + "}" * 2000, "names more than 100 sets of braces"),
+        ("part-{0..99999999999999}.txt", "expands to more than 100,000 files"),
+        ("{0..999}{0..999}.txt", "expands to more than 100,000 files"),
+        ("{a,b}" * 23, "expands to more than 100,000 files"),
+        ("{" * 2000 + "a,b" + "}" * 2000, "expands to more than 100 sets of braces"),
         ("{1.." + "9" * 5000 + "}", "no input file matches"),
     ],
 )
@@ -105,9 +105,9 @@ def test_the_same_file_under_two_names_is_a_usage_error(corpus: Path) -> None:
     os.symlink("a.jsonl", "link.jsonl")
     os.symlink("deep", "shallow")
     for twice in (["a.jsonl", "*.jsonl"], ["a.jsonl", "./a.jsonl"], ["a.jsonl", f"file://{corpus}/a.jsonl"]):
-        with pytest.raises(UsageError, match="is named twice.* Fix: name every file once"):
+        with pytest.raises(UsageError, match="is listed twice.* Fix: list every file once"):
             find_inputs(config(twice))
-    with pytest.raises(UsageError, match=r"link.jsonl is named twice \(it is the same file as a.jsonl\)"):
+    with pytest.raises(UsageError, match=r"link.jsonl is listed twice \(it is the same file as a.jsonl\)"):
         find_inputs(config("*.jsonl"))
     with pytest.raises(UsageError, match="in two sources, source0 and source1"):
         find_inputs(config("a.jsonl", ["c.txt", "link.jsonl"]))
@@ -152,7 +152,7 @@ def test_remote_files_are_found_by_patterns_like_local_ones() -> None:
     with pytest.raises(UsageError, match="deep is a folder"):
         names("deep")
     for twice in ([f"{base}/a-00.jsonl"] * 2, [f"{base}/a-00.jsonl", f"{base}/a-*.jsonl"]):
-        with pytest.raises(UsageError, match="named twice"):
+        with pytest.raises(UsageError, match="listed twice"):
             find_inputs(config(twice))
     (file,) = find_inputs(config(f"{base}/a-00.jsonl"))
     assert (file.bytes, file.source) == (2, 0)

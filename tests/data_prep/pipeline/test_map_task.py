@@ -90,7 +90,7 @@ def test_where_near_duplicates_are_looked_for_every_document_is_signed(
     settings = DeduplicationSettings(near=True)
     map_unit(dataclasses.replace(task_for(small_corpus, small_tokenizer, tmp_path), deduplication=settings))
     assert {path.name for path in tmp_path.iterdir()} == {"map-000007.sections", "map-000007.signatures"}
-    assert SignatureFiles([signatures_url(str(tmp_path), 7)], settings).first_places == [0, 200]
+    assert SignatureFiles([signatures_url(str(tmp_path), 7)], settings).first_indices == [0, 200]
 
 
 @pytest.mark.parametrize("near", [False, True])
@@ -109,7 +109,7 @@ def test_of_a_file_damaged_at_its_end_nothing_is_kept(
     assert summary["dropped"] == {"damaged file": 1} and not counts.any()
     assert summary["parts"][0][0] == unit_sha256(task.unit.parts[0], task.settings)
     if near:
-        assert SignatureFiles([signatures_url(str(work), 7)], task.deduplication).first_places[-1] == 0
+        assert SignatureFiles([signatures_url(str(work), 7)], task.deduplication).first_indices[-1] == 0
     refused = dataclasses.replace(task, settings=DocumentSettings(), work_folder=str(tmp_path / "other"))
     with pytest.raises(BadInput, match="damaged or cut short"):
         map_unit(refused)

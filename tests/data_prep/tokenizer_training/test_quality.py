@@ -79,7 +79,7 @@ def test_characters_without_a_token_are_listed_with_their_counts(tmp_path: Path)
     num_characters = sum(len(line) for line in sample.lines())
     assert left_out.share == pytest.approx(6 / num_characters, abs=1e-8)
     row = next(line for line in report_lines(report) if line.startswith("without a token"))
-    assert row.endswith(f"3 characters, {6 / num_characters:.4%} of the learned text: \u4e2d 3, \u5c71 2, U+0327 1")
+    assert row.endswith(f"3 characters, {6 / num_characters:.4%} of the training sample: \u4e2d 3, \u5c71 2, U+0327 1")
     assert report.held_out_in_sample == 0 and report.everything.documents == 15
     assert report.sample_documents == 286
 
@@ -99,8 +99,8 @@ def test_a_corpus_too_small_to_hold_any_out_is_measured_on_what_was_learned_and_
     report = read_report(tmp_path)
     assert report is not None and report.held_out_in_sample == report.sample_documents == 60
     row = next(line for line in report_lines(report) if line.startswith("measured on"))
-    assert row.endswith("60 of them also learned from (too few documents to hold any out)")
-    assert any("no character of the learned text" in line for line in report_lines(report))
+    assert row.endswith("60 also in the training sample (too few documents to hold any out)")
+    assert any("no character of the training sample" in line for line in report_lines(report))
 
 
 def test_the_lines_name_sources_languages_and_shares(folder: Path) -> None:
@@ -112,8 +112,8 @@ def test_the_lines_name_sources_languages_and_shares(folder: Path) -> None:
         "by language",
         "books",
         "zh",
-        "held out, not learned from",
-        "longest pieces",
+        "held out of the training sample",
+        "longest tokens",
         "left out of books: 3 empty",
     ):
         assert expected in text

@@ -49,7 +49,7 @@ def test_a_parameter_must_be_there_exactly_once(tmp_path: Path) -> None:
     check_coverage({"a": 0}, tmp_path)
     with pytest.raises(UserError, match="1,200 elements of b", check=coded("damaged-checkpoint")):
         check_coverage({"a": 0, "b": 1200}, tmp_path)
-    with pytest.raises(UserError, match="b is held more than once", check=coded("damaged-checkpoint")):
+    with pytest.raises(UserError, match="b is stored more than once", check=coded("damaged-checkpoint")):
         check_coverage({"b": -1}, tmp_path)
 
 

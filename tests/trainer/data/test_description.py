@@ -40,7 +40,7 @@ def test_every_prediction_is_shown_once_with_its_piece(shard_set: ShardSet) -> N
     labels = batch.labels[batch.labels >= 0].tolist()
     pieces = [tokenizer.decode([token]).strip() for token in labels]
     assert [original for original, _ in shown if original in pieces] == [piece for piece in pieces if piece]
-    counts = [re.findall(r"(\d+) masked, (\d+) random, (\d+) kept", line) for line in text.splitlines()]
+    counts = [re.findall(r"(\d+) masked, (\d+) random, (\d+) unchanged", line) for line in text.splitlines()]
     masked, random, kept = (sum(int(found[0][kind]) for found in counts if found) for kind in range(3))
     assert random == sum(other.startswith("→") for _, other in shown) > 0
     assert kept == sum(other == "=" for _, other in shown) > 0

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError
-from trainer.data.order import MIXTURE_PLACES, WINDOW_SHARDS, EpochOrder, Mixture
+from trainer.data.order import MIXTURE_SLOTS, WINDOW_SHARDS, EpochOrder, Mixture
 from trainer.data.randomness import root_key
 
 
@@ -65,9 +65,9 @@ def test_places_can_be_asked_for_in_any_grouping() -> None:
 def test_a_mixture_is_exact_in_every_table() -> None:
     mixture = Mixture([5.0, 2.0, 1.0], root_key(1))
     assert mixture.counts.tolist() == [2560, 1024, 512]
-    components, _ = mixture.locate(np.arange(3 * MIXTURE_PLACES))
-    for first in range(0, 3 * MIXTURE_PLACES, MIXTURE_PLACES):
-        assert np.bincount(components[first : first + MIXTURE_PLACES]).tolist() == [2560, 1024, 512]
+    components, _ = mixture.locate(np.arange(3 * MIXTURE_SLOTS))
+    for first in range(0, 3 * MIXTURE_SLOTS, MIXTURE_SLOTS):
+        assert np.bincount(components[first : first + MIXTURE_SLOTS]).tolist() == [2560, 1024, 512]
     # Well mixed too: about 5/8 of any thousand.
     assert 560 < (components[:1000] == 0).sum() < 690
 
@@ -75,8 +75,8 @@ def test_a_mixture_is_exact_in_every_table() -> None:
 @given(st.lists(st.floats(0.1, 50.0), min_size=2, max_size=6))
 def test_components_of_a_mixture_advance_one_sample_at_a_time(weights: list[float]) -> None:
     mixture = Mixture(weights, root_key(0))
-    assert mixture.counts.sum() == MIXTURE_PLACES
-    exact = np.array(weights) / sum(weights) * MIXTURE_PLACES
+    assert mixture.counts.sum() == MIXTURE_SLOTS
+    exact = np.array(weights) / sum(weights) * MIXTURE_SLOTS
     assert abs(mixture.counts - exact).max() < 1
     components, earlier = mixture.locate(np.arange(9000))
     for component in range(len(weights)):

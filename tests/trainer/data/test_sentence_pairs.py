@@ -145,7 +145,7 @@ def test_rows_hold_whole_pairs(index_of: IndexMaker, documents: list[list[int]],
     assert num_pairs.max() <= max_pairs_in_row(sequence_length)
     assert num_pairs.sum() + num_singles == (segments.types == SEGMENT_A).sum()
     assert (segments.types[np.flatnonzero(segments.types == SEGMENT_B) - 1] == SEGMENT_A).all()
-    assert used.sum() == sum(plan.counts.filled_places for plan in plans)
+    assert used.sum() == sum(plan.counts.filled_positions for plan in plans)
     # Any order of asking gives the same rows.
     last = rows.segments(np.array([rows.num_rows - 1, 0]))
     assert last.starts[last.rows == 1].tolist() == segments.starts[segments.rows == 0].tolist()
@@ -162,7 +162,7 @@ def test_pairs_of_text_as_in_the_wild(
     # A coin labels two pairs.
     assert abs(counts.random_pairs / counts.pairs - 0.5) < 5 * 0.5 / np.sqrt(counts.pairs / 2)
     assert counts.unlabeled_pairs < 0.01 * counts.pairs
-    assert counts.filled_places / (counts.rows * sequence_length) > 0.97
+    assert counts.filled_positions / (counts.rows * sequence_length) > 0.97
 
 
 def test_short_targets_make_short_pairs(index_of: IndexMaker) -> None:

@@ -65,8 +65,8 @@ def test_a_difference_is_refused_on_every_rank_with_name_values_ranks_and_host(o
     stated = [facts(seed=1, stage=2), facts(seed=1, stage=2), facts(seed=8, stage=2), facts(seed=8, stage=2)]
     (text, status, _), *others = outcomes(stated)
     assert text.startswith(
-        f"the ranks do not run the same: seed is 1 on rank 0 ({HOST}) and 1 more rank and 8 on rank 2 ({HOST}) and 1 "
-        "more rank. Fix: "
+        f"the ranks do not run the same job: seed is 1 on rank 0 ({HOST}) and 1 more rank and 8 on rank 2 ({HOST}) "
+        "and 1 more rank. Fix: "
     )
     assert status == UsageError.exit_status == 2 and others == [(text, status, [])] * 3
     assert issubclass(RanksDiffer, PrintedByEveryRank) and issubclass(RankCannotRun, PrintedByEveryRank)

@@ -73,7 +73,7 @@ def test_a_host_that_ssh_never_reached_ends_the_launch_and_one_that_was_lost_lat
     assert ("node-a: all is done" in done.stdout) is was_reached
     assert done.returncode == (3 if was_reached else 76), done.stderr
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: host node-c was not reached by ssh") is not was_reached, done.stderr
+    assert last.startswith("error: host node-c is not reachable by ssh") is not was_reached, done.stderr
 
 
 def test_the_launcher_of_this_release_starts_pdsh_by_that_name():

@@ -54,7 +54,7 @@ def test_folders_of_their_own_are_refused_on_all_ranks_with_host_and_path_and_no
     text = told[0][0]
     assert text.startswith("output_dir=HERE is not a directory that all hosts share: rank 0 (host-of-")
     assert f"wrote a file into {mine}, and rank 2 (host-of-" in text and "rank 3 (host-of-" in text
-    assert f"does not see it in {other} (No such file or directory)" in text and "rank 1" not in text
+    assert f"cannot access it in {other} (No such file or directory)" in text and "rank 1" not in text
     assert "Fix: mount one directory" in text and "checkpoint.upload_to" in text
     assert os.listdir(mine) == os.listdir(other) == []
 

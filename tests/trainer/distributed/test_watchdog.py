@@ -60,7 +60,7 @@ def test_where_none_moves_the_one_behind_is_named_and_slowness_alone_is_no_troub
     heard = {rank: LastSeen(word(marks=9, rank=rank), beat_at=1000, moved_at=399) for rank in range(3)}
     heard[1] = LastSeen(word(marks=8, doing="fetching batch 4", rank=1), beat_at=1000, moved_at=300)
     verdict = find_trouble(heard, 1000, SETTINGS)
-    assert "rank 1 (host-1, process 101; last at fetching batch 4) did not arrive" in verdict
+    assert "rank 1 (host-1, process 101; last at fetching batch 4) did not reach" in verdict
     heard[0] = LastSeen(word(marks=10), beat_at=1000, moved_at=401)
     assert find_trouble(heard, 1000, SETTINGS) is None
 
@@ -131,7 +131,7 @@ def run_ranks(mode: str, stacks: Path, world_size: int = 2, stopped: int | None 
 def test_a_stopped_rank_is_named_and_the_others_leave_with_their_stacks(tmp_path):
     first, second, third = run_ranks("one stops", tmp_path, world_size=3, stopped=2)
     assert first[0] == second[0] == LOST_RANK_EXIT_STATUS and third[0] == -signal.SIGKILL
-    assert "error: rank 2 (" in first[2] and "last at fetching batch 3) has not been heard of for 6 s" in first[2]
+    assert "error: rank 2 (" in first[2] and "last at fetching batch 3) sent no heartbeat for 6 s" in first[2]
     assert "told: rank 2" in first[1] and "told: rank 2" in second[1], "every node names it"
     assert "error:" not in second[2], "one rank of a node speaks"
     for rank, (_, _, stderr) in enumerate((first, second)):
@@ -153,7 +153,7 @@ def test_the_rank_that_keeps_the_store_is_named_when_it_stops(tmp_path):
 def test_a_rank_that_lives_and_hangs_is_named_by_the_work_it_did_not_finish(tmp_path):
     results = run_ranks("one hangs", tmp_path)
     assert [status for status, _, _ in results] == [LOST_RANK_EXIT_STATUS] * 2
-    assert "rank 1 (" in results[0][1] and "did not arrive where the others wait" in results[0][1]
+    assert "rank 1 (" in results[0][1] and "did not reach the operation that the others wait for" in results[0][1]
     stacks = (tmp_path / "rank-1.txt").read_text()
     assert "fetching batch 3, its stacks:" in stacks and "toy_watched.py" in stacks
 
@@ -163,9 +163,9 @@ def test_a_killed_rank_is_named_by_those_whose_collective_fails(tmp_path):
     first, second, third = run_ranks("one is killed", tmp_path, world_size=3)
     assert third[0] == -signal.SIGKILL and first[0] == second[0] == LOST_RANK_EXIT_STATUS
     for _, stdout, _ in (first, second):
-        assert "told: rank 2 (" in stdout and "is not there any more" in stdout
+        assert "told: rank 2 (" in stdout and "crashed or became unreachable" in stdout
         assert "rank 0" not in stdout and "rank 1" not in stdout, "those that leave are not blamed"
-    assert "rank 1 leaves: rank 2 (" in second[2]
+    assert "rank 1 exits: rank 2 (" in second[2]
 
 
 @pytest.mark.spawn
@@ -177,15 +177,16 @@ def test_the_verdict_names_the_step_and_stacks_that_cannot_be_written_come_befor
     lines = first[2].splitlines()
     assert lines[0] == lines[-1] and "rank 1 (" in lines[-1] and "step 40: counting" in lines[-1], lines
     assert f"{folder}/rank-0.txt cannot be written (File exists); the stacks follow here" in lines[1], lines[:3]
-    assert "_on_leaving" in first[2] or "in report_lost_ranks" in first[2], "the stacks are in the log"
+    assert "in _abort" in first[2] or "in report_lost_ranks" in first[2], "the stacks are in the log"
 
 
 @pytest.mark.spawn
 def test_a_rank_that_tells_its_error_is_quoted_by_the_others_and_not_called_lost(tmp_path):
     results = run_ranks("one has an error", tmp_path, world_size=3)
     assert [status for status, _, _ in results] == [1, 1, 1], results
-    assert results[2][2].strip() == "rank 2: error: this host's disk is gone"
-    quoted = "error: rank 2 ended the run: this host's disk is gone"
+    message = "this host's disk is gone. Fix: mount it again. [disk-gone]"
+    assert results[2][2].strip() == f"rank 2: error: {message}"
+    quoted = f"error: rank 2 ended the run: {message}"
     assert results[0][2].strip() == quoted
     assert results[1][2].strip() in ("", f"rank 1: {quoted}"), "rank 0 tells it for all, unless it is in a hurry"
 
@@ -199,5 +200,5 @@ def test_a_run_that_is_well_is_left_alone_until_it_ends(tmp_path):
 @pytest.mark.slow
 def test_a_single_process_that_hangs_leaves_too(tmp_path):
     ((status, stdout, stderr),) = run_ranks("one hangs", tmp_path, world_size=1)
-    assert status == LOST_RANK_EXIT_STATUS and "all are at the same place" in stdout
-    assert "its stacks:" in (tmp_path / "rank-0.txt").read_text() and "all are at the same place" in stderr
+    assert status == LOST_RANK_EXIT_STATUS and "all ranks hang in the same operation" in stdout
+    assert "its stacks:" in (tmp_path / "rank-0.txt").read_text() and "all ranks hang in the same operation" in stderr

@@ -68,7 +68,7 @@ def main() -> None:
         if mode == "one is killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if mode == "one has an error":
-            raise UserError("this host's disk is gone")
+            raise UserError("this host's disk is gone", fix="mount it again", code="disk-gone")
         time.sleep(100)  # hangs
     watchdog.mark("step 3: counting")
     with watchdog.report_lost_ranks():

@@ -152,7 +152,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_name():
         ({"hybrid_engine": {"enabled": True}}, "hybrid_engine"),
         ({"zero_optimization": 3}, "must be a mapping"),
         ({"tensorboard": True}, "must be a mapping"),
-        ({"communication_data_type": "fp16"}, "communication_data_type='fp16' contradicts the YAML, which says 'bf16'"),
+        ({"communication_data_type": "fp16"}, "communication_data_type='fp16' contradicts the YAML, which sets 'bf16'"),
     ],
 )
 def test_settings_that_break_a_contract_are_refused(user, part):

@@ -224,7 +224,7 @@ def test_a_later_seed_that_diverges_is_told_and_left_out(
     three = replace(setting, seeds=(0, 1, 2), learning_rates={"full": (1e-3,)})
     result = run_variant(three, "full", silent, lambda model, one: None)
     assert [fit.seed for fit in result.fits] == [0, 2]
-    assert "warning: full, seed 1: the fit diverged; this seed is left out" in capsys.readouterr().err
+    assert "warning: full, seed 1: the fit diverged; this seed is excluded" in capsys.readouterr().err
 
 
 def test_a_fit_that_diverges_late_keeps_its_best_epoch(setting: Experiment) -> None:

@@ -144,7 +144,7 @@ def test_ranks_that_differ_in_one_thing_are_all_refused_with_both_values(name, o
     _, said, value = DIFFERENT[name]
     (kind, text, status, _) = outcomes[0][name]
     assert kind == "RanksDiffer" and status == 2 and [each[name][:3] for each in outcomes] == [[kind, text, 2]] * 3
-    assert said in text and text.startswith("the ranks do not run the same: ")
+    assert said in text and text.startswith("the ranks do not run the same job: ")
     mine = text[text.index(said) :].partition("; ")[0].partition(". Fix")[0]
     assert f" on rank 0 ({HOST}) and " in mine and mine.endswith(
         f"{filled_in(value, places)} on rank 1 ({HOST}) and 1 more rank"

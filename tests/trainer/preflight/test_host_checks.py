@@ -59,7 +59,7 @@ def test_hosts_with_other_versions_other_folders_or_no_answer_fail(ssh, tmp_path
     same, old, far, gone = host_checks.check_hosts(["same", "old", "far", "gone"], config)
     assert same.level == "ok" and "same versions, the same folders" in same.text, same
     assert old.level == "fail" and "deepspeed 0.1.2 (here " in old.text
-    assert far.level == "fail" and "far does not see" in far.text and "checkpoint.upload_to" in far.text
+    assert far.level == "fail" and "far cannot access" in far.text and "checkpoint.upload_to" in far.text
     assert gone.level == "fail" and "No route to host" in gone.text
     assert not list(tmp_path.glob(".clozeworks-doctor-*")), "the probe is gone"
     stored = config_of(small_shards, tmp_path, "checkpoint.upload_to=s3://bucket/run")

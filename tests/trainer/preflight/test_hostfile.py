@@ -9,7 +9,7 @@ from trainer.preflight.hostfile import read_hostfile
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("", "names no host"), ("one slots=two", "line 1"), ("one slots=2\none slots=2", "line 2"), ("one", "line 1")],
+    [("", "lists no host"), ("one slots=two", "line 1"), ("one slots=2\none slots=2", "line 2"), ("one", "line 1")],
 )
 def test_a_hostfile_that_the_launcher_would_misread_is_refused(text, said, tmp_path):
     (tmp_path / "hosts").write_text(text)

@@ -63,7 +63,7 @@ def test_tabs_separate_and_quotation_marks_are_text(tmp_path: Path) -> None:
         ("a.csv", b"text,b\nx,1\ny\n", "line 3 has 1 cells, and the header has 2", "invalid CSV"),
         ("a.csv", b'text,b\nx,1\n"y\n\n z",1,2\n', "line 3 has 3 cells", "invalid CSV"),
         ("a.csv", b"text,b\nx,1\n\xff,2\n", "line 3 is not UTF-8 in 'text'", "invalid UTF-8"),
-        ("a.csv", b"text,b\nx,1\na\0b,2\n", "line 3 is no text: it holds NUL in 'text'", "binary"),
+        ("a.csv", b"text,b\nx,1\na\0b,2\n", "line 3 is not text: it contains NUL in 'text'", "binary"),
         ("a.csv", b"text,b\nx,1\n,2\n", "line 3 has no text in 'text'", "missing field"),
         ("a.tsv", b"text\tb\nx\t1\n\ny\t2\t3\n", "line 4 has 3 cells", "invalid CSV"),
         ("a.csv", b"body,b\nx,1\n", r"line 1 has no column 'text' \(its columns: body, b\)", "missing field"),
