@@ -78,7 +78,8 @@ def smooth(values: Sequence[float]) -> np.ndarray:
     sums = np.concatenate([[0.0], np.cumsum(found)])
     stops = np.minimum(np.arange(len(found)) + half + 1, len(found))
     starts = np.maximum(np.arange(len(found)) - half, 0)
-    return (sums[stops] - sums[starts]) / (stops - starts)
+    averages: np.ndarray = (sums[stops] - sums[starts]) / (stops - starts)
+    return averages
 
 
 def _limit(axes: Axes, panel: TrainingPanel) -> None:
