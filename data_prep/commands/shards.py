@@ -24,6 +24,7 @@ from data_prep.pipeline.preparation import map_range, prepare_shards
 from data_prep.pipeline.repair import find_damage, repair
 from data_prep.pipeline.scale_plan import scale_plan
 from data_prep.pipeline.shard_range import ShardRange
+from data_prep.pipeline.work_folder import refuse_to_undo_changes
 from data_prep.reports.tables import source_table, split_table, step_table
 from data_prep.storage import storage
 
@@ -68,6 +69,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         _repair(arguments, request)
         return
     if arguments.dry_run:
+        if arguments.fresh and request.parent is None:
+            refuse_to_undo_changes(request.output)
         asked, workers = plan_preparation(request), workers_for(arguments.workers, request)
         found = estimate(asked.plan, asked.tokenizer, measure_start(asked.tokenizer, workers))
         print("\n".join(estimate_report(asked.plan, found, workers, asked.output)))

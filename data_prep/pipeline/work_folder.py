@@ -189,7 +189,7 @@ def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
             set that is added to is not finished.
     """
     if plan.parent is None:
-        _refuse_to_undo_changes(output)
+        refuse_to_undo_changes(output)
         tokenizer = [] if keep_tokenizer else [TOKENIZER_FOLDER]
         names = [*owned_files(output), REMOVAL_WORK, REPAIR_WORK, *tokenizer]
     else:
@@ -200,7 +200,7 @@ def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
     remove_work(plan, output)
 
 
-def _refuse_to_undo_changes(output: str) -> None:
+def refuse_to_undo_changes(output: str) -> None:
     """Refuse to replace a data set that `remove` or `shards --add-to` changed.
 
     Raises:
