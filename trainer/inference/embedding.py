@@ -21,6 +21,7 @@ from trainer.inference.batches import Collator
 from trainer.inference.fill_mask import BYTE_LEVEL_SPACE, WORDPIECE_CONTINUATION, word_start_of
 from trainer.inference.pretrained import (
     Preprocessor,
+    checked_texts,
     load_pretrained,
     load_text_tokenizer,
     max_length,
@@ -56,6 +57,7 @@ class Embedder:
 
         embedder = Embedder("models:/english@champion")
         embedder(["A cat.", "A dog."])  # float32 (2, hidden_size)
+        embedder("A cat.")  # float32 (hidden_size,)
 
     Args:
         model: a run's output directory or a checkpoint (exported to a temporary directory first), an exported or other
@@ -92,8 +94,16 @@ class Embedder:
         """
         return cls(*_load_encoder(folder))
 
-    def __call__(self, texts: Sequence[str], pooling: Pooling = "mean") -> np.ndarray:
-        """Return vectors (num_texts, hidden_size) float32; a text that the model cannot take whole is truncated."""
+    def __call__(self, texts: str | Sequence[str], pooling: Pooling = "mean") -> np.ndarray:
+        """Return vectors (num_texts, hidden_size) float32, or the vector (hidden_size,) of a single string.
+
+        A text that is longer than the model's maximum length is truncated.
+
+        Raises:
+            UsageError: `texts` is neither a string nor a list of strings.
+        """
+        if isinstance(texts, str):
+            return self.embed([texts], pooling).vectors[0]
         return self.embed(texts, pooling).vectors
 
     def embed(
@@ -102,8 +112,9 @@ class Embedder:
         """One vector for each text. `layer` 0 is the embeddings, then the layers; -1 is the last.
 
         Raises:
-            UsageError: the model has no such layer.
+            UsageError: the model has no such layer, or `texts` is not a list of strings.
         """
+        texts = checked_texts(texts)
         self._check_layer(layer)
         rows, lengths = self._preprocessor.rows(texts)
         vectors = np.zeros((len(texts), self.model.config.hidden_size), np.float32)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from trainer.inference.model_folder import read_config
 from trainer.model.quiet_transformers import quiet_transformers
 
@@ -214,6 +214,24 @@ class Preprocessor:
                 cut = {"truncation": "longest_first", "max_length": self.max_length}
                 encoded = self.tokenizer(*given, **cut, **options)
         return [{name: encoded[name][index] for name in encoded} for index in range(len(texts))], lengths
+
+
+def checked_texts(texts: Any) -> list[str]:
+    """Return several texts as a list.
+
+    Raises:
+        UsageError: they are not a list of strings; a single string would be read character by character.
+    """
+    found = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str | bytes | dict) else [None]
+    wrong = [text for text in found if not isinstance(text, str)]
+    if wrong:
+        given = texts if wrong == [None] and not isinstance(texts, list) else wrong[0]
+        raise UsageError(
+            f"{given!r:.80} ({type(given).__name__}) is not a text or a list of texts",
+            fix="give a string, or a list of strings",
+            code="not-a-text",
+        )
+    return found
 
 
 def _check_numbers(config: Any, folder: Path) -> None:
