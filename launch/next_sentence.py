@@ -35,7 +35,7 @@ def main() -> None:
     from trainer.inference.next_sentence import NextSentence
     from trainer.inference.pulled_model import hugging_face_folder
 
-    model = NextSentence.load(hugging_face_folder(arguments.model, arguments.tracking_uri))
+    model = NextSentence.load(hugging_face_folder(arguments.model, arguments.tracking_uri), arguments.model)
     for first, second in pairs:
         found = model.predict(first, second)
         if arguments.json:

@@ -252,3 +252,18 @@ def test_the_names_of_the_options_are_parameters_too(tiny_hugging_face: Path, tm
         is_tracked=False,
     )
     assert set(result.scores) == {"frozen", "full"} and {len(each.fits) for each in result.results} == {1}
+
+
+def test_an_unknown_model_is_answered_with_what_is_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "tiny" / "checkpoints" / "step-00000030").mkdir(parents=True)
+    for model, near in (
+        ("runs/tinny", "did you mean runs/tiny?"),
+        ("runs/tiny/checkpoints/step-00000031", "step-00000030"),
+        ("model:/english@champion", "did you mean models:/english@champion?"),
+        ("models://english@champion", "models:/NAME@ALIAS"),
+        ("nothing/like/it", "a checkpoint"),
+    ):
+        with pytest.raises(UsageError, check=coded("unknown-model", "invalid-model-address")) as raised:
+            FillMask(model)
+        assert near in str(raised.value)

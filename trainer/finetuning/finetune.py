@@ -19,7 +19,7 @@ from data_prep.storage import storage
 from trainer.config.registry_names import check_names
 from trainer.config.run_settings import TrackingSettings
 from trainer.finetuning.examples import Columns
-from trainer.finetuning.labeled_tables import check_readable
+from trainer.finetuning.labeled_tables import check_columns, check_readable
 from trainer.finetuning.task_data import Files, task_of_columns
 from trainer.finetuning.tasks import TASK_NAMES, TaskName, choosing_metric
 from trainer.inference.pretrained import SHORTEST
@@ -211,6 +211,10 @@ def check_settings(settings: FinetuneSettings) -> None:
     if settings.is_tracked:
         tracking_settings(settings)
     check_model_name(settings.model)
+    columns = settings.columns
+    named = {"--text-column": columns.text, "--pair-column": columns.pair, "--label-column": columns.label}
+    for path in settings.files.given.values():
+        check_columns(path, named, settings.files.quoting)
 
 
 def prepare_experiment(settings: FinetuneSettings, log: Callable[[str], None]) -> Experiment:

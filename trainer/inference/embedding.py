@@ -131,7 +131,7 @@ class Embedder:
         words = {number: text for number, piece in pieces if (text := self._as_word(piece)) is not None}
         ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
         if not ids:
-            raise UsageError(f"--neighbors {word!r} has no tokens", fix="give a word", code="empty-text")
+            raise UsageError(f"the word {word!r} has no tokens", fix="give a word", code="empty-text")
         found = _nearest(table[ids].mean(axis=0), list(words.values()), table[list(words)], word, top_k)
         return found
 
@@ -197,7 +197,7 @@ class Embedder:
     def _check_layer(self, layer: int) -> None:
         if not -self.num_layers - 1 <= layer <= self.num_layers:
             raise UsageError(
-                f"--layer {layer} does not exist in a model of {self.num_layers} layers",
+                f"layer {layer} does not exist in a model of {self.num_layers} layers",
                 fix=f"give a layer from 1 to {self.num_layers}, 0 for the embeddings, or -1 for the last layer",
                 code="unknown-layer",
             )

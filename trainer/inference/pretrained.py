@@ -185,6 +185,8 @@ class Preprocessor:
     tokenizer: PreTrainedTokenizerBase
     max_length: int
     has_token_types: bool
+    is_shortened: bool = False
+    """Whether `max_length` is less than the model takes."""
 
     @classmethod
     def load(cls, folder: Path) -> Preprocessor:
