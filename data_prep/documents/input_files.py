@@ -176,38 +176,38 @@ def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source
 
     Hard links are only reported: tools that save space make them of equal files, and deduplication finds the documents.
     """
-    places: dict[str, tuple[int, str]] = {}
+    seen: dict[str, tuple[int, str]] = {}
     names: set[str] = set()
     linked: dict[tuple[int, int], str] = {}
     for number, url in found:
-        shown = storage.redact(url)
-        place = _place(url)
-        if place in places:
-            other, name = places[place]
+        display = storage.redact(url)
+        file = _identity(url)
+        if file in seen:
+            other, name = seen[file]
             where = "twice" if other == number else f"in two sources, {sources[other].name} and {sources[number].name}"
-            same = "" if name == shown else f" (it is the same file as {name})"
+            same = "" if name == display else f" (it is the same file as {name})"
             raise UsageError(
-                f"input {shown} is listed {where}{same}", fix="list every file once", code="input-named-twice"
+                f"input {display} is listed {where}{same}", fix="list every file once", code="input-named-twice"
             )
-        if shown in names:
+        if display in names:
             raise UsageError(
-                f"two inputs have the same name {shown} without credentials and query, so that the manifest cannot "
+                f"two inputs have the same name {display} without credentials and query, so that the manifest cannot "
                 "distinguish them",
                 fix="read them under different names",
                 code="inputs-indistinguishable",
             )
-        places[place] = number, shown
-        names.add(shown)
+        seen[file] = number, display
+        names.add(display)
         identity = _hard_link(url)
-        if identity is not None and (first := linked.setdefault(identity, shown)) != shown:
+        if identity is not None and (first := linked.setdefault(identity, display)) != display:
             print(
-                f"warning: {shown} is a hard link of {first}, so its documents are read twice",
+                f"warning: {display} is a hard link of {first}, so its documents are read twice",
                 file=sys.stderr,
                 flush=True,
             )
 
 
-def _place(url: str) -> str:
+def _identity(url: str) -> str:
     """What all names of one file share, hard links excepted."""
     scheme, _, rest = storage.canonical(url).rpartition("://")
     return f"{scheme}://{rest.lstrip('/')}"

@@ -43,8 +43,8 @@ def explain(tokenizer: Tokenizer, text: str) -> Iterator[str]:
     yield f"{'id':>8}  {'piece':<24} {'kind':<8} bytes"
     for number in ids:
         piece = tokenizer.vocabulary[number]
-        shown = piece.text.replace(METASPACE, " ").encode() if piece.kind in ("normal", "user") else b""
-        in_hex = piece.text[3:5].lower() if piece.kind == "byte" else shown.hex(" ")
+        text_bytes = piece.text.replace(METASPACE, " ").encode() if piece.kind in ("normal", "user") else b""
+        in_hex = piece.text[3:5].lower() if piece.kind == "byte" else text_bytes.hex(" ")
         yield f"{number:>8}  {piece.text:<24} {piece.kind:<8} {in_hex}"
     merges = WordMerges(tokenizer)
     for word in dict.fromkeys(normalized.split(" ")[1:]):
@@ -72,7 +72,7 @@ def vocabulary_lines(tokenizer: Tokenizer) -> Iterator[str]:
     """Yield the vocabulary as lines of tab-separated values, the heading first: id, piece, score, kind."""
     yield "id\tpiece\tscore\tkind"
     for number, piece in enumerate(tokenizer.vocabulary):
-        yield f"{number}\t{piece.text}\t{_shown(piece.score)}\t{piece.kind}"
+        yield f"{number}\t{piece.text}\t{_format_score(piece.score)}\t{piece.kind}"
 
 
 class WordMerges:
@@ -116,7 +116,7 @@ class WordMerges:
         yield f"{word!r}: {len(merges)} merges"
         yield f"{_INDENT}{'':<32}{' '.join(start)}"
         for number, merge in enumerate(merges, start=1):
-            step = f"{number:>3}. {merge.piece} ({_shown(merge.score)})"
+            step = f"{number:>3}. {merge.piece} ({_format_score(merge.score)})"
             yield f"{_INDENT}{step:<32}{' '.join(merge.pieces)}"
         if tuple(found) != last:
             yield f"{_INDENT}{'not in the vocabulary:':<32}{' '.join(found)}"
@@ -140,5 +140,5 @@ class WordMerges:
                 yield SPECIAL_TOKENS[UNK_TOKEN_ID]
 
 
-def _shown(score: float) -> str:
+def _format_score(score: float) -> str:
     return f"{score + 0.0:.10g}"  # the first merge's score is -0.0

@@ -34,8 +34,8 @@ def read_files(url: str) -> dict[str, bytes]:
     Raises:
         UserError: there is no tokenizer.json.
     """
-    places = {name: storage.join(url, name) for name in FILE_NAMES}
-    files = {name: storage.read_bytes(place) for name, place in places.items() if storage.exists(place)}
+    paths = {name: storage.join(url, name) for name in FILE_NAMES}
+    files = {name: storage.read_bytes(path) for name, path in paths.items() if storage.exists(path)}
     if TOKENIZER_NAME not in files:
         raise UserError(
             f"{storage.redact(url)} contains no {TOKENIZER_NAME}",
@@ -51,9 +51,9 @@ def read_special_tokens(encoder: tokenizers.Tokenizer, files: Mapping[str, bytes
     Raises:
         UserError: one that an encoder needs is not there, or a text is not put between [CLS] and [SEP].
     """
-    said = {**_read_json(files, SPECIAL_TOKENS_MAP_NAME, where), **_read_json(files, TOKENIZER_CONFIG_NAME, where)}
+    declared = {**_read_json(files, SPECIAL_TOKENS_MAP_NAME, where), **_read_json(files, TOKENIZER_CONFIG_NAME, where)}
     names = {
-        role: _content(said.get(f"{role}_token")) or default
+        role: _content(declared.get(f"{role}_token")) or default
         for role, default in zip(_ROLES, SPECIAL_TOKENS, strict=True)
     }
     found = {role: encoder.token_to_id(name) for role, name in names.items()}
@@ -97,7 +97,7 @@ def fingerprint_of(files: Mapping[str, bytes], special_tokens: SpecialTokens) ->
 def vocabulary_of(
     encoder: tokenizers.Tokenizer, special_tokens: SpecialTokens, vocab_size: int
 ) -> tuple[tuple[Piece, ...], list[bytes]]:
-    """Every id's piece, with U+2581 for a space before a word, and the bytes of text that it is shown as.
+    """Every id's piece, with U+2581 for a space before a word, and the bytes of text that it decodes to.
 
     In WordPiece a piece without the prefix of continuations begins a word. An id without a piece is empty. Bytes that
     are no text alone are written as "<0xE4><0xB8>".
@@ -108,13 +108,13 @@ def vocabulary_of(
     prefix = values["model"].get("continuing_subword_prefix") or ""
     steps = json.dumps([values[step] for step in ("normalizer", "pre_tokenizer", "decoder")], ensure_ascii=False)
     is_byte_level, has_metaspace = "ByteLevel" in steps, METASPACE in steps
-    pieces, shown = [], []
+    pieces, id_bytes = [], []
     for number in range(vocab_size):
         name = names.get(number, "")
         if number in special_tokens.ids:
             is_unknown = number == special_tokens.unk
             pieces.append(Piece(name, 0.0, "unknown" if is_unknown else "control"))
-            shown.append(_UNKNOWN if is_unknown else b"")
+            id_bytes.append(_UNKNOWN if is_unknown else b"")
             continue
         if number in added:
             text = name.encode()
@@ -127,8 +127,8 @@ def vocabulary_of(
         else:
             text = f" {name}".encode() if name else b""
         pieces.append(Piece(_as_piece(text), 0.0, "user" if number in added else "normal"))
-        shown.append(text)
-    return tuple(pieces), shown
+        id_bytes.append(text)
+    return tuple(pieces), id_bytes
 
 
 def _as_piece(text: bytes) -> str:

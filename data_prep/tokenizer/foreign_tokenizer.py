@@ -63,9 +63,9 @@ class ForeignTokenizer(Tokenizer):
 
     def __init__(self, url: str, info: TokenizerInfo, files: dict[str, bytes], encoder: tokenizers.Tokenizer) -> None:
         """Use `Tokenizer.load`."""
-        vocabulary, shown = vocabulary_of(encoder, info.special_tokens, info.vocab_size)
+        vocabulary, id_bytes = vocabulary_of(encoder, info.special_tokens, info.vocab_size)
         # Only for the hash that finds duplicates: no id depends on it.
-        self._describe(Path(url), info, url, Normalization(), vocabulary, shown)
+        self._describe(Path(url), info, url, Normalization(), vocabulary, id_bytes)
         self._files = files
         self._encoder = encoder
 

@@ -65,8 +65,8 @@ class Tokenizer:
         assert info.settings is not None
         self.settings = info.settings
         vocabulary = vocabulary_of(processor, info.settings.user_symbols)
-        shown = [_UNKNOWN if piece.kind == "unknown" else _bytes_of(piece) for piece in vocabulary]
-        self._describe(folder, info, url, info.settings.normalization, vocabulary, shown)
+        id_bytes = [_UNKNOWN if piece.kind == "unknown" else _bytes_of(piece) for piece in vocabulary]
+        self._describe(folder, info, url, info.settings.normalization, vocabulary, id_bytes)
         self._processor = processor
         self._cache = WordCache(self._encode_directly, self.token_dtype, self._merged_pieces())
 
@@ -77,9 +77,9 @@ class Tokenizer:
         url: str | None,
         normalization: Normalization,
         vocabulary: tuple[Piece, ...],
-        shown: list[bytes],
+        id_bytes: list[bytes],
     ) -> None:
-        """Set what every tokenizer has; `shown` is the text of every id when it is decoded."""
+        """Set what every tokenizer has; `id_bytes` is the decoded UTF-8 of every id."""
         self.folder, self.info = folder, info
         self.url = str(folder) if url is None else url
         """What `load` was asked for: another machine loads the same tokenizer by it."""
@@ -91,14 +91,16 @@ class Tokenizer:
         self.token_dtype = np.uint16 if info.vocab_size <= 1 << 16 else np.uint32
         self.vocabulary = vocabulary
         is_text = [piece.kind not in ("unknown", "control") for piece in vocabulary]
-        self.byte_lengths = np.array([len(text) * is_so for text, is_so in zip(shown, is_text, strict=True)], np.uint32)
+        self.byte_lengths = np.array(
+            [len(text) * is_so for text, is_so in zip(id_bytes, is_text, strict=True)], np.uint32
+        )
         """(vocab_size,) UTF-8 bytes of normalized text that each id stands for; 0 for special tokens.
 
         Without byte fallback an [UNK] stands for any number of bytes: `token_bytes` tells how many.
         """
         self.opens_word = np.array([piece.text.startswith(METASPACE) for piece in vocabulary])
         """(vocab_size,) bool: tokens that begin with a space."""
-        self._shown = shown
+        self._id_bytes = id_bytes
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -183,7 +185,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the normalized text that the ids stand for; U+FFFD for [UNK], nothing for other special tokens."""
-        return b"".join(self._shown[token_id] for token_id in ids).decode(errors="replace")
+        return b"".join(self._id_bytes[token_id] for token_id in ids).decode(errors="replace")
 
     def spans(self, text: str) -> list[TokenSpan]:
         """Return SentencePiece's own tokens of a text, which need not begin with a space; slow, and the reference."""
@@ -222,8 +224,8 @@ class Tokenizer:
             return np.zeros(0, dtype=np.uint32)
         lengths = self.token_bytes(ids, normalized_text)
         token_starts = np.cumsum(lengths) - lengths
-        places = np.searchsorted(token_starts, np.asarray(starts_bytes, dtype=np.int64), side="right") - 1
-        return np.unique(places).astype(np.uint32)
+        starts = np.searchsorted(token_starts, np.asarray(starts_bytes, dtype=np.int64), side="right") - 1
+        return np.unique(starts).astype(np.uint32)
 
     def _merged_pieces(self) -> list[str] | None:
         """The text of all pieces that text can become, for `WordCuts`; None without byte fallback."""

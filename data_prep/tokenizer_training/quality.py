@@ -139,14 +139,14 @@ def _total(
 
 def _row(name: str, group: GroupReport) -> str:
     shares = (group.corpus_share, group.sample_share)
-    shown = [f"{share:.2%}" if share is not None else "" for share in shares]
+    formatted = [f"{share:.2%}" if share is not None else "" for share in shares]
     figures = f"{'-':>8}{'-':>9}{'-':>11}{'-':>10}{'-':>10}"  # none of it was held out
     if group.tokens:
         figures = (
             f"{group.bytes_per_token:>8.2f}{group.tokens_per_word:>9.3f}{group.tokens_per_character:>11.3f}"
             f"{group.unknown_tokens / group.tokens:>10.4%}{group.byte_tokens / group.tokens:>10.4%}"
         )
-    return f"{name:<24}{figures}{shown[0]:>12}{shown[1]:>9}".rstrip()
+    return f"{name:<24}{figures}{formatted[0]:>12}{formatted[1]:>9}".rstrip()
 
 
 def _left_out(characters: LeftOutCharacters) -> str:

@@ -106,7 +106,7 @@ def test_row_23_the_first_rank_killed_at_any_place_of_a_save_goes_on_bitwise(nam
     kill_one(killed, 0, writing=f"step-{step:08d}/{name}")
     output, again = run_again(killed)
     assert ("resuming after step 3 of 12" if step == 6 else "starting training: 12 steps") in output
-    assert "its save never ended" in output
+    assert "its save was interrupted" in output
     assert_same_run(killed, straight(2))
     observed(f"killed in the save of step {step}: goes on bitwise, {again} steps taken again", lost=LOST)
 

@@ -288,7 +288,7 @@ def test_row_47b_a_plain_start_that_has_shown_a_password_is_refused(training, no
     process = start_on_first(run, nodes, words, env)
     assert process.wait(timeout=200) != 0
     said = output_of(run)
-    assert "error: the value of MLFLOW_TRACKING_PASSWORD stands in the arguments of process" in said, said
+    assert "error: the value of MLFLOW_TRACKING_PASSWORD appears in the arguments of process" in said, said
     assert "count it as known" in said and "launch/nodes.py" in said
     refusals = [line for line in said.splitlines() if "error: the value of" in line]
     assert refusals and not any("horse" in line for line in refusals)

@@ -15,7 +15,7 @@ from trainer.benchmark.measurement import Measurement
 from trainer.benchmark.profiling import Operation
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.distributed.process_group import Ranks
-from trainer.metrics.throughput import flops_per_place, peak_flops
+from trainer.metrics.throughput import flops_per_position, peak_flops
 from trainer.model.sizes import FLOPS_FORMULA, num_parameters
 from trainer.tracking.run_description import describe_environment, git_revision
 
@@ -31,7 +31,7 @@ def heading_lines(config: RunConfig, stage_number: int, ranks: Ranks, engine: st
         f"{num_parameters(config.model, config.data.has_sentence_pairs):,} parameters, {training.precision}, {mode}, "
         f"{engine}; {ranks.world_size} x {device_name(ranks.device)}",
         f"sequences of {stage.sequence_length} tokens; {data}",
-        f"MFU = {flops_per_place(config, stage) / 1e9:.4g} GFLOP per token x tokens/s / "
+        f"MFU = {flops_per_position(config, stage) / 1e9:.4g} GFLOP per token x tokens/s / "
         + (f"{peak / 1e12:g} TFLOP/s per device" if peak else "an unknown peak (set it with --peak-tflops)"),
     ]
 
@@ -76,7 +76,7 @@ def report(
         "engine": engine,
         "data": data,
         "flops_formula": FLOPS_FORMULA,
-        "flops_per_place": flops_per_place(config, config.stages[stage_number]),
+        "flops_per_place": flops_per_position(config, config.stages[stage_number]),
         "peak_flops_per_device": peak,
         "stage": stage_number,
         "config": without_secrets(config).model_dump(mode="json"),

@@ -20,7 +20,7 @@ from trainer.distributed.memory import peak_memory_bytes
 from trainer.distributed.process_group import Ranks, gather_objects
 from trainer.engine.engine import Engine, build_engine
 from trainer.loop.step import StepRequests, take_step
-from trainer.metrics.throughput import Interval, RankWork, WorkClock, flops_per_place, peak_flops
+from trainer.metrics.throughput import Interval, RankWork, WorkClock, flops_per_position, peak_flops
 from trainer.model.pretraining import PretrainingModel, PretrainingOutput
 
 
@@ -143,7 +143,7 @@ class Training:
 
     def _describe(self, interval: Interval, seconds: list[float]) -> Measurement:
         peak = peak_flops(self.config, self.ranks.device)
-        metrics = interval.metrics(self.stage, flops_per_place(self.config, self.stage), peak)
+        metrics = interval.metrics(self.stage, flops_per_position(self.config, self.stage), peak)
         low, median, high = np.percentile(seconds, [10, 50, 90]) * 1000.0
         cut = batch_arithmetic(self.stage, self.ranks.world_size)
         return Measurement(

@@ -52,7 +52,7 @@ class StopSignal:
         self._name = f"rank {os.environ.get('RANK', '0')} ({socket.gethostname()})"
         self._asked_at = 0.0
         self._is_alone = True
-        self._leaving = threading.Lock()  # acquired by the first thread that receives a signal or detects a loss
+        self._exiting = threading.Lock()  # acquired by the first thread that receives a signal or detects a loss
         self._stderr: int | None = None
         with contextlib.suppress(OSError):  # the process may have no standard error
             self._stderr = os.dup(2)  # deepspeed redirects its own while it probes for compilers
@@ -90,7 +90,7 @@ class StopSignal:
 
     def _ask(self, cause: str) -> None:
         if self._is_alone:
-            self._leave(cause)
+            self._abort(cause)
         if not self.asked:
             self._asked_at, self.request = time.monotonic(), f"{self._name}: {cause}"
             self.asked = True  # set last, because other threads read it
@@ -113,8 +113,8 @@ class StopSignal:
         self._say(f"ended by {cause}; rerun the same command to resume\n")
         os._exit(128 + number)
 
-    def _leave(self, cause: str) -> None:
-        if not self._leaving.acquire(blocking=False):
+    def _abort(self, cause: str) -> None:
+        if not self._exiting.acquire(blocking=False):
             return
         if os.environ.get("LOCAL_RANK", "0") == "0":
             self._say(

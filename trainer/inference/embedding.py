@@ -103,7 +103,8 @@ class Embedder:
             UsageError: `texts` is neither a string nor a list of strings.
         """
         if isinstance(texts, str):
-            return self.embed([texts], pooling).vectors[0]
+            vector: np.ndarray = self.embed([texts], pooling).vectors[0]
+            return vector
         return self.embed(texts, pooling).vectors
 
     def embed(

@@ -130,7 +130,9 @@ class FillMask:
     @overload
     def __call__(self, text: str, top_k: int = 5) -> tuple[tuple[Candidate, ...], ...]: ...
     @overload
-    def __call__(self, text: Sequence[str], top_k: int = 5) -> list[tuple[tuple[Candidate, ...], ...]]: ...
+    def __call__(
+        self, text: list[str] | tuple[str, ...], top_k: int = 5
+    ) -> list[tuple[tuple[Candidate, ...], ...]]: ...
     def __call__(self, text: str | Sequence[str], top_k: int = 5) -> Any:
         """Return the `top_k` candidates of each mask of `text`, likeliest first; for a list of texts, a list of these.
 

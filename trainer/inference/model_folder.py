@@ -65,9 +65,9 @@ def check_fine_tuned(folder: Path, name: str | None = None) -> None:
         UsageError: it is an encoder; `name` is what the user called the folder.
     """
     classes = read_config(folder).get("architectures")
-    is_named = isinstance(classes, list) and bool(classes) and isinstance(classes[0], str)
-    if is_named and not classes[0].endswith(FITTED_CLASSES) and not (folder / FINETUNE_FILE).is_file():
-        raise not_fine_tuned(f"{name or folder} is of class {classes[0]}, which was not fine-tuned for a task")
+    first = classes[0] if isinstance(classes, list) and classes else None
+    if isinstance(first, str) and not first.endswith(FITTED_CLASSES) and not (folder / FINETUNE_FILE).is_file():
+        raise not_fine_tuned(f"{name or folder} is of class {first}, which was not fine-tuned for a task")
 
 
 def not_fine_tuned(problem: str) -> UsageError:

@@ -224,10 +224,11 @@ def checked_texts(texts: Any) -> list[str]:
     Raises:
         UsageError: they are not a list of strings; a single string would be read character by character.
     """
-    found = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str | bytes | dict) else [None]
-    wrong = [text for text in found if not isinstance(text, str)]
+    is_several = isinstance(texts, Iterable) and not isinstance(texts, str | bytes | dict)
+    found: list[Any] = list(texts) if is_several else [texts]
+    wrong = [text for text in found if not is_several or not isinstance(text, str)]
     if wrong:
-        given = texts if wrong == [None] and not isinstance(texts, list) else wrong[0]
+        given = wrong[0]
         raise UsageError(
             f"{given!r:.80} ({type(given).__name__}) is not a text or a list of texts",
             fix="give a string, or a list of strings",

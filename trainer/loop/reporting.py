@@ -17,7 +17,7 @@ from trainer.evaluation.validation_loss import evaluate
 from trainer.loop.console import evaluation_line, groups_line, print_line, step_line
 from trainer.loop.run import Progress, Run, warn_of_disk
 from trainer.metrics.status import State, append_history, last_sign, read_status
-from trainer.metrics.throughput import Interval, flops_per_place, peak_flops
+from trainer.metrics.throughput import Interval, flops_per_position, peak_flops
 
 
 def log(run: Run, state: TrainState, progress: Progress, epoch: float) -> tuple[TrainState, Progress]:
@@ -40,7 +40,7 @@ def log(run: Run, state: TrainState, progress: Progress, epoch: float) -> tuple[
         progress,
         metrics={**progress.metrics, **metrics},
         seconds_per_step=interval.seconds_a_step,
-        flops_per_device=interval.flops_per_device(stage, flops_per_place(run.config, stage)),
+        flops_per_device=interval.flops_per_device(stage, flops_per_position(run.config, stage)),
         seconds_left=left,
     )
     state = state.model_copy(
@@ -60,15 +60,15 @@ def interval_metrics(run: Run, state: TrainState, interval: Interval) -> dict[st
     """Return speed and health since the last log line."""
     stage = run.config.stages[state.stage]
     peak = peak_flops(run.config, run.ranks.device)
-    speed = interval.metrics(stage, flops_per_place(run.config, stage), peak)
+    speed = interval.metrics(stage, flops_per_position(run.config, stage), peak)
     return {**speed, **run.health.metrics, "health/skipped_steps": float(state.skipped_steps)}
 
 
 def seconds_left(config: RunConfig, state: TrainState, interval: Interval) -> float:
     """Estimate the time to the end of the run by tokens: the global batch may grow, and differs between stages."""
-    places = interval.rows * config.stages[state.stage].sequence_length
+    positions = interval.rows * config.stages[state.stage].sequence_length
     left = tokens_of_run(config.stages, config.steps_by_stage, state.step)
-    return interval.seconds / places * left
+    return interval.seconds / positions * left
 
 
 def log_evaluation(run: Run, state: TrainState, progress: Progress) -> tuple[TrainState, Progress]:

@@ -118,7 +118,7 @@ class Interval:
         """Seconds of work a step, by rank."""
         return [(work.data_seconds + work.forward_seconds) / self.num_steps for work in self.ranks]
 
-    def metrics(self, stage: Stage, flops_per_place: float, peak_flops: float | None) -> dict[str, float]:
+    def metrics(self, stage: Stage, flops_per_position: float, peak_flops: float | None) -> dict[str, float]:
         """The interval under its MLflow names; `peak_flops` a device, None gives no MFU."""
         metrics = {
             "train/tokens_per_second": self.tokens_per_second,
@@ -129,12 +129,12 @@ class Interval:
             "train/peak_memory_bytes": float(max(work.peak_memory_bytes for work in self.ranks)),
         }
         if peak_flops is not None:
-            metrics["train/mfu"] = self.flops_per_device(stage, flops_per_place) / peak_flops
+            metrics["train/mfu"] = self.flops_per_device(stage, flops_per_position) / peak_flops
         return metrics
 
-    def flops_per_device(self, stage: Stage, flops_per_place: float) -> float:
+    def flops_per_device(self, stage: Stage, flops_per_position: float) -> float:
         """Operations a second that each device reached."""
-        return flops_per_place * self.rows * stage.sequence_length / (self.seconds * len(self.ranks))
+        return flops_per_position * self.rows * stage.sequence_length / (self.seconds * len(self.ranks))
 
 
 def slow_rank(work_seconds: Sequence[float], ratio: float) -> int | None:
@@ -146,8 +146,8 @@ def slow_rank(work_seconds: Sequence[float], ratio: float) -> int | None:
     return slowest if work_seconds[slowest] > ratio * others[len(others) // 2] else None
 
 
-def flops_per_place(config: RunConfig, stage: Stage) -> float:
-    """Operations of forward and backward per place of a row of this stage."""
+def flops_per_position(config: RunConfig, stage: Stage) -> float:
+    """Operations of forward and backward per position of a row of this stage."""
     return flops_per_token(
         config.model, stage.sequence_length, config.data.max_mlm_probability, config.data.has_sentence_pairs
     )

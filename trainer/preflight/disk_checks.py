@@ -51,7 +51,7 @@ def check_clock(config: RunConfig) -> Iterator[Finding]:
         return
     level: Level = "ok" if skew <= LARGEST_SKEW_SECONDS else "warn"
     remedy = "" if level == "ok" else "; synchronize the clocks with a time server"
-    yield Finding(level, "clock", f"{skew:.1f} s from that of {there}{remedy}")
+    yield Finding(level, "clock", f"differs by {skew:.1f} s from that of {there}{remedy}")
 
 
 def _check_room(config: RunConfig, folder: Path, free: int) -> Finding:

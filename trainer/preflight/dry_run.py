@@ -1,4 +1,4 @@
-"""A run explained before it is paid for: sizes, batches, operations, memory and shards, as text."""
+"""Explanation of a run before it starts: sizes, batches, operations, memory and shards, as text."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ ZERO_STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 
 
 def explain(config: RunConfig, world_size: int) -> str:
-    """The whole explanation for `world_size` ranks; needs no GPU, and no shards either.
+    """Return the explanation for `world_size` ranks; it needs neither a GPU nor shards.
 
     Raises:
-        UserError: shards are there and do not fit the configuration; `init_from` is not there, or does not fit it.
+        UserError: existing shards do not fit the configuration; `init_from` is missing or does not fit it.
     """
     parts = [
         ("Configuration", to_yaml(without_secrets(config)).rstrip().splitlines()),
@@ -169,7 +169,7 @@ def activation_lines(config: RunConfig, world_size: int) -> list[str]:
 
 
 def shard_lines(config: RunConfig, world_size: int) -> Iterator[str]:
-    """What the shards hold, whether they suffice, and what each node downloads and keeps of them."""
+    """Describe the shards: contents, sufficiency, downloads and cache of each node."""
     manifests = []
     for component in config.data.components:
         try:
@@ -183,7 +183,7 @@ def shard_lines(config: RunConfig, world_size: int) -> Iterator[str]:
 
 
 def reading_lines(manifests: Sequence[Manifest], cache_bytes: int) -> Iterator[str]:
-    """What a node downloads and what its cache needs, where shards are remote; the same on any number of nodes.
+    """Describe downloads and cache of a node for remote shards; the same on any number of nodes.
 
     A rank takes a slice of every global batch, and a batch holds rows of a window of shards (`trainer/data/order.py`):
     so each node reads every shard in every epoch, and keeps the window that is read and the next.
@@ -194,8 +194,8 @@ def reading_lines(manifests: Sequence[Manifest], cache_bytes: int) -> Iterator[s
     )
     least = held_out + sum(map(windows_bytes, manifests))
     yield (
-        f"each node reads all {train / GIB:.2f} GiB of train shards in an epoch (of a mixture: as their weights say); "
-        "of remote shards it downloads them, and local ones need no data.cache_bytes"
+        f"each node reads all {train / GIB:.2f} GiB of train shards per epoch (in a mixture, by the weights); "
+        "remote shards are downloaded, local shards need no data.cache_bytes"
     )
     share = "every epoch downloads them again" if cache_bytes < train + held_out else "they are downloaded once"
     yield (

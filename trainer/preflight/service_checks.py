@@ -54,7 +54,7 @@ def check_mlflow(config: RunConfig) -> Iterator[Finding]:
         except Exception as error:  # noqa: BLE001 - as above
             yield Finding(level, "registry", f"cannot be written ({short(error)}); check the permissions of this user")
         else:
-            yield Finding("ok", "registry", "takes models")
+            yield Finding("ok", "registry", "accepts models")
 
 
 def check_collective(world_size: int, device_type: str) -> Iterator[Finding]:

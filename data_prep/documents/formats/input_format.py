@@ -12,8 +12,8 @@ from data_prep.documents.rejects import Fault, Rejects
 
 TxtDocuments = Literal["file", "blank_lines"]
 NAME_THE_FIELD = "name it with documents.text_field=NAME, or with the source's own text_field"
-_SHOWN_NAMES = 10
-_SHOWN_CHARACTERS = 40
+_LISTED_NAMES = 10
+_LISTED_CHARACTERS = 40
 
 
 class Fields(NamedTuple):
@@ -208,8 +208,8 @@ def decoded(data: bytes) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """The first names, shortened, for a message."""
-    shown = [name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}..." for name in names]
-    return ", ".join(shown[:_SHOWN_NAMES]) + (", ..." if len(shown) > _SHOWN_NAMES else "") or "none"
+    shortened = [name if len(name) <= _LISTED_CHARACTERS else f"{name[:_LISTED_CHARACTERS]}..." for name in names]
+    return ", ".join(shortened[:_LISTED_NAMES]) + (", ..." if len(shortened) > _LISTED_NAMES else "") or "none"
 
 
 def kind_of(value: Any) -> str:

@@ -91,8 +91,8 @@ def _columns_to_read(rows: ParquetRows, fields: Fields) -> list[str]:
         if top_level.count(name if name in top_level else name.partition(".")[0]) > 1:
             raise Fault(f"has several columns {name!r}", "not text", "rename all but one")
         if name in (fields.text, fields.language) and not rows.is_text(name):
-            shown = listed([f"{column} {kind}" for column, kind in rows.columns])
-            raise Fault(f"has {found[name]} in column {name!r}, not text (its columns: {shown})", "not text")
+            columns = listed([f"{column} {kind}" for column, kind in rows.columns])
+            raise Fault(f"has {found[name]} in column {name!r}, not text (its columns: {columns})", "not text")
     return names
 
 

@@ -370,7 +370,7 @@ def test_no_piece_of_a_binary_file_becomes_a_document(tmp_path: Path, name: str,
     (tmp_path / name).write_bytes(COMPRESS[".gz" if name.endswith(".gz") else ""](binary))
     blank_lines = DocumentSettings(txt_documents="blank_lines", on_bad_input=policy)
     for unit in units_of(tmp_path / name, blank_lines, 200):
-        with pytest.raises(BadInput, match=f"{name} is no text.*byte 8 of the file") as caught:
+        with pytest.raises(BadInput, match=f"{name} is not text.*byte 8 of the file") as caught:
             list(DocumentReader(unit, blank_lines))
         assert caught.value.spoils_file and caught.value.reason == "binary"
 

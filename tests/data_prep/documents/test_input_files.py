@@ -152,7 +152,7 @@ def test_remote_files_are_found_by_patterns_like_local_ones() -> None:
     with pytest.raises(UsageError, match="deep is a folder"):
         names("deep")
     for twice in ([f"{base}/a-00.jsonl"] * 2, [f"{base}/a-00.jsonl", f"{base}/a-*.jsonl"]):
-        with pytest.raises(UsageError, match="named twice"):
+        with pytest.raises(UsageError, match="listed twice"):
             find_inputs(config(twice))
     (file,) = find_inputs(config(f"{base}/a-00.jsonl"))
     assert (file.bytes, file.source) == (2, 0)

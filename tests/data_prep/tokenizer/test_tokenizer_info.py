@@ -13,7 +13,7 @@ from data_prep.tokenizer.tokenizer_info import INFO_NAME, TokenizerInfo, Tokeniz
 
 REFUSED = {
     "": "is empty",
-    "[MASK]": "is a special token",
+    "[MASK]": "is already a special token",
     "<0x0A>": "name of a byte",
     "two words": "white space",
     "new\u2028line": "white space",
@@ -21,7 +21,7 @@ REFUSED = {
     "e\u0301": "has '\u00e9' instead",
     "zero\u200bwidth": "has 'zerowidth' instead",
     "\ud800": "has '\ufffd' instead",
-    "\u0301x": "begins with a mark",
+    "\u0301x": "begins with a combining mark",
 }
 
 

@@ -39,7 +39,7 @@ def test_a_misfit_is_told_and_a_fit_is_not() -> None:
     assert "single bytes" in warnings_of(TextFit(1.5, 0.2, 0.0), known)[0]
     assert "unknown" in warnings_of(TextFit(1.5, 0.0, 0.2), None)[0]
     assert any(line.startswith("warning:") for line in fit_lines(TextFit(3.0, 0.0, 0.0), known))
-    assert "not known" in "\n".join(fit_lines(TextFit(3.0, 0.0, 0.0), None))
+    assert "unknown" in "\n".join(fit_lines(TextFit(3.0, 0.0, 0.0), None))
 
 
 def test_bytes_beyond_a_hole_in_the_ids_are_counted() -> None:

@@ -12,7 +12,7 @@ from trainer.metrics.throughput import (
     RankWork,
     WorkClock,
     data_sheet_flops,
-    flops_per_place,
+    flops_per_position,
     peak_flops,
     slow_rank,
 )
@@ -27,7 +27,7 @@ def interval(*work: tuple[float, float]) -> Interval:
 
 def test_the_interval_tells_speed_waiting_the_slowest_rank_and_the_largest_memory():
     config = load_settings(RunConfig, "tiny_cpu")
-    metrics = interval((1.0, 4.0), (5.0, 6.0)).metrics(config.stages[0], flops_per_place=1e6, peak_flops=1e9)
+    metrics = interval((1.0, 4.0), (5.0, 6.0)).metrics(config.stages[0], flops_per_position=1e6, peak_flops=1e9)
     assert metrics["train/tokens_per_second"] == 2000
     assert metrics["train/seconds_per_step"] == 2
     assert metrics["train/data_wait_share"] == 0.25
@@ -47,7 +47,7 @@ def test_without_a_peak_there_is_no_mfu():
 
 def test_operations_a_place_follow_the_documented_formula():
     config = load_settings(RunConfig, "bert_large")
-    assert flops_per_place(config, config.stages[0]) == pytest.approx(1.992e9, rel=1e-3)
+    assert flops_per_position(config, config.stages[0]) == pytest.approx(1.992e9, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def failures(shards: Path, folder: Path, *overrides: str) -> list[str]:
 
 def test_shards_of_another_tokenizer_or_of_more_ids_fail(small_shards, tmp_path):
     (text,) = failures(small_shards, tmp_path, "model.vocab_size=100")
-    assert "raise it to 800" in text
+    assert "set model.vocab_size=800" in text
 
 
 @pytest.mark.parametrize(

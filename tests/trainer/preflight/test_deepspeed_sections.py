@@ -44,7 +44,7 @@ def test_what_deepspeed_does_not_know_in_a_section_is_told_with_the_nearest_name
     ("deepspeed", "said"),
     [
         ({"wall_clock_breakdown": "no"}, "wall_clock_breakdown='no' must be true or false"),
-        ({"steps_per_print": "x"}, "steps_per_print='x' must be a whole number"),
+        ({"steps_per_print": "x"}, "steps_per_print='x' must be an integer"),
         ({"log_level": "loud"}, "log_level='loud' must be one of debug, info"),
         ({"gradient_predivide_factor": float("nan")}, "gradient_predivide_factor=nan must be a number above 0"),
         ({"gradient_predivide_factor": 0}, "gradient_predivide_factor=0 must be a number above 0"),

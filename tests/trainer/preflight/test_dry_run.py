@@ -50,7 +50,7 @@ def test_closed_form_and_count_stand_side_by_side_and_agree(preset):
 def test_batches_are_reckoned_over_the_steps_that_the_run_takes():
     config = load_settings(RunConfig, "bert_large_phased", ["training.max_steps=900010"])
     first, second = batch_lines(config, 8)
-    assert "32 rows x 128 places = 4,096 tokens a micro-batch; x 8 ranks x 1 accumulation" in first
+    assert "32 sequences x 128 tokens x 8 ranks x 1 gradient accumulation step" in first
     assert second.endswith("10 steps = 1,310,720 tokens")
 
 
@@ -107,7 +107,7 @@ def test_a_node_reads_every_shard_and_its_cache_needs_two_windows(small_shards):
     large = manifest.model_copy(update={"train": train, "valid": train.model_copy(update={"shards": shards[:2]})})
     assert windows_bytes(large) == 32 * 3 << 30
     whole, cache, advice = reading_lines([large, large], cache_bytes=190 << 30)
-    assert "each node reads all 260.00 GiB of train shards in an epoch" in whole
+    assert "each node reads all 260.00 GiB of train shards per epoch" in whole
     assert "196.00 GiB for two windows of 16 shards and the valid shards, 264.00 GiB to download all once" in cache
     assert cache.endswith("with 190.00 GiB every epoch downloads them again")
     assert advice.endswith(f"Fix: set data.cache_bytes={196 << 30}")

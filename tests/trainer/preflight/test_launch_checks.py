@@ -103,6 +103,6 @@ def test_a_secret_in_the_arguments_of_a_process_above_is_refused(tmp_path, small
     start = f'export MLFLOW_TRACKING_PASSWORD={secret}; "$@"; exit $?'
     done = pretrain(["bash", "-c", start, "bash", sys.executable], tmp_path, small_shards)
     assert (
-        done.returncode == 2 and "error: the value of MLFLOW_TRACKING_PASSWORD stands in the arguments" in done.stderr
+        done.returncode == 2 and "error: the value of MLFLOW_TRACKING_PASSWORD appears in the arguments" in done.stderr
     )
     assert secret not in done.stdout + done.stderr and not (tmp_path / "run").exists()

@@ -16,7 +16,7 @@ def test_an_mlflow_that_is_away_is_a_warning_for_training_would_go_on():
     (finding,) = check_mlflow(config_of("http://127.0.0.1:9"))
     assert finding.level == "warn"
     assert finding.text == (
-        "http://127.0.0.1:9 does not answer (nothing answers there (connection refused)); start it, or set "
+        "http://127.0.0.1:9 does not answer (connection refused); start it, or set "
         "tracking.uri. Training would continue and send its metrics later"
     )
 
