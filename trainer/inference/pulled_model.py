@@ -102,7 +102,7 @@ def _near(model: str) -> str:
     """What the user may have meant: an address, a checkpoint of the run, or a directory with a similar name."""
     scheme = regex.match(r"(model|run)s?:/*", model)
     if scheme is not None:
-        return f"; did you mean {scheme[1]}s:/{model[scheme.end() :]}?"
+        return f" (did you mean {scheme[1]}s:/{model[scheme.end() :]}?)"
     path = Path(model)
     try:
         there = sorted(each.name for each in path.parent.iterdir() if each.is_dir())
@@ -111,7 +111,7 @@ def _near(model: str) -> str:
     if path.parent.name == "checkpoints":
         return f"; the checkpoints there: {', '.join(there) or 'none'}"
     names = difflib.get_close_matches(path.name, there, n=3)
-    return f"; did you mean {' or '.join(str(path.parent / name) for name in names)}?" if names else ""
+    return f" (did you mean {' or '.join(str(path.parent / name) for name in names)}?)" if names else ""
 
 
 def is_checkpoint(model: str | Path) -> bool:
