@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from data_prep.base.settings import load_settings
-from data_prep.config.preparation_config import PreparationConfig
+from data_prep.config.preparation_config import PreparationConfig, Source
 from launch.command_table import DATA_PREP, GROUPS, Command
 from tests.test_layout import ORDER
 from trainer.config.run_config import RunConfig
@@ -96,14 +96,17 @@ def training_settings() -> Iterator[str]:
 
 
 def preparation_settings() -> Iterator[str]:
-    """Every setting of data preparation."""
-    return _settings(PreparationConfig)
+    """Every setting of data preparation; the fields of a source follow `sources`."""
+    for line in _settings(PreparationConfig):
+        yield line
+        if line.startswith("| `sources` |"):
+            yield from list(_settings(Source, "sources[]."))[2:]
 
 
-def _settings(schema: type[BaseModel]) -> Iterator[str]:
+def _settings(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
     yield "| setting | default | meaning |"
     yield "|---|---|---|"
-    for name, default, meaning in settings_of(schema):
+    for name, default, meaning in settings_of(schema, prefix):
         yield f"| `{name}` | {_cell(default)} | {_cell(meaning)} |"
 
 

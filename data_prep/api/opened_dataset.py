@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import ShardRecord, SourceRecord
 from data_prep.dataset.shard_documents import ShardDocuments, all_shards, find_document
@@ -20,16 +20,14 @@ from data_prep.dataset.shard_provenance import ShardProvenance
 from data_prep.dataset.shards import Record, read_records
 from data_prep.dataset.verification import raise_problems, verify_shards
 from data_prep.dataset.versions import select_version
-from data_prep.documents.document import Document
+from data_prep.documents.document import DOCUMENT_ID, Document
 from data_prep.executors.executors import Executor
 from data_prep.pipeline.plan import absolute
-from data_prep.reports.inspection import parse_document_id
+from data_prep.reports.inspection import find_named, is_document_id, parse_document_id
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 Split = Literal["train", "valid"]
-DOCUMENT_ID = "document_id"
-"""Key in the metadata of decoded documents: the hash of the normalized text, 16 hexadecimal digits."""
 
 
 class Dataset:
@@ -86,8 +84,8 @@ class Dataset:
     def documents(self, split: Split | None = None) -> Iterator[Document]:
         """Yield the decoded documents of a split, or of both, in the order of the shards; one record in memory.
 
-        The text is the normalized one, without paragraph breaks. `id`, `url` and `metadata` come from the provenance,
-        if the data set has it; `metadata["document_id"]` is the id that `document` and `inspect --document` take.
+        The text is the normalized one, without paragraph breaks. `id` (the corpus id), `url` and `metadata` come from
+        the provenance, if the data set has it; `document_id` is the data set's own id of 16 hexadecimal digits.
 
         Raises:
             UserError: a shard is missing or damaged.
@@ -96,14 +94,47 @@ class Dataset:
             if split is None or name == split:
                 yield from self._documents_of(shard)
 
-    def document(self, document_id: str | int) -> Document:
-        """Return a document by the id that `inspect` shows (16 hexadecimal digits, or the number).
+    def document(
+        self, document_id: str | int | None = None, *, corpus_id: str | None = None, url: str | None = None
+    ) -> Document:
+        """Return a document by one of its names.
+
+        Args:
+            document_id: the id that `inspect` shows, exactly 16 hexadecimal digits, or its number; any other text is
+                looked up as a corpus id, if the data set has provenance.
+            corpus_id: value of `documents.id_field`, exactly.
+            url: value of `documents.url_field`, exactly.
 
         Raises:
-            UsageError: the text is not an id.
-            UserError: no document has it, or the data set is damaged.
+            UsageError: not exactly one name is given.
+            UserError: no document has it, several have it, or the data set is damaged.
         """
-        number = document_id if isinstance(document_id, int) else parse_document_id(document_id)
+        if sum(name is not None for name in (document_id, corpus_id, url)) != 1:
+            raise UsageError(
+                "document() takes exactly one of document_id, corpus_id and url",
+                fix="give one of them",
+                code="contradicting-arguments",
+            )
+        if isinstance(document_id, str) and not is_document_id(document_id) and self.manifest.provenance_files:
+            document_id, corpus_id = None, document_id
+        if isinstance(document_id, int):
+            return self._found(document_id)
+        if document_id is not None:
+            return self._found(parse_document_id(document_id))
+        column: Literal["id", "url"] = "id" if corpus_id is not None else "url"
+        value = corpus_id if corpus_id is not None else url
+        assert value is not None
+        found = find_named(self.folder, self.manifest, column, value)
+        if len(found) > 1:
+            shown = ", ".join(f"{number:016x}" for number in found[:5]) + (" ..." if found[5:] else "")
+            raise UserError(
+                f"{len(found):,} documents of {storage.redact(self.folder)} have the {column} {value[:200]!r}: {shown}",
+                fix="give one of these document ids",
+                code="several-documents",
+            )
+        return self._found(found[0])
+
+    def _found(self, number: int) -> Document:
         pieces: list[np.ndarray] = []
         place = None
         for place in find_document(self.folder, number, self.manifest):

@@ -80,8 +80,8 @@ def resolve_config(
         )
     if source_name is not None and not (paths and source_name.strip()):
         raise UsageError(
-            f"--source-name={source_name!r} has no --input or no letters; it names the files of --input",
-            fix="give both, or name the sources in the file of --config",
+            f"source_name={source_name!r} (--source-name) has no inputs or no letters; it names the files of --input",
+            fix="give inputs (--input) and a name, or name the sources in the configuration",
             code="source-name-without-input",
         )
     changes: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def resolve_config(
     if not resolved.sources:
         raise UsageError(
             "no input is given",
-            fix="give --input FILES, or sources in the file of --config",
+            fix="give --input FILES (in Python: inputs=), or sources in the configuration",
             code="missing-input",
         )
     added = tuple(filters)
@@ -122,17 +122,18 @@ def request_preparation(
     """
     if output is not None and add_to is not None:
         raise UsageError(
-            f"--output={output} and --add-to={add_to} contradict each other: --add-to writes into its data set",
+            f"output={output} (--output) and add_to={add_to} (--add-to) contradict each other: add_to names the data "
+            "set to write into",
             fix="give one of them",
             code="contradicting-arguments",
         )
     folder = output if add_to is None else add_to
     if folder is None:
-        raise UsageError("no output is given", fix="give --output DIR", code="missing-output")
+        raise UsageError("no output is given", fix="give --output DIR (in Python: output=)", code="missing-output")
     if tokenizer is None and add_to is None:
         raise UsageError(
             "no tokenizer is given",
-            fix="give --tokenizer DIR, which 'python -m data_prep tokenizer' makes",
+            fix="give --tokenizer DIR (in Python: tokenizer=), which 'python -m data_prep tokenizer' makes",
             code="missing-tokenizer",
         )
     check_folder("--output", folder)
@@ -177,7 +178,7 @@ def num_workers(wanted: int | None) -> int:
     """
     if wanted is not None and not 1 <= wanted <= _MOST_WORKERS:
         raise UsageError(
-            f"--workers={wanted} is out of range",
+            f"num_workers={wanted} (--workers) is out of range",
             fix=f"give a number from 1 to {_MOST_WORKERS:,}",
             code="workers-out-of-range",
         )
@@ -195,8 +196,8 @@ def workers_for(wanted: int | None, request: Request) -> int:
     in_memory = next((url for url in urls if url.startswith("memory://")), None)
     if in_memory is not None and wanted is not None and wanted > 1:
         raise UsageError(
-            f"{in_memory} is in the memory of one process, which --workers={wanted} cannot share",
-            fix="give --workers 1",
+            f"{in_memory} is in the memory of one process, which num_workers={wanted} (--workers) cannot share",
+            fix="give 1",
             code="memory-not-shared",
         )
     if in_memory is not None:

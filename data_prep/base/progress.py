@@ -74,7 +74,10 @@ class Progress:
         elapsed_seconds = time.monotonic() - self._started_at
         earlier = f", {self._amount(self._first)} before" if self._first else ""
         rate = own / self._scale / max(elapsed_seconds, 1e-9)
-        return f"{self._amount(own)} {self._unit} in {elapsed_seconds:.1f} s ({rate:.2f} {self._unit}/s){earlier}"
+        unit = self._unit
+        if own == 1 and self._scale == 1.0:
+            unit = f"{unit[:-3]}y" if unit.endswith("ies") else unit.removesuffix("s")
+        return f"{self._amount(own)} {unit} in {elapsed_seconds:.1f} s ({_rate(rate)} {self._unit}/s){earlier}"
 
     def _amount(self, amount: int) -> str:
         """Format megabytes to a tenth and counts, such as shards, in full."""
@@ -84,4 +87,9 @@ class Progress:
         rate = (self._done - self._first) / elapsed_seconds
         left = (self._total - self._done) / rate if rate else 0.0
         shown = f"{self._amount(self._done)} of {self._amount(self._total)} {self._unit}"
-        return f"{self._title}: {shown}, {rate / self._scale:.2f} {self._unit}/s, {duration(left)} left"
+        return f"{self._title}: {shown}, {_rate(rate / self._scale)} {self._unit}/s, {duration(left)} left"
+
+
+def _rate(value: float) -> str:
+    """Format a rate: 0.25, 27.90, 27,872."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"

@@ -1,19 +1,22 @@
 """`python -m data_prep inspect`: Show decoded documents of a data set, or how its tokenizer splits a text.
 
-Each document comes with its id, source and counts, one sentence per line; --document ID shows one whole, with its
-provenance. Ids are those that 'remove --documents' takes.
+Each document comes with its document id, source and counts, one sentence per line. --document, --id and --url show
+whole documents with their provenance. A document id is the data set's own (16 hexadecimal digits, as 'remove
+--documents' takes it); --id takes an id of the corpus (documents.id_field, as 'remove --ids' does).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 from data_prep.base.arguments import at_least
 from data_prep.base.terminal import printable
 from data_prep.commands.data_set import add_data_set, open_data_set
-from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER
-from data_prep.reports.inspection import document_report, inspect_report, parse_document_id
+from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, read_manifest
+from data_prep.reports.inspection import document_report, find_named, inspect_report, parse_document_id
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
@@ -26,7 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--documents", type=at_least(1), default=3, metavar="K", help="number of documents (default: 3)")
     which.add_argument("--skip", type=at_least(0), default=0, metavar="M", help="skip the first M documents")
     instead = parser.add_argument_group("something else").add_mutually_exclusive_group()
-    instead.add_argument("--document", metavar="ID", help="find this document in any shard and show all of it")
+    instead.add_argument(
+        "--document", metavar="ID", help="find this document id (16 hexadecimal digits) and show the whole document"
+    )
+    instead.add_argument("--id", metavar="ID", help="show the whole documents of exactly this corpus id")
+    instead.add_argument("--url", metavar="URL", help="show the whole documents of exactly this URL")
     instead.add_argument("--tokenizer", metavar="TEXT", help="show the tokens and ids of a text, and every merge")
     instead.add_argument("--vocabulary", metavar="FILE", help="write the vocabulary to FILE, one token per line")
     parser.add_argument("--dry-run", action="store_true", help="with --vocabulary: write nothing")
@@ -52,6 +59,12 @@ def _lines(arguments: argparse.Namespace) -> Iterable[str]:
         return _write_vocabulary(_tokenizer(folder), arguments.vocabulary, arguments.dry_run)
     if arguments.document is not None:
         return document_report(folder, parse_document_id(arguments.document))
+    column: Literal["id", "url"]
+    for column in ("id", "url"):
+        value = getattr(arguments, column)
+        if value is not None:
+            found = find_named(folder, read_manifest(folder), column, value)
+            return itertools.chain.from_iterable(document_report(folder, number) for number in found)
     return inspect_report(folder, arguments.split, arguments.shard, arguments.documents, arguments.skip)
 
 

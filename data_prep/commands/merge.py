@@ -13,6 +13,7 @@ from data_prep.commands.shards import print_result
 from data_prep.commands.stopping import stopping_on_signals
 from data_prep.pipeline.map_phase import map_tasks, units_left
 from data_prep.pipeline.preparation import clear, merge_ranges
+from data_prep.pipeline.work_folder import refuse_to_undo_changes
 from data_prep.storage import storage
 
 
@@ -36,6 +37,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     asked = plan_preparation(request)
     place = storage.redact(asked.output)
     if arguments.fresh:
+        if request.parent is None:
+            refuse_to_undo_changes(asked.output)
         if not arguments.dry_run:
             clear(asked.plan, asked.tokenizer, asked.output)
         print(f"{'would clear' if arguments.dry_run else 'cleared'} {place}; now run all of its ranges")

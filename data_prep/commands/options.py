@@ -39,7 +39,11 @@ def add_preparation(command: argparse.ArgumentParser, sections: Collection[str],
     what.add_argument("--output", metavar="DIR", help=output_help)
     what.add_argument("--config", metavar="FILE", help="YAML file of settings and named sources")
     how = command.add_argument_group("how to run")
-    how.add_argument("--fresh", action="store_true", help="replace an output that holds something else")
+    how.add_argument(
+        "--fresh",
+        action="store_true",
+        help="replace an output that holds something else; a data set that 'remove' or --add-to changed is refused",
+    )
     how.add_argument("--dry-run", action="store_true", help="print what the command would do, and write nothing")
 
 

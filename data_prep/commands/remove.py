@@ -1,8 +1,11 @@
 """`python -m data_prep remove`: Remove a source or documents from a data set (takedown), as a new version of it.
 
 --urls and --ids find documents by their provenance, also texts that were dropped as duplicates of a kept document: the
-kept document goes then. Only the shards that hold them are rewritten, without reading the corpus again. Older versions
-stay for runs that use them, until --purge deletes them. Later additions exclude the same documents.
+kept document goes then. URLs and ids must match exactly. Only the shards that hold the documents are rewritten, without
+reading the corpus again. Older versions stay for runs that use them, until --purge deletes them.
+
+Later additions exclude the same normalized texts, and documents of the same URLs or ids whatever their text. The text
+of a removed source may be added under another name.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from data_prep.base.arguments import Once
 from data_prep.base.errors import UsageError
-from data_prep.base.terminal import counted
+from data_prep.base.terminal import counted, printable
 from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.commands.options import add_executor, plain_executor
 from data_prep.dataset.manifest import Manifest, read_manifest
@@ -21,6 +24,7 @@ from data_prep.dataset.removal_request import (
     ID_NAMES,
     URL_NAMES,
     Found,
+    ListedDocuments,
     RemovalRequest,
     find_documents,
     find_listed,
@@ -33,6 +37,9 @@ from data_prep.pipeline.plan import absolute
 from data_prep.storage import storage
 from data_prep.text.encodable import check_encodable
 
+_SHOWN = 10
+_SHOWN_CHARACTERS = 200
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_set(parser)
@@ -40,8 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what to remove", "A FILE is a list with one value per line, or CSV/TSV with a header."
     ).add_mutually_exclusive_group()
     what.add_argument("--source", action=Once, metavar="NAME", help="remove all documents of this source")
-    what.add_argument("--urls", action=Once, metavar="FILE", help="remove the documents of these URLs (column url)")
-    what.add_argument("--ids", action=Once, metavar="FILE", help="remove the documents of these corpus ids (column id)")
+    what.add_argument(
+        "--urls", action=Once, metavar="FILE", help="remove the documents of exactly these URLs (column url)"
+    )
+    what.add_argument(
+        "--ids", action=Once, metavar="FILE", help="remove the documents of exactly these corpus ids (column id)"
+    )
     what.add_argument(
         "--documents",
         action=Once,
@@ -84,7 +95,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             if is_new:
                 print("\n".join(_removed(manifest)))
             else:
-                print(f"{request}: removed before, or never there; nothing was done")
+                print(f"{_nothing(request)}; nothing was done")
     if arguments.purge:
         with storage.hold_lock(folder):
             deleted = delete_older_versions(folder)
@@ -102,21 +113,43 @@ def _request(arguments: argparse.Namespace, folder: str, executor: Executor) -> 
     if arguments.urls is not None:
         values = [value for _, value in read_list(arguments.urls, URL_NAMES)]
         found = find_listed(folder, read_manifest(folder), "url", values, executor)
-        print(f"{found.num_found:,} of {counted(found.num_listed, 'URL')} found in the provenance of the data set")
+        _print_found(found, "URL")
     elif arguments.ids is not None:
         values = [value for _, value in read_list(arguments.ids, ID_NAMES)]
         found = find_listed(folder, read_manifest(folder), "id", values, executor)
-        print(f"{found.num_found:,} of {counted(found.num_listed, 'id')} found in the provenance of the data set")
+        _print_found(found, "corpus id")
     else:
         return None
-    return RemovalRequest(ids=found.ids, absent=found.absent, note=arguments.note)
+    return RemovalRequest(ids=found.ids, absent=found.absent, note=arguments.note, names=found.names)
+
+
+def _print_found(found: ListedDocuments, noun: str) -> None:
+    """Print how many values of a list the data set names, and those that it does not."""
+    listed = counted(found.num_listed, noun)
+    print(f"{found.num_found:,} of {listed} found in the provenance of the data set (values must match exactly)")
+    if found.removed:
+        print(printable(f"removed before: {_listed(found.removed)}"))
+    if found.unknown:
+        print(printable(f"not in the data set: {_listed(found.unknown)}"))
+
+
+def _listed(values: Sequence[str]) -> str:
+    shown = ", ".join(value[:_SHOWN_CHARACTERS] for value in values[:_SHOWN])
+    return shown + (f" and {len(values) - _SHOWN:,} more" if len(values) > _SHOWN else "")
+
+
+def _nothing(request: RemovalRequest) -> str:
+    """Why a request names nothing to remove."""
+    if request.ids is not None and not len(request.ids):
+        return "no document to remove"
+    return f"{request} removed before"
 
 
 def _print_dry_run(folder: str, request: RemovalRequest | None, purge: bool) -> None:
     manifest = read_manifest(folder)
     found = None if request is None else find_documents(folder, manifest, request)
     if request is not None and found is None:
-        print(f"{request}: removed before, or never there; nothing would be done")
+        print(f"{_nothing(request)}; nothing would be done")
     if found is not None:
         check_something_is_left(folder, manifest, found)
         print("\n".join(_would_remove(manifest, found)))
@@ -132,7 +165,7 @@ def _print_dry_run(folder: str, request: RemovalRequest | None, purge: bool) -> 
 
 def _would_remove(manifest: Manifest, found: Sequence[Found]) -> Iterator[str]:
     size = sum(part.shard.bytes for part in found) / 1e6
-    yield f"would rewrite {len(found)} of {len(manifest.shards)} shards ({size:.1f} MB) without"
+    yield f"would rewrite {len(found):,} of {counted(len(manifest.shards), 'shard')} ({size:.1f} MB) without"
     for split in ("train", "valid"):
         mine = [part for part in found if part.shard.name.startswith(split)]
         documents, tokens = sum(len(part.numbers) for part in mine), sum(part.num_tokens for part in mine)
@@ -142,8 +175,11 @@ def _would_remove(manifest: Manifest, found: Sequence[Found]) -> Iterator[str]:
 
 def _removed(manifest: Manifest) -> Iterator[str]:
     removal = manifest.removals[-1]
-    what = "" if removal.source is None else f"source {removal.source!r}: "
-    yield f"removed {what}{counted(removal.documents, 'document')}, {counted(removal.tokens, 'token')}"
+    if removal.source is not None:
+        what = f"source {removal.source!r}: {counted(removal.documents, 'document')}"
+    else:
+        what = f"{counted(removal.documents, 'document')} by {removal.kind}"
+    yield f"removed {what}, {counted(removal.tokens, 'token')}"
     for name in ("train", "valid"):
         split = manifest.split(name)
         yield (

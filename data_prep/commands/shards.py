@@ -19,12 +19,16 @@ from data_prep.dataset.manifest import Manifest
 from data_prep.estimate.estimate import estimate
 from data_prep.estimate.estimate_report import estimate_report
 from data_prep.estimate.startup import measure_start
+from data_prep.pipeline.plan import text_bytes
 from data_prep.pipeline.preparation import map_range, prepare_shards
 from data_prep.pipeline.repair import find_damage, repair
 from data_prep.pipeline.scale_plan import scale_plan
 from data_prep.pipeline.shard_range import ShardRange
+from data_prep.pipeline.work_folder import refuse_to_undo_changes
 from data_prep.reports.tables import source_table, split_table, step_table
 from data_prep.storage import storage
+
+_LARGE_TEXT_BYTES = 1e9  # from here on, --dry-run shows how the plan grows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,12 +69,15 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         _repair(arguments, request)
         return
     if arguments.dry_run:
+        if arguments.fresh and request.parent is None:
+            refuse_to_undo_changes(request.output)
         asked, workers = plan_preparation(request), workers_for(arguments.workers, request)
         found = estimate(asked.plan, asked.tokenizer, measure_start(asked.tokenizer, workers))
         print("\n".join(estimate_report(asked.plan, found, workers, asked.output)))
-        for name, num_tokens in (("100 billion", 1e11), ("1 trillion", 1e12)):
-            planned = scale_plan(num_tokens, asked.plan.config, np.dtype(asked.tokenizer.token_dtype).itemsize)
-            print("\n  ".join([f"a corpus of {name} tokens with these settings:", *planned.lines()]))
+        if text_bytes(request.inputs) > _LARGE_TEXT_BYTES:
+            for name, num_tokens in (("100 billion", 1e11), ("1 trillion", 1e12)):
+                planned = scale_plan(num_tokens, asked.plan.config, np.dtype(asked.tokenizer.token_dtype).itemsize)
+                print(f"{name} tokens with these settings: {planned}")
         return
     with stopping_on_signals(), executor(arguments, request) as where:
         asked = plan_preparation(request)

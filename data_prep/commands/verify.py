@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 def _sound(manifest: Manifest) -> str:
     splits = (manifest.train, manifest.valid)
     return printable(
-        f"ok: {len(manifest.shards)} shards, {sum(split.documents for split in splits):,} documents, "
+        f"ok: {counted(len(manifest.shards), 'shard')}, {sum(split.documents for split in splits):,} documents, "
         f"{sum(split.sentences for split in splits):,} sentences, {sum(split.tokens for split in splits):,} tokens, "
         f"version {manifest.version} ({manifest.digest[:16]}), tokenizer {manifest.tokenizer.fingerprint[:16]}"
         + (f"; removed: {_removed(manifest)}" if manifest.removals else "")
@@ -70,10 +70,13 @@ def _sound(manifest: Manifest) -> str:
 
 def _removed(manifest: Manifest) -> str:
     """List what was removed. The text of a removed source may have come back under the name of another."""
-    by_id = sum(removal.documents for removal in manifest.removals if removal.source is None)
+    by_kind: dict[str, int] = {}
+    for removal in manifest.removals:
+        if removal.source is None:
+            by_kind[removal.kind] = by_kind.get(removal.kind, 0) + removal.documents
     sources = [removal for removal in manifest.removals if removal.source is not None]
     parts = [f"source {removal.source!r} ({counted(removal.documents, 'document')})" for removal in sources[:_SHOWN]]
     if len(sources) > _SHOWN:
         parts.append(f"{len(sources) - _SHOWN:,} more sources")
-    parts.extend([f"{counted(by_id, 'document')} by id"] if by_id else [])
+    parts.extend(f"{counted(documents, 'document')} by {kind}" for kind, documents in by_kind.items())
     return ", ".join(parts)

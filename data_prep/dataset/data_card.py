@@ -223,7 +223,7 @@ def _removals(manifest: Manifest) -> Iterator[str]:
 def _removed(removal: RemovalRecord) -> str:
     if removal.ids is None:
         return f"source {removal.source or ''}"
-    return f"documents by id: {removal.ids.name} (sha256 {removal.ids.sha256})"
+    return f"documents by {removal.kind}: {removal.ids.name} (sha256 {removal.ids.sha256})"
 
 
 def _tokenizer(manifest: Manifest, normalization: Mapping[str, Any] | None) -> Iterator[str]:

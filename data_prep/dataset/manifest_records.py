@@ -18,6 +18,12 @@ from data_prep.base.validation import FileName, Sha256
 from data_prep.filters.reasons import is_filter_reason
 from data_prep.tokenizer.special_tokens import MAX_VOCAB_SIZE, OWN_SPECIAL_TOKENS, SpecialTokens
 
+REBUILD = (
+    "rebuild it with the command that made the data set and --repair ('python -m data_prep shards ... --repair'), or "
+    "restore it from a copy"
+)
+"""The fix for a damaged shard, index, provenance sidecar or file of token counts."""
+
 STEPS: dict[str, tuple[str, ...]] = {
     "reading": (
         "invalid UTF-8",
@@ -198,11 +204,29 @@ class RemovalRecord(ManifestPart):
     version: PositiveInt = Field(description="the first version without it")
     source: str | None = Field(None, description="name of the source")
     ids: FileRecord | None = Field(
-        None, description="safetensors: document_ids (n,) uint64, rising; they are left out of additions too"
+        None,
+        description="safetensors: document_ids, and maybe url_hashes and corpus_id_hashes (xxh3), (n,) uint64 each, "
+        "ascending; additions leave them out too",
     )
     documents: Count = Field(description="documents taken out, each piece of one that was split counted")
     tokens: Count
     note: str | None = Field(None, description="what the user says of it, such as who asked for it and when")
+    urls: Count = Field(0, description="listed URLs whose hashes the file holds; left out in JSON where there are none")
+    corpus_ids: Count = Field(
+        0, description="listed corpus ids whose hashes the file holds; left out in JSON where there are none"
+    )
+
+    @property
+    def kind(self) -> str:
+        """How it names what it took out: by source, URL, corpus id or document id."""
+        if self.source is not None:
+            return "source"
+        return "URL" if self.urls else "corpus id" if self.corpus_ids else "document id"
+
+    @model_serializer(mode="wrap")
+    def _without_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Manifests that have neither keep their digest.
+        return _without_unset(serialize(self), ("urls", "corpus_ids"))
 
     @model_validator(mode="after")
     def _of_one_kind(self) -> RemovalRecord:

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest_records import FileRecord
+from data_prep.dataset.manifest_records import REBUILD, FileRecord
 from data_prep.storage import storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROWS_PER_GROUP = 1 << 16
-_RESTORE = "restore the file from a copy, or rebuild the data set with --fresh"
 
 
 class ProvenanceRow(NamedTuple):
@@ -71,18 +70,18 @@ def read_provenance(folder: str, file: FileRecord) -> pa.Table:
     url = storage.join(folder, file.name)
     where = storage.redact(url)
     if not storage.exists(url):
-        raise UserError(f"{where} is missing", fix=_RESTORE, code="missing-data-file")
+        raise UserError(f"{where} is missing", fix=REBUILD, code="missing-data-file")
     data = storage.read_bytes(url)
     found = hashlib.sha256(data).hexdigest()
     if found != file.sha256:
         problem = f"{where} has sha256 {found}, but the manifest names {file.sha256}"
-        raise UserError(problem, fix=_RESTORE, code="checksum-mismatch")
+        raise UserError(problem, fix=REBUILD, code="checksum-mismatch")
     try:
         table = pq.read_table(io.BytesIO(data))
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{where} is not Parquet ({error})", fix=_RESTORE, code="damaged-provenance") from None
+        raise UserError(f"{where} is not Parquet ({error})", fix=REBUILD, code="damaged-provenance") from None
     if not table.schema.equals(_schema()):
-        raise UserError(f"{where} has columns {table.schema.names}", fix=_RESTORE, code="damaged-provenance")
+        raise UserError(f"{where} has columns {table.schema.names}", fix=REBUILD, code="damaged-provenance")
     return table
 
 

@@ -21,6 +21,7 @@ from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.manifest_records import FileRecord, RemovalRecord, ShardRecord, SourceRecord
 from data_prep.dataset.provenance_sidecar import read_provenance, rows_to_remove
 from data_prep.dataset.removal_request import Found, RemovalRequest, find_documents
+from data_prep.dataset.removed_names import RemovedNames, files_of_removed_names, hash_names, removed_names
 from data_prep.dataset.shard_rewrite import RewriteResult, RewriteTask, read_result, result_url, rewrite_shard
 from data_prep.dataset.shards import SHARD_NAME, shard_name
 from data_prep.dataset.state_files import read_state, write_state
@@ -242,13 +243,17 @@ def _finish(
     storage.write_bytes(storage.join(folder, counts_record.name), data)
     nothing = np.zeros((len(parent.sources), len(SOURCE_COLUMNS)), np.int64)
     gone = np.sum([nothing, *(result.source_counts for result in results.values())], axis=0)
+    earlier = removed_names(folder, files_of_removed_names(parent))
+    names = (request.names or hash_names()).without(earlier)
     removal = RemovalRecord(
         version=version,
         source=request.source,
-        ids=None if request.excluded_ids is None else _write_ids(folder, parent, request.excluded_ids, version),
+        ids=None if request.excluded_ids is None else _write_ids(folder, parent, request.excluded_ids, names, version),
         documents=int(gone[:, 0].sum()),
         tokens=int(gone[:, 2].sum()),
         note=request.note,
+        urls=len(names.urls),
+        corpus_ids=len(names.corpus_ids),
     )
     return parent.model_copy(
         update={
@@ -284,9 +289,9 @@ def _check_written(folder: str, results: Sequence[RewriteResult]) -> None:
                 )
 
 
-def _write_ids(folder: str, parent: Manifest, ids: np.ndarray, version: int) -> FileRecord:
+def _write_ids(folder: str, parent: Manifest, ids: np.ndarray, names: RemovedNames, version: int) -> FileRecord:
     new = np.setdiff1d(ids, removed_ids(folder, parent), assume_unique=True)
-    name, data = f"removed-{version:06d}.safetensors", safetensors.numpy.save({REMOVED_IDS: new})
+    name, data = f"removed-{version:06d}.safetensors", safetensors.numpy.save({REMOVED_IDS: new, **names.tensors()})
     storage.write_bytes(storage.join(folder, name), data)
     return FileRecord(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 

@@ -19,6 +19,13 @@ from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord
 from data_prep.dataset.provenance_sidecar import find_rows, read_provenance
+from data_prep.dataset.removed_names import (
+    RemovedNames,
+    files_of_removed_names,
+    hash_names,
+    name_hash,
+    removed_names,
+)
 from data_prep.dataset.shard_index import read_index
 from data_prep.executors.executors import Executor, run_units
 from data_prep.storage import storage
@@ -39,6 +46,7 @@ class RemovalRequest:
     Attributes:
         ids: (n,) uint64 document ids, ascending and unique.
         absent: (m,) uint64 ids of dropped copies of these documents, ascending and unique; additions exclude them too.
+        names: the URLs or corpus ids that named the documents; additions exclude documents of them too.
         note: text for the manifest, such as who asked for the removal.
     """
 
@@ -46,6 +54,7 @@ class RemovalRequest:
     ids: np.ndarray | None = None
     absent: np.ndarray | None = None
     note: str | None = None
+    names: RemovedNames | None = None
 
     def __post_init__(self) -> None:
         assert (self.source is None) != (self.ids is None)
@@ -54,10 +63,14 @@ class RemovalRequest:
     def description(self) -> dict[str, str | None]:
         """Plain values that are equal for requests of the same documents."""
         ids = self.excluded_ids
-        return {
+        described = {
             "source": self.source,
             "ids_sha256": None if ids is None else hashlib.sha256(ids.tobytes()).hexdigest(),
         }
+        if self.names is not None:
+            named = b"".join(hashes.tobytes() for hashes in self.names)
+            described["names_sha256"] = hashlib.sha256(named).hexdigest()
+        return described
 
     @property
     def excluded_ids(self) -> np.ndarray | None:
@@ -94,12 +107,18 @@ class ListedDocuments(NamedTuple):
         absent: (m,) uint64 ids of dropped copies, which the data set does not hold, ascending and unique.
         num_listed: different values in the list.
         num_found: how many of them the provenance names.
+        names: hashes of those that it names.
+        removed: values that it does not name and that were removed before.
+        unknown: all other values that it does not name; both in the order of the list.
     """
 
     ids: np.ndarray
     absent: np.ndarray
     num_listed: int
     num_found: int
+    names: RemovedNames
+    removed: tuple[str, ...]
+    unknown: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -173,7 +192,7 @@ def find_listed(
         setting = f"documents.{column}_field"
         raise UserError(
             f"{storage.redact(folder)} has no provenance: it was prepared without {setting}",
-            fix=f"rebuild it with {setting}, or remove documents by the ids that 'inspect' shows (--documents)",
+            fix=f"rebuild it with {setting}, or name documents by the document ids that 'inspect' shows",
             code="missing-provenance",
         )
     wanted = tuple(sorted(set(values)))
@@ -186,7 +205,18 @@ def find_listed(
             found |= matched
             progress.add(task.file.bytes)
     ids = np.unique(np.concatenate(kept))
-    return ListedDocuments(ids, np.setdiff1d(np.concatenate(own), ids), len(wanted), len(found))
+    missing = [value for value in dict.fromkeys(values) if value not in found]
+    earlier = removed_names(folder, files_of_removed_names(manifest))
+    hashes = set((earlier.urls if column == "url" else earlier.corpus_ids).tolist())
+    return ListedDocuments(
+        ids,
+        np.setdiff1d(np.concatenate(own), ids),
+        len(wanted),
+        len(found),
+        hash_names(urls=found) if column == "url" else hash_names(corpus_ids=found),
+        tuple(value for value in missing if name_hash(value) in hashes),
+        tuple(value for value in missing if name_hash(value) not in hashes),
+    )
 
 
 def find_documents(folder: str, manifest: Manifest, request: RemovalRequest) -> list[Found] | None:

@@ -11,13 +11,12 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.counts import RecordCounts, piece_text
-from data_prep.dataset.manifest_records import ShardRecord, TokenizerRecord
+from data_prep.dataset.manifest_records import REBUILD, ShardRecord, TokenizerRecord
 from data_prep.dataset.shard_index import ShardIndex, join_indexes, read_index
 from data_prep.dataset.shards import Record, index_of, read_records
 from data_prep.storage import storage
 
 _FOREIGN_SHARE = 0.01  # of the tokens; fewer that the vocabulary has not are damage
-_REMEDY = "restore it, or make the shards again"
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def _sound_copy(task: CheckTask, index: ShardIndex, cache: Path) -> Path:
     url = storage.join(task.folder, task.shard.name)
     where = storage.redact(url)
     if not storage.exists(url):
-        raise UserError(f"{where} is missing", fix=_REMEDY, code="missing-data-file")
+        raise UserError(f"{where} is missing", fix=REBUILD, code="missing-data-file")
     found = storage.size(url)
     if storage.is_remote(url) and found == task.shard.bytes:
         return storage.local_copy(url, cache, task.shard.sha256)  # hashes what it fetches
@@ -85,7 +84,7 @@ def _sound_copy(task: CheckTask, index: ShardIndex, cache: Path) -> Path:
             return storage.local_path(url)
         what = f"has other content: its sha256 is {sha256}, the manifest's {task.shard.sha256}"
     reason = "" if storage.is_remote(url) else f" ({_diagnosis(task, storage.local_path(url), index)})"
-    raise UserError(f"{where} {what}{reason}", fix=_REMEDY, code="checksum-mismatch")
+    raise UserError(f"{where} {what}{reason}", fix=REBUILD, code="checksum-mismatch")
 
 
 def _diagnosis(task: CheckTask, path: Path, index: ShardIndex) -> str:
@@ -113,20 +112,18 @@ def _check_records(task: CheckTask, path: Path, index: ShardIndex, counts: Recor
     for key, record, offset in read_records(path):
         problem = record_problem(record, task)
         if problem:
-            raise UserError(f"{where} record {key} {problem}", fix="make the shards again", code="damaged-shard")
+            raise UserError(f"{where} record {key} {problem}", fix=REBUILD, code="damaged-shard")
         counts.add(record)
         parts.append(index_of(record, offset))
     found_index = join_indexes(parts)
     for field in dataclasses.fields(ShardIndex):
         if not np.array_equal(getattr(index, field.name), getattr(found_index, field.name)):
-            raise UserError(
-                f"{where} and its index disagree on {field.name}", fix="make the shards again", code="damaged-index"
-            )
+            raise UserError(f"{where} and its index disagree on {field.name}", fix=REBUILD, code="damaged-index")
     shortest = int(index.document_lengths.min(initial=np.iinfo(np.uint32).max)) if parts else 0
     if shortest != task.shard.min_document_tokens:
         raise UserError(
             f"{where} has a shortest document of {shortest} tokens, not {task.shard.min_document_tokens}",
-            fix=_REMEDY,
+            fix=REBUILD,
             code="damaged-index",
         )
 

@@ -11,7 +11,7 @@ import numpy as np
 from data_prep.base.errors import UserError
 from data_prep.base.progress import Progress
 from data_prep.dataset.manifest import Manifest, read_manifest
-from data_prep.dataset.manifest_records import ShardRecord, SourceRecord
+from data_prep.dataset.manifest_records import REBUILD, ShardRecord, SourceRecord
 from data_prep.dataset.shard_index import read_index, starts_of
 from data_prep.storage import storage
 
@@ -58,7 +58,7 @@ class ShardDocuments:
             where = storage.redact(storage.join(folder, shard.index.name))
             raise UserError(
                 f"{where} names source {index.document_sources.max()}, and the manifest has {len(self._sources)}",
-                fix="restore the index, or rebuild the shards",
+                fix=REBUILD,
                 code="damaged-index",
             )
 
@@ -114,7 +114,7 @@ class ShardDocuments:
     def _damaged_at(self, number: int) -> UserError:
         return UserError(
             f"{storage.redact(self._url)} is damaged at document {number}",
-            fix="restore it, or rebuild the shards; 'python -m data_prep verify' lists everything that is damaged",
+            fix=f"{REBUILD}; 'python -m data_prep verify' lists everything that is damaged",
             code="damaged-shard",
         )
 

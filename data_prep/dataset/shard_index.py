@@ -9,13 +9,11 @@ import numpy as np
 import safetensors.numpy
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest_records import ShardRecord
+from data_prep.dataset.manifest_records import REBUILD, ShardRecord
 from data_prep.storage import storage
 
 TENSOR_FAULTS = (safetensors.SafetensorError, ValueError, TypeError, LookupError)
 """What reading a safetensors file may raise: a KeyError, for one, where its numbers are of a type unknown to numpy."""
-
-_RESTORE = "restore it from a copy, or make the shards again"
 
 
 @dataclass(frozen=True)
@@ -61,22 +59,22 @@ def read_index(folder: str, shard: ShardRecord) -> ShardIndex:
     url = storage.join(folder, shard.index.name)
     where = storage.redact(url)
     if not storage.exists(url):
-        raise UserError(f"{where} is missing, which its shard set needs", fix=_RESTORE, code="missing-data-file")
+        raise UserError(f"{where} is missing, which its shard set needs", fix=REBUILD, code="missing-data-file")
     data = storage.read_bytes(url)
     found = hashlib.sha256(data).hexdigest()
     if found != shard.index.sha256:
         raise UserError(
             f"{where} is damaged: its sha256 is {found} and the manifest says {shard.index.sha256}",
-            fix=_RESTORE,
+            fix=REBUILD,
             code="checksum-mismatch",
         )
     try:
         index = ShardIndex(**safetensors.numpy.load(data))
     except TENSOR_FAULTS as error:
-        raise UserError(f"{where} is no index of a shard ({error})", fix=_RESTORE, code="damaged-index") from None
+        raise UserError(f"{where} is no index of a shard ({error})", fix=REBUILD, code="damaged-index") from None
     problem = _index_problem(index, shard)
     if problem:
-        raise UserError(f"{where} {problem}", fix=_RESTORE, code="damaged-index")
+        raise UserError(f"{where} {problem}", fix=REBUILD, code="damaged-index")
     return index
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import safetensors.numpy
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest_records import FileRecord, ShardRecord
+from data_prep.dataset.manifest_records import REBUILD, FileRecord, ShardRecord
 from data_prep.dataset.shard_index import ShardIndex, join_indexes
 from data_prep.storage import storage
 
@@ -157,7 +157,7 @@ def index_of(record: Record, token_offset: int) -> ShardIndex:
 
 
 def _damaged(problem: str) -> UserError:
-    return UserError(problem, fix="restore it from a copy, or make the shards again", code="damaged-shard")
+    return UserError(problem, fix=REBUILD, code="damaged-shard")
 
 
 def _write_records(file: BinaryIO, prefix: str, records: Iterable[Record]) -> Iterator[ShardIndex]:

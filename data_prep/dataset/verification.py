@@ -14,7 +14,7 @@ from data_prep.dataset.addition import all_configs, removed_ids
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, unigram_entropy_nats
 from data_prep.dataset.data_card import card_problem
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, list_versions, older_version_name
-from data_prep.dataset.manifest_records import UNKNOWN_STEP, step_of
+from data_prep.dataset.manifest_records import REBUILD, UNKNOWN_STEP, step_of
 from data_prep.dataset.provenance_check import SidecarTask, check_sidecar
 from data_prep.dataset.shard_check import CheckTask, Findings, check_shard
 from data_prep.dataset.versions import select_version, stray_files, unfinished_work
@@ -78,7 +78,8 @@ def raise_problems(folder: str, problems: Sequence[str]) -> None:
     problem, _, fix = problems[0].partition(" Fix: ")
     error = DamagedDataSet(
         printable(f"{storage.redact(folder)} has {counted(len(problems), 'problem')}; the first: {problem}"),
-        fix=fix or "restore the damaged files from a copy, or rebuild them with 'python -m data_prep shards --repair'",
+        fix=fix
+        or "restore the damaged files from a copy, or rebuild them with 'python -m data_prep shards ... --repair'",
         code="damaged-data-set",
     )
     error.problems = tuple(problems)
@@ -245,7 +246,7 @@ def _total_problems(
         for name, counts in found_counts.items():
             if name not in stored or not np.array_equal(stored[name], counts):
                 where = storage.redact(storage.join(folder, manifest.token_counts.name))
-                yield f"{where} has other {name} token counts than the shards. Fix: rebuild the shards"
+                yield f"{where} has other {name} token counts than the shards. Fix: {REBUILD}"
     for name, split in (("train", manifest.train), ("valid", manifest.valid)):
         if split.unigram_entropy_nats != unigram_entropy_nats(found_counts[name]):
             yield f"the unigram entropy of {name} in the manifest is not that of its tokens"

@@ -26,11 +26,13 @@ from data_prep.storage import storage
 PREPARATION_WORK = ".work"
 REMOVAL_WORK = ".removal"
 REPAIR_WORK = ".repair"
+REMOVED_NAME = re.compile(r"removed-\d{6}\.safetensors")
+"""Names of the files of what was removed by id or URL."""
 
 _COMMANDS = {PREPARATION_WORK: "shards", REMOVAL_WORK: "remove", REPAIR_WORK: "shards --repair"}
 _MIN_DIGEST_DIGITS = 8
 _OLDER_MANIFEST = re.compile(r"manifest-\d{6}\.json")
-_NUMBERED = re.compile(r"(token_counts(-\d{6})?|removed-\d{6})\.safetensors")
+_TOKEN_COUNTS = re.compile(r"token_counts(-\d{6})?\.safetensors")
 
 
 def publish(folder: str, manifest: Manifest) -> None:
@@ -173,4 +175,4 @@ def refuse_unfinished(folder: str, work_folders: Collection[str]) -> None:
 
 
 def _is_numbered(name: str) -> bool:
-    return any(pattern.fullmatch(name) for pattern in (_OLDER_MANIFEST, SHARD_NAME, _NUMBERED))
+    return any(pattern.fullmatch(name) for pattern in (_OLDER_MANIFEST, SHARD_NAME, _TOKEN_COUNTS, REMOVED_NAME))

@@ -81,7 +81,7 @@ class Rejects:
         """
         found = f"{place} {fault.what}".lstrip()
         if self._settings.on_bad_input == "error":
-            fix = f"{fault.remedy}, or leave such input out with documents.on_bad_input=skip"
+            fix = f"{fault.remedy}, or skip such input with documents.on_bad_input=skip"
             raise BadInput(f"{self.where} {found}", fault.reason, fix=fix)
         if count:
             self.dropped[fault.reason] += count

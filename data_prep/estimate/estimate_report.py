@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from data_prep.base.terminal import counted
 from data_prep.documents.input_units import cannot_be_split
 from data_prep.estimate.estimate import Estimate, Figures
 from data_prep.pipeline.plan import Plan
@@ -17,8 +18,9 @@ def estimate_report(plan: Plan, estimate: Estimate, num_workers: int, output: st
     size = sum(file.bytes for file in plan.inputs) / 1e6
     places = plan.destinations
     yield (
-        f"would read {len(plan.inputs):,} files ({size:,.1f} MB) in {len(plan.units):,} units and write at most "
-        f"{places.num_train:,} train and {places.num_valid:,} valid shards to {storage.redact(output)}"
+        f"would read {counted(len(plan.inputs), 'file')} ({size:,.1f} MB) in {counted(len(plan.units), 'unit')} and "
+        f"write at most {places.num_train:,} train and {counted(places.num_valid, 'valid shard')} to "
+        f"{storage.redact(output)}"
     )
     read = f"{estimate.sample_text_bytes / 1e6:,.2f} MB of text"
     if estimate.is_all:
@@ -53,8 +55,9 @@ def _write_seconds(plan: Plan, estimate: Estimate, num_workers: int) -> float:
 
 
 def _times(plan: Plan, estimate: Estimate, num_workers: int) -> Iterator[str]:
+    processes = "process" if num_workers == 1 else "processes"
     yield (
-        f"  about {_duration(total_seconds(plan, estimate, num_workers))} with {num_workers} processes on cores like "
+        f"  about {_duration(total_seconds(plan, estimate, num_workers))} with {num_workers} {processes} on cores like "
         f"this one: {_duration(estimate.start_seconds)} to start, "
         f"{_duration(estimate.read_seconds(num_workers))} to read and encode, "
         f"{_duration(_write_seconds(plan, estimate, num_workers))} to write the shards onto a disk like this one's"

@@ -64,8 +64,7 @@ def sample_unit(unit: InputUnit, config: PreparationConfig, tokenizer: Tokenizer
     is_all = bool(reader.sha256)
     read_bytes = unit.bytes if is_all else min(unit.bytes, _bytes_of(unit, num_read, reader, settings))
     num_dropped = sum(dropped.values()) + sum(reader.dropped.values())
-    is_empty = unit.whole and is_all and not num_read  # counted as one document, as the preparation does
-    return Sample(unit, join_sections(parts), read_bytes, is_all, num_dropped + is_empty, seconds)
+    return Sample(unit, join_sections(parts), read_bytes, is_all, num_dropped, seconds)
 
 
 def _batches(reader: FilteredReader, most_characters: int) -> Iterator[list[Document]]:

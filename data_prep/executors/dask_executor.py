@@ -23,6 +23,8 @@ from data_prep.storage import storage
 
 CONNECT_SECONDS = 20.0
 WORKER_SECONDS = 60.0
+_NOT_ON_WORKER = frozenset({"filter-not-importable", "unknown-filter", "filters-changed", "format-not-importable"})
+"""Codes of errors that this process would have raised itself if its environment were the workers'."""
 
 _one_at_a_time = threading.Lock()  # the tokenizer of a process is not thread-safe
 
@@ -36,8 +38,8 @@ def open_dask_executor(options: ExecutorOptions) -> DaskExecutor:
     """
     if options.scheduler is None:
         raise UsageError(
-            "--executor=dask needs the address of a scheduler",
-            fix="give --scheduler tcp://HOST:PORT",
+            "executor=dask needs the address of a scheduler",
+            fix="give --scheduler tcp://HOST:PORT (in Python: scheduler='tcp://HOST:PORT')",
             code="missing-scheduler",
         )
     return DaskExecutor(options.scheduler)
@@ -58,7 +60,7 @@ class DaskExecutor:
             self._client = distributed.Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False)
         except ValueError as error:
             raise UsageError(
-                f"--scheduler={self._scheduler} is not an address ({error})",
+                f"scheduler={self._scheduler} (--scheduler) is not an address ({error})",
                 fix="give tcp://HOST:PORT",
                 code="malformed-address",
             ) from None
@@ -114,6 +116,15 @@ class DaskExecutor:
                 fix="restart the scheduler, and rerun the same command; it resumes from the finished units",
                 code="scheduler-lost",
             ) from None
+        except UserError as error:
+            if error.code not in _NOT_ON_WORKER:
+                raise
+            raise UserError(
+                f"on a Dask worker: {error.problem}",
+                fix="start every worker with the modules of your own on PYTHONPATH ('PYTHONPATH=DIR dask worker "
+                f"{self._scheduler} --nthreads 1') and the same packages, then rerun the same command",
+                code=error.code,
+            ) from error
         except (ImportError, AttributeError) as error:
             raise UserError(
                 f"the Dask workers cannot run this release of clozeworks: {error}",

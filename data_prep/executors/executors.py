@@ -57,7 +57,7 @@ class ExecutorOptions:
 
     Attributes:
         num_workers: processes of this machine.
-        scheduler: address of a cluster, from --scheduler.
+        scheduler: address of a cluster.
     """
 
     num_workers: int = 1
@@ -83,8 +83,8 @@ def open_process_executor(options: ExecutorOptions) -> Executor:
     """
     if options.scheduler is not None:
         raise UsageError(
-            f"--scheduler={options.scheduler} contradicts --executor process, which has no scheduler",
-            fix="give --executor dask, or leave --scheduler out",
+            f"scheduler={options.scheduler} contradicts executor=process, which has no scheduler",
+            fix="give --executor dask (in Python: executor='dask'), or leave the scheduler out",
             code="scheduler-without-cluster",
         )
     return ProcessExecutor(options.num_workers)
@@ -111,7 +111,7 @@ def _factory(name: str) -> Callable[[ExecutorOptions], Executor]:
         if name not in registered:
             known = ", ".join(sorted({*BUILT_IN, *registered}))
             raise UsageError(
-                f"--executor={name} is unknown",
+                f"executor={name} (--executor) is unknown",
                 fix=f"give one of {known}, or your own as module:function",
                 code="unknown-executor",
             )
@@ -122,19 +122,19 @@ def _factory(name: str) -> Callable[[ExecutorOptions], Executor]:
     except ModuleNotFoundError as error:
         extra = "install clozeworks[dask]" if name == "dask" else f"install {error.name}, or correct the name"
         raise UsageError(
-            f"--executor={name} needs the module {error.name}, which is not installed",
+            f"executor={name} (--executor) needs the module {error.name}, which is not installed",
             fix=extra,
             code="missing-package",
         ) from None
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(
-            f"--executor={name} cannot be imported ({error})",
+            f"executor={name} (--executor) cannot be imported ({error})",
             fix="give module:function of a function that takes ExecutorOptions and returns an Executor",
             code="unknown-executor",
         ) from None
     if not callable(found):
         raise UsageError(
-            f"--executor={name} names a {type(found).__name__}, not a function",
+            f"executor={name} (--executor) names a {type(found).__name__}, not a function",
             fix="give module:function of a function that takes ExecutorOptions and returns an Executor",
             code="unknown-executor",
         )

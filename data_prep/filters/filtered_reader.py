@@ -103,7 +103,7 @@ class FilteredReader(DocumentReader):
                 return UNUSABLE
             raise BadInput(
                 f"{self._named(document)}: filter {step.name!r}: {error}",
-                fix="correct it, or leave such documents out with documents.on_bad_input=skip",
+                fix="correct it, or skip such documents with documents.on_bad_input=skip",
             ) from None
         except Exception as error:  # whatever a user's function raises is the user's to fix
             frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -14,7 +14,7 @@ from data_prep.documents.document import Document
 class Filter(Protocol):
     """Decides about a document: None keeps it, a text is the reason why it is dropped.
 
-    The result must depend on the document alone, because a unit of work may be done twice and in any process. Reasons
+    The result must depend only on the document, because a unit of work may be done twice and in any process. Reasons
     are counted in the manifest, so they come from a small fixed set: no figures of the document belong in them.
     """
 
@@ -22,7 +22,7 @@ class Filter(Protocol):
 
 
 class Transform(Protocol):
-    """Returns another document in place of the one given, with the same source. It depends on the document alone."""
+    """Returns another document in place of the one given, with the same source. It depends only on the document."""
 
     def __call__(self, document: Document, /) -> Document: ...
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
 
+from data_prep.base.terminal import counted
 from data_prep.dataset.addition import known_ids, removed_ids
 from data_prep.deduplication.exclusions import NAME, write_exclusions
 from data_prep.deduplication.near_duplicates import (
@@ -28,6 +30,7 @@ def run_exclusions(plan: Plan, tasks: Sequence[MapTask], output: str, runner: Ph
         return
     ids_by_reason: dict[str, np.ndarray] = {}
     if plan.parent is not None:
+        _warn_of_unread_names(plan)
         removed = removed_ids(output, plan.parent)
         ids_by_reason["removed earlier"] = np.column_stack([removed, np.zeros_like(removed)])
         if plan.config.deduplication.exact:
@@ -37,6 +40,19 @@ def run_exclusions(plan: Plan, tasks: Sequence[MapTask], output: str, runner: Ph
         ids_by_reason["near duplicate"] = _near_duplicates(plan, tasks, output, runner)
     if ids_by_reason:
         write_exclusions(url, ids_by_reason, plan.destinations.num_sections, plan.destinations.groups_of)
+
+
+def _warn_of_unread_names(plan: Plan) -> None:
+    """Warn where URLs or corpus ids were removed from the data set and the addition does not read them."""
+    assert plan.parent is not None
+    removals, documents = plan.parent.removals, plan.config.documents
+    for number, noun, setting, field in (
+        (sum(item.urls for item in removals), "URL", "documents.url_field", documents.url_field),
+        (sum(item.corpus_ids for item in removals), "corpus id", "documents.id_field", documents.id_field),
+    ):
+        if number and not field:
+            what = f"{counted(number, noun)} removed from the data set, and {setting} is not set"
+            print(f"warning: {what}: documents of them are recognized by their text only", file=sys.stderr, flush=True)
 
 
 def _near_duplicates(plan: Plan, tasks: Sequence[MapTask], output: str, runner: PhaseRunner) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import counted, printable
+from data_prep.dataset.manifest_records import step_of
+from data_prep.dataset.removed_names import files_of_removed_names
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.executors.phases import PhaseRunner, unfinished
 from data_prep.filters.registry import filters_fingerprint
@@ -62,6 +64,8 @@ def map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
             deduplication=plan.config.deduplication,
             source=plan.config.sources[unit.source].name,
             filters_fingerprint=fingerprint,
+            data_set=absolute(output),
+            removed_names=() if plan.parent is None else files_of_removed_names(plan.parent),
         )
         for number, unit in enumerate(plan.units)
     ]
@@ -123,20 +127,21 @@ def summarize(plan: Plan, tasks: Sequence[MapTask], runner: PhaseRunner) -> MapS
     document_counts = np.zeros(plan.destinations.num_sections, np.int64)
     digests: list[str] = []
     cut_words = [0] * len(plan.config.sources)
+    num_documents, num_empty_files = Counter[int](), Counter[int]()
     urls = [map_result_url(task) for task in tasks]
     for total in add_up_results(urls, _add_up, tasks[0].work_folder, "units", runner) if tasks else ():
         for source, values in total["sources"]:
             dropped[source].update(values["dropped"])
             languages[source].merge(DocumentLanguages(**values["languages"]))
             cut_words[source] += values["cut_words"]
+            num_documents[source] += values["documents"]
+            num_empty_files[source] += values["empty_files"]
         document_counts += np.array(total["document_counts"], np.int64)
         digests += total["digests"]
     if not document_counts.any():
-        reasons = sum(dropped, Counter())
-        named = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())) or "no document in them"
-        raise UserError(
-            f"nothing is left of the inputs ({named})", fix="give files that hold text", code="nothing-left"
-        )
+        raise _nothing_left(sum(dropped, Counter()), num_empty_files.total())
+    check_sources(plan, dropped, [num_documents[number] for number in range(len(plan.config.sources))], num_empty_files)
+    _warn_of_empty_files(plan, num_documents, num_empty_files)
     _warn_of_languages(plan, languages)
     _warn_of_cut_words(plan, cut_words)
     return MapSummary(dropped, document_counts, tuple(digests), tuple(cut_words))
@@ -147,7 +152,7 @@ def _add_up(urls: Sequence[str]) -> dict[str, Any]:
     document_counts: np.ndarray | int = 0
     dropped: dict[int, Counter[str]] = {}
     languages: dict[int, DocumentLanguages] = {}
-    cut_words = Counter[int]()
+    cut_words, num_documents, num_empty_files = Counter[int](), Counter[int](), Counter[int]()
     digests: list[str] = []
     for url in urls:
         values, counts = read_summary(url)
@@ -155,6 +160,8 @@ def _add_up(urls: Sequence[str]) -> dict[str, Any]:
         dropped.setdefault(source, Counter()).update(values["dropped"])
         languages.setdefault(source, DocumentLanguages()).merge(DocumentLanguages(**values["languages"]))
         cut_words[source] += values["cut_words"]
+        num_documents[source] += int(counts.sum())
+        num_empty_files[source] += values.get("empty_files", 0)
         digests += [PartRead(*part).sha256 for part in values["parts"]]
         document_counts = document_counts + counts
     sources = [
@@ -164,11 +171,67 @@ def _add_up(urls: Sequence[str]) -> dict[str, Any]:
                 "dropped": dropped[source],
                 "languages": dataclasses.asdict(languages[source]),
                 "cut_words": cut_words[source],
+                "documents": num_documents[source],
+                "empty_files": num_empty_files[source],
             },
         ]
         for source in dropped
     ]
     return {"document_counts": np.asarray(document_counts).tolist(), "digests": digests, "sources": sources}
+
+
+def check_sources(
+    plan: Plan, dropped: Sequence[Counter[str]], num_documents: Sequence[int], num_empty_files: Mapping[int, int]
+) -> None:
+    """Warn of each source of the plan that gives no document.
+
+    Raises:
+        UserError: such a source has a weight, max_tokens or epochs.
+    """
+    for number, source in enumerate(plan.config.sources):
+        if num_documents[number]:
+            continue
+        problem = (
+            f"source {source.name} gives no document ({_reasons(dropped[number], num_empty_files.get(number, 0))})"
+        )
+        if source.has_budget:
+            raise UserError(
+                f"{problem}, but has a weight, max_tokens or epochs",
+                fix="correct its input, text_field or filters, or leave the source out",
+                code="source-without-documents",
+            )
+        print(printable(f"warning: {problem}"), file=sys.stderr, flush=True)
+
+
+def _reasons(dropped: Counter[str], num_empty_files: int = 0) -> str:
+    """Why documents were left out, most frequent first."""
+    reasons = [f"{count:,} {reason}" for reason, count in sorted(dropped.items(), key=lambda item: (-item[1], item[0]))]
+    if num_empty_files:
+        reasons.append(f"{counted(num_empty_files, 'file')} without a document")
+    return ", ".join(reasons) or "no document in its files"
+
+
+def _nothing_left(dropped: Counter[str], num_empty_files: int) -> UserError:
+    by_step = Counter[str]()
+    for reason, count in dropped.items():
+        by_step[step_of(reason)] += count
+    fix = "give files that hold text"
+    if by_step["filtering"]:
+        fix = "loosen documents.filters, or give other files"
+    elif dropped["too short"] or dropped["too long"]:
+        fix = "loosen documents.min_document_characters or max_document_characters, or give other files"
+    elif by_step["deduplication"]:
+        fix = "give files with documents that were not removed from the data set"
+    return UserError(
+        f"nothing is left of the inputs ({_reasons(dropped, num_empty_files)})", fix=fix, code="nothing-left"
+    )
+
+
+def _warn_of_empty_files(plan: Plan, num_documents: Mapping[int, int], num_empty_files: Mapping[int, int]) -> None:
+    for number, source in enumerate(plan.config.sources):
+        if num_empty_files.get(number) and num_documents[number]:
+            what = f"{counted(num_empty_files[number], 'file')} without a document"
+            print(printable(f"warning: source {source.name}: {what}"), file=sys.stderr, flush=True)
 
 
 def _warn_of_cut_words(plan: Plan, cut_words: Sequence[int]) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DeduplicationSettings, DocumentSettings
+from data_prep.dataset.manifest_records import FileRecord
+from data_prep.dataset.removed_names import removed_names
 from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureWriter, open_signatures
 from data_prep.documents.document import Document
@@ -24,7 +26,8 @@ from data_prep.documents.rejects import BadInput
 from data_prep.filters.filtered_reader import FilteredReader
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.encoding import document_id, encode_documents
-from data_prep.pipeline.sections import Section, SectionWriter, read_summary
+from data_prep.pipeline.provenance_rows import find_removed
+from data_prep.pipeline.sections import Section, SectionWriter, read_summary, select_documents
 from data_prep.pipeline.units import Unit
 from data_prep.storage import storage
 from data_prep.storage.hashing_files import NOTHING_BEYOND
@@ -47,6 +50,7 @@ class MapTask:
         text_field: of the unit's source; None for that of `settings`.
         source: name of the unit's source.
         filters_fingerprint: of `settings.filters` where the plan was made.
+        data_set: that is added to; with `removed_names`, its files of removed URLs and corpus ids.
     """
 
     number: int
@@ -61,6 +65,8 @@ class MapTask:
     deduplication: DeduplicationSettings
     source: str = ""
     filters_fingerprint: str | None = None
+    data_set: str = ""
+    removed_names: tuple[FileRecord, ...] = ()
 
 
 def sections_url(work_folder: str, number: int) -> str:
@@ -163,12 +169,17 @@ def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
     dropped: Counter[str] = Counter()
     languages = DocumentLanguages()
     reads: list[PartRead] = []
-    cut_words = 0
+    cut_words = num_empty_files = 0
     with open(path, "wb") as file, _signature_writer(task) as signatures:
         writer = SectionWriter(file, task.destinations.num_sections, tokenizer.token_dtype)
 
         def add(batch: list[Document]) -> int:
             encoded, num_cut = encode_documents(batch, tokenizer, task.settings, task.language, dropped)
+            if task.removed_names and len(encoded.provenance):
+                is_removed = find_removed(encoded, removed_names(task.data_set, task.removed_names))
+                if is_removed.any():
+                    dropped["removed earlier"] += int(is_removed.sum())
+                    encoded = select_documents(encoded, ~is_removed)
             if len(encoded.document_ids):
                 sources = np.full(len(encoded.document_ids), task.unit.source, np.uint16)
                 encoded = dataclasses.replace(encoded, sources=sources)
@@ -188,7 +199,7 @@ def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
             num_read = batches.read(reader, number, task.settings)
             dropped.update(reader.dropped)
             if part.whole and not num_read and not reader.dropped:
-                dropped["empty file"] += 1
+                num_empty_files += 1
             if has_fields(part.url):
                 languages.merge(reader.languages)
             reads.append(PartRead(reader.sha256, *reader.beyond))
@@ -199,6 +210,7 @@ def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
                 "dropped": dict(sorted(dropped.items())),
                 "parts": reads,
                 "cut_words": cut_words,
+                "empty_files": num_empty_files,
                 "languages": dataclasses.asdict(languages),
             }
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from data_prep.base.errors import UserError
+from data_prep.base.terminal import counted
 from data_prep.documents.documents import unit_sha256
 from data_prep.pipeline.plan import Plan
 from data_prep.storage import storage
@@ -42,7 +43,9 @@ def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]
             )
         elif "units" in theirs and "units" in mine and theirs["units"][url] != mine["units"][url]:
             # Of a Parquet file, whose units are ranges of its row groups.
-            found.append(f"input {url} was written again: it had {theirs['units'][url]} parts and now has other ones")
+            found.append(
+                f"input {url} was written again: it had {counted(theirs['units'][url], 'part')} and now has other ones"
+            )
     return found
 
 
@@ -105,6 +108,8 @@ def _without_patterns(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _config_differences(theirs: Any, mine: Any, where: str) -> list[str]:
+    if where == "documents.filters":
+        return list(_filter_differences(theirs or [], mine or []))
     if isinstance(theirs, dict) and isinstance(mine, dict):
         return [
             difference
@@ -112,3 +117,17 @@ def _config_differences(theirs: Any, mine: Any, where: str) -> list[str]:
             for difference in _config_differences(theirs.get(name), mine.get(name), f"{where}.{name}".lstrip("."))
         ]
     return [] if theirs == mine else [f"{where} was {json.dumps(theirs)} and is now {json.dumps(mine)}"]
+
+
+def _filter_differences(theirs: Sequence[Mapping[str, Any]], mine: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Name the filters that changed, and what of them."""
+    names = [[each["name"] for each in filters] for filters in (theirs, mine)]
+    if names[0] != names[1]:
+        was, is_now = (", ".join(each) or "empty" for each in names)
+        yield f"documents.filters was {was} and is now {is_now}"
+        return
+    for before, now in zip(theirs, mine, strict=True):
+        if before.get("source_sha256") != now.get("source_sha256"):
+            yield f"the code of filter {now['name']} changed"
+        for name in sorted((set(before) | set(now)) - {"name", "source_sha256"}):
+            yield from _config_differences(before.get(name), now.get(name), f"filter {now['name']} {name}")

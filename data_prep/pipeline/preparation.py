@@ -15,12 +15,21 @@ from data_prep.executors.executors import Executor
 from data_prep.executors.phases import PhaseRunner
 from data_prep.pipeline.dropped_documents import check_dropped_kept, keep_dropped
 from data_prep.pipeline.exclusion_phase import run_exclusions
-from data_prep.pipeline.map_phase import check_all_mapped, map_tasks, run_map, summarize, tasks_of_range, units_left
+from data_prep.pipeline.map_phase import (
+    MapSummary,
+    check_all_mapped,
+    check_sources,
+    map_tasks,
+    run_map,
+    summarize,
+    tasks_of_range,
+    units_left,
+)
 from data_prep.pipeline.map_task import MapTask, keep_tokenizer
 from data_prep.pipeline.plan import Plan, absolute, check_output_apart
 from data_prep.pipeline.plan_changes import check_inputs_unchanged
 from data_prep.pipeline.publication import is_own_tokenizer, publish_shards
-from data_prep.pipeline.reduce_phase import gather, make_shards
+from data_prep.pipeline.reduce_phase import ShardTotals, gather, make_shards
 from data_prep.pipeline.shard_range import ShardRange
 from data_prep.pipeline.work_folder import (
     begin_work,
@@ -153,10 +162,11 @@ def _finish(
     plan: Plan, tokenizer: Tokenizer, output: str, map_tasks: Sequence[MapTask], first_shard: int, runner: PhaseRunner
 ) -> Manifest:
     """Everything after the first phase."""
-    summary = summarize(plan, map_tasks, runner)
+    mapped = summarize(plan, map_tasks, runner)
     run_exclusions(plan, map_tasks, output, runner)
-    summary = gather(plan, tokenizer, output, summary, runner)
+    summary = gather(plan, tokenizer, output, mapped, runner)
     totals = make_shards(plan, tokenizer, output, summary, first_shard, runner)
+    _check_sources(plan, mapped, summary, totals)
     check_inputs_unchanged(plan, summary.digests)
     runner.lock.check()
     remove_unfinished(plan, output)  # of workers that were killed on the way
@@ -164,3 +174,15 @@ def _finish(
     manifest = publish_shards(plan, tokenizer, output, summary, totals)
     remove_work(plan, output)
     return manifest
+
+
+def _check_sources(plan: Plan, mapped: MapSummary, summary: MapSummary, totals: ShardTotals) -> None:
+    """Warn of sources whose documents are all duplicates or were removed; those without any were reported before.
+
+    Raises:
+        UserError: such a source has a weight, max_tokens or epochs.
+    """
+    dropped = [first + later for first, later in zip(summary.dropped, totals.dropped, strict=True)]
+    held = totals.source_counts[plan.first_source :, 0].tolist()
+    is_known = [now == before for now, before in zip(dropped, mapped.dropped, strict=True)]
+    check_sources(plan, dropped, [count or int(known) for count, known in zip(held, is_known, strict=True)], {})

@@ -9,6 +9,7 @@ import numpy as np
 
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.dataset.provenance_sidecar import ProvenanceRow
+from data_prep.dataset.removed_names import RemovedNames, name_hash
 from data_prep.dataset.shard_index import starts_of
 from data_prep.documents.document import Document
 from data_prep.pipeline.sections import Section
@@ -58,6 +59,19 @@ def with_kept_as(section: Section, kept_as: np.ndarray) -> Section:
         provenance_lengths=np.array([len(each) for each in packed], np.uint32),
         provenance=np.frombuffer(b"".join(packed), np.uint8),
     )
+
+
+def find_removed(section: Section, names: RemovedNames) -> np.ndarray:
+    """Which documents (D,) bool have a URL or corpus id that was removed from the data set."""
+    urls, corpus_ids = set(names.urls.tolist()), set(names.corpus_ids.tolist())
+    found = np.zeros(len(section.document_ids), bool)
+    data, starts = section.provenance.tobytes(), starts_of(section.provenance_lengths).tolist()
+    for number, length in enumerate(section.provenance_lengths.tolist()):
+        if length:
+            _, own_id, url, *_ = json.loads(data[starts[number] : starts[number] + length])
+            is_named = own_id is not None and name_hash(own_id) in corpus_ids
+            found[number] = is_named or (url is not None and name_hash(url) in urls)
+    return found
 
 
 def _packed(document: Document) -> str:

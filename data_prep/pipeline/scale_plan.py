@@ -38,16 +38,13 @@ class ScalePlan:
     def total_opens(self) -> int:
         return sum(self.file_opens.values())
 
-    def lines(self) -> list[str]:
-        """The plan as text, a line each."""
+    def __str__(self) -> str:
         places = self.destinations
-        gathered = f", gathered in {places.num_groups:,} groups" if places.num_groups else ""
-        steps = ", ".join(f"{count:,} {step}" for step, count in self.file_opens.items())
-        return [
-            f"{self.num_units:,} units of {self.unit_bytes / 1e6:,.0f} MB of text, {places.num_train:,} train and "
-            f"{places.num_valid:,} valid shards{gathered}",
-            f"at most {self.total_opens:,} file opens: {steps}",
-        ]
+        gathered = f", {places.num_groups:,} groups" if places.num_groups else ""
+        return (
+            f"{self.num_units:,} units of {self.unit_bytes / 1e6:,.0f} MB, {places.num_train:,} train and "
+            f"{places.num_valid:,} valid shards{gathered}, at most {self.total_opens:,} file opens"
+        )
 
 
 def scale_plan(num_tokens: float, config: PreparationConfig, token_bytes: int = 2) -> ScalePlan:

@@ -8,12 +8,14 @@ from typing import Any
 
 from data_prep.base.errors import UserError
 from data_prep.base.progress import Progress
+from data_prep.base.terminal import counted
 from data_prep.dataset.addition import all_configs, check_source_names, config_of_source
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.shards import SHARD_NAME
 from data_prep.dataset.state_files import read_state, write_state
 from data_prep.dataset.versions import (
     REMOVAL_WORK,
+    REMOVED_NAME,
     REPAIR_WORK,
     next_shard_number,
     owned_files,
@@ -32,6 +34,7 @@ from data_prep.storage import storage
 # short is never taken for another plan's.
 _PLAN_NAME = ".plan.json"
 _RANGES_NAME = "ranges.json"
+_SHOWN = 5
 
 
 def finished_manifest(plan: Plan, output: str) -> Manifest | None:
@@ -50,7 +53,7 @@ def finished_manifest(plan: Plan, output: str) -> Manifest | None:
     if found and plan.parent is not None:
         check_source_names(manifest, taken)
     if found:
-        raise _refusal(output, "holds the shards of another preparation", found)
+        raise _refusal(output, "holds the shards of another preparation", found, manifest.version > 1)
     return manifest
 
 
@@ -182,9 +185,11 @@ def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
     Of a data set that is added to only what no version of it names is removed.
 
     Raises:
-        UserError: a removal from the data set that is added to is not finished.
+        UserError: the data set has removals or additions, which a fresh start would undo; or a removal from the data
+            set that is added to is not finished.
     """
     if plan.parent is None:
+        refuse_to_undo_changes(output)
         tokenizer = [] if keep_tokenizer else [TOKENIZER_FOLDER]
         names = [*owned_files(output), REMOVAL_WORK, REPAIR_WORK, *tokenizer]
     else:
@@ -193,6 +198,47 @@ def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
     for name in names:
         storage.remove(storage.join(output, name))
     remove_work(plan, output)
+
+
+def refuse_to_undo_changes(output: str) -> None:
+    """Refuse to replace a data set that `remove` or `shards --add-to` changed.
+
+    Raises:
+        UserError: it has removals, or more than one version.
+    """
+    where, fix = storage.redact(output), "choose another output folder, or delete this one first"
+    try:
+        manifest = read_manifest(output) if storage.exists(storage.join(output, MANIFEST_NAME)) else None
+    except UserError:
+        manifest = None  # a damaged manifest is replaced, unless other files show that there were removals
+    if manifest is None:
+        traces = [name for name in owned_files(output) if REMOVED_NAME.fullmatch(name)]
+        if traces:
+            raise UserError(
+                f"{where} has no readable {MANIFEST_NAME}, but {traces[0]}: documents were removed from it, and "
+                "--fresh would bring them back",
+                fix=f"restore {MANIFEST_NAME}, or {fix}",
+                code="fresh-would-undo-removals",
+            )
+        return
+    if manifest.removals:
+        numbers = ", ".join(str(removal.version) for removal in manifest.removals[:_SHOWN])
+        more = f" and {len(manifest.removals) - _SHOWN:,} more" if manifest.removals[_SHOWN:] else ""
+        documents = counted(sum(removal.documents for removal in manifest.removals), "document")
+        versions = "version" if len(manifest.removals) == 1 else "versions"
+        raise UserError(
+            f"{where} is at version {manifest.version} with {counted(len(manifest.removals), 'removal')} "
+            f"({documents}, {versions} {numbers}{more}), and --fresh would bring back what was removed",
+            fix=f"{fix}, and repeat the removals on the new data set",
+            code="fresh-would-undo-removals",
+        )
+    if manifest.version > 1:
+        added = counted(len(all_configs(manifest)) - 1, "addition")
+        raise UserError(
+            f"{where} is at version {manifest.version} with {added}, and --fresh would discard them",
+            fix=fix,
+            code="fresh-would-undo-additions",
+        )
 
 
 def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str]) -> list[str]:
@@ -215,10 +261,10 @@ def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str
     return differences(theirs, description(plan)) or list(rewritten_inputs(plan, fingerprints, finished_at))
 
 
-def _refusal(output: str, what: str, found: list[str]) -> UserError:
+def _refusal(output: str, what: str, found: list[str], has_changes: bool = False) -> UserError:
     return UserError(
         f"{storage.redact(output)} {what}: {_listed(found)}",
-        fix="choose another output folder, or start again there with --fresh",
+        fix="choose another output folder" + ("" if has_changes else ", or start again there with --fresh"),
         code="other-preparation",
     )
 

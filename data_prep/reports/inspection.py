@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.terminal import printable
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.provenance_sidecar import ProvenanceRow
+from data_prep.dataset.removal_request import find_listed
 from data_prep.dataset.shard_documents import DocumentPlace, ShardDocuments, find_document
 from data_prep.dataset.shard_provenance import ShardProvenance
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 _SHOWN_SENTENCES = 12
+_DOCUMENT_ID = re.compile("[0-9a-fA-F]{16}")
 
 
 def inspect_report(
@@ -80,19 +83,42 @@ def document_report(folder: str, document_id: int) -> Iterator[str]:
 
 
 def parse_document_id(text: str) -> int:
-    """Return the number of a hexadecimal id.
+    """Return the number of a document id: exactly 16 hexadecimal digits.
 
     Raises:
-        UsageError: the text is not an id.
+        UsageError: the text is something else, such as an id of the corpus.
     """
-    digits = text.lower().removeprefix("0x")
-    if not 1 <= len(digits) <= 16 or set(digits) - set("0123456789abcdef"):
+    if not is_document_id(text):
         raise UsageError(
-            f"{text!r} is not a document id",
-            fix="give the 16 hexadecimal digits that 'inspect' shows, such as 00f3a9c2d4e5b617",
+            f"{text[:100]!r} is not a document id",
+            fix="give the 16 hexadecimal digits that 'inspect' shows, such as 00f3a9c2d4e5b617; for an id of the "
+            "corpus use --id, for a URL --url",
             code="malformed-document-id",
         )
-    return int(digits, 16)
+    return int(text, 16)
+
+
+def is_document_id(text: str) -> bool:
+    """Whether a text is 16 hexadecimal digits."""
+    return _DOCUMENT_ID.fullmatch(text) is not None
+
+
+def find_named(folder: str, manifest: Manifest, column: Literal["id", "url"], value: str) -> list[int]:
+    """Return the ids of the documents with exactly this corpus id or URL, dropped copies included, ascending.
+
+    Raises:
+        UserError: there is none, or the data set has no provenance.
+    """
+    found = find_listed(folder, manifest, column, [value])
+    if not len(found.ids):
+        noun = "corpus id" if column == "id" else "URL"
+        state = "; it was removed" if found.removed else ""
+        raise UserError(
+            f"{storage.redact(folder)} has no document of the {noun} {value[:200]!r}{state}",
+            fix=f"give the {noun} exactly as the corpus has it; documents of it may have been dropped",
+            code="unknown-document",
+        )
+    return found.ids.tolist()  # type: ignore[no-any-return]
 
 
 def _shard(folder: str, manifest: Manifest, split: Literal["train", "valid"], number: int | None) -> ShardRecord:
@@ -120,26 +146,25 @@ def _runs(numbers: Sequence[int]) -> Iterator[str]:
 
 def _provenance(place: DocumentPlace) -> Iterator[str]:
     source = place.source
-    yield f"document {place.document_id:016x}"
-    yield f"split    {place.split}"
-    yield f"shard    {place.shard.name}, record {place.record_key}, document {place.number_in_record} of it"
-    yield printable(f"source   {source.name}")
-    for name in ("url", "license", "date", "language"):
-        yield printable(f"{name:<8} {getattr(source, name) or '-'}")
+    yield f"document id   {place.document_id:016x}"
+    yield f"split         {place.split}"
+    yield f"shard         {place.shard.name}, record {place.record_key}, document {place.number_in_record} of it"
+    yield printable(f"source        {source.name}")
+    for label, name in (("source url", "url"), ("license", "license"), ("date", "date"), ("language", "language")):
+        yield printable(f"{label:<13} {getattr(source, name) or '-'}")
 
 
 def _origin(row: ProvenanceRow) -> Iterator[str]:
     """Yield what the provenance holds of a document, without empty fields."""
-    for name in ("id", "url", "metadata"):
-        value = getattr(row, name)
+    for label, value in (("corpus id", row.id), ("document url", row.url), ("metadata", row.metadata)):
         if value is not None:
-            yield printable(f"{'corpus id' if name == 'id' else name:<9} {value}")
+            yield printable(f"{label:<13} {value}")
 
 
 def _head(place: DocumentPlace) -> Iterator[str]:
     yield printable(
         f"=== {place.shard.name} record {place.record_key} document {place.number_in_record}: "
-        f"id {place.document_id:016x}, source {place.source.name}, {place.num_tokens:,} tokens, "
+        f"document id {place.document_id:016x}, source {place.source.name}, {place.num_tokens:,} tokens, "
         f"{place.num_sentences:,} sentences"
     )
 

@@ -34,6 +34,7 @@ def make_data_set(
     tokenizer_folder: Path,
     *,
     add: bool = False,
+    fresh: bool = False,
     inputs: Path | None = None,
     **settings: Any,
 ) -> Manifest:
@@ -50,7 +51,7 @@ def make_data_set(
     config = PreparationConfig.model_validate({"sources": sources, "shards": shards, **settings})
     tokenizer = Tokenizer.load(tokenizer_folder)
     plan = make_plan(config, tokenizer, read_manifest(str(folder)) if add else None)
-    return prepare_shards(plan, tokenizer, str(folder), 1)[0]
+    return prepare_shards(plan, tokenizer, str(folder), 1, fresh)[0]
 
 
 def contents(folder: Path, digest: str | None = None) -> Contents:

@@ -104,9 +104,9 @@ def test_row_01_no_file_a_folder_an_empty_file_and_white_space(shards: Shards, g
     white.write_text(" \n\n\t\n")
     shards.refused([tmp_path / "*.xyz.jsonl"], r"no input file matches .*\.xyz\.jsonl", status=2)
     shards.refused([tmp_path], "is a folder", status=2)
-    shards.refused([empty, white], r"nothing is left of the inputs \(2 empty file\)")
+    shards.refused([empty, white], r"nothing is left of the inputs \(2 files without a document\)")
     manifest = shards.made([good, empty, white])
-    assert held(manifest) == len(TEXTS) and dropped(manifest) == {"empty file": 2}
+    assert held(manifest) == len(TEXTS) and dropped(manifest) == {}
 
 
 @pytest.mark.fault(
@@ -487,11 +487,11 @@ def test_row_09_parquet_without_the_column_empty_and_nested(shards: Shards, good
         shards.refused([good, tmp_path / f"{name}.parquet"], shown[name])
     rowless = tmp_path / "rowless.parquet"
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), rowless)
-    shards.refused([rowless], r"nothing is left of the inputs \(1 empty file\)")
+    shards.refused([rowless], r"nothing is left of the inputs \(1 file without a document\)")
     (tmp_path / "zero.parquet").touch()
     manifest = shards.skipped([good, *sorted(tmp_path.glob("*.parquet"))])
     assert held(manifest) == len(TEXTS)
-    assert dropped(manifest) == {"empty file": 3, "missing field": 2, "not text": 1}
+    assert dropped(manifest) == {"missing field": 2, "not text": 1}
 
 
 @pytest.mark.fault(

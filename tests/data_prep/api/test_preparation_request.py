@@ -46,7 +46,9 @@ def test_a_number_that_is_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch) ->
     assert workers(None, megabytes=0.1, settings=("num_workers=2",)) == 2
     assert workers(1, megabytes=1000, settings=("num_workers=2",)) == 1
     for impossible in (0, 4097, 9999999999):
-        with pytest.raises(UsageError, match=f"--workers={impossible} ", check=coded("workers-out-of-range")):
+        with pytest.raises(
+            UsageError, match=rf"num_workers={impossible} \(--workers\)", check=coded("workers-out-of-range")
+        ):
             workers(impossible, megabytes=1)
 
 
@@ -54,7 +56,9 @@ def test_what_is_in_this_processs_memory_is_worked_on_by_this_process(monkeypatc
     monkeypatch.setattr(preparation_request, "default_num_workers", lambda: 8)
     assert workers(None, megabytes=1000, output="memory://out") == 1
     assert workers(1, megabytes=1000, output="memory://out") == 1
-    with pytest.raises(UsageError, match="memory://out.*--workers=2", check=coded("memory-not-shared")):
+    with pytest.raises(
+        UsageError, match=r"memory://out.*num_workers=2 \(--workers\)", check=coded("memory-not-shared")
+    ):
         workers(2, megabytes=1000, output="memory://out")
     with pytest.raises(UsageError, check=coded("workers-out-of-range")):
         workers(0, megabytes=1000, output="memory://out")

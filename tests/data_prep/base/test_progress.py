@@ -42,3 +42,21 @@ def test_what_is_counted_has_no_tenths(capsys: pytest.CaptureFixture[str]) -> No
     with Progress("writing", 9, "shards") as shown:
         shown.add(9)
     assert capsys.readouterr().err.startswith("writing: 9 shards in ")
+
+
+@pytest.mark.parametrize(
+    ("amount", "unit", "ending"),
+    [
+        (1, "shards", "1 shard in 2.0 s (0.50 shards/s)"),
+        (1, "copies", "1 copy in 2.0 s (0.50 copies/s)"),
+        (55_744, "documents", "55,744 documents in 2.0 s (27,872 documents/s)"),
+    ],
+)
+def test_one_is_singular_and_large_rates_have_separators(
+    amount: int, unit: str, ending: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 1.0, 2.0])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with Progress("x", amount, unit) as shown:
+        shown.add(amount)
+    assert capsys.readouterr().err == f"x: {ending}\n"

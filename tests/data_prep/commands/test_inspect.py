@@ -39,7 +39,7 @@ def test_a_remote_data_set_is_shown_as_a_local_one(
     for options in (["--split", "valid", "--documents", 2, "--skip", 1], ["--document", f"{document_id:016x}"]):
         shown = run(capsys, remote_shards, *options)
         assert shown == run(capsys, small_shards, *options) and len(shown) > 2
-    assert f"document {document_id:016x}" in shown and "split    valid" in shown
+    assert f"document id   {document_id:016x}" in shown and "split         valid" in shown
 
 
 def test_the_tokenizer_of_a_data_set_or_a_folder_explains_a_text(

@@ -53,6 +53,11 @@ def test_a_source_goes_in_two_steps(command: Command, folder: Path) -> None:
     assert command("verify", folder, "--workers", 1) == 0
     assert "120 documents" in command.output and "source 'south' (80 documents)" in command.output
     assert "note: " in command.output and "--purge" in command.output
+    inputs = folder.parent / "x.jsonl"
+    inputs.write_text('{"text": "A text."}\n')
+    fresh = ("--input", inputs, "--tokenizer", folder / "tokenizer", "--output", folder, "--fresh", "--dry-run")
+    for name in ("shards", "merge"):
+        assert command(name, *fresh) == 1 and "[fresh-would-undo-removals]" in command.errors
     assert command("verify", folder, "--version", "1", "--workers", 1) == 0
     assert "200 documents" in command.output and "version 1" in command.output
     assert command("remove", folder, "--source", "south") == 0
@@ -105,5 +110,6 @@ def test_verify_names_every_problem_and_fails(command: Command, folder: Path) ->
     (folder / "train-000001.tar").unlink()
     (folder / "valid-000000.index.safetensors").write_bytes(b"")
     assert command("verify", folder, "--workers", 1) == 1
+    assert "shards ... --repair" in command.errors
     assert "2 problems" in command.errors and "[damaged-data-set]" in command.errors
     assert "train-000001.tar" in command.errors and "valid-000000.index.safetensors" in command.errors

@@ -18,6 +18,7 @@ from data_prep.dataset.manifest import Manifest, list_versions, read_manifest
 from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.verification import verify_shards
+from tests.support.error_codes import coded
 from tests.support.living_data_sets import contents, document_ids, file_bytes, make_data_set, read_texts, stopped_after
 
 
@@ -181,3 +182,29 @@ def test_a_removal_that_was_stopped_ends_before_an_addition(
     manifest = make_data_set(folder, {"east": texts[120:]}, small_tokenizer, add=True)
     assert [source.documents for source in manifest.sources] == [80, 0, 80] and manifest.version == 3
     assert verify_shards(str(folder)) == (manifest, [])
+
+
+def test_a_fresh_start_undoes_no_removal_and_no_addition(
+    folder: Path, texts: list[str], small_tokenizer: Path, original: Path
+) -> None:
+    def start_fresh() -> None:
+        sources = {"north": texts[:80], "south": texts[80:120]}
+        make_data_set(folder, sources, small_tokenizer, inputs=original.parent / "shards-inputs", fresh=True)
+
+    start_fresh()
+    assert read_manifest(str(folder)).version == 1, "nothing was changed since it was made"
+    make_data_set(folder, {"east": texts[120:160]}, small_tokenizer, add=True)
+    with pytest.raises(UserError, match="version 2 with 1 addition", check=coded("fresh-would-undo-additions")):
+        start_fresh()
+    gone = document_ids(folder, "north")[:3]
+    remove(folder, RemovalRequest(ids=np.array(gone, np.uint64)))
+    remove(folder, RemovalRequest("south"))
+    before = file_bytes(folder)
+    refused = r"version 4 with 2 removals \(43 documents, versions 3, 4\)"
+    with pytest.raises(UserError, match=refused, check=coded("fresh-would-undo-removals")):
+        start_fresh()
+    (folder / "manifest.json").write_text("damaged")
+    with pytest.raises(UserError, match="removed-000003", check=coded("fresh-would-undo-removals")):
+        start_fresh()
+    (folder / "manifest.json").write_bytes(before["manifest.json"])
+    assert file_bytes(folder) == before and verify_shards(str(folder))[1] == []

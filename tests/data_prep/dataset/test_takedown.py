@@ -38,6 +38,11 @@ def url_of(identity: int) -> str:
 
 
 @pytest.fixture(scope="module")
+def texts_of_corpus(small_corpus: Path) -> list[str]:
+    return read_texts(small_corpus)
+
+
+@pytest.fixture(scope="module")
 def original(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every document has an id and a URL; the first has an exact copy from south, and a near-duplicate elsewhere."""
     texts = read_texts(small_corpus)
@@ -233,11 +238,13 @@ def test_the_command_takes_lists_and_shows_what_it_takes(command: Command, folde
     assert command("remove", folder, "--urls", tmp_path / "urls.csv", "--dry-run", "--workers", 1) == 0
     assert "1 of 2 URLs" in command.output and "1 of " in command.output and file_bytes(folder) == before
     assert command("remove", folder, "--urls", tmp_path / "urls.csv", "--workers", 1) == 0
-    assert "removed 1 document, " in command.output
+    assert "removed 1 document by URL, " in command.output
+    assert "not in the data set: https://never.org/\n" in command.output
     assert command("remove", folder, "--ids", tmp_path / "ids.txt", "--workers", 1, "--purge") == 0
     assert not {first, second} & set(document_ids(folder))
     assert command("remove", folder, "--ids", tmp_path / "ids.txt", "--workers", 1) == 0, "and once more"
-    assert "0 of 1 id" in command.output and "nothing was done" in command.output
+    assert f"removed before: id-{second}\n" in command.output and "not in the data set" not in command.output
+    assert "0 of 1 corpus id" in command.output and "nothing was done" in command.output
     assert command("verify", folder, "--workers", 1) == 0, command.errors
     kept = {name: storage.read_bytes(folder / name) for name in file_bytes(folder) if name.endswith(".parquet")}
     assert not any(url_of(first).encode() in data for data in kept.values())
@@ -282,3 +289,113 @@ def test_a_prepared_corpus_loses_the_kept_document_of_a_dropped_copy(
     left = {document.url for document in open_dataset(tmp_path / "set")}
     assert len(left) == 198 and not {exact["url"], near["url"]} & left
     assert verify_shards(str(tmp_path / "set"))[1] == []
+
+
+def test_values_that_are_not_found_are_listed(command: Command, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "urls.txt").write_text("".join(f"https://never.org/{number}\n" for number in range(1, 1234)))
+    before = file_bytes(folder)
+    assert command("remove", folder, "--urls", tmp_path / "urls.txt", "--workers", 1) == 0
+    assert "0 of 1,233 URLs" in command.output and "exact" in command.output and "nothing was done" in command.output
+    assert "https://never.org/10 and 1,223 more\n" in command.output and "never.org/11" not in command.output
+    assert "removed before" not in command.output and file_bytes(folder) == before
+
+
+def test_a_removed_url_or_id_does_not_come_back_with_another_text(
+    command: Command, texts_of_corpus: list[str], small_tokenizer: Path, tmp_path: Path
+) -> None:
+    def write(name: str, lines: list[tuple[str, str, str]]) -> Path:
+        fields = [{"text": text, "url": url, "id": identity} for text, url, identity in lines]
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in fields))
+        return tmp_path / name
+
+    texts = texts_of_corpus
+    corpus = write("corpus.jsonl", [(text, f"https://a.org/{n}", f"a{n}") for n, text in enumerate(texts[:120])])
+    settings = {"documents": {"url_field": "url", "id_field": "id"}, "shards": {"min_shards": 3, "valid_fraction": 0.2}}
+    prepare(corpus, tokenizer=small_tokenizer, output=tmp_path / "set", config=settings, num_workers=1)
+    (tmp_path / "urls.txt").write_text("https://a.org/3\nhttps://a.org/5\nhttps://never.org/\n")
+    (tmp_path / "ids.txt").write_text("a7\n")
+    assert command("remove", tmp_path / "set", "--urls", tmp_path / "urls.txt", "--workers", 1) == 0
+    assert command("remove", tmp_path / "set", "--ids", tmp_path / "ids.txt", "--workers", 1) == 0
+    assert "removed 1 document by corpus id, " in command.output
+    manifest = read_manifest(str(tmp_path / "set"))
+    assert [(item.urls, item.corpus_ids, item.kind) for item in manifest.removals] == [
+        (2, 0, "URL"),
+        (0, 1, "corpus id"),
+    ]
+    assert b"a.org" not in b"".join(path.read_bytes() for path in (tmp_path / "set").glob("removed-*"))
+    more = write(
+        "more.jsonl",
+        [
+            (f"{texts[3]} A later edition.", "https://a.org/3", "b0"),
+            (f"{texts[5]} A later edition.", "https://a.org/5#top", "b1"),  # another URL: the match is exact
+            (f"{texts[7]} A later edition.", "https://b.org/2", "a7"),
+            (texts[3], "https://b.org/3", "b3"),  # the same text elsewhere
+            *((text, f"https://b.org/{n}", f"b{n}") for n, text in enumerate(texts[120:140], 4)),
+        ],
+    )
+    shutil.copytree(tmp_path / "set", tmp_path / "other")
+    for name, workers in (("set", 1), ("other", 2)):
+        dataset = prepare(
+            more,
+            add_to=tmp_path / name,
+            source_name="more",
+            config={**settings, "shards": {"unit_bytes": 4000, "valid_fraction": 0.2}},
+            num_workers=workers,
+        )
+        assert dataset.sources["more"].dropped == {"removed earlier": 3}
+        urls = {document.url for document in dataset if document.source == "more"}
+        assert len(urls) == 21 and "https://a.org/5#top" in urls and not {"https://a.org/3", "https://b.org/2"} & urls
+        assert verify_shards(str(tmp_path / name))[1] == []
+    assert file_bytes(tmp_path / "set") == file_bytes(tmp_path / "other")
+
+
+def test_an_addition_that_does_not_read_removed_urls_is_warned_of(
+    command: Command, folder: Path, texts_of_corpus: list[str], tmp_path: Path
+) -> None:
+    first = document_ids(folder, "north")[0]
+    (tmp_path / "urls.txt").write_text(url_of(first))
+    assert command("remove", folder, "--urls", tmp_path / "urls.txt", "--workers", 1) == 0
+    (tmp_path / "more.jsonl").write_text(json.dumps({"text": f"{texts_of_corpus[0]} A later edition."}) + "\n")
+    arguments = ("--input", tmp_path / "more.jsonl", "--source-name", "more", "--add-to", folder, "--workers", 1)
+    assert command("shards", *arguments, "shards.valid_fraction=0.2") == 0, command.errors
+    assert "warning: 1 URL removed" in command.errors and "documents.url_field" in command.errors
+
+
+def test_a_document_is_found_by_each_of_its_names(command: Command, folder: Path) -> None:
+    first, second = document_ids(folder, "north")[:2]
+    dataset = open_dataset(folder)
+    document = dataset.document(f"{second:016x}")
+    assert (document.id, document.document_id) == (f"id-{second}", f"{second:016x}")
+    assert dataset.document(f"id-{second}") == dataset.document(corpus_id=f"id-{second}") == document
+    assert dataset.document(url=url_of(second)) == document
+    for copy in ("copy", "near"):
+        assert dataset.document(copy).document_id == f"{first:016x}", "a copy is represented by the kept document"
+    for wrong in ("b3", f"{second:x}"[:15], f"id-{second} ", "0" * 17):
+        with pytest.raises(UserError, check=coded("unknown-document")):
+            dataset.document(wrong)
+    with pytest.raises(UserError, check=coded("contradicting-arguments")):
+        dataset.document("copy", url="https://copy.org/")
+    for option, value in (("--document", f"{second:016x}"), ("--id", f"id-{second}"), ("--url", url_of(second))):
+        assert command("inspect", folder, option, value) == 0
+        assert f"document id   {second:016x}" in command.output and f"corpus id     id-{second}" in command.output
+        assert "source url    -" in command.output and f"document url  {url_of(second)}" in command.output
+    assert command("inspect", folder, "--id", "b3") == 1 and "[unknown-document]" in command.errors
+    assert command("inspect", folder, "--document", "b3") == 2
+    assert "--id" in command.errors and "[malformed-document-id]" in command.errors
+
+
+def test_several_documents_of_one_url_are_all_shown(command: Command, folder: Path) -> None:
+    manifest = read_manifest(str(folder))
+    shard = manifest.train.shards[0]
+    assert shard.provenance is not None
+    table = read_provenance(str(folder), shard.provenance).to_pylist()
+    kept = {row["kept_as"] for row in table}
+    rows = [ProvenanceRow(**row)._replace(url="https://same.org/") for row in table]
+    record = write_provenance(str(folder), shard.name.partition(".")[0], rows)
+    shards = (shard.model_copy(update={"provenance": record}), *manifest.train.shards[1:])
+    train = manifest.train.model_copy(update={"shards": shards})
+    write_manifest(str(folder), manifest.model_copy(update={"train": train}))
+    with pytest.raises(UserError, match=f"{min(kept):016x}", check=coded("several-documents")):
+        open_dataset(folder).document(url="https://same.org/")
+    assert command("inspect", folder, "--url", "https://same.org/") == 0
+    assert command.output.count("document id   ") == len(kept)

@@ -19,12 +19,13 @@ import pytest
 
 from data_prep import prepare, train_tokenizer, verify
 from data_prep.base.errors import UsageError, UserError
-from data_prep.config.preparation_config import load_config
+from data_prep.config.preparation_config import FilterSettings, load_config
 from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.documents.rejects import BadInput
 from data_prep.executors import dask_executor
 from data_prep.executors.dask_executor import DaskExecutor
+from data_prep.filters.registry import load_filters
 from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.storage import storage
@@ -35,6 +36,7 @@ from tests.support.living_data_sets import document_ids
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 OVERRIDES = ["shards.min_shards=3", "shards.valid_fraction=0.1", "shards.unit_bytes=2000"]
+NOT_IMPORTABLE = "filter-not-importable"
 
 pytestmark = pytest.mark.spawn
 
@@ -96,6 +98,11 @@ def tokenizer(small_tokenizer: Path) -> Tokenizer:
 
 def plan_of(corpus: Path, tokenizer: Tokenizer) -> Plan:
     return make_plan(load_config(None, OVERRIDES, [str(corpus)]), tokenizer)
+
+
+def lack_the_filter(unit: int) -> None:
+    """Fail as on a worker whose PYTHONPATH lacks the module of a filter."""
+    load_filters([FilterSettings(name=f"my_filters:keep{unit}")])
 
 
 def configured_prefixes(unit: int) -> tuple[int, list[str], int]:
@@ -226,6 +233,8 @@ def test_errors_come_back_as_themselves_and_options_go_along(
         with pytest.raises(BadInput, match="bad.jsonl line 201 has a number for 'text'"):
             prepare_shards(plan_of(corpus, tokenizer), tokenizer, str(tmp_path / "out"), executor)
         assert not (tmp_path / "out" / "manifest.json").exists()
+        with pytest.raises(UserError, match="on a Dask worker.*my_filters.*PYTHONPATH", check=coded(NOT_IMPORTABLE)):
+            list(executor.run(lack_the_filter, [1]))
         storage.configure({"s3://somewhere": {"profile": "research"}})
         try:
             found = sorted(result for _, result in executor.run(configured_prefixes, [3, 1, 2]))

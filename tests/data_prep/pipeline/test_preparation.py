@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from data_prep.storage import storage
 from data_prep.text.cleaning import Normalization, clean_paragraphs, normalize
 from data_prep.text.sentences import sentence_starts
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.error_codes import coded
 
 OVERRIDES = [
     "shards.min_shards=3",
@@ -249,7 +251,7 @@ def test_a_corpus_without_a_held_out_hash_holds_out_the_nearest(tokenizer: Token
     ("texts", "message"),
     [
         ([" \n\t", "\u200b", ""], "nothing is left of the inputs .3 empty."),
-        ([], "nothing is left of the inputs .1 empty file."),
+        ([], "nothing is left of the inputs .1 file without a document."),
         (["Only one text.", "Only  one text."], "no document is left to train on"),
         (["tiny"], "nothing is left of the inputs .1 too short."),
     ],
@@ -275,11 +277,53 @@ def test_bad_input_stops_or_is_counted_by_reason(small_corpus: Path, tokenizer: 
     assert manifest.dropped == {
         "damaged file": 1,
         "empty": 1,
-        "empty file": 1,
         "missing field": 1,
         "not text": 1,
     }
     assert manifest.train.documents + manifest.valid.documents == len(texts_of(small_corpus)) + 1
+
+
+def test_what_is_left_of_a_corpus_says_what_to_loosen(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": f"Text {n}.", "score": n % 3}) + "\n" for n in range(1_500)))
+    config = config_for([corpus])
+    for filters, reasons, fix in (
+        ([{"name": "metadata", "keep": "score >= 5"}], "1,500 filter metadata: not score >= 5", "documents.filters"),
+        ([], "1,500 too short", "min_document_characters"),
+    ):
+        settings = {"metadata_fields": ["score"], "filters": filters, "min_document_characters": 1 if filters else 99}
+        documents = type(config.documents).model_validate(settings)
+        plan = make_plan(config.model_copy(update={"documents": documents}), tokenizer)
+        with pytest.raises(UserError, match=re.escape(reasons), check=coded("nothing-left")) as caught:
+            prepare_shards(plan, tokenizer, str(tmp_path / f"out{len(filters)}"), 1)
+        assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize("kind", ["no line", "all dropped", "copies"])
+def test_a_source_without_documents_is_named_and_refused_with_a_budget(
+    kind: str, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {"no line": [], "all dropped": [" "], "copies": texts_of(small_corpus)[:3]}[kind]
+    other = write_lines(tmp_path / "other.jsonl", texts)
+    sources = [{"name": "good", "input": str(small_corpus)}, {"name": "notes", "input": str(other)}]
+    for budget in ({}, {"weight": 2.0}):
+        config = PreparationConfig.model_validate({"sources": [sources[0], {**sources[1], **budget}]})
+        plan = make_plan(config, tokenizer)
+        if budget:
+            with pytest.raises(UserError, match="source notes", check=coded("source-without-documents")):
+                prepare_shards(plan, tokenizer, str(tmp_path / "budget"), 1)
+            assert not (tmp_path / "budget" / "manifest.json").exists()
+        else:
+            manifest, _ = prepare_shards(plan, tokenizer, str(tmp_path / "out"), 1)
+            assert (
+                manifest.sources[1].dropped
+                == {
+                    "no line": {},
+                    "all dropped": {"empty": 1},
+                    "copies": {"duplicate": 3},
+                }[kind]
+            )
+            assert capsys.readouterr().err.count("warning: source notes gives no document (") == 1
 
 
 def test_the_same_command_again_does_nothing(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:

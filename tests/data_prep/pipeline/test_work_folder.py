@@ -22,6 +22,7 @@ from data_prep.dataset.manifest import read_manifest
 from data_prep.pipeline import map_phase, preparation
 from data_prep.pipeline.map_task import MapTask
 from data_prep.pipeline.plan import Plan, make_plan
+from data_prep.pipeline.plan_changes import differences
 from data_prep.pipeline.preparation import map_range, merge_ranges, prepare_shards
 from data_prep.pipeline.shard_range import ShardRange
 from data_prep.storage import storage
@@ -397,3 +398,23 @@ def test_a_parquet_file_written_again_in_other_parts_is_refused(
 
 def shards_of(files: dict[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in files.items() if name.endswith((".tar", ".safetensors"))}
+
+
+def test_of_changed_filters_the_one_that_changed_is_named() -> None:
+    first = {"name": "my:one", "parameters": {"low": 1}, "source_sha256": "a"}
+    second = {"name": "metadata", "parameters": {"keep": "x"}, "version": "1"}
+
+    def found(*mine: dict[str, Any]) -> list[str]:
+        described = [
+            {"tokenizer": "t", "config": {"sources": [], "documents": {"filters": list(filters)}}, "inputs": {}}
+            for filters in ((first, second), mine)
+        ]
+        return differences(*described)
+
+    assert found(first, second) == []
+    assert found({**first, "source_sha256": "b"}, second) == ["the code of filter my:one changed"]
+    assert found({**first, "parameters": {"low": 2}}, {**second, "version": "2"}) == [
+        "filter my:one parameters.low was 1 and is now 2",
+        'filter metadata version was "1" and is now "2"',
+    ]
+    assert found(second) == ["documents.filters was my:one, metadata and is now metadata"]

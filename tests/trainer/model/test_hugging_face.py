@@ -225,7 +225,7 @@ def test_a_custom_model_that_is_of_a_family_is_found_to_be_one():
 def test_a_model_that_no_class_computes_says_what_stands_in_the_way(options, next_sentence, said):
     with pytest.raises(UserError, match=said) as caught:
         hugging_face_config(ModelSettings(family="custom", **SIZES, **options), next_sentence)
-    assert "can neither be exported" in str(caught.value)
+    assert "evaluated and fills masks from its own checkpoints" in str(caught.value)
 
 
 def test_modernbert_with_a_head_for_pairs_is_beyond_transformers():
