@@ -1,4 +1,6 @@
-"""Evaluate a model on minimal pairs: `evaluate.py --model models:/NAME@ALIAS --minimal-pairs DIR --output scores.json`.
+"""Score a model on minimal pairs.
+
+    clozeworks evaluate --model models:/NAME@ALIAS --minimal-pairs DIR --output scores.json
 
 DIR contains files of sentence pairs (.jsonl or .jsonl.gz with sentence_good and sentence_bad, as BLiMP publishes them).
 The model is right on a pair if it gives the good sentence the higher pseudo-log-likelihood: every token is masked in

@@ -60,18 +60,24 @@ def open_model(model: str, tracking_uri: str | None, texts: Sequence[Text] | Non
     """Open a registered model, an exported folder or a run's checkpoint.
 
     Raises:
-        UsageError: none of `texts` has a mask; checked with the tokenizer before the model is loaded.
+        UsageError: none of `texts` has a mask; checked before the model is loaded.
     """
     from trainer.inference.fill_mask import MASK_TOKEN, FillMask
+    from trainer.inference.model_folder import named_mask_token
     from trainer.inference.pulled_model import is_checkpoint, pull
 
+    has_mask = texts is None or any(MASK_TOKEN in each.text for each in texts)
     if is_checkpoint(model):
+        if not has_mask:
+            raise no_mask(MASK_TOKEN)
         return FillMask(model)
     folder = pull(model, tracking_uri=tracking_uri)
-    if texts is not None and not any(MASK_TOKEN in each.text for each in texts):
-        from trainer.inference.pretrained import load_tokenizer
+    if texts is not None and not has_mask:
+        mask_token = named_mask_token(folder)
+        if mask_token is None:
+            from trainer.inference.pretrained import load_tokenizer
 
-        mask_token = load_tokenizer(folder).mask_token
+            mask_token = load_tokenizer(folder).mask_token
         if mask_token is not None and not any(mask_token in each.text for each in texts):
             raise no_mask(mask_token)
     return FillMask.load(folder)

@@ -32,10 +32,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     pairs = read_pairs(arguments.pair)
-    from trainer.inference.next_sentence import NextSentence
     from trainer.inference.pulled_model import hugging_face_folder
 
-    model = NextSentence.load(hugging_face_folder(arguments.model, arguments.tracking_uri))
+    folder = hugging_face_folder(arguments.model, arguments.tracking_uri)
+    from trainer.inference.next_sentence import NextSentence  # imports torch
+
+    model = NextSentence.load(folder, arguments.model)
     for first, second in pairs:
         found = model.predict(first, second)
         if arguments.json:

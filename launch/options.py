@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from data_prep.base.arguments import at_least
 from data_prep.base.errors import UsageError
@@ -18,14 +19,23 @@ MODEL_HELP = (
 )
 
 
+class CommandParser(argparse.ArgumentParser):
+    """argparse's parser, whose errors are one line in the form of all errors of the project."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with status 2."""
+        self.exit(2, f"error: {message.rstrip('. ')}. Fix: see `{self.prog} --help`. [usage]\n")
+
+
 def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:
     """Return the parser of a command, whose help is the module's docstring, wrapped to the terminal.
 
-    Usage and errors name the command as it was called: `clozeworks NAME` or `NAME.py`.
+    Usage and errors name the command as it was called: `clozeworks NAME` or `NAME.py`. A wrong command line is one line
+    of error with the code `usage`, and ends with status 2.
     """
     called = sys.argv[0]
     prog = called if called.startswith(("clozeworks ", "python -m launch ")) else name
-    return argparse.ArgumentParser(prog=prog, description=description, formatter_class=HelpFormatter)
+    return CommandParser(prog=prog, description=description, formatter_class=HelpFormatter)
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -56,9 +56,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    from trainer.finetuning.fitted_model import FittedModel
     from trainer.finetuning.labeled_tables import check_suffix, write_table
-    from trainer.inference.pulled_model import hugging_face_folder
 
     check_suffix(arguments.output)
     check_new_file(arguments.output, "--output")
@@ -66,15 +64,47 @@ def main() -> None:
         raise UsageError(
             f"--output {arguments.output} is the file of --input", fix="give another file", code="output-is-input"
         )
-    model = FittedModel.load(hugging_face_folder(arguments.model, arguments.tracking_uri))
+    folder = fitted_folder(arguments)
+    from trainer.finetuning.fitted_model import FittedModel  # imports torch
+
+    model = FittedModel.load(folder)
     if arguments.dry_run:
         num_texts = len(read_texts(model, arguments).texts)
         print(f"dry run: would label {counted(num_texts, 'text')} and write {arguments.output}; nothing was written")
         return
     table, num_long = predict_table(model, arguments)
     write_table(table, arguments.output)
-    long = f"; {counted(num_long, 'text')} longer than {model.preprocessor.max_length} tokens" if num_long else ""
+    long = (
+        f"; {counted(num_long, 'text')} longer than the model's {model.preprocessor.max_length} tokens"
+        if num_long
+        else ""
+    )
     print(f"{arguments.output}: {counted(len(table), 'prediction')} by {model.task.name}{long}")
+
+
+def fitted_folder(arguments: argparse.Namespace) -> Path:
+    """Return the folder of the model, after the checks of model and table that need no torch.
+
+    Raises:
+        UsageError: the model is not fine-tuned, or the table has no such column.
+        UserError: there is no such model or table.
+    """
+    from trainer.finetuning.labeled_tables import check_columns, check_readable
+    from trainer.inference.model_folder import FINETUNE_FILE, check_fine_tuned, not_fine_tuned, read_json
+    from trainer.inference.pulled_model import is_checkpoint, pull
+
+    check_readable(arguments.input)
+    if is_checkpoint(arguments.model):
+        raise not_fine_tuned(f"{arguments.model} is a checkpoint of pretraining, which was not fine-tuned for a task")
+    folder = pull(arguments.model, tracking_uri=arguments.tracking_uri)
+    check_fine_tuned(folder, arguments.model)
+    facts = read_json(folder / FINETUNE_FILE)
+    names = {
+        f"--{part}-column": getattr(arguments, f"{part}_column") or facts.get(f"{part}_column")
+        for part in ("text", "pair")
+    }
+    check_columns(arguments.input, names, not arguments.no_quoting)
+    return folder
 
 
 def read_texts(model: FittedModel, arguments: argparse.Namespace) -> Examples:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from launch import evaluate
 from tests.support.error_codes import coded
 from tests.support.launch_command import run
@@ -31,6 +31,7 @@ def test_accuracies_are_printed_and_written_with_all_scores(
     values = json.loads(output.read_text())
     printed = capsys.readouterr().out
     assert f"{100 * values['overall']:.2f}" in printed and "overall" in printed
+    assert len(values["interval"]) == 2 and "fewer than 30 pairs" in printed
     assert values["paradigms"] == {"order": values["overall"]} and values["num_ties"] == 1
     assert [(each["sentence_good"], each["sentence_bad"]) for each in values["pairs"]] == PAIRS
     first, tied = values["pairs"]
@@ -42,7 +43,7 @@ def test_wrong_arguments_are_refused_before_the_model_is_loaded(
     tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FillMask, "load", lambda folder: pytest.fail("the model was loaded"))
-    with pytest.raises(UserError, check=coded("no-minimal-pairs")):
+    with pytest.raises(UsageError, check=coded("no-minimal-pairs")):
         run(monkeypatch, evaluate, "--model", tiny_hugging_face, "--minimal-pairs", tmp_path / "none")
     with pytest.raises(UserError, check=coded("invalid-model-address")):
         run(monkeypatch, evaluate, "--model", "models:/english", "--minimal-pairs", tmp_path)

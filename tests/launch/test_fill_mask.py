@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -163,6 +164,22 @@ def test_a_text_without_what_is_needed_is_refused_before_the_model_is_loaded(
     monkeypatch.setattr(FillMask, "load", lambda folder: pytest.fail("the model was loaded"))
     with pytest.raises(UsageError, check=coded(code)):
         run(monkeypatch, "--model", str(tiny_hugging_face), *arguments)
+
+
+def test_a_missing_mask_is_reported_before_tokenizer_or_checkpoint_are_loaded(
+    tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "trainer.inference.pretrained.load_tokenizer", lambda folder: pytest.fail("the tokenizer was loaded")
+    )
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    other = tmp_path / "other"
+    shutil.copytree(tiny_hugging_face, other)
+    values = json.loads((other / "tokenizer_config.json").read_text())
+    (other / "tokenizer_config.json").write_text(json.dumps({**values, "mask_token": "<mask>"}))
+    for model, mask in ((tiny_hugging_face, r"\[MASK\]"), (tmp_path / "run", r"\[MASK\]"), (other, "<mask>")):
+        with pytest.raises(UsageError, match=mask, check=coded("text-without-mask")):
+            run(monkeypatch, "--model", str(model), "the cat")
 
 
 @pytest.mark.parametrize("arguments", [("--top-k", "0", "x"), ("--seed", "1", "x"), ("--nonsense",)])

@@ -154,3 +154,13 @@ def test_embed_without_what_it_needs_ends_with_status_two(
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, embed, "--model", "m", *arguments)
     assert stopped.value.code == 2
+
+
+def test_a_model_without_a_head_for_pairs_is_called_as_the_user_did(
+    tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "config.json").write_text('{"model_type": "modernbert"}')
+    monkeypatch.setattr("trainer.inference.pulled_model.hugging_face_folder", lambda *given: tmp_path / "exported")
+    with pytest.raises(UsageError, match="^runs/tiny is ", check=coded("no-pair-head")):
+        run(monkeypatch, next_sentence, "--model", "runs/tiny", "A cat.", "It ran.")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UsageError
-from launch.options import check_new_file
+from launch.options import check_new_file, command_parser
 from tests.support.error_codes import coded
 
 
@@ -20,3 +20,29 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path: P
         check_new_file(Path("/proc/out.csv"), "--output")
     check_new_file(tmp_path / "out.csv", "--output")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["--color", "red"], ["--color", "red", "blue"]),
+        (["--nothing"], ["--nothing"]),
+        ([], ["--count"]),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_with_status_two(
+    words: list[str], values: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = command_parser("draw.py", "Draw.")
+    parser.add_argument("--color", choices=("blue", "green"))
+    parser.add_argument("--count", required=not words)
+    with pytest.raises(SystemExit) as stopped:
+        parser.parse_args(words)
+    out, err = capsys.readouterr()
+    assert (
+        stopped.value.code == 2
+        and not out
+        and err.count("\n") == 1
+        and not [each for each in values if each not in err]
+    )
+    assert err.startswith("error: ") and err.endswith("Fix: see `draw.py --help`. [usage]\n")

@@ -208,3 +208,62 @@ def test_fine_tuning_from_python_gives_a_model_and_its_scores(tiny_hugging_face:
         trainer.finetune(
             tiny_hugging_face, tmp_path / "examples.tsv", output=tmp_path / "fitted", num_seeds=1, is_tracked=False
         )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "names"),
+    [
+        ({"task": "classify"}, "unknown-task", ["task='classify'", "token_classification"]),
+        ({"task": "pair_classification"}, "missing-pair-column", ["task=pair_classification", "with pair_column="]),
+        ({"seeds": 0}, "count-too-small", ["seeds=0"]),
+        ({"compare": "full,half"}, "unknown-variant", ["full,half"]),
+        ({"variants": "full,half"}, "unknown-variant", ["full,half"]),
+        ({"max_length": 1}, "max-length-too-small", ["max_length=1"]),
+        ({"alias": "best"}, "alias-without-name", ["alias='best'", "register=NAME"]),
+        ({"label_column": "klass"}, "unknown-column", ["'klass'", "with label_column="]),
+    ],
+)
+def test_errors_of_fine_tuning_from_python_name_its_parameters(
+    arguments: dict[str, object], code: str, names: list[str], tiny_hugging_face: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "examples.tsv").write_text("text\tlabel\na cat\t1\na dog\t0\n")
+    with pytest.raises(UsageError, check=coded(code)) as raised:
+        trainer.finetune(
+            tiny_hugging_face,
+            tmp_path / "examples.tsv",
+            output=tmp_path / "fitted",
+            is_tracked=False,
+            **arguments,  # type: ignore[arg-type]
+        )
+    assert not [name for name in names if name not in str(raised.value)] and "--" not in str(raised.value)
+
+
+def test_the_names_of_the_options_are_parameters_too(tiny_hugging_face: Path, tmp_path: Path) -> None:
+    rows = [f"{'cat' if number % 2 else 'dog'} sat on the mat\t{number % 2}" for number in range(40)]
+    (tmp_path / "examples.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    result = trainer.finetune(
+        tiny_hugging_face,
+        tmp_path / "examples.tsv",
+        output=tmp_path / "fitted",
+        compare="frozen,full",
+        seeds=1,
+        epochs=1,
+        learning_rates=[1e-2],
+        is_tracked=False,
+    )
+    assert set(result.scores) == {"frozen", "full"} and {len(each.fits) for each in result.results} == {1}
+
+
+def test_an_unknown_model_is_answered_with_what_is_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "tiny" / "checkpoints" / "step-00000030").mkdir(parents=True)
+    for model, near in (
+        ("runs/tinny", "did you mean runs/tiny?"),
+        ("runs/tiny/checkpoints/step-00000031", "step-00000030"),
+        ("model:/english@champion", "did you mean models:/english@champion?"),
+        ("models://english@champion", "models:/NAME@ALIAS"),
+        ("nothing/like/it", "a checkpoint"),
+    ):
+        with pytest.raises(UsageError, check=coded("unknown-model", "invalid-model-address")) as raised:
+            FillMask(model)
+        assert near in str(raised.value)

@@ -20,12 +20,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 BATCH_TOKENS = 16_384
 """Tokens of the masked copies that are scored at once."""
 NUM_RESAMPLES = 10_000
+FEWEST_PAIRS = 30
+"""A bootstrap interval of fewer pairs says little, and of one that is always right it has no width."""
 _SHOWN_CHARACTERS = 60
 
 
@@ -71,20 +73,20 @@ def read_minimal_pairs(path: str | Path) -> list[MinimalPair]:
     `field` its field.
 
     Raises:
-        UserError: there is no such file, or a line is not a pair.
+        UsageError: there is no such file, or a line is not a pair.
     """
     path = Path(path)
     files = sorted(each for each in path.iterdir() if each.name.endswith(SUFFIXES)) if path.is_dir() else [path]
     if not files or not path.exists():
         what = "has no .jsonl or .jsonl.gz file" if path.is_dir() else "does not exist"
-        raise UserError(
+        raise UsageError(
             f"{path} {what}",
             fix="give a directory with files of minimal pairs, as BLiMP publishes them",
             code="no-minimal-pairs",
         )
     pairs = [pair for file in files for pair in _read_file(file)]
     if not pairs:
-        raise UserError(
+        raise UsageError(
             f"{path} has no minimal pair",
             fix="give a directory whose files have one pair per line",
             code="no-minimal-pairs",
@@ -97,7 +99,7 @@ def _read_file(file: Path) -> Iterator[MinimalPair]:
     try:
         data = gzip.decompress(file.read_bytes()) if file.name.endswith(".gz") else file.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(
+        raise UsageError(
             f"{file} cannot be read ({error})",
             fix="copy the file again",
             code="unreadable-file",
@@ -111,13 +113,13 @@ def _read_pair(line: bytes, name: str, where: str) -> MinimalPair:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(
+        raise UsageError(
             f"{where}: not valid JSON ({error})",
             fix="write one object per line",
             code="invalid-minimal-pair",
         ) from None
     if not isinstance(values, dict):
-        raise UserError(
+        raise UsageError(
             f"{where}: not a JSON object ({str(values)[:_SHOWN_CHARACTERS]})",
             fix="write one object per line",
             code="invalid-minimal-pair",
@@ -125,7 +127,7 @@ def _read_pair(line: bytes, name: str, where: str) -> MinimalPair:
     for key in ("sentence_good", "sentence_bad"):
         if not isinstance(values.get(key), str) or not values[key].strip():
             given = repr(values[key])[:_SHOWN_CHARACTERS] if key in values else "missing"
-            raise UserError(
+            raise UsageError(
                 f"{where}: {key} must be a sentence ({given})",
                 fix="give a text that is not empty",
                 code="invalid-minimal-pair",
@@ -272,6 +274,10 @@ def report_lines(report: Report) -> Iterator[str]:
             yield f"{name:<{width}}  {each.num_pairs:>7,}  {share:>7.2f}  {interval:>12}  {each.num_ties:>5,}"
         if group:
             yield ""
+    if any(
+        each.num_pairs < FEWEST_PAIRS for each in (report.overall, *report.fields.values(), *report.paradigms.values())
+    ):
+        yield f"The intervals of rows with fewer than {FEWEST_PAIRS} pairs are not meaningful."
 
 
 def as_json(pairs: Sequence[MinimalPair], scores: np.ndarray, report: Report) -> dict[str, Any]:

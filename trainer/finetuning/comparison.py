@@ -82,7 +82,10 @@ def failure_lines(one: Fit, data: TaskData, count: int) -> Iterator[str]:
         range(len(scores)), key=lambda number: (sign * scores[number], -(one.predictions[number].probability or 0.0))
     )
     worst = [number for number in order if sign < 0 or scores[number] < 1.0][:count]
-    yield f"largest errors of {one.variant} (seed {one.seed}):" if worst else f"{one.variant} makes no errors"
+    what = {"error": "largest errors", "accuracy": "most confident wrong predictions"}.get(
+        task.example_score, "worst predictions"
+    )
+    yield f"{what} of {one.variant} (seed {one.seed}):" if worst else f"{one.variant} makes no errors"
     for number in worst:
         guess = one.predictions[number]
         sure = f" ({guess.probability:.2f})" if guess.probability is not None else ""

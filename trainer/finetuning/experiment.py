@@ -130,12 +130,12 @@ def prepare(
     preprocessor = Preprocessor.load(encoder)
     if max_length is not None and max_length > preprocessor.max_length:
         raise UsageError(
-            f"--max-length {max_length} exceeds the {preprocessor.max_length} tokens that the model takes",
+            f"--max-length {max_length} exceeds the {preprocessor.max_length} tokens of the model's pretraining length",
             fix=f"give at most {preprocessor.max_length}, or leave it out",
             code="max-length-too-large",
         )
     if max_length is not None:
-        preprocessor = replace(preprocessor, max_length=max_length)
+        preprocessor = replace(preprocessor, max_length=max_length, is_shortened=max_length < preprocessor.max_length)
     data = replace(encode_task(found, examples, preprocessor), num_swallowing=count_swallowing(files, examples))
     hidden_size = load_config(encoder).hidden_size
     asked = tuple(dict.fromkeys(learning_rates))

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -17,9 +19,9 @@ from data_prep.storage import storage
 from trainer.config.registry_names import check_names
 from trainer.config.run_settings import TrackingSettings
 from trainer.finetuning.examples import Columns
-from trainer.finetuning.labeled_tables import check_readable
+from trainer.finetuning.labeled_tables import check_columns, check_readable
 from trainer.finetuning.task_data import Files, task_of_columns
-from trainer.finetuning.tasks import TaskName, choosing_metric
+from trainer.finetuning.tasks import TASK_NAMES, TaskName, choosing_metric
 from trainer.inference.pretrained import SHORTEST
 from trainer.inference.pulled_model import check_model_name, hugging_face_folder, is_address
 from trainer.tracking.mlflow_server import resolve_tracking_uri
@@ -90,8 +92,10 @@ def finetune(
     label_column: str = "label",
     quoting: bool = True,
     output: str | Path = "fitted",
-    variants: Sequence[Variant] = ("full",),
+    variants: Sequence[Variant] | str = ("full",),
     num_seeds: int = 3,
+    compare: Sequence[Variant] | str | None = None,
+    seeds: int | None = None,
     learning_rates: Sequence[float] = (),
     epochs: int = 3,
     batch_size: int = 32,
@@ -115,8 +119,11 @@ def finetune(
         test: the data the reported scores are computed on (without it and with `valid`: the valid data).
         quoting: whether quotation marks of tsv and csv enclose cells, or are plain characters.
         output: new directory for model, report, scores and curves.
+        task: one of `classification`, `pair_classification`, `regression`, `token_classification` and
+            `question_answering`.
         variants: `full` (encoder and head), `frozen` (the head alone), `scratch` (both from random weights).
         num_seeds: fits per variant; the first one tries every learning rate, the others take the best.
+        compare, seeds: other names of `variants` and `num_seeds`, as the command's options are called.
         learning_rates: default: three around a usual one for the size of the encoder.
         batch_size: examples per step.
         early_stopping: epochs without a better valid score before a fit ends; default: never.
@@ -135,8 +142,8 @@ def finetune(
         files=Files(Path(train), _path(valid), _path(test), quoting),
         columns=Columns(text_column, pair_column, label_column),
         output=Path(output),
-        variants=tuple(variants),
-        num_seeds=num_seeds,
+        variants=_names(compare or variants),
+        num_seeds=num_seeds if seeds is None else seeds,
         epochs=epochs,
         batch_size=batch_size,
         early_stopping=early_stopping,
@@ -151,8 +158,9 @@ def finetune(
         alias=alias,
     )
     log = log or (lambda text: None)
-    check_settings(settings)
-    return fit_experiment(settings, prepare_experiment(settings, log), log)
+    with _options_as_parameters():
+        check_settings(settings)
+        return fit_experiment(settings, prepare_experiment(settings, log), log)
 
 
 def check_settings(settings: FinetuneSettings) -> None:
@@ -161,6 +169,10 @@ def check_settings(settings: FinetuneSettings) -> None:
     Raises:
         UserError: one of them is wrong.
     """
+    if settings.task not in TASK_NAMES:
+        raise UsageError(
+            f"--task {settings.task!r} is unknown", fix=f"give one of {', '.join(TASK_NAMES)}", code="unknown-task"
+        )
     counts = {"seeds": settings.num_seeds, "epochs": settings.epochs, "batch-size": settings.batch_size}
     for name, value in {**counts, "early-stopping": settings.early_stopping}.items():
         if value is not None and value < 1:
@@ -187,7 +199,7 @@ def check_settings(settings: FinetuneSettings) -> None:
         )
     if settings.alias and not settings.register:
         raise UsageError(
-            f"--alias {settings.alias} is given without a name to register",
+            f"--alias {settings.alias!r} is given without a name to register",
             fix="give --register NAME as well",
             code="alias-without-name",
         )
@@ -199,6 +211,10 @@ def check_settings(settings: FinetuneSettings) -> None:
     if settings.is_tracked:
         tracking_settings(settings)
     check_model_name(settings.model)
+    columns = settings.columns
+    named = {"--text-column": columns.text, "--pair-column": columns.pair, "--label-column": columns.label}
+    for path in settings.files.given.values():
+        check_columns(path, named, settings.files.quoting)
 
 
 def prepare_experiment(settings: FinetuneSettings, log: Callable[[str], None]) -> Experiment:
@@ -389,6 +405,36 @@ def _server_option(settings: FinetuneSettings) -> str:
     """The option that names the MLflow server, as in a command to print."""
     uri = settings.tracking_uri
     return f" --tracking-uri {quote(storage.hide_secrets(uri))}" if uri else ""
+
+
+@contextmanager
+def _options_as_parameters() -> Iterator[None]:
+    """Name the parameters of `finetune` in errors, where the command names its options; commands in backticks stay."""
+    try:
+        yield
+    except UserError as error:
+        error.problem, error.fix = _with_parameters(error.problem), _with_parameters(error.fix)
+        error.args = (f"{error.problem.rstrip('. ')}. Fix: {error.fix.rstrip('. ')}." if error.fix else error.problem,)
+        raise
+
+
+def _with_parameters(text: str) -> str:
+    """`--label-column X` becomes `label_column=X`, `--pair-column` becomes `pair_column=`."""
+
+    def parameter(match: re.Match[str]) -> str:
+        name = match[1].replace("-", "_")
+        return {"no_quoting": "quoting=False", "no_tracking": "is_tracked=False"}.get(name, f"{name}=")
+
+    parts = text.split("`")
+    parts[::2] = [
+        re.sub(r"--([a-z]+(?:-[a-z]+)*)(?: (?=[\d'\[A-Z])|(?<=--task) )?", parameter, part) for part in parts[::2]
+    ]
+    return "`".join(parts)
+
+
+def _names(names: Sequence[Variant] | str) -> tuple[Variant, ...]:
+    """Variants as a tuple; a string names several with commas between them."""
+    return tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names)  # type: ignore[misc]
 
 
 def _path(path: str | Path | None) -> Path | None:

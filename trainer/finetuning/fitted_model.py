@@ -25,7 +25,7 @@ from trainer.finetuning.task_data import make_task
 from trainer.finetuning.tasks import Prediction, Task, TaskName
 from trainer.inference.batches import Collator
 from trainer.inference.export_origin import PROVENANCE_FILE, read_provenance
-from trainer.inference.model_folder import FINETUNE_FILE, read_json
+from trainer.inference.model_folder import FINETUNE_FILE, not_fine_tuned, read_json
 from trainer.inference.pretrained import SHORTEST, Preprocessor, load_config, load_pretrained
 from trainer.model.quiet_transformers import quiet_transformers
 
@@ -132,11 +132,8 @@ class FittedModel:
         task = make_task(name, [str(text) for _, text in sorted(config.id2label.items())])
         model, missing = load_pretrained(task.auto_class, folder, f"a model for {name}")
         if missing:
-            raise UserError(
-                f"{folder} lacks the weights {', '.join(sorted(missing)[:3])}, so it was not fine-tuned for {name}",
-                fix="give a directory that launch/finetune.py wrote",
-                code="not-fine-tuned",
-            )
+            lacking = ", ".join(sorted(missing)[:3])
+            raise not_fine_tuned(f"{folder} lacks the weights {lacking}, so it was not fine-tuned for {name}")
         preprocessor = Preprocessor.load(folder)
         if facts is None:
             return cls(model, task, preprocessor, None)
@@ -160,11 +157,7 @@ def _task_of(config: PreTrainedConfig, folder: Path) -> str:
         return "token_classification"
     if architecture.endswith("ForQuestionAnswering"):
         return "question_answering"
-    raise UserError(
-        f"{folder} is of class {architecture}, which was not fine-tuned for a task",
-        fix="give a directory that launch/finetune.py wrote",
-        code="not-fine-tuned",
-    )
+    raise not_fine_tuned(f"{folder} is of class {architecture}, which was not fine-tuned for a task")
 
 
 def _card(facts: FitFacts) -> str:

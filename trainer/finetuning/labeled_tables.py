@@ -8,7 +8,7 @@ import json
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,20 @@ def check_readable(path: Path) -> None:
     check_suffix(path)
     if not path.exists():
         raise UserError(f"{path} does not exist", fix="give the path of a table", code="missing-file")
+
+
+def check_columns(path: Path, names: Mapping[str, Any], quoting: bool = True) -> None:
+    """Check that a table has columns, given by the options that name them; a column that is not named is left out.
+
+    Raises:
+        UsageError: a column is missing.
+        UserError: the table cannot be read, or has several columns of a name.
+    """
+    named = {option: name for option, name in names.items() if isinstance(name, str)}
+    if named:
+        table = read_table(path, quoting)
+        for option, name in named.items():
+            column(table, name, path, option)
 
 
 def check_suffix(path: Path) -> None:

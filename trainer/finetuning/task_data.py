@@ -209,9 +209,12 @@ def data_lines(data: TaskData) -> Iterator[str]:
         yield f"{name:<6}{len(part.examples):>9,} examples  {_classes(part.examples.labels or [])}"
     num_truncated = sum(part.encoded.num_truncated for part in data.parts.values())
     if num_truncated:
-        how = "read in windows of" if isinstance(data.task, AnswerTask) else "truncated to"
-        long = counted(num_truncated, "text")
-        yield f"{long} longer than the model accepts, {how} {data.preprocessor.max_length} tokens"
+        how = "read in windows of this length" if isinstance(data.task, AnswerTask) else "truncated"
+        long, most = counted(num_truncated, "text"), f"{data.preprocessor.max_length:,} tokens"
+        if data.preprocessor.is_shortened:
+            yield f"{long} longer than the {most} of --max-length, {how}; a larger --max-length keeps more"
+        else:
+            yield f"{long} longer than the model's pretraining length of {most}, {how}"
     if data.num_swallowing:
         yield (
             f"warning: {counted(data.num_swallowing, 'text')} with tabs and line breaks: an unpaired quotation mark "

@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from trainer.finetuning.scores import classification_scores, regression_scores, 
 from trainer.inference.pretrained import Preprocessor, Row
 
 TaskName = Literal["classification", "pair_classification", "regression", "token_classification", "question_answering"]
+TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 IGNORED = -100
 """Label of a position that counts for nothing in transformers' losses."""
 OUTSIDE = "O"

@@ -21,6 +21,7 @@ from trainer.inference.batches import Collator
 from trainer.inference.fill_mask import BYTE_LEVEL_SPACE, WORDPIECE_CONTINUATION, word_start_of
 from trainer.inference.pretrained import (
     Preprocessor,
+    checked_texts,
     load_pretrained,
     load_text_tokenizer,
     max_length,
@@ -56,6 +57,7 @@ class Embedder:
 
         embedder = Embedder("models:/english@champion")
         embedder(["A cat.", "A dog."])  # float32 (2, hidden_size)
+        embedder("A cat.")  # float32 (hidden_size,)
 
     Args:
         model: a run's output directory or a checkpoint (exported to a temporary directory first), an exported or other
@@ -92,8 +94,17 @@ class Embedder:
         """
         return cls(*_load_encoder(folder))
 
-    def __call__(self, texts: Sequence[str], pooling: Pooling = "mean") -> np.ndarray:
-        """Return vectors (num_texts, hidden_size) float32; a text that the model cannot take whole is truncated."""
+    def __call__(self, texts: str | Sequence[str], pooling: Pooling = "mean") -> np.ndarray:
+        """Return vectors (num_texts, hidden_size) float32, or the vector (hidden_size,) of a single string.
+
+        A text that is longer than the model's maximum length is truncated.
+
+        Raises:
+            UsageError: `texts` is neither a string nor a list of strings.
+        """
+        if isinstance(texts, str):
+            vector: np.ndarray = self.embed([texts], pooling).vectors[0]
+            return vector
         return self.embed(texts, pooling).vectors
 
     def embed(
@@ -102,8 +113,9 @@ class Embedder:
         """One vector for each text. `layer` 0 is the embeddings, then the layers; -1 is the last.
 
         Raises:
-            UsageError: the model has no such layer.
+            UsageError: the model has no such layer, or `texts` is not a list of strings.
         """
+        texts = checked_texts(texts)
         self._check_layer(layer)
         rows, lengths = self._preprocessor.rows(texts)
         vectors = np.zeros((len(texts), self.model.config.hidden_size), np.float32)
@@ -120,7 +132,7 @@ class Embedder:
         words = {number: text for number, piece in pieces if (text := self._as_word(piece)) is not None}
         ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
         if not ids:
-            raise UsageError(f"--neighbors {word!r} has no tokens", fix="give a word", code="empty-text")
+            raise UsageError(f"the word {word!r} has no tokens", fix="give a word", code="empty-text")
         found = _nearest(table[ids].mean(axis=0), list(words.values()), table[list(words)], word, top_k)
         return found
 
@@ -186,7 +198,7 @@ class Embedder:
     def _check_layer(self, layer: int) -> None:
         if not -self.num_layers - 1 <= layer <= self.num_layers:
             raise UsageError(
-                f"--layer {layer} does not exist in a model of {self.num_layers} layers",
+                f"layer {layer} does not exist in a model of {self.num_layers} layers",
                 fix=f"give a layer from 1 to {self.num_layers}, 0 for the embeddings, or -1 for the last layer",
                 code="unknown-layer",
             )

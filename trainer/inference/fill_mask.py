@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 import regex
 
 from data_prep.base.errors import UsageError, UserError
-from trainer.inference.pretrained import load_pretrained, load_tokenizer, max_length, refuse_random_weights
+from trainer.inference.pretrained import (
+    checked_texts,
+    load_pretrained,
+    load_tokenizer,
+    max_length,
+    refuse_random_weights,
+)
 from trainer.model.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:
@@ -76,6 +82,7 @@ class FillMask:
 
         fill_mask = FillMask("models:/english@champion")
         fill_mask("Paris is the [MASK] of France.")[0]  # the candidates of the first mask, likeliest first
+        fill_mask(["The [MASK] sat.", "A [MASK] ran."])[1][0]  # those of the second text
 
     Args:
         model: a run's output directory, a checkpoint, an exported or other Hugging Face directory,
@@ -120,13 +127,21 @@ class FillMask:
         """
         return cls(*_load_masked_model(folder))
 
-    def __call__(self, text: str, top_k: int = 5) -> tuple[tuple[Candidate, ...], ...]:
-        """Return the `top_k` candidates of each mask of `text`, likeliest first.
+    @overload
+    def __call__(self, text: str, top_k: int = 5) -> tuple[tuple[Candidate, ...], ...]: ...
+    @overload
+    def __call__(
+        self, text: list[str] | tuple[str, ...], top_k: int = 5
+    ) -> list[tuple[tuple[Candidate, ...], ...]]: ...
+    def __call__(self, text: str | Sequence[str], top_k: int = 5) -> Any:
+        """Return the `top_k` candidates of each mask of `text`, likeliest first; for a list of texts, a list of these.
 
         Raises:
-            UsageError: there is no mask in the text.
+            UsageError: a text has no mask, or `text` is neither a string nor a list of strings.
         """
-        return self.predict(text, top_k).masks
+        if isinstance(text, str):
+            return self.predict(text, top_k).masks
+        return [self.predict(each, top_k).masks for each in checked_texts(text)]
 
     @property
     def mask_token(self) -> str:
@@ -141,6 +156,7 @@ class FillMask:
         """
         import torch
 
+        (text,) = checked_texts([text])
         text = text if self.mask_token == MASK_TOKEN else text.replace(MASK_TOKEN, self.mask_token)
         with quiet_transformers():  # it warns of every text that is longer than the model takes
             body, full = self._ids(text, add_special_tokens=False), self._ids(text)

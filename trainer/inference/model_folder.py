@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 
 FINETUNE_FILE = "finetune.json"  # of fitted models alone
 CARD_FILE = "README.md"
 CONFIG_FILES = ("config.json", "tokenizer_config.json")
 INDEX_SUFFIX = ".safetensors.index.json"
+FITTED_CLASSES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".msgpack", ".h5", ".pyd")
 
 
@@ -55,6 +56,22 @@ def check_model_folder(folder: Path, strict: bool = False, name: str | None = No
             fix="remove these files; the weights as .safetensors are enough",
             code="code-in-model",
         )
+
+
+def check_fine_tuned(folder: Path, name: str | None = None) -> None:
+    """Refuse a model whose config.json names another class than those of fine-tuned models, before it is loaded.
+
+    Raises:
+        UsageError: it is an encoder; `name` is what the user called the folder.
+    """
+    classes = read_config(folder).get("architectures")
+    first = classes[0] if isinstance(classes, list) and classes else None
+    if isinstance(first, str) and not first.endswith(FITTED_CLASSES) and not (folder / FINETUNE_FILE).is_file():
+        raise not_fine_tuned(f"{name or folder} is of class {first}, which was not fine-tuned for a task")
+
+
+def not_fine_tuned(problem: str) -> UsageError:
+    return UsageError(problem, fix="give a directory that launch/finetune.py wrote", code="not-fine-tuned")
 
 
 def _check_weight_names(folder: Path, name: str) -> None:
@@ -106,6 +123,13 @@ def read_card(folder: Path) -> str:
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json; empty where there is none."""
     return read_json(folder / "config.json")
+
+
+def named_mask_token(folder: Path) -> str | None:
+    """The mask token that tokenizer_config.json names; None where it names none."""
+    token = read_json(folder / "tokenizer_config.json").get("mask_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) and token else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UsageError
 from data_prep.base.settings import read_yaml
 from trainer.inference.batches import Collator
 from trainer.inference.pretrained import Preprocessor, load_config, load_pretrained, load_text_tokenizer, max_length
@@ -45,11 +45,12 @@ class NextSentence:
         self.labels = labels
 
     @classmethod
-    def load(cls, folder: Path) -> NextSentence:
-        """Load a Hugging Face folder.
+    def load(cls, folder: Path, name: str | None = None) -> NextSentence:
+        """Load a Hugging Face folder; errors about its head call it `name`, by default its path.
 
         Raises:
-            UserError: the folder is no such model, or holds no trained head for pairs.
+            UserError: the folder is no such model.
+            UsageError: it holds no trained head for pairs.
         """
         remedy = (
             "give a model that was pretrained with data.sentence_pairs, or fine-tune this one on labeled pairs with "
@@ -60,16 +61,16 @@ class NextSentence:
 
         if type(config) not in WITH_HEAD:
             family = config.model_type
-            raise UserError(
-                f"{folder} is a {family} model, a family without a head for sentence pairs",
+            raise UsageError(
+                f"{name or folder} is a {family} model, a family without a head for sentence pairs",
                 fix=remedy,
                 code="no-pair-head",
             )
         model, missing = load_pretrained("AutoModelForNextSentencePrediction", folder, "a next-sentence model")
         untrained = sorted(name for name in missing if "seq_relationship" in name or "pooler" in name)
         if untrained:
-            raise UserError(
-                f"{folder} has no head for sentence pairs ({', '.join(untrained)} missing)",
+            raise UsageError(
+                f"{name or folder} has no head for sentence pairs ({', '.join(untrained)} missing)",
                 fix=remedy,
                 code="no-pair-head",
             )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from trainer.inference.model_folder import read_config
 from trainer.model.quiet_transformers import quiet_transformers
 
@@ -185,6 +185,8 @@ class Preprocessor:
     tokenizer: PreTrainedTokenizerBase
     max_length: int
     has_token_types: bool
+    is_shortened: bool = False
+    """Whether `max_length` is less than the model takes."""
 
     @classmethod
     def load(cls, folder: Path) -> Preprocessor:
@@ -214,6 +216,25 @@ class Preprocessor:
                 cut = {"truncation": "longest_first", "max_length": self.max_length}
                 encoded = self.tokenizer(*given, **cut, **options)
         return [{name: encoded[name][index] for name in encoded} for index in range(len(texts))], lengths
+
+
+def checked_texts(texts: Any) -> list[str]:
+    """Return several texts as a list.
+
+    Raises:
+        UsageError: they are not a list of strings; a single string would be read character by character.
+    """
+    is_several = isinstance(texts, Iterable) and not isinstance(texts, str | bytes | dict)
+    found: list[Any] = list(texts) if is_several else [texts]
+    wrong = [text for text in found if not is_several or not isinstance(text, str)]
+    if wrong:
+        given = wrong[0]
+        raise UsageError(
+            f"{given!r:.80} ({type(given).__name__}) is not a text or a list of texts",
+            fix="give a string, or a list of strings",
+            code="not-a-text",
+        )
+    return found
 
 
 def _check_numbers(config: Any, folder: Path) -> None:

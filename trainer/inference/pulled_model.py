@@ -6,6 +6,7 @@ A registered version becomes a Hugging Face folder again and is checked on the w
 from __future__ import annotations
 
 import atexit
+import difflib
 import shutil
 import tempfile
 from pathlib import Path
@@ -88,11 +89,29 @@ def check_model_name(model: str | Path) -> None:
         check_address(str(model))
     elif not Path(model).is_dir() and hub_name(str(model)) is None:
         is_file = Path(model).exists()
+        problem = f"{model} is a file, not the directory of a model" if is_file else f"{model} does not exist"
         raise UsageError(
-            f"{model} is a file, not the directory of a model" if is_file else f"{model} does not exist",
-            fix=f"give a run's output_dir, an exported directory, {ADDRESSES}, or a name on the Hugging Face Hub",
+            f"{problem}{_near(str(model))}",
+            fix=f"give a run's output_dir, a checkpoint, an exported directory, {ADDRESSES}, or a name on the Hugging "
+            "Face Hub",
             code="unknown-model",
         )
+
+
+def _near(model: str) -> str:
+    """What the user may have meant: an address, a checkpoint of the run, or a directory with a similar name."""
+    scheme = regex.match(r"(model|run)s?:/*", model)
+    if scheme is not None:
+        return f" (did you mean {scheme[1]}s:/{model[scheme.end() :]}?)"
+    path = Path(model)
+    try:
+        there = sorted(each.name for each in path.parent.iterdir() if each.is_dir())
+    except (OSError, ValueError):
+        return ""
+    if path.parent.name == "checkpoints":
+        return f"; the checkpoints there: {', '.join(there) or 'none'}"
+    names = difflib.get_close_matches(path.name, there, n=3)
+    return f" (did you mean {' or '.join(str(path.parent / name) for name in names)}?)" if names else ""
 
 
 def is_checkpoint(model: str | Path) -> bool:
@@ -156,7 +175,7 @@ def find_model(client: MlflowClient, model_uri: str) -> tuple[str, str | None]:
             raise
         raise UserError(
             f"{model_uri} does not exist; {_what_there_is(client, name)}",
-            fix="give a model that exists, or set --tracking-uri to the server that has it",
+            fix="give a model that exists, or set --tracking-uri (in Python tracking_uri=) to the server that has it",
             code="unknown-model",
         ) from None
     return f"models:/{name}/{version.version}", version.tags.get(DIGEST_TAG)
@@ -165,7 +184,9 @@ def find_model(client: MlflowClient, model_uri: str) -> tuple[str, str | None]:
 def _what_there_is(client: MlflowClient, name: str | None) -> str:
     known = {item.name: item for item in client.search_registered_models(max_results=100)}
     if name not in known:
-        return f"registered models there: {', '.join(sorted(known)) or 'none'}"
+        near = difflib.get_close_matches(name or "", known, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        return f"{meant}registered models there: {', '.join(sorted(known)) or 'none'}"
     versions = sorted(int(item.version) for item in client.search_model_versions(f"name='{name}'"))
     aliases = ", ".join(f"{alias} (version {number})" for alias, number in sorted(known[name].aliases.items()))
     return f"{name} has the aliases {aliases or 'none'} and the versions {', '.join(map(str, versions)) or 'none'}"

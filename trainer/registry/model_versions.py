@@ -84,7 +84,7 @@ def list_model_versions(name: str | None, tracking_uri: str | None = None) -> li
 
 
 def trained_on(versions: Sequence[ModelVersion], digest: str) -> list[ModelVersion]:
-    """The versions that saw the data of this manifest digest (or its beginning), or data that grew from it.
+    """The versions that saw the data of this manifest digest (or its beginning), or data made from it.
 
     Raises:
         UsageError: the beginning is too short to mean one data set.

@@ -148,6 +148,20 @@ def test_rows_swallowed_by_a_quotation_mark_are_warned_of(tmp_path: Path, prepro
     assert count_swallowing(Files(path, quoting=False), parts) == 0 == count_swallowing(Files(Path("a.csv")), parts)
 
 
+def test_long_texts_are_counted_with_the_length_and_where_it_comes_from(
+    tmp_path: Path, preprocessor: Preprocessor
+) -> None:
+    path = write(tmp_path, *many("0", "1"), "the cat " * 60 + ",1")
+    task, parts = read_task("classification", Files(path), COLUMNS, 0)
+    for used, length, option in ((preprocessor, 32, False), (shortened(preprocessor), 16, True)):
+        (line,) = [line for line in data_lines(encode_task(task, parts, used)) if "longer than" in line]
+        assert line.startswith("1 text ") and f" {length} tokens" in line and ("--max-length" in line) == option
+
+
+def shortened(preprocessor: Preprocessor) -> Preprocessor:
+    return replace(preprocessor, max_length=16, is_shortened=True)
+
+
 def test_labels_that_training_lacks_are_named(tmp_path: Path) -> None:
     files = Files(write(tmp_path, *many("0", "1")), valid=write(tmp_path, *many("0", "2"), name="valid.csv"))
     with pytest.raises(UserError, match="valid.csv .*: 2;", check=coded("unknown-label")):

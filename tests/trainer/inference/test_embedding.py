@@ -85,3 +85,13 @@ def test_neighbors_are_found_behind_ids_without_a_piece(
 ) -> None:
     found = Embedder(embedder.model, tokenizer_with_holes).static_neighbors("cat", 30)
     assert "dog" in {neighbor.word for neighbor in found}
+
+
+def test_a_single_string_gives_one_vector_and_other_values_are_refused(embedder: Embedder) -> None:
+    assert np.array_equal(embedder("dog ran"), embedder(["dog ran"])[0]) and embedder("dog ran").shape == (16,)
+    assert embedder([]).shape == (0, 16) and embedder(np.array(["dog", "cat"])).shape == (2, 16)
+    for wrong in (7, None, [7], ["dog", None], b"dog", {"dog": 1}):
+        with pytest.raises(UsageError, check=coded("not-a-text")):
+            embedder(wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="'dog ran'", check=coded("not-a-text")):
+        embedder.embed("dog ran")

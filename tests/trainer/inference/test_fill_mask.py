@@ -231,3 +231,13 @@ def test_ids_without_a_piece_are_no_candidates_and_those_behind_them_are(
     (candidates,) = FillMask(model.model, tokenizer_with_holes).predict("the [MASK]", top_k=1000).masks
     found = sorted(candidate.token_id for candidate in candidates)
     assert found == sorted(set(vocabulary.values()) - set(range(5))) and found[-1] == vocabulary["▁dog"] > len(found)
+
+
+def test_a_list_of_texts_gives_a_list_and_other_values_are_refused(model: FillMask) -> None:
+    texts = ["the [MASK] sat", "a [MASK] ran to [MASK]"]
+    assert model(texts, top_k=2) == [model(text, top_k=2) for text in texts] and model([]) == []
+    for wrong in (7, None, [7], [texts], b"a [MASK]"):
+        with pytest.raises(UsageError, check=coded("not-a-text")):
+            model(wrong)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, check=coded("not-a-text")):
+        model.predict(texts)  # type: ignore[arg-type]
