@@ -29,8 +29,8 @@ NUM_STEPS=6
 MODEL_NAME=clozeworks-demo
 MODEL_ALIAS=demo
 VOCAB_SIZE=8192 # that of configs/small_cpu.yaml
-SHORT=(training.max_steps=2400 training.global_batch_tokens=2048 training.micro_batch_tokens=1024
-    evaluation.every_steps=600 checkpoint.every_steps=600)
+SHORT=(training.max_steps=2000 training.global_batch_tokens=2048 training.micro_batch_tokens=1024
+    evaluation.every_steps=500 checkpoint.every_steps=500)
 
 child=
 step_number=0
