@@ -225,7 +225,7 @@ def _with_tokenizer(shards: Path, other: Path, refused: Callable[..., str]) -> s
     required="refused at start from the manifest, never a device-side assert",
 )
 def test_row_20_token_ids_beyond_the_models_vocabulary(shards: Path, refused: Callable[..., str]) -> None:
-    assert "model.vocab_size=700 is less than the 800 pieces" in refused(shards, "model.vocab_size=700")
+    assert "model.vocab_size=700 is less than the 800 tokens" in refused(shards, "model.vocab_size=700")
 
 
 @pytest.mark.slow

@@ -457,7 +457,7 @@ def test_row_08_a_vocabulary_that_the_corpus_cannot_give(command: Command, small
     for size, problem in ((100_000, "is too large"), (270, "is too small")):
         output = tmp_path / "out"
         assert command("tokenizer", "--input", small_corpus, "--output", output, "--vocab-size", size) == 2
-        said.append(re.search(rf"vocab_size={size} {problem} .* from (\d+) to (\d+) pieces", command.errors))
+        said.append(re.search(rf"vocab_size={size} {problem} .* from (\d+) to (\d+) tokens", command.errors))
         assert not output.exists()
     smallest, largest = said[0].groups()
     assert said[1].groups() == (smallest, largest)

@@ -179,7 +179,7 @@ def test_row_51_a_run_that_saves_nothing_stops_at_its_second_failed_save(trainin
     output = plain_ranks.run(run, 1, *short, "checkpoint.on_failed_save=continue", trouble=full, status=1)
     assert output.count("WAS NOT SAVED") == 2 and "Traceback" not in output
     last = output.strip().splitlines()[-1]
-    assert last.startswith("error: the checkpoint of step 4 was not saved") and "neither was any before it" in last
+    assert last.startswith("error: the checkpoint of step 4 was not saved") and "nor was any before it" in last
     assert run.last_logged_step() == 4
     status = read_status(run.output_dir)
     assert status is not None and (status["state"], status["step"]) == ("failed", 4)

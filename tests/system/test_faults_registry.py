@@ -128,7 +128,7 @@ def test_row_33_a_registry_that_refuses_is_told(
     monkeypatch.setattr("trainer.tracking.mlflow_server.UPLOAD_RETRIES", 0)
     with run_proxy(server.uri) as proxy:
         proxy.faults = [Fault("refuse", concerns=lambda request: "model-versions/create" in request.target, status=403)]
-        with pytest.raises(UserError, match="registering refused .* failed.*run the same command again"):
+        with pytest.raises(UserError, match="registering refused .* failed.*rerun the same command"):
             register(exported, "refused", "champion", proxy.endpoint)
     assert not connect(server.uri).search_model_versions("name='refused'")
     assert (exported / "model.safetensors").is_file()

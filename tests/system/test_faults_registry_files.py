@@ -138,8 +138,8 @@ def test_row_43_a_pickle_in_a_checkpoint_is_never_loaded(
     [
         ("output_dir: !!python/object/apply:os.system ['touch ran']", "not valid YAML"),
         ("output_dir: !!python/name:os.system", "not valid YAML"),
-        ("output_dir: ${oc.env:HOME}", "holds an interpolation, which is not allowed"),
-        ("output_dir: runs\ndata: {shards: '${oc.env:SECRET}'}", "holds an interpolation, which is not allowed"),
+        ("output_dir: ${oc.env:HOME}", "contains an interpolation, which is not supported"),
+        ("output_dir: runs\ndata: {shards: '${oc.env:SECRET}'}", "contains an interpolation, which is not supported"),
         ("\n".join(BOMB), "not valid YAML.*expan"),
     ],
     ids=["object", "name", "environment", "nested", "bomb"],
