@@ -1,8 +1,9 @@
 """Memory of the C allocator on the CPU: keep what a step frees for the next step.
 
 By default glibc maps every large tensor with `mmap` and returns it to the system when it is freed. Each step then pays
-for the same pages again: a third to half of the CPU time of a small model's step is spent in the kernel
-(`tests/benchmarks/results/allocator.md`). Results are bitwise the same with and without.
+for the same pages again. Measured on 100 steps of `small_cpu`, one rank, one thread, start included: 34.3 s of CPU time
+in the program and 16.7 s in the kernel by default, 31.9 s and 1.6 s with kept memory, and the same losses (AMD EPYC,
+torch 2.13.0, 2026-11-24).
 """
 
 from __future__ import annotations
