@@ -68,7 +68,7 @@ main() {
     local ranks="$num_ranks ranks"
     ((num_ranks != 1)) || ranks="1 rank"
     run_step "pretraining-$run" "$output/$run/status.json" "pretraining: $ranks on $device" \
-        '^(starting|resum)|^step [0-9]*[02468]00/|^valid' pretrain
+        '^starting|^resum|^step [0-9]*[02468]00/|^step ([0-9]+)/\1 |^valid' pretrain
     run_step "results-$run" "$output/results-$run.json" \
         "export, registry (models:/$MODEL_NAME@$MODEL_ALIAS) and filled masks" \
         '^(checked|exported|registered|masked|predicted|next|ACTUAL|MASKED|MODEL)|^$' \

@@ -177,7 +177,7 @@ def test_passwords_that_differ_are_no_difference_and_in_no_message(outcomes):
 @pytest.mark.spawn
 def test_what_one_host_cannot_do_ends_all_at_once_and_names_it(outcomes, places):
     kind, text, status, _ = outcomes[0]["data that one host lacks"]
-    assert (kind, status) == ("RankCannotRun", 1)
+    assert (kind, status) == ("RankCannotRun", 2)
     assert text.startswith(f"rank 1 ({HOST}) and 1 more rank: data.shards={places['NOWHERE']} does not exist")
     assert [each["data that one host lacks"][1] for each in outcomes] == [text] * 3
     kind, text, status, _ = outcomes[0]["data that no host has"]

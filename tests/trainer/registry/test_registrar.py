@@ -255,11 +255,11 @@ def test_a_failure_is_told_and_the_next_start_registers(tmp_path: Path, database
 @pytest.mark.parametrize(
     ("registry", "said"),
     [
-        ({"name": None, "alias": "newest"}, "need registry.name"),
+        ({"name": None, "alias": "newest"}, "require registry.name"),
         ({"only_if": "valid/mlm_loss < 2"}, "registry.promote_to"),
         ({"promote_to": "latest"}, "registry.alias or registry.promote_to 'latest'"),
-        ({"promote_to": "champion", "only_if": "loss = 2"}, "registry.only_if 'loss = 2' is not understood"),
-        ({"name": "a/b"}, "registry.name 'a/b' cannot name"),
+        ({"promote_to": "champion", "only_if": "loss = 2"}, "registry.only_if 'loss = 2' is not a condition"),
+        ({"name": "a/b"}, "registry.name 'a/b' is not a valid"),
         ({"alias": "champion", "promote_to": "champion"}, "both 'champion'"),
         ({"alias": "previous"}, "registry.alias=previous"),
         ({"promote_to": "previous"}, "registry.promote_to=previous"),
@@ -287,5 +287,5 @@ def test_kept_checkpoints_that_a_condition_asks_for_scores_are_evaluated(
     if fits:
         validate_settings(RunConfig, values, "the test")
     else:
-        with pytest.raises(UsageError, match="lack them with evaluation.every_steps=20; set that to a divisor of 10"):
+        with pytest.raises(UsageError, match="evaluation.every_steps=20 does not evaluate .* a divisor of 10"):
             validate_settings(RunConfig, values, "the test")

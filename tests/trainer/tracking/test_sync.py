@@ -109,7 +109,7 @@ def test_artifacts_that_are_lost_or_lead_elsewhere_are_left_out(database: str, t
     told = Warnings()
     (synced,) = sync(tmp_path / "run", database, told)
     assert (synced.num_artifacts, synced.status) == (1, "FINISHED")
-    assert len(told) == 2 and "config.yaml is a link that leads out" in told[0] and "loss.png is lost" in told[1]
+    assert len(told) == 2 and "config.yaml is a link to a file outside" in told[0] and "loss.png is lost" in told[1]
     sent = [path for path in (tmp_path / "mlruns").rglob("*") if path.is_file()]
     assert [path.name for path in sent] == ["manifest.json"]
     again = open_tracker(database, tmp_path / "run", told)
