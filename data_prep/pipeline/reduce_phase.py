@@ -211,9 +211,9 @@ def _run(plan: Plan, tasks: Sequence[ReduceTask], runner: PhaseRunner, name: str
         empty=tuple(file.name for shard in empty for file in (shard, shard.index)),
         detached_provenance=tuple(shard.provenance for shard in empty if shard.provenance is not None),
         dropped=dropped,
-        source_counts=sum(np.array(each["source_counts"], np.int64) for each in sums),  # type: ignore[arg-type]
+        source_counts=sum(np.array(each["source_counts"], np.int64) for each in sums),  # type: ignore[arg-type]  # sum begins with 0
         token_counts={
-            split: sum(np.array(each["token_counts"][split], np.int64) for each in sums)  # type: ignore[misc]
+            split: sum(np.array(each["token_counts"][split], np.int64) for each in sums)  # type: ignore[misc]  # sum begins with 0
             for split in ("train", "valid")
         },
         smallest=min(smallest, default=None),

@@ -118,7 +118,7 @@ def find_named(folder: str, manifest: Manifest, column: Literal["id", "url"], va
             fix=f"give the {noun} exactly as the corpus has it; documents of it may have been dropped",
             code="unknown-document",
         )
-    return found.ids.tolist()  # type: ignore[no-any-return]
+    return found.ids.tolist()  # type: ignore[no-any-return]  # numpy gives Any
 
 
 def _shard(folder: str, manifest: Manifest, split: Literal["train", "valid"], number: int | None) -> ShardRecord:

@@ -75,7 +75,7 @@ WRONG = {
     "negative clipping": (["training.gradient_clipping=-1"], "training.gradient_clipping"),
     "a warm-up longer than the run": (
         ["training.max_steps=10", "schedule.warmup_steps=11"],
-        "schedule.warmup_steps=11 is longer than the run's 10 steps",
+        "schedule.warmup_steps=11 exceeds the 10 steps of the run",
     ),
     "rows longer than the positions": (["data.sequence_length=1024"], "exceeds model.max_position_embeddings=512"),
     "fp16 on the CPU": (["training.precision=fp16"], "training.precision=fp16 needs a CUDA device"),

@@ -181,7 +181,7 @@ def test_what_one_host_cannot_do_ends_all_at_once_and_names_it(outcomes, places)
     assert text.startswith(f"rank 1 ({HOST}) and 1 more rank: data.shards={places['NOWHERE']} does not exist")
     assert [each["data that one host lacks"][1] for each in outcomes] == [text] * 3
     kind, text, status, _ = outcomes[0]["data that no host has"]
-    assert (kind, status) == ("UserError", 1) and places["NOWHERE"] in text
+    assert (kind, status) == ("UsageError", 2) and places["NOWHERE"] in text
 
 
 def test_every_setting_that_may_differ_is_one_of_the_schema_and_has_a_reason():
