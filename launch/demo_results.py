@@ -27,7 +27,7 @@ from trainer.tracking.delivery import Delivery
 from trainer.tracking.journal import Journal
 from trainer.tracking.mlflow_server import view_hint
 
-NUM_SENTENCES, NUM_SHOWN, TOP_K, SEED = 500, 2, 5, 1
+NUM_SENTENCES, NUM_SHOWN, TOP_K, SEED = 500, 1, 5, 1
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import validate_settings
@@ -434,7 +434,8 @@ def _with_parameters(text: str) -> str:
 
 def _names(names: Sequence[Variant] | str) -> tuple[Variant, ...]:
     """Variants as a tuple; a string names several with commas between them."""
-    return tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names)  # type: ignore[misc]
+    parts = names.split(",") if isinstance(names, str) else names
+    return cast("tuple[Variant, ...]", tuple(name.strip() for name in parts))  # which the caller checks
 
 
 def _path(path: str | Path | None) -> Path | None:
