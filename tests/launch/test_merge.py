@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.base.errors import UsageError
 from launch import merge
+from tests.support.error_codes import coded
 from tests.support.toy_run import make_run, make_tokenizer
 
 
@@ -34,3 +36,8 @@ def test_a_mean_needs_two_checkpoints(run_folder, tmp_path, last) -> None:
     with pytest.raises(SystemExit) as stopped:
         merge.main([str(run_folder), "--last", last, "--output", str(tmp_path / "merged")])
     assert stopped.value.code == 2
+
+
+def test_a_run_that_does_not_exist_is_named(tmp_path) -> None:
+    with pytest.raises(UsageError, match="none", check=coded("missing-path")):
+        merge.main([str(tmp_path / "none"), "--last", "2", "--output", str(tmp_path / "merged")])

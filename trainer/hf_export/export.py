@@ -64,6 +64,8 @@ def last_checkpoints(run: Path, num_checkpoints: int) -> list[Path]:
     Raises:
         UserError: the run has fewer.
     """
+    if not run.is_dir():
+        raise UsageError(f"{run} is not a directory", fix="give the output_dir of a run", code="missing-path")
     steps, _ = list_steps(run)
     if len(steps) < num_checkpoints:
         raise UserError(
