@@ -104,7 +104,8 @@ def keep_dropped(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSumm
     }
     storage.write_bytes(storage.join(folder, INDEX_NAME), (json.dumps(index, indent=1, sort_keys=True) + "\n").encode())
     for stale in set(storage.list_names(folder)) - {*index["files"], INDEX_NAME}:
-        if stale.startswith("dropped-") and stale.endswith(".jsonl.gz"):
+        # Files of other preparations, and what killed processes left of theirs.
+        if stale.startswith(("dropped-", ".dropped-")) and stale.endswith((".jsonl.gz", storage.PARTIAL_SUFFIX)):
             storage.remove(storage.join(folder, stale))
 
 

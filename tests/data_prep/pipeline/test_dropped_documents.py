@@ -88,6 +88,7 @@ def test_a_stopped_run_keeps_what_it_has_and_the_index_comes_last(
     assert len(files(folder)) == 2 and not (folder / "dropped.json").exists()
     assert not (tmp_path / "stopped/manifest.json").exists()
     (folder / "dropped-0123456789abcdef-000000.jsonl.gz").write_bytes(b"of another preparation")
+    (folder / ".dropped-0123456789abcdef-000001.jsonl.gz.77-c0b06ce8.partial").write_bytes(b"of a killed process")
     monkeypatch.undo()
     prepare(corpus, small_tokenizer, tmp_path / "stopped")
     assert files(folder) == files(tmp_path / "whole-dropped")
