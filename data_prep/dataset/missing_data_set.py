@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
+from data_prep.storage.compression import COMPRESSIONS
 
-_TEXT_ENDINGS = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 _TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
-_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 
 
 def explain_missing_data_set(folder: str) -> UserError:
@@ -56,10 +55,13 @@ def tokenizer_instead_of_shards(where: str) -> UsageError:
 
 def is_text_file(name: str) -> bool:
     """Return whether a name has the ending of a file that preparation reads; files of a data set do not count."""
+    from data_prep.documents.formats.format_registry import BUILT_IN  # not needed unless something is wrong
+
     plain = name.lower()
-    for ending in _COMPRESSED:
+    for ending in COMPRESSIONS:
         plain = plain.removesuffix(ending)
-    return plain.endswith(_TEXT_ENDINGS) and not plain.endswith((".provenance.parquet", "manifest.json"))
+    endings = tuple(ending for item in BUILT_IN for ending in item.endings)
+    return plain.endswith(endings) and not plain.endswith((".provenance.parquet", "manifest.json"))
 
 
 def _raw_text(problem: str, pattern: str) -> UsageError:
