@@ -34,7 +34,7 @@ def explain_missing_data_set(folder: str) -> UserError:
         )
     return UserError(
         f"{where} holds no manifest.json, so it is not a complete data set",
-        fix="prepare one with 'python -m data_prep shards'; if that command was interrupted, rerun it",
+        fix="prepare one with 'clozeworks shards'; if that command was interrupted, rerun it",
         code="missing-manifest",
     )
 
@@ -48,8 +48,7 @@ def tokenizer_instead_of_shards(where: str) -> UsageError:
     """Return the error for a tokenizer that was given as a data set; `where` is its path, or a setting with it."""
     return UsageError(
         f"{where} is a tokenizer, not a data set",
-        fix="give the folder of the shards that were made with it: the --output of python -m data_prep shards "
-        "--tokenizer TOKENIZER",
+        fix="give the folder of the shards that were made with it (--output of `clozeworks shards --tokenizer ...`)",
         code="tokenizer-instead-of-shards",
     )
 
@@ -68,7 +67,6 @@ def is_text_file(name: str) -> bool:
 def _raw_text(problem: str, pattern: str) -> UsageError:
     return UsageError(
         problem,
-        fix=f"make shards of it with: python -m data_prep shards --input '{pattern}' --tokenizer TOKENIZER "
-        "--output SHARDS",
+        fix=f"make shards of it with: clozeworks shards --input '{pattern}' --tokenizer TOKENIZER --output SHARDS",
         code="text-instead-of-shards",
     )
