@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import to_jsonable_python
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.validation import first_problem
 from data_prep.dataset.manifest_records import (
     STEPS,
@@ -51,7 +51,7 @@ _RESTORE = "make the shards again"
 _RESTORE_OLDER = "restore it, or delete the older versions with 'remove --purge'"
 
 
-class UnknownVersion(UserError):
+class UnknownVersion(UsageError):
     """A data set has no version of the digest that is asked for."""
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.progress import Progress
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.manifest_records import REBUILD, ShardRecord, SourceRecord
@@ -148,7 +148,7 @@ def find_document(folder: str, document_id: int, manifest: Manifest | None = Non
             progress.add(shard.index.bytes)
     if not found:
         total = sum(shard.documents for _, shard in shards)
-        raise UserError(
+        raise UsageError(
             f"{storage.redact(folder)} has no document {document_id:016x} among its {total:,}",
             fix="take an id that 'clozeworks inspect' shows (xxh3_64 of the normalized text, hexadecimal); if "
             "the id is right, the document was dropped or removed",

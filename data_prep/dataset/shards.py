@@ -20,7 +20,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 import safetensors.numpy
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest_records import REBUILD, FileRecord, ShardRecord
 from data_prep.dataset.shard_index import ShardIndex, join_indexes
 from data_prep.storage import storage
@@ -72,7 +72,7 @@ def shard_name(split: Literal["train", "valid"], number: int) -> str:
         UserError: the number has more digits than names have.
     """
     if number >= MAX_SHARDS:
-        raise UserError(
+        raise UsageError(
             f"the {split} split would have more shards than the {MAX_SHARDS:,} that there are names for, those of its "
             "older versions counted",
             fix="make a new data set with a larger shards.shard_bytes",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.data_card import CARD_NAME, write_data_card
 from data_prep.dataset.manifest import (
     MANIFEST_NAME,
@@ -72,7 +72,7 @@ def select_version(folder: str, version: str) -> Manifest:
         if str(manifest.version) == version or is_digest:
             return manifest
     known = ", ".join(f"{manifest.version} ({manifest.digest[:16]})" for manifest in versions)
-    raise UserError(
+    raise UsageError(
         f"{storage.redact(folder)} holds no version {version}, only {known}",
         fix="give the number or the digest of one of them ('remove --purge' deletes older ones)",
         code="unknown-version",

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UsageError
 from data_prep.base.terminal import printable
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import ShardRecord
@@ -113,7 +113,7 @@ def find_named(folder: str, manifest: Manifest, column: Literal["id", "url"], va
     if not len(found.ids):
         noun = "corpus id" if column == "id" else "URL"
         state = "; it was removed" if found.removed else ""
-        raise UserError(
+        raise UsageError(
             f"{storage.redact(folder)} has no document of the {noun} {value[:200]!r}{state}",
             fix=f"give the {noun} exactly as the corpus has it; documents of it may have been dropped",
             code="unknown-document",

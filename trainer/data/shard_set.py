@@ -296,5 +296,5 @@ def check_own_tokenizer(shard_set: ShardSet) -> None:
         raise UserError(
             f"{shard_set.tokenizer_folder} has fingerprint {found} and its shards were made with {expected}",
             fix="restore that tokenizer, or prepare the text again",
-            code="another-tokenizer",
+            code="tokenizer-mismatch",
         )

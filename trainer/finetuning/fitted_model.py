@@ -106,7 +106,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
         raise UserError(
             f"{output} cannot be written ({error.strerror or error})",
             fix="give another --output",
-            code="output-not-writable",
+            code="unwritable-file",
         ) from None
 
 

@@ -50,7 +50,7 @@ def read_table(path: Path, quoting: bool = True) -> pandas.DataFrame:
             return pandas.DataFrame(list(_json_lines(text, path)), dtype=object)
         return _read_separated(text, "\t" if path.suffix == ".tsv" else ",", quoting)
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist", fix="give the path of a table", code="missing-file") from None
+        raise UsageError(f"{path} does not exist", fix="give the path of a table", code="missing-path") from None
     except (OSError, ValueError) as error:  # pandas' and pyarrow's errors of reading are ValueErrors
         unquoted = (
             ""
@@ -115,7 +115,7 @@ def check_readable(path: Path) -> None:
     """Refuse a file that is not there, or whose ending names no table, before any work is done for it."""
     check_suffix(path)
     if not path.exists():
-        raise UserError(f"{path} does not exist", fix="give the path of a table", code="missing-file")
+        raise UsageError(f"{path} does not exist", fix="give the path of a table", code="missing-path")
 
 
 def check_columns(path: Path, names: Mapping[str, Any], quoting: bool = True) -> None:
@@ -188,7 +188,7 @@ def _utf8_text(path: Path) -> str:
         raise UserError(
             f"{path}, line {line:,}, is not UTF-8 text (byte 0x{data[error.start]:02x})",
             fix=(f"convert it, for instance with: iconv -f {source} -t utf-8 {path.name} (with its own encoding)"),
-            code="not-utf8",
+            code="table-not-utf8",
         ) from None
 
 

@@ -146,7 +146,7 @@ def test_the_tokenizer_must_be_that_of_the_shards(
     check_tokenizer([one], str(folder), vocab_size=1000)
     with pytest.raises(UserError, check=coded("mixed-tokenizers"), match=f"(?s){'a' * 64}.*{'b' * 64}"):
         check_tokenizer([one, two], None, vocab_size=1000)
-    with pytest.raises(UserError, check=coded("another-tokenizer"), match=f"{folder}.*{'a' * 64}.*{'b' * 64}"):
+    with pytest.raises(UserError, check=coded("tokenizer-mismatch"), match=f"{folder}.*{'a' * 64}.*{'b' * 64}"):
         check_tokenizer([two], str(folder), vocab_size=1000)
     for missing, code in (("bert-base-uncased", "hub-name-as-tokenizer"), ("/no/such/folder", "missing-path")):
         with pytest.raises(UserError, check=coded(code), match=missing):
