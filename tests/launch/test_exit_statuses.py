@@ -37,7 +37,7 @@ WRONG = (
     ("missing-path", "predict --model gone --input gone.tsv --output new.tsv"),
     (
         "missing-path",
-        "finetune --model gone --task regression --train gone.tsv --text-column a --label-column b --output n",
+        "finetune --model m --task regression --train gone.tsv --text-column a --label-column b --output n",
     ),
     ("missing-output-dir", "sync-tracking gone"),
     ("missing-hostfile", "nodes --hostfile gone -- --config tiny_cpu"),
