@@ -145,10 +145,10 @@ class Manifest(ManifestPart):
         order = [reason for reasons in STEPS.values() for reason in reasons]
         steps = [*STEPS, UNKNOWN_STEP]
 
-        def place(reason: str) -> tuple[int, int, str]:
+        def sort_key(reason: str) -> tuple[int, int, str]:
             return steps.index(step_of(reason)), order.index(reason) if reason in order else 0, reason
 
-        return {reason: totals[reason] for reason in sorted(totals, key=place) if totals[reason]}
+        return {reason: totals[reason] for reason in sorted(totals, key=sort_key) if totals[reason]}
 
     @property
     def cut_words(self) -> int:

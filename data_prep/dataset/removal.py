@@ -65,8 +65,8 @@ def remove_documents(
         version = next_version(parent)
         sidecars = find_sidecars(folder, parent, _gone_ids(request, found), request.source, executor)
         first_number = _begin(folder, parent, request, fresh)
-        for place in (folder, _work_folder(folder)):
-            storage.remove_unfinished(place)
+        for each in (folder, _work_folder(folder)):
+            storage.remove_unfinished(each)
         tasks = _tasks(folder, parent, request, found, sidecars, first_number)
         runner = PhaseRunner(executor, lock)
         runner.run("rewriting", rewrite_shard, tasks, result_url, lambda task: task.bytes, ("MB", 1e6))

@@ -303,10 +303,10 @@ def _search(folder: str, manifest: Manifest, source: int | None, ids: np.ndarray
 
 
 def _unknown(folder: str, ids: np.ndarray) -> UserError:
-    shown = ", ".join(f"{document:016x}" for document in ids[:_SHOWN].tolist())
+    listed = ", ".join(f"{document:016x}" for document in ids[:_SHOWN].tolist())
     more = " ..." if len(ids) > _SHOWN else ""
     return UsageError(
-        f"{storage.redact(folder)} does not hold {len(ids):,} of the given document ids: {shown}{more}",
+        f"{storage.redact(folder)} does not hold {len(ids):,} of the given document ids: {listed}{more}",
         fix="take ids of other data sets out of the list; 'inspect' shows ids, the xxh3_64 of a normalized text",
         code="unknown-document",
     )

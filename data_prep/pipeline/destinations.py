@@ -94,7 +94,7 @@ class Destinations:
             return [destination]
         if not self.source_shards:
             return [destination * self.num_groups // len(self)]
-        _, _, number, num = self._place(destination)
+        _, _, number, num = self._locate(destination)
         low = -(-(number << 32) // num)
         high = -(-(number + 1 << 32) // num) - 1
         return list(range(low * self.num_groups >> 32, (high * self.num_groups >> 32) + 1))
@@ -104,9 +104,9 @@ class Destinations:
 
     def source(self, destination: int) -> int | None:
         """The source in the plan whose documents alone the shard holds; None where sources share shards."""
-        return self._place(destination)[0] if self.source_shards else None
+        return self._locate(destination)[0] if self.source_shards else None
 
-    def _place(self, destination: int) -> tuple[int, int, int, int]:
+    def _locate(self, destination: int) -> tuple[int, int, int, int]:
         """Source, split (0 train, 1 valid), number of the shard within these, and their number of shards."""
         split = int(destination >= self.num_train)
         number = destination - split * self.num_train

@@ -83,8 +83,8 @@ def _encode(batch: TextBatch, languages: Sequence[str], tokenizer: Tokenizer) ->
         token_stops = np.cumsum(tokenizer.token_bytes(ids, piece.decode() if has_unknown else None))
         first, last = np.searchsorted(starts_bytes, (position, position + len(piece)))
         # Tokens that end at or before a byte stand before the one that holds it.
-        places = np.searchsorted(token_stops, starts_bytes[first:last] - position, "right")
-        sentence_starts.append(places + num_tokens)
+        indices = np.searchsorted(token_stops, starts_bytes[first:last] - position, "right")
+        sentence_starts.append(indices + num_tokens)
         tokens.append(ids)
         position += len(piece)
         num_tokens += len(ids)
@@ -117,8 +117,8 @@ def _encode_raw(
     sentence_lengths = [np.zeros(0, np.int64)]
     for number in np.flatnonzero(is_kept).tolist():
         ids, stops, _ = encoded[number]
-        places = np.searchsorted(stops, raw_sentence_starts(texts[number], languages[number]), "right")
-        starts = np.unique(np.append(places[places < len(ids)], 0))
+        indices = np.searchsorted(stops, raw_sentence_starts(texts[number], languages[number]), "right")
+        starts = np.unique(np.append(indices[indices < len(ids)], 0))
         tokens.append(ids)
         lengths.append(len(ids))
         sentence_counts.append(len(starts))

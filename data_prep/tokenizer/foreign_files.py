@@ -144,7 +144,7 @@ def _byte_alphabet() -> dict[str, int]:
     be seen, the others in their order from U+0100 on."""
     seen = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = np.setdiff1d(np.arange(256), seen).tolist()
-    return {chr(byte): byte for byte in seen} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in seen} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
 _BYTE_OF = _byte_alphabet()

@@ -162,7 +162,7 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
         found = read_whole(path)
     except DamagedTable as error:
         raise ValueError(str(error)) from None
-    kept = [place for place, name in enumerate(found.column_names) if not _UNNAMED_INDEX.fullmatch(name)]
+    kept = [index for index, name in enumerate(found.column_names) if not _UNNAMED_INDEX.fullmatch(name)]
     table: pandas.DataFrame = found.select(kept).replace_schema_metadata().to_pandas()
     table.attrs[REPEATED] = _repeated(table.columns.tolist())
     return table

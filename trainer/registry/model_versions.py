@@ -130,7 +130,7 @@ def promote(
                 fix="give one of them with --version",
                 code="unknown-model-version",
             )
-        holders = {bearer: each for each in versions for bearer in each.aliases}
+        holders = {alias_name: each for each in versions for alias_name in each.aliases}
         named = {each: holders[each].scores if each in holders else None for each in aliases_of(conditions)}
         verdict = judge(conditions, candidate.scores, named, alias)
         if not verdict.holds:

@@ -332,8 +332,8 @@ def _begins_with(path: Path, other: Path) -> bool:
     """Whether the file at `path` begins with the contents of `other`; a missing file is empty."""
     if not path.exists():
         return other.stat().st_size == 0
-    with open(path, "rb") as file, open(other, "rb") as beginning:
-        while piece := beginning.read(1 << 20):
+    with open(path, "rb") as file, open(other, "rb") as prefix:
+        while piece := prefix.read(1 << 20):
             if file.read(len(piece)) != piece:
                 return False
     return True
