@@ -1,4 +1,4 @@
-"""What a path without a manifest is: missing, a tokenizer, raw text or an unfinished data set; as an error."""
+"""Errors for a path without a manifest: it is missing, a tokenizer, raw text or an unfinished data set."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_a_pair_is_a_line_of_either_kind_of_file(tmp_path: Path) -> None:
 )
 def test_bad_files_are_refused_with_file_and_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UserError, match=message):
         read_minimal_pairs(tmp_path)
 
 
