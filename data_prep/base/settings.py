@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 import configs
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import UsageError, UserError
 
 
 class SettingError(ValueError):
@@ -134,10 +134,10 @@ def find_config(path: str | Path, schema: type[BaseModel] | None = None) -> Path
         if path.is_file():
             return path
     except OSError as error:
-        raise UsageError(
+        raise UserError(
             f"configuration {path} cannot be read ({error.strerror})",
             fix="check its permissions and those of the directories above it",
-            code="unreadable-config",
+            code="unreadable-file",
         ) from None
     presets = {file.stem: file for file in Path(configs.__path__[0]).glob("*.yaml")}
     if path.stem in presets and str(path) in (path.stem, f"{path.stem}.yaml", f"configs/{path.stem}.yaml"):

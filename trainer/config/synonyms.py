@@ -32,9 +32,9 @@ SYNONYMS: tuple[Synonym, ...] = (
     Synonym(("adam_epsilon", "adam_eps", "epsilon"), "optimizer.eps", "absolute"),
     Synonym(
         ("optim", "optimizer_type", "optimizer_name", "optim_args"),
-        "optimizer",
-        "AdamW",
-        "remove it: the optimizer is AdamW (optimizer.learning_rate, optimizer.weight_decay, optimizer.beta1 ...)",
+        "optimizer.name",
+        "adamw or stable_adamw",
+        "set optimizer.name to adamw or stable_adamw",
     ),
     Synonym(
         ("max_grad_norm", "clip_grad", "grad_clip", "clip_grad_norm", "gradient_clip_val"),
