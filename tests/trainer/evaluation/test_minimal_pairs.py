@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from trainer.evaluation.masked_scorers import PretrainingScorer, SentenceEncoder, scorer_of
 from trainer.evaluation.minimal_pairs import (
