@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -28,9 +28,7 @@ MaskUnit = Literal["token", "word", "span"]
 class DataSettings(Settings):
     """Which shards a run reads, and what a sample is."""
 
-    shards: Shards = Field(
-        description="directory or URL of a data set, or a list of {url, weight} (a mixture)"
-    )
+    shards: Shards = Field(description="directory or URL of a data set, or a list of {url, weight} (a mixture)")
     sampling_alpha: Probability = Field(
         1.0,
         description="exponent for a mixture without weights: 1 samples proportionally to tokens, 0 uniformly over "
@@ -56,9 +54,7 @@ class DataSettings(Settings):
     final_mlm_probability: Annotated[float, Field(gt=0.0, le=0.8)] | None = Field(
         None, description="masking rate at the last step, reached linearly; by default mlm_probability throughout"
     )
-    mask_unit: MaskUnit = Field(
-        "token", description="unit of masking: single tokens, whole words, or spans of words"
-    )
+    mask_unit: MaskUnit = Field("token", description="unit of masking: single tokens, whole words, or spans of words")
     mean_span_words: Annotated[float, Field(ge=1.0)] = Field(
         3.0, description="mean span length in words; lengths are geometric, at most 10"
     )
@@ -112,14 +108,6 @@ class DataSettings(Settings):
                 code="mask-shares-exceed-one",
             )
         return self
-
-    def changed(self, **changes: Any) -> DataSettings:
-        """Return a copy with other values, validated.
-
-        Raises:
-            pydantic.ValidationError: they contradict each other.
-        """
-        return DataSettings.model_validate({**dict(self), **changes})
 
     @property
     def has_sentence_pairs(self) -> bool:

@@ -24,6 +24,7 @@ from trainer.config.run_settings import (
     LoggingSettings,
     TrackingSettings,
 )
+from trainer.config.schedule import tokens_of_stage
 from trainer.config.stages import Stage, data_sets_of, resolve_stages
 from trainer.config.synonyms import explain_synonym
 from trainer.config.training_settings import (
@@ -104,6 +105,18 @@ class RunConfig(Settings):
         return max(stage.sequence_length for stage in self.stages if stage.taken_steps)
 
     @property
+    def steps_by_stage(self) -> tuple[int, ...]:
+        """Optimizer steps of the run in each stage; `max_steps` may end the run before the stages do."""
+        return tuple(stage.taken_steps for stage in self.stages)
+
+    def tokens_after(self, step: int = 0) -> int:
+        """Return the tokens of the run after `step` completed steps."""
+        return sum(
+            tokens_of_stage(stage, min(max(step - stage.first_step, 0), stage.taken_steps), stage.taken_steps)
+            for stage in self.stages
+        )
+
+    @property
     def first_step(self) -> int:
         """Completed steps where the run begins; not 0 in a branch."""
         return self.stages[0].first_step
@@ -161,21 +174,15 @@ def _check_stages(config: RunConfig) -> None:
             fix="raise or remove training.max_steps, which counts the steps before the branch",
             code="no-step-in-branch",
         )
-    for number, stage in enumerate(config.stages):
-        where = f"training.stages.{number}." if training.stages else "training."
-        _check_stage(stage, where if training.stages else None, config.model.max_position_embeddings)
+    for stage in config.stages:
+        _check_stage(stage, stage.prefix, config.model.max_position_embeddings)
 
 
 def _check_schedules(config: RunConfig) -> None:
     """Check that warmup and decay fit into the run, and those of a stage into the stage."""
-    for number, stage in enumerate(config.stages):
-        is_own = bool(config.training.stages) and config.training.stages[number].schedule is not None
-        _check_schedule(
-            stage.schedule,
-            stage.rate_clock.steps,
-            f"training.stages.{number}.schedule" if is_own else "schedule",
-            "stage" if is_own else "run",
-        )
+    for stage in config.stages:
+        prefix, span = (f"{stage.prefix}schedule", "stage") if stage.has_own_schedule else ("schedule", "run")
+        _check_schedule(stage.schedule, stage.rate_clock.steps, prefix, span)
 
 
 def _check_schedule(schedule: ScheduleSettings, steps: int, where: str, span: str) -> None:

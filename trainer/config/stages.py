@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -27,6 +28,9 @@ from trainer.config.training_settings import ScheduleSettings, StageSettings
 if TYPE_CHECKING:
     from trainer.config.run_config import RunConfig
 
+T = TypeVar("T")
+ROPE_BASES = ("global_rope_theta", "local_rope_theta")
+
 
 @dataclass(frozen=True)
 class Clock:
@@ -46,7 +50,10 @@ class Stage(StageShape):
     """One stage of a run; every part of the project reads it instead of the settings that it follows from."""
 
     number: int
+    """Index among the stages of the run."""
     name: str | None
+    prefix: str | None
+    """What leads to its settings, such as `training.stages.1.`; None for a run without that list."""
     first_step: int
     """Completed steps of the run where it begins."""
     taken_steps: int
@@ -63,7 +70,9 @@ class Stage(StageShape):
     peak_learning_rate: float
     schedule: ScheduleSettings
     """With warmup and decay in steps of `rate_clock`."""
+    has_own_schedule: bool
     rate_clock: Clock
+    """Of the stage if the schedule is its own, else of the run."""
     masking_clock: Clock
     gradient_clipping: float
 
@@ -95,6 +104,10 @@ class Stage(StageShape):
         """Return the tokens in the global batch after `step` completed steps of the run."""
         return global_batch_tokens(step - self.first_step, self)
 
+    def select(self, of_run: Sequence[T]) -> list[T]:
+        """Return the entries of its data sets, given one for every data set of the run."""
+        return [of_run[number] for number in self.data_sets]
+
     def continues(self, earlier: Stage) -> bool:
         """Return whether its samples are those of `earlier`, so that it goes on at the position where that ended."""
         return _samples_of(self) == _samples_of(earlier)
@@ -121,10 +134,11 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
     settings = config.training.stages or (StageSettings(steps=config.training.max_steps or 1),)
     shapes = [_shape(config, item, number) for number, item in enumerate(settings)]
     history: list[StageShape] = []
+    numbers = [*range(len(settings))]
     if config.branch is not None:
         number = _branch_number(config, settings)
         history = _cut(shapes, config.branch.step)
-        settings, shapes = (settings[number],), [shapes[number]]
+        settings, shapes, numbers = (settings[number],), [shapes[number]], [number]
     begin = sum(shape.steps for shape in history)
     max_steps = config.training.max_steps or begin + sum(shape.steps for shape in shapes)
     run_clock = Clock(0, max_steps)
@@ -133,6 +147,7 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
     stages, first_step = [], begin
     for number, (item, shape) in enumerate(zip(settings, shapes, strict=True)):
         own_clock = Clock(first_step, shape.steps)
+        where = f"training.stages.{numbers[number]}" + (f" ({item.name})" if item.name else "")
         masks = {name: getattr(item, name) for name in ("mlm_probability", "mask_unit") if getattr(item, name)}
         if item.mlm_probability is not None:
             masks["final_mlm_probability"] = item.final_mlm_probability
@@ -141,15 +156,17 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
                 **{field.name: getattr(shape, field.name) for field in fields(StageShape)},
                 number=number,
                 name=item.name,
+                prefix=f"training.stages.{numbers[number]}." if config.training.stages else None,
                 first_step=first_step,
                 taken_steps=min(max(max_steps - first_step, 0), shape.steps),
-                data=_data(config.data, item, shape.sequence_length, masks),
+                data=_data(config.data, item, {"sequence_length": shape.sequence_length, **masks}, where),
                 data_sets=(),
                 evaluation_data=config.data,
-                evaluation=_evaluation(config.evaluation, item),
-                model=_model(config.model, item),
+                evaluation=_evaluation(config.evaluation, item, where),
+                model=_model(config.model, item, where),
                 peak_learning_rate=item.learning_rate or config.optimizer.learning_rate,
                 schedule=run_schedule if item.schedule is None else with_schedule_steps(item.schedule, [shape]),
+                has_own_schedule=item.schedule is not None,
                 rate_clock=run_clock if item.schedule is None else own_clock,
                 masking_clock=run_clock if item.mlm_probability is None else own_clock,
                 gradient_clipping=config.training.gradient_clipping
@@ -238,34 +255,42 @@ def _branch_number(config: RunConfig, settings: Sequence[StageSettings]) -> int:
     return names.index(config.branch.stage)
 
 
-def _data(data: DataSettings, item: StageSettings, sequence_length: int, masks: dict[str, Any]) -> DataSettings:
-    changes = {"sequence_length": sequence_length, **masks}
+def _data(data: DataSettings, item: StageSettings, changes: dict[str, Any], where: str) -> DataSettings:
     if item.data is not None:
         changes |= dict(item.data)
-    try:
-        return data.changed(**changes)
-    except ValidationError as error:
-        raise error.errors()[0]["ctx"]["error"] from None
+    with _named(where):
+        return DataSettings.model_validate({**dict(data), **changes})
 
 
-def _evaluation(evaluation: EvaluationSettings, item: StageSettings) -> EvaluationSettings:
+def _evaluation(evaluation: EvaluationSettings, item: StageSettings, where: str) -> EvaluationSettings:
     changes = item.evaluation.model_dump(exclude_none=True) if item.evaluation is not None else {}
-    try:
+    with _named(where):
         return EvaluationSettings.model_validate({**dict(evaluation), **changes})
+
+
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Name the stage in the error of settings that contradict each other; single values were validated before."""
+    try:
+        yield
     except ValidationError as error:
-        raise error.errors()[0]["ctx"]["error"] from None
+        found: SettingError = error.errors()[0]["ctx"]["error"]
+        raise SettingError(f"{where}: {found}", fix=found.fix, code=found.code) from None
 
 
-def _model(model: ModelSettings, item: StageSettings) -> ModelSettings:
-    bases = {name: getattr(item, name) for name in ("global_rope_theta", "local_rope_theta")}
+def _model(model: ModelSettings, item: StageSettings, where: str) -> ModelSettings:
+    bases = {name: getattr(item, name) for name in ROPE_BASES}
     changes = {name: value for name, value in bases.items() if value is not None}
     for name, value in changes.items():
-        is_used = name == "global_rope_theta" or "local" in model.attention_kinds
-        if model.position_embedding != "rotary" or not is_used:
-            why = "no layer is local" if not is_used else f"model.position_embedding={model.position_embedding}"
-            raise SettingError(
-                f"{name}={value:g} of stage {item.name or ''} has no effect: {why}".replace("  ", " "),
-                fix=f"remove {name} from the stage",
-                code="setting-without-effect",
-            )
+        if model.position_embedding != "rotary":
+            why = f"model.position_embedding={model.position_embedding}"
+        elif name == "local_rope_theta" and "local" not in model.attention_kinds:
+            why = "no layer is local"
+        else:
+            continue
+        raise SettingError(
+            f"{where}: {name}={value:g} has no effect: {why}",
+            fix=f"remove {name} from the stage",
+            code="setting-without-effect",
+        )
     return model.model_copy(update=changes)

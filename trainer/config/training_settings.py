@@ -157,9 +157,7 @@ class StageSettings(Settings):
     )
     global_rope_theta: PositiveFloat | None = Field(None, description="as model.global_rope_theta")
     local_rope_theta: PositiveFloat | None = Field(None, description="as model.local_rope_theta")
-    gradient_clipping: Annotated[float, Field(ge=0.0)] | None = Field(
-        None, description="as training.gradient_clipping"
-    )
+    gradient_clipping: Annotated[float, Field(ge=0.0)] | None = Field(None, description="as training.gradient_clipping")
     evaluation: StageEvaluation | None = Field(None, description="{every_steps, max_tokens}: as evaluation")
 
     @model_validator(mode="after")
