@@ -101,7 +101,7 @@ def test_status_history_and_checkpoints_follow_the_stages(straight) -> None:
     assert list(rates.values()) == pytest.approx(expected)
     # Of 1,024 tokens (less the special ones) 15%, then 30% and 10%.
     shares = [state.masked_seen / state.tokens_seen for state in _states(straight)]
-    assert shares == pytest.approx([0.15] * 3 + [0.3, 0.1] + [0.15] * 3, rel=0.05)
+    assert shares == pytest.approx([0.15] * 3 + [0.3, 0.1] + [0.15] * 3, rel=0.12)
 
 
 def _states(run: Training) -> list[Any]:
