@@ -128,7 +128,7 @@ def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: 
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
         pulled = pull(registration.model_uri, Path(temporary) / "model", arguments.tracking_uri)
         served = load_served(pulled)
-        example = f": {served.shown_example}" if served.pipeline_task else ""
+        example = f": {served.example_text}" if served.pipeline_task else ""
         print(f"loaded back from {registration.model_uri}{example}")
         print("\n".join(answer_lines(served)))
     print(how_to_load(registration, served.pipeline_task), flush=True)
@@ -159,9 +159,9 @@ def answer_lines(served: ServedModel) -> list[str]:
     from trainer.inference.fill_mask import FillMask, report
 
     if served.pipeline_task is None:
-        return ["(transformers has no pipeline for question answering; launch/predict.py runs this model)"]
+        return ["(transformers has no pipeline for question answering; `clozeworks predict` runs this model)"]
     if served.pipeline_task == "fill-mask":
-        return report(FillMask(served.model, served.tokenizer).predict(served.shown_example, top_k=3))
+        return report(FillMask(served.model, served.tokenizer).predict(served.example_text, top_k=3))
     answers = served.pipeline()(served.example)
     answers = [answers] if isinstance(answers, dict) else answers  # one dictionary for a pair
     lines = (f"{each.get('label', each.get('entity'))} {each['score']:.3f}  {each.get('word', '')}" for each in answers)
@@ -174,9 +174,9 @@ def how_to_load(registration: Registration, task: PipelineTask | None) -> str:
 
     uri, server = registration.model_uri, registration.tracking_uri
     where = f"--model {quote(uri)} --tracking-uri {quote(server)}"
-    command = f"python launch/predict.py {where} --input FILE --output FILE"
+    command = f"clozeworks predict {where} --input FILE --output FILE"
     if task == "fill-mask":
-        command = f"python launch/fill_mask.py {where} {quote(INPUT_EXAMPLE)}"
+        command = f"clozeworks fill-mask {where} {quote(INPUT_EXAMPLE)}"
     pipeline = f"  mlflow.transformers.load_model({uri!r})  # a {task} pipeline\n" if task else ""
     return (
         f"\nmodel: {uri}\n"

@@ -59,7 +59,7 @@ def state_shown(output_dir: Path) -> str:
 @pytest.mark.fault(
     row="60",
     fault="SIGKILL of every rank",
-    required="`launch/status.py` reports the run as dead, and as running before",
+    required="`clozeworks status` reports the run as dead, and as running before",
 )
 def test_row_60_a_run_whose_ranks_were_all_killed_is_reported_as_dead(training):
     run = training(*ENDLESS)
@@ -80,7 +80,7 @@ def test_row_60_a_run_whose_ranks_were_all_killed_is_reported_as_dead(training):
 @pytest.mark.fault(
     row="60",
     fault="a second signal while the other rank is stopped, so that no checkpoint can be saved",
-    required="the rank leaves at once and notes its end, which `launch/status.py` reports",
+    required="the rank leaves at once and notes its end, which `clozeworks status` reports",
 )
 @pytest.mark.slow
 def test_row_60_a_second_signal_notes_the_end(training):
