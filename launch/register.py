@@ -1,6 +1,6 @@
 """Register a model in MLflow, compare registered versions, and move aliases.
 
-    clozeworks register --checkpoint DIR --name NAME --promote champion \
+    clozeworks register --checkpoint DIR --name NAME --promote champion \\
         --if "valid/mlm_loss < champion"
     clozeworks register --model FOLDER --name NAME --alias ALIAS
     clozeworks register --name NAME --version 3 --promote champion
