@@ -69,6 +69,10 @@ def main() -> None:
             fix=f"name the run's output_dir, such as {arguments.output_dir.parent}",
             code="not-a-folder",
         )
+    if not arguments.output_dir.is_dir():
+        raise UsageError(
+            f"{arguments.output_dir} does not exist", fix="give the output_dir of a run", code="missing-path"
+        )
     status = read_status(arguments.output_dir)
     if status is None:
         raise UserError(

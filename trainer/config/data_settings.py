@@ -35,7 +35,9 @@ class DataSettings(Settings):
         "components",
     )
     tokenizer: str | None = Field(
-        None, min_length=1, description="tokenizer directory; by default the copy beside the shards"
+        None,
+        min_length=1,
+        description="tokenizer directory or name on the Hugging Face Hub; by default the copy beside the shards",
     )
     sequence_length: PositiveInt = Field(
         512, description="tokens per sequence (row), special tokens included; training.stages set their own"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 from trainer.config.data_settings import DataSettings
 from trainer.data.epochs import RowSettings, num_shard_rows
@@ -104,7 +104,7 @@ def shards_of(shard_set: ShardSet, split: Split) -> list[Shard]:
     """
     shards = shard_set.shards(split)
     if not shards:
-        raise UserError(
+        raise UsageError(
             f"the shards {storage.redact(shard_set.url)} contain no document in the split '{split}'",
             fix="prepare more text, or change shards.valid_fraction in its configuration",
             code="empty-split",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.batch_arithmetic import StageShape
 from trainer.data.assembly import sequence_capacity
@@ -115,7 +115,7 @@ def open_minimal_pairs(path: str, tokenizer: Tokenizer, longest: int) -> Minimal
                 own = tokenizer.encode_text(text)
                 ids = np.concatenate([[special.cls], own.astype(np.int64), [special.sep]])
                 if len(ids) > longest:
-                    raise UserError(
+                    raise UsageError(
                         f"{pair.where}: the sentence has {len(ids):,} tokens, and a row of the run has {longest:,}",
                         fix="remove the pair, or raise data.sequence_length",
                         code="text-too-long",

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import validate_settings
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, read_manifest
 from data_prep.dataset.manifest_records import SourceRecord
@@ -55,7 +55,7 @@ def read_source(checkpoint: Path, weights: dict[str, torch.Tensor] | None = None
 def find_checkpoint(folder: Path) -> Path:
     """`folder` itself, or the newest complete checkpoint in it where it is a run's folder."""
     if not folder.is_dir():
-        raise UserError(
+        raise UsageError(
             f"{folder} is not a directory",
             fix="give a checkpoint (OUTPUT_DIR/checkpoints/step-NNNNNNNN) or a run's OUTPUT_DIR",
             code="missing-checkpoint",
@@ -69,7 +69,7 @@ def _check_tokenizer(folder: Path, saved: SavedState) -> None:
         raise UserError(
             f"{folder}, the tokenizer of the run, is missing",
             fix="copy the directory tokenizer/ of the shards there",
-            code="missing-tokenizer",
+            code="missing-data-file",
         )
     found, expected = Tokenizer.load(folder).fingerprint, saved.data.tokenizer_fingerprint
     if found != expected:

@@ -26,7 +26,7 @@ from trainer.config.stages import Stage
 from trainer.data.batch import Batch
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.sample_range import Branch
-from trainer.data.shard_set import ShardSet
+from trainer.data.shard_set import ShardSet, tokenizer_of_run
 from trainer.distributed.process_group import Ranks, broadcast_object, patient_collectives
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
@@ -148,7 +148,7 @@ def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | N
     """
     if config.evaluation.minimal_pairs is None:
         return None
-    tokenizer = Tokenizer.load(config.data.tokenizer or shard_set.tokenizer_folder)
+    tokenizer = Tokenizer.load(tokenizer_of_run(config.data.tokenizer, shard_set))
     shortest = min(stage.sequence_length for stage in config.stages)
     return open_minimal_pairs(config.evaluation.minimal_pairs, tokenizer, shortest)
 
@@ -297,8 +297,8 @@ def keep_tokenizer(config: RunConfig, shard_set: ShardSet) -> None:
     Raises:
         UserError: the tokenizer is damaged, or the output directory cannot be written.
     """
-    source, folder = config.data.tokenizer or shard_set.tokenizer_folder, Path(config.output_dir) / TOKENIZER_FOLDER
-    tokenizer = Tokenizer.load(source)
+    tokenizer = Tokenizer.load(tokenizer_of_run(config.data.tokenizer, shard_set))
+    folder = Path(config.output_dir) / TOKENIZER_FOLDER
     if not is_tokenizer(folder, tokenizer.fingerprint):
         copy_tokenizer(tokenizer, str(folder))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import to_yaml
 from data_prep.base.terminal import counted
 from data_prep.dataset.manifest import Manifest, read_manifest
@@ -277,7 +277,7 @@ def initial_weights_lines(config: RunConfig, source: str) -> list[str]:
 
 def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size: int) -> Iterator[str]:
     if manifest.tokenizer.vocab_size > config.model.vocab_size:
-        raise UserError(
+        raise UsageError(
             f"the shards at {url} have ids up to {manifest.tokenizer.vocab_size - 1:,}, and "
             f"model.vocab_size is {config.model.vocab_size:,}",
             fix=f"set model.vocab_size={manifest.tokenizer.vocab_size}",
