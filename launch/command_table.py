@@ -20,8 +20,8 @@ DATA_PREP = "data_prep.__main__"
 GROUPS: dict[str, tuple[Command, ...]] = {
     "prepare": (
         Command("tokenizer", "train a SentencePiece BPE tokenizer on text files", DATA_PREP),
-        Command("shards", "make a data set (webdataset shards and a manifest) of text files", DATA_PREP),
-        Command("merge", "finish a data set that several jobs prepared with shards --shard-range", DATA_PREP),
+        Command("shards", "make a data set (shards and a manifest) of text files", DATA_PREP),
+        Command("merge", "finish a data set that several jobs prepared (--shard-range)", DATA_PREP),
         Command("verify", "check every byte and count of a data set", DATA_PREP),
         Command("inspect", "print documents of a data set, or the tokens of a text", DATA_PREP),
         Command("stats", "report counts, lengths and frequencies of a data set", DATA_PREP),
@@ -37,7 +37,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("show-batch", "print training rows as text, with masks and labels", "launch.show_batch", "train"),
         Command("held-out", "print sentences of the valid split", "launch.held_out"),
         Command("attention", "draw the attention maps of a text", "launch.show_attention", "registry"),
-        Command("evaluate", "score a model on minimal pairs", "launch.evaluate", "registry"),
+        Command("evaluate", "score a model on minimal pairs, or on a suite of tasks", "launch.evaluate", "registry"),
     ),
     "use": (
         Command("export", "export a checkpoint as a Hugging Face folder", "launch.export", "registry"),

@@ -14,11 +14,13 @@ join (rerun the same command after both).
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 
 from data_prep.base.arguments import Joined
 from data_prep.base.errors import UsageError, run_command
+from data_prep.base.help_format import wrapped_settings
 from data_prep.base.settings import describe, setting_names, to_yaml
 from launch.options import command_parser
 from trainer.config.load import check_output_dir, load_config
@@ -39,7 +41,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """
     parser = command_parser("pretrain.py", __doc__)
     parser.allow_abbrev = False  # an abbreviation such as --deepspeed is an unknown option, which gets advice
-    parser.epilog = "settings:\n" + "\n".join(describe(RunConfig))
+    parser.epilog = "settings:\n" + wrapped_settings(describe(RunConfig))
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, or the name of a preset")
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings that replace the file's")
     parser.add_argument("--dry-run", action="store_true", help="explain the run (sizes, batches, memory) and stop")
@@ -55,6 +57,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         action=Joined,
         metavar="N[,N]",
         help="with --dry-run: memory and traffic per step with these numbers of GPUs as well",
+    )
+    parser.add_argument(
+        "--tokens-per-second",
+        type=float,
+        metavar="N",
+        help="with --dry-run: throughput of all ranks, for the hours of each stage",
     )
     parser.add_argument(
         "--deepspeed_config",
@@ -158,6 +166,14 @@ def check_has_dry_run(arguments: argparse.Namespace) -> None:
         )
     if arguments.gpus is not None and not arguments.dry_run:
         raise UsageError(f"--gpus {arguments.gpus} needs --dry-run", fix="add --dry-run", code="option-needs-dry-run")
+    if (speed := arguments.tokens_per_second) is not None and not arguments.dry_run:
+        raise UsageError(f"--tokens-per-second {speed:g} needs --dry-run", fix="add it", code="option-needs-dry-run")
+    if speed is not None and not 0 < speed < math.inf:
+        raise UsageError(
+            f"--tokens-per-second {speed:g} is not a throughput",
+            fix="give a positive number",
+            code="invalid-throughput",
+        )
 
 
 def world_size(arguments: argparse.Namespace) -> int:
@@ -228,7 +244,7 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
 
         config = with_own_precision(config, device_type())
         expects_shards = any(word.startswith("data.shards") for word in arguments.overrides)
-        print(explain(config, world_size(arguments), expects_shards))
+        print(explain(config, world_size(arguments), expects_shards, arguments.tokens_per_second))
         if arguments.resume_from is not None:
             print("", resume_line(config, arguments.resume_from), sep="\n")
         if others:

@@ -68,7 +68,7 @@ def _read_yaml(path: Path) -> omegaconf.DictConfig:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be read ({error.strerror})", fix="check path and permissions", code="unreadable-file"
+            f"{path} cannot be read ({error.strerror})", fix="check path and permissions", code="unreadable-config"
         ) from None
     except UnicodeDecodeError as error:
         raise UsageError(

@@ -29,6 +29,7 @@ from trainer.inference.model_folder import FINETUNE_FILE, not_fine_tuned, read_j
 from trainer.inference.pretrained import SHORTEST, Preprocessor, load_config, load_pretrained
 from trainer.model.quiet_transformers import quiet_transformers
 
+HEAD_WEIGHTS = "classifier."
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json")
 
 
@@ -66,7 +67,7 @@ def read_facts(folder: Path) -> FitFacts | None:
         return TypeAdapter(FitFacts).validate_python(values) if values else None
     except ValidationError as error:
         raise UserError(
-            f"{path} does not have the form that launch/finetune.py writes ({first_problem(error)})",
+            f"{path} does not have the form that `clozeworks finetune` writes ({first_problem(error)})",
             fix="copy the file again, or remove it: the model is then described by config.json",
             code="damaged-model",
         ) from None
@@ -81,9 +82,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
     try:
         with quiet_transformers():
             model.save_pretrained(str(output))
-        for pattern in TOKENIZER_FILES:
-            for path in source.glob(pattern):
-                shutil.copyfile(path, output / path.name)
+        _copy_tokenizer(source, output)
         _write_json(output / FINETUNE_FILE, asdict(facts))
         base = read_provenance(source)
         is_scratch = facts.variant == "scratch"  # its weights saw none of the encoder's data
@@ -106,8 +105,28 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
         raise UserError(
             f"{output} cannot be written ({error.strerror or error})",
             fix="give another --output",
-            code="output-not-writable",
+            code="unwritable-file",
         ) from None
+
+
+def save_without_head(model: PreTrainedModel, source: Path, output: Path) -> None:
+    """Write a fitted model without the weights of its classifier, as a start for fits to other labels.
+
+    `source` is the folder of the encoder, whose tokenizer is copied.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    kept = {name: weight for name, weight in model.state_dict().items() if not name.startswith(HEAD_WEIGHTS)}
+    with quiet_transformers():
+        model.save_pretrained(str(output), state_dict=kept)
+    _copy_tokenizer(source, output)
+
+
+def _copy_tokenizer(source: Path, output: Path) -> None:
+    for pattern in TOKENIZER_FILES:
+        for path in source.glob(pattern):
+            shutil.copyfile(path, output / path.name)
 
 
 @dataclass(frozen=True)
@@ -132,8 +151,8 @@ class FittedModel:
         task = make_task(name, [str(text) for _, text in sorted(config.id2label.items())])
         model, missing = load_pretrained(task.auto_class, folder, f"a model for {name}")
         if missing:
-            lacking = ", ".join(sorted(missing)[:3])
-            raise not_fine_tuned(f"{folder} lacks the weights {lacking}, so it was not fine-tuned for {name}")
+            names = ", ".join(sorted(missing)[:3])
+            raise not_fine_tuned(f"{folder} lacks the weights {names}, so it was not fine-tuned for {name}")
         preprocessor = Preprocessor.load(folder)
         if facts is None:
             return cls(model, task, preprocessor, None)

@@ -107,13 +107,13 @@ class Registrar:
                 )
                 self._warn(
                     f"the checkpoint of step {step:,} was not registered as {self._config.registry.name}: "
-                    f"{reason}. It is in {folder}: register it with launch/register.py --checkpoint, or rerun the same "
-                    "command"
+                    f"{reason}. It is in {folder}: register it with `clozeworks register --checkpoint`, or rerun the "
+                    "same command"
                 )
             else:
                 self._registered.add(step)
                 self._note({"step": step, **value})
-                self._tell(step, value)
+                self._report(step, value)
 
     def _answer(self, request: Request) -> dict[str, Any]:
         """What the process that registers says of the version."""
@@ -121,19 +121,19 @@ class Registrar:
         if answer.returncode:
             raise UserError(
                 _message(answer.stderr) or _ending(answer.returncode),
-                fix="register the checkpoint with launch/register.py --checkpoint",
+                fix="register the checkpoint with `clozeworks register --checkpoint`",
                 code="registration-failed",
             )
         if not answer.stdout.strip():
             raise UserError(
                 "the registering process ended without an answer",
-                fix="register the checkpoint with launch/register.py --checkpoint",
+                fix="register the checkpoint with `clozeworks register --checkpoint`",
                 code="registration-failed",
             )
         value: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
         return value
 
-    def _tell(self, step: int, value: dict[str, Any]) -> None:
+    def _report(self, step: int, value: dict[str, Any]) -> None:
         newest = max(self._registered)
         promotion = f"no alias moves back from step {newest:,}" if newest > step else value["promotion"]
         ending = f"; {promotion}" if promotion else ""

@@ -128,15 +128,15 @@ class Tracker:
             ) from None
         before = journal.record.tracking_uri
         tracking_uri = resolve_tracking_uri(settings.uri, before or None)
-        shown_uri = storage.hide_secrets(tracking_uri)
-        if before not in ("", shown_uri):
-            warn(f"tracking URI changed from {before} to {shown_uri}: all metrics are sent to a new run there")
+        display_uri = storage.hide_secrets(tracking_uri)
+        if before not in ("", display_uri):
+            warn(f"tracking URI changed from {before} to {display_uri}: all metrics are sent to a new run there")
         if journal.copied_from is not None:
             warn(f"{folder} is a copy of {journal.copied_from}: starting a new MLflow run with the metrics so far")
         if journal.num_damaged_lines:
             warn(f"{journal.points_path} has {journal.num_damaged_lines} damaged lines, which are skipped")
         parent_uuid = parent_uuid or journal.record.parent_uuid
-        journal.update(status="RUNNING", parent_uuid=parent_uuid, tracking_uri=shown_uri)
+        journal.update(status="RUNNING", parent_uuid=parent_uuid, tracking_uri=display_uri)
         return cls(journal, tracking_uri, warn, patience_seconds)
 
     @property
@@ -160,7 +160,7 @@ class Tracker:
         output_dir = quote(str(self._journal.folder.parent))
         return (
             f"metrics are stored in {self._journal.folder}; where mlflow is installed, send them with "
-            f"`python launch/sync_tracking.py {output_dir}`"
+            f"`clozeworks sync-tracking {output_dir}`"
         )
 
     @property
@@ -239,7 +239,7 @@ class Tracker:
         if tell and not self.is_complete:
             self._warn(
                 f"not everything was sent to {self.tracking_uri}: {self._delivery.unsent_bytes:,} bytes of metrics "
-                f"wait in {self._journal.points_path}; send them with launch/sync_tracking.py, or rerun the same "
+                f"wait in {self._journal.points_path}; send them with `clozeworks sync-tracking`, or rerun the same "
                 "command"
             )
         if not self._thread.is_alive():
