@@ -27,7 +27,6 @@ from trainer.evaluation.minimal_pairs import read_minimal_pairs
 PER_HOST = {
     "data.shards.url": "the manifests are compared instead",
     "training.stages.data.shards.url": "the manifests are compared instead",
-    "branch.run": "hosts may have mounted the checkpoint of a branch elsewhere; rank 0's is read",
     "data.tokenizer": "its fingerprint is compared with the shards' instead",
     "evaluation.minimal_pairs": "their content is compared instead",
     "data.num_workers": "batches do not depend on it, and hosts may have other numbers of cores",
