@@ -43,6 +43,7 @@ from trainer.checkpoint.tensor_file import Part, write_tensors
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.run_settings import CheckpointSettings
 from trainer.distributed.process_group import Ranks, barrier, broadcast_object, gather_objects
+from trainer.engine.custom_optimizer import optimizer_version
 from trainer.engine.engine import Engine
 from trainer.engine.fragments import Fragment, parameter_shapes
 from trainer.model.numerics import describe_numerics
@@ -87,7 +88,7 @@ def save(
         shapes=parameter_shapes(engine.module),
         optimizer_steps=engine.optimizer_steps,
         loss_scaler=engine.loss_scaler_state(),
-        versions=current_versions(),
+        versions=current_versions() | optimizer_version(config.optimizer.name),
         numerics=describe_numerics(config, ranks.device),
     )
     marker = None

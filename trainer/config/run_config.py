@@ -156,6 +156,12 @@ def _redacted(value: Any) -> Any:
 def _check_stages(config: RunConfig) -> None:
     """Check names, batch sizes and lengths."""
     training = config.training
+    if config.branch is not None and config.branch.run.rstrip("/") == config.output_dir.rstrip("/"):
+        raise SettingError(
+            f"output_dir={storage.redact(config.output_dir)} is the run that the branch starts from",
+            fix="set another output_dir for the branch",
+            code="branch-into-its-own-run",
+        )
     names = [stage.name for stage in training.stages if stage.name]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise SettingError(

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from data_prep.base.terminal import duration
 from trainer.checkpoint.format import TrainState, step_folder
@@ -207,6 +208,7 @@ def report_status(run: Run, state: TrainState, progress: Progress, how: State) -
         "step": state.step,
         "max_steps": run.config.max_steps,
         "stage": run.config.stage_of(state.step).label if run.config.training.stages else None,
+        "branch": branch_of_status(run.config),
         "tokens_seen": state.tokens_seen,
         "skipped_steps": state.skipped_steps,
         "unreadable_rows": state.unreadable_rows,
@@ -223,6 +225,14 @@ def report_status(run: Run, state: TrainState, progress: Progress, how: State) -
         "world_size": run.ranks.world_size,
     }
     run.status.update(how, values)
+
+
+def branch_of_status(config: RunConfig) -> dict[str, str | int] | None:
+    """Return where a branch started, with an absolute path for readers in other directories."""
+    branch = config.branch
+    if branch is None:
+        return None
+    return {"run": str(Path(branch.run).absolute()), "step": branch.step, "stage": branch.stage}
 
 
 def report_stop(run: Run, checkpoint: str) -> None:

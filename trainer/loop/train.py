@@ -39,6 +39,7 @@ from trainer.distributed.shared_folder import refuse_unshared
 from trainer.distributed.stacks import STACKS_FOLDER
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS, StopSignal
 from trainer.distributed.watchdog import Watchdog
+from trainer.engine.custom_optimizer import optimizer_version
 from trainer.engine.engine import check_precision
 from trainer.evaluation.minimal_pairs import read_minimal_pairs
 from trainer.evaluation.suites_in_training import check_suite_of
@@ -150,6 +151,7 @@ def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | U
         check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
         check_own_tokenizer(shard_sets[0])
         check_enough_data(shard_sets, config.stages, config.training.seed)
+        optimizer_version(config.optimizer.name)  # it must be importable
         if config.evaluation.minimal_pairs is not None:
             read_minimal_pairs(config.evaluation.minimal_pairs)
         if config.evaluation.suite is not None and os.environ.get("RANK", "0") == "0":

@@ -7,6 +7,7 @@ what stands in them, for writing and reading alike; anything else may stand besi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,12 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from trainer.metrics.process_identity import own_identity
 
 STATUS_NAME = "status.json"
 HISTORY_NAME = "history.jsonl"
+BRANCHES_NAME = "branches.jsonl"
 
 HEARTBEAT_SECONDS = 15.0
 """At most so long passes between two writes of a run's status, whatever its steps take, unless the disk is slow."""
@@ -52,6 +54,8 @@ class Status(_Record):
     step: _Count | None = None
     max_steps: _Count = 0
     stage: str | None = None
+    branch: dict[str, str | int] | None = None
+    """Of a branch from another run: run, step, stage."""
     tokens_seen: _Count = 0
     skipped_steps: _Count = 0
     world_size: _Count = 0
@@ -68,6 +72,14 @@ class Status(_Record):
     pid_namespace: str | None = None
     process_start_ticks: _Count | None = None
     heartbeat_at: _Time | None = None
+
+
+class BranchRecord(_Record):
+    """A branch that another run started from a checkpoint of this one: a line of branches.jsonl."""
+
+    step: _Count
+    stage: str
+    output_dir: str
 
 
 class Started(_Record):
@@ -119,6 +131,30 @@ _STATUS: TypeAdapter[Any] = TypeAdapter(Status)
 _EVENT: TypeAdapter[Any] = TypeAdapter(
     Annotated[Started | Saved | Evaluated | Scored | Ended, Field(discriminator="event")]
 )
+
+
+def add_branch(run: Path, branch: BranchRecord) -> None:
+    """Append a branch to the list in the directory of the run that it started from.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    if branch not in read_branches(run):
+        with open(run / BRANCHES_NAME, "a", encoding="utf-8") as file:
+            file.write(branch.model_dump_json() + "\n")
+
+
+def read_branches(run: Path) -> list[BranchRecord]:
+    """Return the branches of a run; damaged lines are skipped."""
+    try:
+        lines = (run / BRANCHES_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValidationError):
+            found.append(BranchRecord.model_validate_json(line))
+    return found
 
 
 class RunStatus:
