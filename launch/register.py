@@ -1,6 +1,7 @@
 """Register a model in MLflow, compare registered versions, and move aliases.
 
-    clozeworks register --checkpoint DIR --name NAME --promote champion --if "valid/mlm_loss < champion"
+    clozeworks register --checkpoint DIR --name NAME --promote champion \\
+        --if "valid/mlm_loss < champion"
     clozeworks register --model FOLDER --name NAME --alias ALIAS
     clozeworks register --name NAME --version 3 --promote champion
     clozeworks register --name NAME --list
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = command_parser("register.py", __doc__)
-    subject = parser.add_argument_group("what to register, promote or list (one of)")
+    parser.usage = "%(prog)s SUBJECT [OPTIONS]"
+    subject = parser.add_argument_group("subject: what to register, promote or list (one of)")
     what = subject.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--checkpoint", type=Path, metavar="DIR", help="a checkpoint or a run's output_dir; it is exported first"
@@ -128,7 +130,7 @@ def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: 
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
         pulled = pull(registration.model_uri, Path(temporary) / "model", arguments.tracking_uri)
         served = load_served(pulled)
-        example = f": {served.shown_example}" if served.pipeline_task else ""
+        example = f": {served.example_text}" if served.pipeline_task else ""
         print(f"loaded back from {registration.model_uri}{example}")
         print("\n".join(answer_lines(served)))
     print(how_to_load(registration, served.pipeline_task), flush=True)
@@ -161,7 +163,7 @@ def answer_lines(served: ServedModel) -> list[str]:
     if served.pipeline_task is None:
         return ["(transformers has no pipeline for question answering; `clozeworks predict` runs this model)"]
     if served.pipeline_task == "fill-mask":
-        return report(FillMask(served.model, served.tokenizer).predict(served.shown_example, top_k=3))
+        return report(FillMask(served.model, served.tokenizer).predict(served.example_text, top_k=3))
     answers = served.pipeline()(served.example)
     answers = [answers] if isinstance(answers, dict) else answers  # one dictionary for a pair
     lines = (f"{each.get('label', each.get('entity'))} {each['score']:.3f}  {each.get('word', '')}" for each in answers)

@@ -138,7 +138,7 @@ def test_verify_answers_1_and_names_the_damage(command: Command, small_shards: P
     (folder / "train-000001.tar").unlink()
     assert command("verify", folder, "--workers", 1) == 1
     assert "train-000001.tar" in command.errors and "[damaged-data-set]" in command.errors
-    assert command("stats", tmp_path / "nowhere") == 1 and str(tmp_path / "nowhere") in command.errors
+    assert command("stats", tmp_path / "nowhere") == 2 and str(tmp_path / "nowhere") in command.errors
 
 
 def test_inspect_shows_sentences_of_real_documents(command: Command, small_shards: Path, small_corpus: Path) -> None:

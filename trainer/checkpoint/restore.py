@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from trainer.checkpoint.fetch import fetch_checkpoint
 from trainer.checkpoint.format import (
     MARKER_NAME,
@@ -51,7 +51,7 @@ def find_latest(
     steps = _candidates(output_dir, ranks, remote, say)
     if step is not None and step not in steps:
         there = ", ".join(map(str, steps)) or "none"
-        raise UserError(
+        raise UsageError(
             f"there is no checkpoint of step {step} in {output_dir}; existing steps: {there}",
             fix="give one of the existing steps",
             code="unknown-checkpoint-step",
@@ -81,6 +81,24 @@ def find_latest(
             code="no-intact-checkpoint",
         )
     return None
+
+
+def open_verified(output_dir: str | Path, step: int, ranks: Ranks = ALONE) -> Checkpoint:
+    """The checkpoint of a step of another run, which all ranks see and verify together, and which is not changed.
+
+    Raises:
+        UserError: there is none, or it is damaged.
+    """
+    folder = step_folder(output_dir, step)
+    problems = [found for found in gather_objects(_first_problem(folder, ranks), ranks) if found]
+    if problems:
+        steps = ", ".join(map(str, list_steps(output_dir)[0])) or "none"
+        raise UserError(
+            f"there is no intact checkpoint of step {step} in {output_dir} ({problems[0]}); existing steps: {steps}",
+            fix="give one of the existing steps",
+            code="unknown-checkpoint-step",
+        )
+    return open_checkpoint(folder, verified=True)
 
 
 def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, say: Warn) -> list[int]:

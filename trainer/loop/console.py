@@ -71,6 +71,12 @@ def groups_line(metrics: Mapping[str, float]) -> str | None:
     return "  mlm loss " + " | ".join(parts) if parts else None
 
 
+def suite_line(step: int, metrics: Mapping[str, float]) -> str:
+    """Format the scores that a suite gave the checkpoint of a step."""
+    listed = ", ".join(f"{name.removeprefix('suite/')} {value:.4f}" for name, value in metrics.items())
+    return f"step {step} | suite {listed}"
+
+
 def scientific(value: float) -> str:
     """Format a number as `2.0e-3`."""
     mantissa, _, exponent = f"{value:.1e}".partition("e")
@@ -102,10 +108,10 @@ def _speed(metrics: Mapping[str, float]) -> str:
 class StepBar:
     """Progress bar of a run on a terminal; shows nothing elsewhere."""
 
-    def __init__(self, is_shown: bool, step: int, max_steps: int) -> None:
+    def __init__(self, is_visible: bool, step: int, max_steps: int) -> None:
         """`step` is the number of completed steps."""
         self._bar: tqdm.tqdm[NoReturn] | None = None
-        if is_shown and sys.stderr.isatty():
+        if is_visible and sys.stderr.isatty():
             self._bar = tqdm.tqdm(
                 total=max_steps,
                 initial=step,

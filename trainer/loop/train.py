@@ -8,7 +8,6 @@ step, read this file, `trainer/loop/step.py`, `trainer/engine/engine.py` and `tr
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,6 @@ from trainer.checkpoint.format import TrainState, step_folder
 from trainer.checkpoint.upload import check_upload_wait
 from trainer.checkpoint.writer import warn_on_stderr
 from trainer.config.run_config import RunConfig
-from trainer.config.schedule import learning_rate
 from trainer.data.loader import GlobalBatch
 from trainer.data.sample_range import Branch
 from trainer.data.sample_settings import check_enough_data
@@ -41,16 +39,18 @@ from trainer.distributed.shared_folder import refuse_unshared
 from trainer.distributed.stacks import STACKS_FOLDER
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS, StopSignal
 from trainer.distributed.watchdog import Watchdog
+from trainer.engine.custom_optimizer import optimizer_version
 from trainer.engine.engine import check_precision
 from trainer.evaluation.minimal_pairs import read_minimal_pairs
+from trainer.evaluation.suites_in_training import check_suite_of
 from trainer.loop.data_version import open_data
 from trainer.loop.global_batches import GlobalBatches, samples_of
 from trainer.loop.identity import facts_of
-from trainer.loop.reporting import log, log_evaluation, report_end, report_start, report_stop
+from trainer.loop.reporting import finish_suites, log, log_evaluation, report_end, report_start, report_stop
 from trainer.loop.run import Progress, Run
 from trainer.loop.run_lock import only_training
 from trainer.loop.saving import defer_save, finish_previous_start, save, state_of_checkpoint
-from trainer.loop.setup import set_up
+from trainer.loop.setup import enter_stage, set_up
 from trainer.loop.step import StepRequests, StepResult, take_step
 from trainer.metrics.health import NonFiniteSteps
 from trainer.metrics.status import State, record_end, record_loss_of_writer
@@ -77,7 +77,7 @@ class Ended:
     view_hint: str
     """Command and URL that show the run in MLflow."""
     all_registered: bool
-    """Whether everything that was to be registered was."""
+    """Whether everything that was to be registered was, and suites scored every checkpoint that they were to score."""
 
     @property
     def exit_status(self) -> int:
@@ -150,9 +150,12 @@ def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | U
         shard_sets = open_data(config, allow_change)
         check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
         check_own_tokenizer(shard_sets[0])
-        check_enough_data(shard_sets, config.data, config.stages, config.training.seed)
+        check_enough_data(shard_sets, config.stages, config.training.seed)
+        optimizer_version(config.optimizer.name)  # it must be importable
         if config.evaluation.minimal_pairs is not None:
             read_minimal_pairs(config.evaluation.minimal_pairs)
+        if config.evaluation.suite is not None and os.environ.get("RANK", "0") == "0":
+            check_suite_of(config.evaluation)
     except UserError as error:
         if world_size == 1:
             raise
@@ -234,7 +237,8 @@ def fetch(run: Run, batches: GlobalBatches, state: TrainState) -> GlobalBatch:
 
 
 def step(run: Run, batch: GlobalBatch, state: TrainState, progress: Progress) -> StepResult:
-    """Take one optimizer step on a global batch (`trainer/loop/step.py`)."""
+    """Take one optimizer step on a global batch, as its stage sets it (`trainer/loop/step.py`)."""
+    enter_stage(run.engine, run.config.stage_of(state.step + 1))
     return take_step(
         engine=run.engine,
         global_batch=batch,
@@ -250,7 +254,7 @@ def step(run: Run, batch: GlobalBatch, state: TrainState, progress: Progress) ->
 
 def rate_of_step(config: RunConfig, step: int) -> float:
     """Return the learning rate of a step, counted from 1."""
-    return learning_rate(step - 1, config.max_steps, config.optimizer.learning_rate, config.schedule)
+    return config.stage_of(step).learning_rate(step - 1)
 
 
 @dataclass(frozen=True)
@@ -277,11 +281,12 @@ def what_is_due(config: RunConfig, state: TrainState, progress: Progress, result
     """
     step, nonfinite = state.step, progress.nonfinite
     last, stop = step == config.max_steps, result.counts.stop
-    evaluation = last or step % config.evaluation.every_steps == 0
+    stage = config.stage_of(step)
+    evaluation = last or step % stage.evaluation.every_steps == 0
     ends = last or stop
     wanted = ends or progress.save_is_deferred or result.counts.save or step % config.checkpoint.every_steps == 0
     save = wanted and not nonfinite.in_streak and (ends or not result.is_nonfinite)
-    ends_stage = step in itertools.accumulate(config.steps_by_stage)
+    ends_stage = step == stage.last_step
     is_regular = step % config.logging.every_steps == 0 or step in EARLY_STEPS
     log = evaluation or save or ends or ends_stage or nonfinite.is_too_long or is_regular
     return Due(log, evaluation, save, wanted and not save, stop and not last, ends)
@@ -364,6 +369,8 @@ def closed_if_it_fails(run: Run) -> Iterator[None]:
             yield
     except Exception:
         run.bar.close()
+        if run.suites is not None:
+            run.suites.stop()
         run.tracker.log_pictures()
         run.tracker.close("FAILED")
         raise
@@ -391,6 +398,8 @@ def finish(run: Run, ended: State) -> bool:
     if run.uploader is not None:
         run.uploader.close(run.watchdog.mark)
     report_end(run, ended, run.stop_signal.cause if ended == "stopped" else None)
+    if run.suites is not None and ended == "stopped":
+        run.suites.stop()
     if run.registrar is not None and ended == "stopped":
         # Before the other ranks end: a launcher kills a rank that outlives a stopped one.
         run.registrar.stop_after_current(run.watchdog.mark)
@@ -400,8 +409,11 @@ def finish(run: Run, ended: State) -> bool:
     run.watchdog.close()
     run.engine.destroy()
     leave_groups(run.ranks)  # no rank waits in it while rank 0 registers
-    if run.registrar is None or ended == "stopped":
+    if ended == "stopped":
         return True
+    all_scored = finish_suites(run, run.recorder.last_step)  # before the last checkpoint is registered
+    if run.registrar is None:
+        return all_scored
     # A run that was stopped before it registered its last checkpoint does so now.
     run.registrar.submit(run.recorder.last_step, step_folder(run.output_dir, run.recorder.last_step))
-    return run.registrar.close()
+    return run.registrar.close() and all_scored

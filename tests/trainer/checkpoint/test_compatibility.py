@@ -8,7 +8,8 @@ from tests.support.toy_training import make_config
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_compatible, current_versions
 from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import BatchWarmup, TrainingSettings
+from trainer.config.training_settings import BatchWarmup, StageSettings, TrainingSettings
+from trainer.engine.custom_optimizer import optimizer_version
 
 NUMERICS = {"attention kernel": "by_sequence", "torch build": "2.13.0+cpu"}
 IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fingerprint")
@@ -113,7 +114,9 @@ def test_what_changes_the_bits_of_a_loss_is_reported():
 def test_one_stage_written_as_stages_is_the_same_run():
     (stage,) = CONFIG.stages
     unset = {"micro_batch_tokens": None, "global_batch_tokens": None}
-    training = TrainingSettings(**CONFIG.training.model_dump() | unset | {"stages": (stage,)})
+    sizes = ("steps", "sequence_length", "micro_batch_tokens", "global_batch_tokens")
+    item = StageSettings(**{name: getattr(stage, name) for name in sizes})
+    training = TrainingSettings(**CONFIG.training.model_dump() | unset | {"stages": (item,)})
     other = CONFIG.model_copy(update={"training": training})
     assert check_compatible(saved_with(CONFIG), other, IDENTITY, 2, NUMERICS) == []
 
@@ -132,3 +135,26 @@ def test_secrets_and_addresses_that_an_earlier_release_kept_are_no_difference():
     other = given.model_copy(update={"deepspeed": {"comet": {"enabled": True, "api_key": "hunter2"}}})
     (line,) = check_compatible(saved_with(earlier), other, IDENTITY, 2, NUMERICS)
     assert line.startswith("deepspeed was") and "hunter" not in line
+
+
+@pytest.mark.parametrize("allow_change", [False, True])
+def test_another_optimizer_is_refused_because_its_states_are_missing(allow_change):
+    config = changed(CONFIG, "optimizer", name="muon")
+    with pytest.raises(UserError, match="adamw.*muon", check=coded("another-optimizer")):
+        check_compatible(saved_with(CONFIG), config, IDENTITY, 2, NUMERICS, allow_change)
+
+
+def test_another_version_of_a_users_optimizer_is_another_run():
+    config = changed(CONFIG, "optimizer", name="tests.support.toy_optimizers:lion")
+    saved = saved_with(config, versions=current_versions() | optimizer_version(config.optimizer.name))
+    assert check_compatible(saved, config, IDENTITY, 2, NUMERICS) == []
+    saved = saved_with(config, versions=current_versions() | {"optimizer": "earlier"})
+    with pytest.raises(UserError, match="version of optimizer was 'earlier'", check=coded("incompatible-change")):
+        check_compatible(saved, config, IDENTITY, 2, NUMERICS)
+    assert len(check_compatible(saved, config, IDENTITY, 2, NUMERICS, allow_change=True)) == 1
+
+
+def test_a_checkpoint_of_a_release_without_optimizer_name_is_adamws():
+    saved = saved_with(CONFIG)
+    del saved.config["optimizer"]["name"]
+    assert check_compatible(saved, CONFIG, IDENTITY, 2, NUMERICS) == []

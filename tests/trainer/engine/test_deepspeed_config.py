@@ -6,7 +6,7 @@ from data_prep.base.errors import UsageError
 from tests.support.error_codes import coded
 from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import OptimizerSettings, Stage, TrainingSettings, ZeroSettings
+from trainer.config.training_settings import OptimizerSettings, StageSettings, TrainingSettings, ZeroSettings
 from trainer.engine.deepspeed_config import deepspeed_config
 
 
@@ -41,8 +41,8 @@ def test_with_stages_the_first_one_counts():
         micro_batch_tokens=None,
         global_batch_tokens=None,
         stages=(
-            Stage(steps=5, sequence_length=128, micro_batch_tokens=256, global_batch_tokens=1024),
-            Stage(steps=5, sequence_length=512, micro_batch_tokens=512, global_batch_tokens=1024),
+            StageSettings(steps=5, sequence_length=128, micro_batch_tokens=256, global_batch_tokens=1024),
+            StageSettings(steps=5, sequence_length=512, micro_batch_tokens=512, global_batch_tokens=1024),
         ),
     )
     assert deepspeed_config(config, 1)["train_micro_batch_size_per_gpu"] == 2
@@ -111,6 +111,16 @@ def test_auto_and_agreeing_values_are_taken_from_the_yaml():
         "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.999], "eps": 1e-6}},
     }
     assert deepspeed_config(make_config(), 2, user) == deepspeed_config(make_config(), 2)
+
+
+def test_an_optimizer_of_this_projects_own_is_deepspeeds_only_by_that_name():
+    config = make_config()
+    config = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"name": "muon"})})
+    merged = deepspeed_config(config, 2, {"optimizer": {"type": "muon", "params": {"lr": "auto"}}})
+    assert merged["zero_allow_untested_optimizer"] is True and "optimizer" not in merged
+    for other in ("AdamW", "Muon"):
+        with pytest.raises(UsageError, match=f"optimizer.type='{other}'", check=coded("deepspeed-settings")):
+            deepspeed_config(config, 2, {"optimizer": {"type": other}})
 
 
 def test_the_micro_batch_of_the_yaml_agrees_where_many_ranks_need_a_smaller_one():

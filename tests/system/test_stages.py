@@ -1,0 +1,196 @@
+"""A run of three stages with other data, lengths, masks, rates and RoPE bases, on several ranks and across borders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launch import status
+from tests.support import launch_command, plain_ranks
+from tests.system.conftest import Training
+from trainer.checkpoint.format import read_state, step_folder
+from trainer.checkpoint.pieces import read_pieces, read_weights
+from trainer.hf_export.export import export_checkpoint
+from trainer.metrics.status import read_status
+
+pytestmark = pytest.mark.spawn
+LAST = 8
+BASES = {"global_rope_theta": 2000.0, "local_rope_theta": 500.0}
+
+
+def overrides(shards: Path) -> tuple[str, ...]:
+    mixture = {"shards": [{"url": str(shards), "weight": 1}, {"url": f"{shards}-copy", "weight": 3}]}
+    short: dict[str, Any] = {"sequence_length": 32, "data": mixture, **BASES}
+    decay = {"name": "one_minus_sqrt", "final_ratio": 0.1}
+    stages: list[dict[str, Any]] = [
+        {"name": "stable", "steps": 3},
+        {"name": "extension", "steps": 2, "mlm_probability": 0.3, "final_mlm_probability": 0.1, **short}
+        | {"gradient_clipping": 0.05, "evaluation": {"every_steps": 2}},
+        {"name": "decay", "steps": 3, "learning_rate": 1e-3, "schedule": decay, "mask_unit": "word", **short},
+    ]
+    return (
+        "model.family=modernbert",
+        "model.hidden_dropout_prob=0",
+        "data.sentence_pairs=none",
+        f"training.stages={json.dumps(stages)}",
+        "training.max_steps=null",
+        "schedule={name: warmup_stable_decay, warmup_steps: 2}",
+        "checkpoint={every_steps: 1, keep_last: 9}",
+        "evaluation={every_steps: 5, max_tokens: 2048}",
+    )
+
+
+@pytest.fixture(scope="module")
+def straight(training, small_shards) -> Training:
+    """The run on two ranks, never interrupted, with the checkpoint of every step."""
+    run = training()
+    shutil.copytree(small_shards, run.folder / "shards")
+    shutil.copytree(small_shards, run.folder / "shards-copy")
+    run.shards, run.overrides = run.folder / "shards", overrides(run.folder / "shards")
+    output = plain_ranks.run(run, 2)
+    assert "stage 1 (extension)" in output and "starting a new epoch" in output
+    assert "stage 2 (decay)" in output and "continuing the epoch" in output
+    return run
+
+
+def killed_after(run: Training, step: int, folder: Path) -> Training:
+    """The run as it stands where it was killed after the checkpoint of `step`."""
+    copy = Training(folder, run.shards, run.overrides)
+    shutil.copytree(run.output_dir, copy.output_dir)
+    shutil.rmtree(copy.output_dir / "tracking")
+    for later in range(step + 1, LAST + 1):
+        shutil.rmtree(step_folder(copy.output_dir, later))
+    return copy
+
+
+@pytest.mark.parametrize("step", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 5, 6))])
+def test_a_run_that_was_killed_at_a_border_or_beside_it_resumes_bitwise(straight, step, tmp_path) -> None:
+    resumed = killed_after(straight, step, tmp_path)
+    output = plain_ranks.run(resumed, 2)
+    assert f"resuming after step {step} of {LAST}" in output
+    found, expected = plain_ranks.losses(resumed), plain_ranks.losses(straight)
+    assert found == {number: expected[number] for number in range(step + 1, LAST + 1)}
+    assert plain_ranks.final_tensors(resumed) == plain_ranks.final_tensors(straight)
+
+
+@pytest.mark.slow
+def test_three_ranks_go_on_across_a_border(straight, tmp_path) -> None:
+    resumed = killed_after(straight, 4, tmp_path)
+    plain_ranks.run(resumed, 3)
+    expected = plain_ranks.losses(straight)
+    found = plain_ranks.losses(resumed)
+    # float32 sums in another order, as in test_ranks.py.
+    assert found == pytest.approx({number: expected[number] for number in range(5, LAST + 1)}, rel=2e-5)
+
+
+def test_status_history_and_checkpoints_follow_the_stages(straight) -> None:
+    written = read_status(straight.output_dir)
+    assert written is not None and written["stage"] == "stage 2 (decay)"
+    positions = [read_state(step_folder(straight.output_dir, step)).state for step in (3, 5, 8)]
+    assert [(position.stage, position.epoch) for position in positions] == [(0, 0), (1, 1), (2, 1)]
+    assert positions[2].next_sample > positions[1].next_sample, "the decay goes on with samples that were not read"
+    history = [json.loads(line) for line in (straight.output_dir / "history.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in history if event["event"] == "evaluated"] == [4, 8]
+    points = [json.loads(line) for line in (straight.output_dir / "tracking" / "points.jsonl").open()]
+    rates = {point["s"]: point["m"]["train/learning_rate"] for point in points if "train/loss" in point["m"]}
+    expected = [1e-3, 2e-3, 2e-3, 2e-3, 2e-3, *(1e-3 * (0.1 + 0.9 * (1 - (n / 3) ** 0.5)) for n in range(3))]
+    assert list(rates.values()) == pytest.approx(expected)
+    # Of 1,024 tokens (less the special ones) 15%, then 30% and 10%.
+    shares = [state.masked_seen / state.tokens_seen for state in _states(straight)]
+    assert shares == pytest.approx([0.15] * 3 + [0.3, 0.1] + [0.15] * 3, rel=0.12)
+
+
+def _states(run: Training) -> list[Any]:
+    """The tokens and predictions of each step alone."""
+    states = [read_state(step_folder(run.output_dir, step)).state for step in range(1, LAST + 1)]
+    before = [states[0].model_copy(update={"masked_seen": 0, "tokens_seen": 0}), *states]
+    return [
+        new.model_copy(
+            update={"masked_seen": new.masked_seen - old.masked_seen, "tokens_seen": new.tokens_seen - old.tokens_seen}
+        )
+        for old, new in zip(before, states, strict=False)
+    ]
+
+
+def test_a_stage_clips_by_its_own_bound(straight) -> None:
+    """Adam's first moment m is m + 0.1 (g - m): the part of the gradient, and so its norm after clipping, shows."""
+    moments = [_first_moments(step_folder(straight.output_dir, step)) for step in (2, 3, 4, 5)]
+    norms = [
+        torch.cat([(after[name] - 0.9 * before[name]) / 0.1 for name in after]).norm().item()
+        for before, after in zip(moments, moments[1:], strict=False)
+    ]
+    assert norms[0] > 0.5, "the first stage clips at 1"
+    assert norms[1:] == pytest.approx([0.05, 0.05], rel=1e-3)
+
+
+def _first_moments(folder: Path) -> dict[tuple[str, int], torch.Tensor]:
+    """Adam's first moments of a checkpoint, by parameter and start of the piece."""
+    pieces = [piece for file in sorted(folder.glob("rank-*.safetensors")) for piece in read_pieces(file)]
+    return {(each.name, each.start): each.read(each.start, each.stop) for each in pieces if each.kind == "exp_avg"}
+
+
+def branch_of(straight: Training, step: int, folder: Path, name: str) -> tuple[Training, tuple[str, ...]]:
+    branch = Training(folder / name, straight.shards, straight.overrides)
+    branch.folder.mkdir()
+    command = ("--branch-from", f"{straight.output_dir}:{step}", "--stage", "decay")
+    return branch, (*command, f"tracking.uri={straight.tracking_uri}")
+
+
+def test_decays_branch_from_one_run_which_stays_as_it_is(straight, tmp_path, monkeypatch, capsys) -> None:
+    from mlflow import MlflowClient
+
+    before = {path: path.read_bytes() for path in straight.output_dir.rglob("*") if path.is_file()}
+    branch, command = branch_of(straight, 2, tmp_path, "first")
+    output = plain_ranks.run(branch, 2, *command)
+    assert f"branching from step 2 of {straight.output_dir}: stage 0 (decay)" in output
+    states = [read_state(step_folder(branch.output_dir, step)) for step in (2, 3, 5)]
+    assert [(each.state.stage, each.state.epoch, each.optimizer_steps) for each in states] == [
+        *((0, 1, 2), (0, 1, 3), (0, 1, 5))
+    ]
+    assert states[0].state.tokens_seen == read_state(step_folder(straight.output_dir, 2)).state.tokens_seen
+    weights = [read_weights(step_folder(run.output_dir, 2)) for run in (straight, branch)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert list(plain_ranks.losses(branch)) == [3, 4, 5]
+    assert {path: path.read_bytes() for path in before} == before
+
+    assert "is finished: step 5/5" in plain_ranks.run(branch, 1, *command), "the branch starts once"
+    client = MlflowClient(straight.tracking_uri)
+    (experiment,) = [found for found in client.search_experiments() if found.name == "clozeworks"]
+    younger, older = client.search_runs([experiment.experiment_id])
+    assert younger.data.tags["mlflow.parentRunId"] == older.info.run_id
+    assert younger.data.tags["clozeworks.branch.at_step"] == "2"
+    assert younger.data.tags["clozeworks.branch.from"] == str(straight.output_dir)
+
+    for run in (straight, branch):
+        launch_command.run(monkeypatch, status, run.output_dir, "--json")
+        tree = json.loads(capsys.readouterr().out)["tree"]
+        assert [(each["depth"], each["from_step"], each["stage"], each["step"]) for each in tree] == [
+            (0, None, None, LAST),
+            (1, 2, "decay", 5),
+        ]
+        assert [each["is_this"] for each in tree] == [run is straight, run is branch]
+
+
+@pytest.mark.slow
+def test_a_killed_branch_resumes_bitwise(straight, tmp_path) -> None:
+    branch, command = branch_of(straight, 3, tmp_path, "whole")
+    plain_ranks.run(branch, 2, *command)
+    other, command = branch_of(straight, 3, tmp_path, "killed")
+    killed = plain_ranks.start(other, 2, *command, trouble={"kill": {"rank": 0, "step": 5}})
+    plain_ranks.finish(killed)
+    plain_ranks.run(other, 2, *command)
+    assert plain_ranks.final_tensors(other) == plain_ranks.final_tensors(branch)
+
+
+def test_an_export_has_the_bases_of_its_step(straight, tmp_path) -> None:
+    bases = []
+    for step in (3, LAST):
+        export = export_checkpoint(step_folder(straight.output_dir, step), tmp_path / str(step)).output
+        config = json.loads((export / "config.json").read_text())
+        bases.append((config["global_rope_theta"], config["local_rope_theta"]))
+    assert bases == [(160_000.0, 10_000.0), tuple(BASES.values())]
