@@ -36,7 +36,7 @@ def test_the_registrar_forgets_the_old_course_and_then_takes_what_was_missed(
         go_back=lambda step: did.append(f"go_back {step}"), submit_missed=lambda: did.append("submit_missed")
     )
     monkeypatch.setattr(saving, "save", lambda run, state, progress, is_end: did.append("save") or progress)
-    config = SimpleNamespace(checkpoint=SimpleNamespace(upload_to=None))
+    config = SimpleNamespace(checkpoint=SimpleNamespace(upload_to=None), branch=None)
     progress = Progress(NonFiniteSteps(20))
     run = SimpleNamespace(config=config, registrar=registrar, suites=None, log=lambda text: None)
     assert saving.finish_previous_start(run, state, progress) == progress
