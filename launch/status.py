@@ -248,6 +248,8 @@ def summarize(
         "last_checkpoint_at": newest.get("saved", {}).get("at"),
         "valid_step": valid.get("step"),
         "valid_mlm_loss": valid.get("metrics", {}).get("valid/mlm_loss"),
+        "suite_step": newest.get("scored", {}).get("step"),
+        "suite_scores": newest.get("scored", {}).get("metrics"),
         "train_loss": status.get("metrics", {}).get("train/loss"),
     }
 
@@ -281,6 +283,9 @@ def describe(figures: dict[str, Any]) -> Iterator[str]:
     yield f"loss              {display(figures['train_loss'], lambda loss: f'{loss:.4f}', 'none')} (train)" + display(
         figures["valid_mlm_loss"], lambda loss: f", {loss:.4f} (valid MLM, step {figures['valid_step']:,})"
     )
+    if figures["suite_scores"]:
+        scores = ", ".join(f"{name} {score:.4f}" for name, score in figures["suite_scores"].items())
+        yield f"suite             {scores} (step {figures['suite_step']:,})"
     yield "last checkpoint   " + display(
         figures["last_checkpoint"], lambda step: f"step {step:,}, {at(figures['last_checkpoint_at'])}", "none"
     )

@@ -32,6 +32,7 @@ from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
 from trainer.evaluation.pairs_in_training import MinimalPairs, open_minimal_pairs
+from trainer.evaluation.suites_in_training import SuitesInTraining
 from trainer.loop.branch import begin_mlflow_run, begun_in, branched, check_branch, is_on, open_branch_tracker
 from trainer.loop.console import StepBar, print_line
 from trainer.loop.data_version import describe_versions
@@ -127,6 +128,9 @@ def set_up(
         health=Health(config.health, training_entropy_nats(stage.data, stage.select(shard_sets))),
         minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
         uploader=uploader,
+        suites=SuitesInTraining(config, warn_on_stderr, print_line)
+        if ranks.is_first and config.evaluation.suite
+        else None,
         registrar=Registrar(config, warn_on_stderr, print_line) if ranks.is_first and config.registry.name else None,
         status=RunStatus(output_dir, partial(warn_of_disk, output_dir)) if ranks.is_first else None,
         system=SystemMetrics(output_dir, ranks.device) if ranks.is_first else None,

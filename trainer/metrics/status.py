@@ -1,7 +1,7 @@
 """Where a run stands and what has happened to it, on disk, also where the launcher hides it.
 
 `output_dir/status.json` is replaced at every log line, and every `HEARTBEAT_SECONDS` while there is none;
-`output_dir/history.jsonl` grows by a line at each start, save, evaluation and end. `Status` and the four events say
+`output_dir/history.jsonl` grows by a line at each start, save, evaluation, suite and end. `Status` and the events say
 what stands in them, for writing and reading alike; anything else may stand beside it.
 """
 
@@ -36,7 +36,7 @@ _LAUNCHED_AT = time.time()
 """Of this process, nearly: before anything that it notes of a run."""
 
 State = Literal["running", "finished", "stopped", "failed"]
-Event = Literal["started", "saved", "evaluated", "ended"]
+Event = Literal["started", "saved", "evaluated", "scored", "ended"]
 _Time = Annotated[float, Field(ge=0, lt=253_402_300_800)]
 """Seconds since 1970, before the year 10,000."""
 _Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -83,7 +83,7 @@ class BranchRecord(_Record):
 
 
 class Started(_Record):
-    """A line of the history, as the three that follow."""
+    """A line of the history, as the four that follow."""
 
     event: Literal["started"]
     at: _Time
@@ -108,6 +108,15 @@ class Evaluated(_Record):
     metrics: dict[str, float | None]
 
 
+class Scored(_Record):
+    """Scores of the checkpoint of a step, which a suite gave later."""
+
+    event: Literal["scored"]
+    at: _Time
+    step: _Count
+    metrics: dict[str, float | None]
+
+
 class Ended(_Record):
     event: Literal["ended"]
     at: _Time
@@ -119,7 +128,9 @@ class Ended(_Record):
 
 
 _STATUS: TypeAdapter[Any] = TypeAdapter(Status)
-_EVENT: TypeAdapter[Any] = TypeAdapter(Annotated[Started | Saved | Evaluated | Ended, Field(discriminator="event")])
+_EVENT: TypeAdapter[Any] = TypeAdapter(
+    Annotated[Started | Saved | Evaluated | Scored | Ended, Field(discriminator="event")]
+)
 
 
 def add_branch(run: Path, branch: BranchRecord) -> None:
