@@ -31,7 +31,7 @@ SYNONYMS: tuple[Synonym, ...] = (
     Synonym(("adam_beta2", "beta_2"), "optimizer.beta2", "decay rate"),
     Synonym(("adam_epsilon", "adam_eps", "epsilon"), "optimizer.eps", "absolute"),
     Synonym(
-        ("optim", "optimizer_type", "optimizer_name", "optim_args"),
+        ("optim", "optimizer", "optimizer_type", "optimizer_name", "optim_args"),
         "optimizer.name",
         "adamw, stable_adamw, muon or module:function",
         "set optimizer.name to adamw, stable_adamw, muon or module:function",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed
@@ -34,6 +35,11 @@ def check_mlflow(config: RunConfig) -> Iterator[Finding]:
     level: Level = "warn" if registered is None else "fail"
     loss = "" if registered is None else f", but end with status 1: {registered} would not be registered"
     uri = resolve_tracking_uri(config.tracking.uri)
+    if uri.startswith("sqlite:////"):
+        path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
+        if not path.exists() and path.parent.is_dir() and os.access(path.parent, os.W_OK):
+            yield Finding("ok", "mlflow", f"{uri} does not exist yet; the run creates it")
+            return
     with request_limits(max_retries=0, timeout_seconds=REQUEST_SECONDS):
         try:
             client = connect(uri)
