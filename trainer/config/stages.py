@@ -68,6 +68,7 @@ class Stage(StageShape):
     model: ModelSettings
     """The model with the RoPE bases of this stage."""
     peak_learning_rate: float
+    weight_decay: float
     schedule: ScheduleSettings
     """With warmup and decay in steps of `rate_clock`."""
     has_own_schedule: bool
@@ -165,6 +166,7 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
                 evaluation=_evaluation(config.evaluation, item, where),
                 model=_model(config.model, item, where),
                 peak_learning_rate=item.learning_rate or config.optimizer.learning_rate,
+                weight_decay=config.optimizer.weight_decay if item.weight_decay is None else item.weight_decay,
                 schedule=run_schedule if item.schedule is None else with_schedule_steps(item.schedule, [shape]),
                 has_own_schedule=item.schedule is not None,
                 rate_clock=run_clock if item.schedule is None else own_clock,

@@ -130,6 +130,12 @@ class Engine:
         if hasattr(self._engine.optimizer, "clip_grad"):
             self._engine.optimizer.clip_grad = max_norm
 
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """Set the weight decay of matrices for the next steps."""
+        for group in fragments.base_optimizer(self._engine.optimizer, self.stage).param_groups:
+            if group.get("decays"):
+                group["weight_decay"] = weight_decay
+
     def prepare(self, *losses: Callable[[], torch.Tensor]) -> None:
         """Take the rehearsal step and set the state of a fresh run; all ranks together, once.
 

@@ -225,10 +225,11 @@ def one_of_each_shape(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def enter_stage(engine: Engine, stage: Stage) -> None:
-    """Set what differs between stages and is no argument of a step: RoPE bases and gradient clipping."""
+    """Set what differs between stages and is no argument of a step: RoPE bases, gradient clipping, weight decay."""
     assert isinstance(engine.module, PretrainingModel)
     engine.module.set_rope_bases(stage.model)
     engine.set_gradient_clipping(stage.gradient_clipping)
+    engine.set_weight_decay(stage.weight_decay)
 
 
 def _as_cut(stage: Stage, world_size: int) -> Stage:
