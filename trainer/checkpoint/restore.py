@@ -34,7 +34,7 @@ def find_latest(
     stage: int | None = None,
     step: int | None = None,
 ) -> Checkpoint | None:
-    """The newest checkpoint that is whole, the same one on all ranks; None where none was ever completed.
+    """Return the newest intact checkpoint, the same one on all ranks; None if there is no complete one.
 
     A damaged checkpoint is skipped with a warning.
 

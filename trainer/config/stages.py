@@ -110,12 +110,12 @@ class Stage(StageShape):
         return [of_run[number] for number in self.data_sets]
 
     def continues(self, earlier: Stage) -> bool:
-        """Return whether its samples are those of `earlier`, so that it goes on at the position where that ended."""
+        """Return whether its samples are those of `earlier`, so that it continues at the position where that ended."""
         return _samples_of(self) == _samples_of(earlier)
 
 
 def _samples_of(stage: Stage) -> tuple[Any, ...]:
-    """Return what the order of a stage's samples depends on, beside the seed."""
+    """Return what determines the order of a stage's samples, besides the seed."""
     data = stage.data
     return (
         stage.sequence_length,

@@ -44,8 +44,8 @@ SYNONYMS: tuple[Synonym, ...] = (
     Synonym(
         ("lr_scheduler_type", "lr_scheduler", "lr_schedule", "lr_decay_style", "scheduler"),
         "schedule.name",
-        "linear, cosine or warmup_stable_decay",
-        "set schedule.name to linear, cosine or warmup_stable_decay",
+        "linear, cosine, one_minus_sqrt or warmup_stable_decay",
+        "set schedule.name to linear, cosine, one_minus_sqrt or warmup_stable_decay",
     ),
     Synonym(
         ("warmup_steps", "num_warmup_steps", "lr_warmup_iters", "lr_warmup_steps"), "schedule.warmup_steps", "steps"

@@ -92,7 +92,7 @@ class Engine:
     def step(self) -> float | torch.Tensor:
         """Clip, update, clear the gradients; return the global norm before clipping, shape ().
 
-        A norm that is not finite says that the step was skipped (`was_step_applied`).
+        A norm that is not finite means that the step was skipped (`was_step_applied`).
         """
         if self.stage > 0:
             self._engine.step()

@@ -158,7 +158,7 @@ def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | N
 
 
 def find_start(config: RunConfig, ranks: Ranks, branch: Branch | None) -> tuple[Checkpoint | None, Branch | None]:
-    """The checkpoint to go on from, and the branch that is to be taken there, unless it was before.
+    """Return the checkpoint to resume from, and the branch to take there, unless it was taken before.
 
     Raises:
         UserError: there is no checkpoint of the branch's step, or none that is whole.
