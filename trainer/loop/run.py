@@ -30,7 +30,7 @@ from trainer.tracking.tracker import MetricLog
 
 @dataclass(frozen=True)
 class Progress:
-    """What changes during a run beside the training state in a checkpoint (`TrainState`)."""
+    """The changing state of a run that is not part of the training state in a checkpoint (`TrainState`)."""
 
     nonfinite: NonFiniteSteps
     saved_at: float = field(default_factory=time.monotonic)
