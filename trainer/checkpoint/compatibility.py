@@ -15,6 +15,7 @@ from trainer.checkpoint.format import DataIdentity, SavedState
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.stages import ROPE_BASES, Stage
+from trainer.engine.custom_optimizer import optimizer_version
 
 VERSION = "version of "
 NUMERICS = "numerics: "
@@ -67,18 +68,26 @@ def check_compatible(
 
     Raises:
         UserError: a difference makes it another run (model, data, seed, batch, schedule ...), unless `allow_change`,
-            which lists it among the others.
+            which lists it among the others; or the optimizer is another one, whose states the checkpoint lacks.
     """
     # An earlier release hid less, and wrote URLs otherwise.
     before, after = (_comparable(without_secrets(each)) for each in (_saved_config(saved), config))
     before |= {f"{NUMERICS}{name}": value for name, value in saved.numerics.items()}
     after |= {f"{NUMERICS}{name}": value for name, value in numerics.items() if saved.numerics}
     before |= {f"{VERSION}{name}": value for name, value in saved.versions.items()}
-    after |= {f"{VERSION}{name}": value for name, value in current_versions().items()}
+    versions = current_versions() | optimizer_version(config.optimizer.name)
+    after |= {f"{VERSION}{name}": value for name, value in versions.items()}
     before |= {"world_size": saved.world_size, "data.manifest_digests": list(saved.data.manifest_digests)}
     after |= {"world_size": world_size, "data.manifest_digests": list(data.manifest_digests)}
     before["tokenizer_fingerprint"] = saved.data.tokenizer_fingerprint
     after["tokenizer_fingerprint"] = data.tokenizer_fingerprint
+    if before["optimizer.name"] != after["optimizer.name"]:
+        raise UserError(
+            f"the checkpoint of step {saved.state.step} has the optimizer states of "
+            f"optimizer.name={before['optimizer.name']}, and optimizer.name={after['optimizer.name']}",
+            fix="set it back, or start a new run in another output_dir (init_from takes an export of this one)",
+            code="another-optimizer",
+        )
     harmless: list[str] = []
     dangerous: list[str] = []
     for name in [*before, *(name for name in after if name not in before)]:
@@ -139,6 +148,7 @@ def _stage_values(config: RunConfig, stage: Stage) -> dict[str, Any]:
     values["batch_warmup"] = stage.batch_warmup and stage.batch_warmup.model_dump(include={"initial_tokens", "steps"})
     own = {
         "learning_rate": (stage.peak_learning_rate, config.optimizer.learning_rate),
+        "weight_decay": (stage.weight_decay, config.optimizer.weight_decay),
         "gradient_clipping": (stage.gradient_clipping, config.training.gradient_clipping),
         "schedule": (stage.schedule.model_dump() if stage.has_own_schedule else None, None),
         **{f"model.{name}": (getattr(stage.model, name), getattr(config.model, name)) for name in ROPE_BASES},
@@ -163,6 +173,8 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _is_harmless(name: str) -> bool:
+    if name == f"{VERSION}optimizer":
+        return False
     return (
         name in _HARMLESS
         or name.split(".")[0] in _HARMLESS_SECTIONS

@@ -28,8 +28,9 @@ from trainer.distributed.memory import explain_out_of_memory
 from trainer.distributed.overlapped_reduction import OverlappedReduction, cut_into_buckets
 from trainer.distributed.process_group import Ranks, set_timeout_on_all_groups
 from trainer.engine import fragments
+from trainer.engine.custom_optimizer import check_states, is_custom, settings_of_groups
 from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.optimizer import attach_partitions, build_optimizer
+from trainer.engine.optimizer import attach_partition, build_optimizer
 
 
 class Engine:
@@ -46,8 +47,11 @@ class Engine:
         self._engine = engine
         self._reduction = reduction
         self._initial: dict[str, torch.Tensor] | None = initial
+        self.optimizer_steps = 0
+        """Number of updates by the optimizer; skipped steps do not count."""
         self.ranks = ranks
         self.stage: int = config.zero.stage
+        self._optimizer_name = config.optimizer.name
         self.precision: str = config.training.precision
 
     @property
@@ -88,13 +92,18 @@ class Engine:
     def step(self) -> float | torch.Tensor:
         """Clip, update, clear the gradients; return the global norm before clipping, shape ().
 
-        A norm that is not finite says that the step was skipped (`was_step_applied`).
+        A norm that is not finite means that the step was skipped (`was_step_applied`).
         """
         if self.stage > 0:
             self._engine.step()
-            reduced_norm: float | torch.Tensor = self._engine.get_global_grad_norm()
-            return reduced_norm
-        # In fp32 at stage 0 DeepSpeed keeps no norm and would write NaN into Adam's moments.
+            norm: float | torch.Tensor = self._engine.get_global_grad_norm()
+        else:
+            norm = self._step_whole_gradients()
+        self.optimizer_steps += self.was_step_applied
+        return norm
+
+    def _step_whole_gradients(self) -> torch.Tensor:
+        """In fp32 at stage 0 DeepSpeed keeps no norm and would write NaN into the optimizer's state."""
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if torch.isfinite(norm):
@@ -121,6 +130,12 @@ class Engine:
         if hasattr(self._engine.optimizer, "clip_grad"):
             self._engine.optimizer.clip_grad = max_norm
 
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """Set the weight decay of matrices for the next steps."""
+        for group in fragments.base_optimizer(self._engine.optimizer, self.stage).param_groups:
+            if group.get("decays"):
+                group["weight_decay"] = weight_decay
+
     def prepare(self, *losses: Callable[[], torch.Tensor]) -> None:
         """Take the rehearsal step and set the state of a fresh run; all ranks together, once.
 
@@ -128,10 +143,12 @@ class Engine:
         shape ().
 
         Raises:
-            UserError: the device has too little memory, or the forward gives no finite number.
+            UserError: the device has too little memory, the forward gives no finite number, or a user's own optimizer
+                has states that a checkpoint cannot hold.
         """
         assert self._initial is not None, "the engine is prepared already"
-        scaler = self.loss_scaler_state()
+        scaler, base = self.loss_scaler_state(), fragments.base_optimizer(self._engine.optimizer, self.stage)
+        groups = settings_of_groups(base)
         self.train()
         self.set_learning_rate(0.0)
         with explain_out_of_memory(self.ranks, "in the rehearsal step"):
@@ -145,6 +162,8 @@ class Engine:
                 fix="check the settings of the model, and use training.precision=bf16 instead of fp16",
                 code="first-gradient-not-finite",
             )
+        if is_custom(self._optimizer_name):
+            check_states(base, self._optimizer_name, groups)
         self.set_loss_scaler_state(scaler)
         for fragment in self.fragments():
             initial = self._initial[fragment.name].view(-1)
@@ -160,14 +179,10 @@ class Engine:
         return list(fragments.fragments(self.module, optimizer, self.stage, self.ranks.rank, self.ranks.world_size))
 
     def finish_setting(self, steps: int) -> None:
-        """After all fragments were set: Adam's number of updates and the weights of the forward; all ranks together."""
+        """After all fragments were set: the number of updates and the weights of the forward; all ranks together."""
+        self.optimizer_steps = steps
         fragments.set_optimizer_steps(self._engine.optimizer, self.stage, steps)
         fragments.refresh_model_weights(self._engine.optimizer, self.stage)
-
-    @property
-    def optimizer_steps(self) -> int:
-        """Number of updates by Adam; skipped steps do not count."""
-        return fragments.optimizer_steps(self._engine.optimizer, self.stage)
 
     def loss_scaler_state(self) -> dict[str, float | int] | None:
         """The dynamic loss scale of fp16 and its counters; None in other precisions."""
@@ -220,7 +235,7 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
         with contextlib.redirect_stdout(io.StringIO()):
             engine, *_ = deepspeed.initialize(
                 model=model,
-                optimizer=build_optimizer(model, config.optimizer),
+                optimizer=build_optimizer(model, config.optimizer, config.training.precision),
                 config=settings,
                 dist_init_required=False,
             )
@@ -232,7 +247,7 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
             code="deepspeed-settings",
         ) from None
     set_timeout_on_all_groups(config.distributed.timeout_seconds)
-    attach_partitions(engine.module, engine.optimizer, config.zero.stage, ranks)
+    attach_partition(engine.module, engine.optimizer, config.zero.stage, ranks)
     if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
         # At the smallest scale DeepSpeed would raise; what a step that is not finite means is judged by its caller.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False
