@@ -209,7 +209,7 @@ def test_wrong_arguments_are_told_before_torch_is_loaded(labeled: Path) -> None:
         "--task classification --pair-column other": "[unexpected-pair-column]",
         "--task classification --metric bleu": "[unknown-metric]",
         "--task classification --train animals.txt": "[unsupported-file-type]",
-        "--task classification --test none.tsv": "[missing-file]",
+        "--task classification --test none.tsv": "[missing-path]",
         "--task classification --model . --label-column klass": "'klass'; its columns: sentence, animal",
         "--task classification --model . --no-tracking --text-column text": "[unknown-column]",
         "--task classification --output animals.tsv": "--output animals.tsv is a file",
@@ -243,7 +243,7 @@ def test_a_registry_that_refuses_takes_no_fit_away(
 
     monkeypatch.setattr("trainer.registry.registration.register", refuse)
     options = ["--learning-rates", "1e-2", "--epochs", "1", "--seeds", "1", "--no-tracking", "--register", "animals"]
-    remedy = "no room.*fitted/model.*register.py --model fitted/model --name animals"
+    remedy = "no room.*fitted/model.*register --model fitted/model --name animals"
     remedy += " --tracking-uri sqlite:///mlflow.db"
     options += ["--tracking-uri", "sqlite:///mlflow.db"]
     with pytest.raises(UserError, match=remedy):

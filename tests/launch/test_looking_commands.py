@@ -78,7 +78,7 @@ def test_empty_lines_are_told_of_and_cells_without_text_refused(
     Path("latin.txt").write_bytes("caf\xe9\n".encode("latin-1"))
     for path, message in (
         ("latin.txt", r"is not UTF-8 \(byte 3\)"),
-        ("none.txt", r"read \(No such file or directory\)"),
+        ("none.txt", r"none\.txt does not exist"),
     ):
         with pytest.raises(UserError, match=message):
             run(monkeypatch, embed, *model, "--input", path, "--output", "v.npy")
