@@ -1,6 +1,6 @@
 """Preparation of pretraining data: text in, a tokenizer and verified webdataset shards out.
 
-The Python API, whose functions do what the commands of `python -m data_prep` do:
+The Python API, whose functions do what the commands `clozeworks tokenizer`, `shards` and so on do:
 
     from data_prep import prepare, train_tokenizer
 

@@ -1,4 +1,4 @@
-"""Measuring whole training steps for `launch/benchmark.py`: one micro-batch, or a sweep over micro-batches."""
+"""Measuring whole training steps for `clozeworks benchmark`: one micro-batch, or a sweep over micro-batches."""
 
 from __future__ import annotations
 

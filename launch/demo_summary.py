@@ -118,7 +118,7 @@ def next_commands(model: str, view_hint: str) -> str:
         f"  source {quote(relative(environment / 'bin' / 'activate'))}\n"
         f"{tracked}"
         f"  {f'{view}    # then open {url}' if url else f'open {view}'}\n"
-        f'  python launch/fill_mask.py --model {quote(model)} "The function returns a [MASK] of strings."\n'
+        f'  clozeworks fill-mask --model {quote(model)} "The function returns a [MASK] of strings."\n'
         "  bash launch/demo.sh --full    # half an hour of training on the same shards"
     )
 

@@ -54,7 +54,7 @@ def held_out_sentences(shards: str, num_sentences: int, seed: int) -> list[str]:
     if not chosen:
         raise UserError(
             f"the valid split of {shards} contains no sentence of {MIN_WORDS} to {MAX_WORDS} plain words",
-            fix="give texts to launch/fill_mask.py instead",
+            fix="give texts to `clozeworks fill-mask` instead",
             code="no-held-out-sentence",
         )
     return [sentence for _, sentence in chosen]

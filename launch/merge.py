@@ -5,7 +5,7 @@
 Merging replaces or follows the decay of the learning rate: the mean of checkpoints of the stable phase often scores
 better than each of them. --weights one_minus_sqrt weighs the checkpoints as a 1-sqrt decay over them would weigh their
 updates; uniform is the plain mean. Any ZeRO stage and number of ranks may have written the checkpoints. The export
-passes the same parity gate as `launch/export.py`, and its provenance names the merged steps. The optimizer's state is
+passes the same parity gate as `clozeworks export`, and its provenance names the merged steps. The optimizer's state is
 not merged: the result is a model to use, evaluate or fine-tune, not a checkpoint to resume.
 """
 

@@ -159,7 +159,7 @@ def answer_lines(served: ServedModel) -> list[str]:
     from trainer.inference.fill_mask import FillMask, report
 
     if served.pipeline_task is None:
-        return ["(transformers has no pipeline for question answering; launch/predict.py runs this model)"]
+        return ["(transformers has no pipeline for question answering; `clozeworks predict` runs this model)"]
     if served.pipeline_task == "fill-mask":
         return report(FillMask(served.model, served.tokenizer).predict(served.shown_example, top_k=3))
     answers = served.pipeline()(served.example)
@@ -174,9 +174,9 @@ def how_to_load(registration: Registration, task: PipelineTask | None) -> str:
 
     uri, server = registration.model_uri, registration.tracking_uri
     where = f"--model {quote(uri)} --tracking-uri {quote(server)}"
-    command = f"python launch/predict.py {where} --input FILE --output FILE"
+    command = f"clozeworks predict {where} --input FILE --output FILE"
     if task == "fill-mask":
-        command = f"python launch/fill_mask.py {where} {quote(INPUT_EXAMPLE)}"
+        command = f"clozeworks fill-mask {where} {quote(INPUT_EXAMPLE)}"
     pipeline = f"  mlflow.transformers.load_model({uri!r})  # a {task} pipeline\n" if task else ""
     return (
         f"\nmodel: {uri}\n"

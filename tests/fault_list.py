@@ -90,7 +90,7 @@ FAULTS = {
     "32": Fault("The MLflow server fails, is slow or is unreachable", "Every point arrives later, in order and once"),
     "33": Fault("The registry refuses, or the MLflow run was deleted", "Training continues and the files stay on disk"),
     "34": Fault("The first step runs out of memory", "The error names the settings to lower"),
-    "35": Fault("A killed build leaves its lock in the op cache", "`launch/doctor.py` names the lock"),
+    "35": Fault("A killed build leaves its lock in the op cache", "`clozeworks doctor` names the lock"),
     "36": Fault(
         "A setting is unknown, of the wrong type or out of range", "One paragraph names it before any rank starts"
     ),
@@ -128,6 +128,6 @@ FAULTS = {
     "57": Fault("A document of 60 MB has no space", "Memory stays within the stated bound"),
     "58": Fault("A finished set has a damaged shard", "`--repair` rebuilds that shard only"),
     "59": Fault("NVML fails (simulated on the CPU)", "Training continues without its metrics"),
-    "60": Fault("Every rank is killed", "`launch/status.py` reports the run as dead", _STEPS),
+    "60": Fault("Every rank is killed", "`clozeworks status` reports the run as dead", _STEPS),
     "61": Fault("Hosts differ in what compilation needs", "All ranks compile or none does"),
 }

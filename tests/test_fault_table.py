@@ -177,12 +177,11 @@ def row_and_fault_of(mark: ast.expr) -> tuple[str, str] | None:
     return str(words["row"]), words["fault"]
 
 
-def test_every_row_of_the_fault_list_has_a_system_test_that_is_named_after_it() -> None:
+def test_every_row_of_the_fault_list_has_a_test_and_system_tests_are_named_after_their_rows() -> None:
     found = marked_tests()
     assert {row for row, *_ in found} == set(ROWS)
-    system = [(row, name) for row, _, path, name in found if path.startswith("tests/system/")]
-    assert {row for row, _ in system} == set(ROWS)
     names = {row: "test_row_" + row.zfill(3 if row.endswith("b") else 2) + "_" for row in ROWS}
+    system = [(row, name) for row, _, path, name in found if path.startswith("tests/system/")]
     assert [name for row, name in system if not name.startswith(names[row])] == []
 
 

@@ -215,16 +215,18 @@ def test_a_mutant_is_killed_by_a_failure_or_by_the_time_limit_and_otherwise_surv
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
     trees = Trees(project, tmp_path_factory.mktemp("copies"), 1, [])
     test = "tests/trainer/parts/test_counter.py"
-    assert trees.run([test], 60)["status"] == 0
-    known = {test: -23.0}  # which leaves five seconds
-    results = {}
-    for mutant, _ in mutants_of((project / "trainer/parts/counter.py").read_text(), "trainer/parts/counter.py"):
-        results[mutant.operator, mutant.replacement] = judge(trees, mutant, known)
-    assert results["statement", "pass"] == {"result": "survived", "tests": 1}
-    assert results["return", "return None"] == {"result": "killed", "by": f"{test}::test_cut"}
-    assert results["arithmetic", "size -= 1"] == {"result": "killed", "by": "time limit"}
-    assert trees.run([test], 60)["status"] == 0, "the copy is as it was"
-    assert judge(trees, mutant, {}) == {"result": "tests fail without it"}
+    assert trees.run([test], 620)["status"] == 0
+    mutants = {
+        (mutant.operator, mutant.replacement): mutant
+        for mutant, _ in mutants_of((project / "trainer/parts/counter.py").read_text(), "trainer/parts/counter.py")
+    }
+    patient, impatient = {test: 100.0}, {test: -23.6}  # limits of 620 seconds and of 2
+    survivor, wrong, endless = ("statement", "pass"), ("return", "return None"), ("arithmetic", "size -= 1")
+    assert judge(trees, mutants[survivor], patient) == {"result": "survived", "tests": 1}
+    assert judge(trees, mutants[wrong], patient) == {"result": "killed", "by": f"{test}::test_cut"}
+    assert judge(trees, mutants[endless], impatient) == {"result": "killed", "by": "time limit"}
+    assert trees.run([test], 620)["status"] == 0, "the copy is as it was"
+    assert judge(trees, mutants[wrong], {}) == {"result": "tests fail without it"}
 
 
 def test_the_report_counts_by_area_and_leaves_equivalent_ones_out(tmp_path: Path) -> None:

@@ -7,17 +7,18 @@ import sys
 from data_prep.base.errors import UsageError, run_command
 
 OVERVIEW = """\
-trainer pretrains BERT-style encoders on shards that data_prep wrote. It is a library; the commands are in launch/.
+trainer pretrains BERT-style encoders on shards that data_prep wrote. It is a library;
+`clozeworks --help` lists all commands.
 
 Commands (each has --help):
   deepspeed launch/pretrain.py --config FILE   pretrain, or resume the run of its output_dir
-  python launch/export.py                      write a checkpoint as a Hugging Face directory
-  python launch/register.py                    register a model in MLflow, compare versions, move an alias
-  python launch/fill_mask.py                   fill masks in texts
-  python launch/embed.py                       write vectors of texts
-  python launch/finetune.py                    fine-tune an encoder on a labeled table
-  python launch/evaluate.py                    evaluate an encoder on minimal pairs
-  python -m data_prep                          make a tokenizer and shards
+  clozeworks export                            write a checkpoint as a Hugging Face directory
+  clozeworks register                          register a model in MLflow, compare versions, move an alias
+  clozeworks fill-mask                         fill masks in texts
+  clozeworks embed                             write vectors of texts
+  clozeworks finetune                          fine-tune an encoder on a labeled table
+  clozeworks evaluate                          evaluate an encoder on minimal pairs
+  clozeworks tokenizer, clozeworks shards      make a tokenizer and shards
 
 Functions (from trainer import NAME; help(NAME) has the arguments):
   load_config(path, overrides)                 the configuration of a run, from a YAML file or a preset

@@ -162,7 +162,7 @@ class Dataset:
         if int(tokens.max(initial=0)) >= self.tokenizer.vocab_size or source >= len(self.manifest.sources):
             raise UserError(
                 f"{storage.redact(self.folder)} is damaged at document {identity:016x}",
-                fix="restore it; 'python -m data_prep verify' lists everything that is damaged",
+                fix="restore it; 'clozeworks verify' lists everything that is damaged",
                 code="damaged-shard",
             )
         record = self.manifest.sources[source]

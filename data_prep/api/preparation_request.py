@@ -133,7 +133,7 @@ def request_preparation(
     if tokenizer is None and add_to is None:
         raise UsageError(
             "no tokenizer is given",
-            fix="give --tokenizer DIR (in Python: tokenizer=), which 'python -m data_prep tokenizer' makes",
+            fix="give --tokenizer DIR (in Python: tokenizer=), which 'clozeworks tokenizer' makes",
             code="missing-tokenizer",
         )
     check_folder("--output", folder)

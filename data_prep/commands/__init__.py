@@ -1,1 +1,1 @@
-"""Subcommands of `python -m data_prep`."""
+"""Commands of data preparation."""

@@ -1,4 +1,4 @@
-"""`python -m data_prep inspect`: Show decoded documents of a data set, or how its tokenizer splits a text.
+"""`clozeworks inspect`: Show decoded documents of a data set, or how its tokenizer splits a text.
 
 Each document comes with its document id, source and counts, one sentence per line. --document, --id and --url show
 whole documents with their provenance. A document id is the data set's own (16 hexadecimal digits, as 'remove

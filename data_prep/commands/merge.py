@@ -1,4 +1,4 @@
-"""`python -m data_prep merge`: Finish a data set that several jobs prepared with shards --shard-range.
+"""`clozeworks merge`: Finish a data set that several jobs prepared with shards --shard-range.
 
 Give the same inputs and settings as to the ranges. The command fails with the missing ranges if some are not done.
 """

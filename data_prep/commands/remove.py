@@ -1,4 +1,4 @@
-"""`python -m data_prep remove`: Remove a source or documents from a data set (takedown), as a new version of it.
+"""`clozeworks remove`: Remove a source or documents from a data set (takedown), as a new version of it.
 
 --urls and --ids find documents by their provenance, also texts that were dropped as duplicates of a kept document: the
 kept document goes then. URLs and ids must match exactly. Only the shards that hold the documents are rewritten, without

@@ -1,4 +1,4 @@
-"""`python -m data_prep shards`: Make a data set of text files: filter, clean, deduplicate, tokenize, write shards.
+"""`clozeworks shards`: Make a data set of text files: filter, clean, deduplicate, tokenize, write shards.
 
 Supported files: .txt .jsonl .json .csv .tsv .parquet .arrow, also compressed (.gz .zst .bz2 .xz). An interrupted run
 resumes with the same command; the result is the same, byte for byte, for any number of workers and interruptions.
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         if shard_range is not None:
             is_work = map_range(asked.plan, asked.tokenizer, asked.output, where, shard_range)
             done = "is done" if is_work else "was done already"
-            print(f"range {shard_range} {done}; once all ranges are done, run 'python -m data_prep merge'")
+            print(f"range {shard_range} {done}; once all ranges are done, run 'clozeworks merge'")
             return
         made = prepare_shards(asked.plan, asked.tokenizer, asked.output, where, arguments.fresh)
     print_result(asked, *made)
@@ -108,7 +108,7 @@ def print_result(asked: Preparation, manifest: Manifest, is_new: bool) -> None:
     place = storage.redact(asked.output)
     if not is_new:
         print(f"{place} is complete: the same inputs, settings and tokenizer made it; nothing was done")
-        print("its file sizes match the manifest; 'python -m data_prep verify' checks the contents")
+        print("its file sizes match the manifest; 'clozeworks verify' checks the contents")
     for table in (split_table(manifest), step_table(manifest), source_table(manifest)):
         print(table.text(), end="\n\n")
     print(place)

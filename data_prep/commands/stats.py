@@ -1,4 +1,4 @@
-"""`python -m data_prep stats`: Show counts, lengths and frequencies of a data set, as text or as a web page.
+"""`clozeworks stats`: Show counts, lengths and frequencies of a data set, as text or as a web page.
 
 The page (index.html) holds plots, sample documents and tables in one file, without scripts or anything to fetch.
 """

@@ -1,4 +1,4 @@
-"""`python -m data_prep tokenizer`: Train a SentencePiece BPE tokenizer on text files.
+"""`clozeworks tokenizer`: Train a SentencePiece BPE tokenizer on text files.
 
 The command draws a sample of the text, trains on it, and proves that Hugging Face's tokenizer.json gives the same ids.
 The output folder loads with AutoTokenizer.from_pretrained. Rerunning the command on a finished output does nothing.

@@ -1,4 +1,4 @@
-"""`python -m data_prep verify`: Check every byte and count of a data set, and that removed documents are gone.
+"""`clozeworks verify`: Check every byte and count of a data set, and that removed documents are gone.
 
 Hashes all files, reads all shards, recounts documents, sentences and tokens, and compares them with the manifest.
 """

@@ -203,7 +203,7 @@ class ShardSettings(Settings):
 
 
 class PreparationConfig(Settings):
-    """All settings of `python -m data_prep`."""
+    """All settings of data preparation."""
 
     sources: tuple[Source, ...] = Field(
         (), description="named sources of text; --input on the command line replaces them"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.counts import read_tensors, read_token_counts, split_record, token_counts_file
 from data_prep.dataset.manifest import Manifest
-from data_prep.dataset.manifest_records import FileRecord
+from data_prep.dataset.manifest_records import FileRecord, ShardRecord
 from data_prep.dataset.shard_index import read_index
 from data_prep.dataset.versions import next_version, publish
 from data_prep.storage import storage
@@ -34,14 +34,14 @@ def check_source_names(parent: Manifest, names: Collection[str]) -> None:
         )
 
 
-def known_ids(folder: str, parent: Manifest) -> np.ndarray:
-    """Ids of all documents of the data set, (num_documents,) uint64, rising; in memory 8 bytes a document.
+def known_ids(folder: str, shards: Iterable[ShardRecord]) -> np.ndarray:
+    """Ids of all documents of these shards, (num_documents,) uint64, ascending; 8 bytes of memory per document.
 
     Raises:
         UserError: an index is missing or damaged.
     """
     ids = np.empty(0, np.uint64)
-    for shard in parent.shards:
+    for shard in shards:
         found = read_index(folder, shard).document_ids
         filled = len(ids)
         ids.resize(filled + len(found), refcheck=False)  # in place; nothing is allocated on the manifest's word alone

@@ -243,8 +243,8 @@ def _settings(manifest: Manifest) -> Iterator[str]:
 
 
 def _check() -> Iterator[str]:
-    yield "`python -m data_prep verify DIR` hashes every file, recounts all documents, sentences and tokens, and proves"
-    yield "that removed documents are gone; `python -m data_prep inspect DIR` shows documents. `manifest.json` lists"
+    yield "`clozeworks verify DIR` hashes every file, recounts all documents, sentences and tokens, and proves"
+    yield "that removed documents are gone; `clozeworks inspect DIR` shows documents. `manifest.json` lists"
     yield "the sha256 of every file; the manifest digest above is the sha256 of `manifest.json`."
 
 

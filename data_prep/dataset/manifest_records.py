@@ -19,7 +19,7 @@ from data_prep.filters.reasons import is_filter_reason
 from data_prep.tokenizer.special_tokens import MAX_VOCAB_SIZE, OWN_SPECIAL_TOKENS, SpecialTokens
 
 REBUILD = (
-    "rebuild it with the command that made the data set and --repair ('python -m data_prep shards ... --repair'), or "
+    "rebuild it with the command that made the data set and --repair ('clozeworks shards ... --repair'), or "
     "restore it from a copy"
 )
 """The fix for a damaged shard, index, provenance sidecar or file of token counts."""

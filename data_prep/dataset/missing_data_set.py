@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
+from data_prep.storage.compression import COMPRESSIONS
 
-_TEXT_ENDINGS = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 _TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
-_COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 
 
 def explain_missing_data_set(folder: str) -> UserError:
@@ -35,7 +34,7 @@ def explain_missing_data_set(folder: str) -> UserError:
         )
     return UserError(
         f"{where} holds no manifest.json, so it is not a complete data set",
-        fix="prepare one with 'python -m data_prep shards'; if that command was interrupted, rerun it",
+        fix="prepare one with 'clozeworks shards'; if that command was interrupted, rerun it",
         code="missing-manifest",
     )
 
@@ -49,24 +48,25 @@ def tokenizer_instead_of_shards(where: str) -> UsageError:
     """Return the error for a tokenizer that was given as a data set; `where` is its path, or a setting with it."""
     return UsageError(
         f"{where} is a tokenizer, not a data set",
-        fix="give the folder of the shards that were made with it: the --output of python -m data_prep shards "
-        "--tokenizer TOKENIZER",
+        fix="give the folder of the shards that were made with it (--output of `clozeworks shards --tokenizer ...`)",
         code="tokenizer-instead-of-shards",
     )
 
 
 def is_text_file(name: str) -> bool:
     """Return whether a name has the ending of a file that preparation reads; files of a data set do not count."""
+    from data_prep.documents.formats.format_registry import BUILT_IN  # not needed unless something is wrong
+
     plain = name.lower()
-    for ending in _COMPRESSED:
+    for ending in COMPRESSIONS:
         plain = plain.removesuffix(ending)
-    return plain.endswith(_TEXT_ENDINGS) and not plain.endswith((".provenance.parquet", "manifest.json"))
+    endings = tuple(ending for item in BUILT_IN for ending in item.endings)
+    return plain.endswith(endings) and not plain.endswith((".provenance.parquet", "manifest.json"))
 
 
 def _raw_text(problem: str, pattern: str) -> UsageError:
     return UsageError(
         problem,
-        fix=f"make shards of it with: python -m data_prep shards --input '{pattern}' --tokenizer TOKENIZER "
-        "--output SHARDS",
+        fix=f"make shards of it with: clozeworks shards --input '{pattern}' --tokenizer TOKENIZER --output SHARDS",
         code="text-instead-of-shards",
     )

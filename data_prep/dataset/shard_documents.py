@@ -114,7 +114,7 @@ class ShardDocuments:
     def _damaged_at(self, number: int) -> UserError:
         return UserError(
             f"{storage.redact(self._url)} is damaged at document {number}",
-            fix=f"{REBUILD}; 'python -m data_prep verify' lists everything that is damaged",
+            fix=f"{REBUILD}; 'clozeworks verify' lists everything that is damaged",
             code="damaged-shard",
         )
 
@@ -150,7 +150,7 @@ def find_document(folder: str, document_id: int, manifest: Manifest | None = Non
         total = sum(shard.documents for _, shard in shards)
         raise UserError(
             f"{storage.redact(folder)} has no document {document_id:016x} among its {total:,}",
-            fix="take an id that 'python -m data_prep inspect' shows (xxh3_64 of the normalized text, hexadecimal); if "
+            fix="take an id that 'clozeworks inspect' shows (xxh3_64 of the normalized text, hexadecimal); if "
             "the id is right, the document was dropped or removed",
             code="unknown-document",
         )

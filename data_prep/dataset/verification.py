@@ -78,8 +78,7 @@ def raise_problems(folder: str, problems: Sequence[str]) -> None:
     problem, _, fix = problems[0].partition(" Fix: ")
     error = DamagedDataSet(
         printable(f"{storage.redact(folder)} has {counted(len(problems), 'problem')}; the first: {problem}"),
-        fix=fix
-        or "restore the damaged files from a copy, or rebuild them with 'python -m data_prep shards ... --repair'",
+        fix=fix or "restore the damaged files from a copy, or rebuild them with 'clozeworks shards ... --repair'",
         code="damaged-data-set",
     )
     error.problems = tuple(problems)

@@ -14,6 +14,9 @@ default settings, 278 MB in the largest process, and 724 MB of signature files (
 and its results/near_duplicates_scale.json). A unit's memory is bounded up to about 120 million documents, where 1024
 parts of two million keys are full; beyond, the parts get larger. The process that makes the clusters holds those
 documents that have a near copy.
+
+File opens are bounded: more than `MAX_FILES` files of signatures are joined into at most `MAX_JOINED` first, and each
+part opens each of these once; `near_file_opens` counts them.
 """
 
 from __future__ import annotations
@@ -29,10 +32,16 @@ import numpy as np
 from data_prep.config.preparation_config import DeduplicationSettings
 from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.shards import read_records
-from data_prep.deduplication.signature_files import MAX_PARTS, SignatureFiles, open_signatures
+from data_prep.deduplication.signature_files import MAX_PARTS, SignatureFiles, join_signatures, open_signatures
 from data_prep.deduplication.similarity_search import clusters, similar_pairs
 from data_prep.storage import storage
 from data_prep.storage.sealing import sealed, unsealed
+
+MAX_FILES = 128
+"""Files of signatures that a part opens; more are joined first."""
+MAX_JOINED = 32
+PAIR_FILES_AT_ONCE = 128
+"""Files of pairs that one process reads; the clusters of more are formed in several steps."""
 
 # Bounds of a unit's memory: band keys that it sorts, and pairs whose signatures it holds at once.
 _PART_ENTRIES = 1 << 21
@@ -62,6 +71,23 @@ class SignatureTask:
     shard: ShardRecord
     settings: DeduplicationSettings
     work_folder: str
+
+
+@dataclass(frozen=True)
+class JoinTask:
+    """Consecutive files of signatures to join into one."""
+
+    signature_urls: tuple[str, ...]
+    settings: DeduplicationSettings
+    url: str
+
+
+@dataclass(frozen=True)
+class ClusterTask:
+    """Files of pairs whose clusters go to one file."""
+
+    pair_urls: tuple[str, ...]
+    url: str
 
 
 @dataclass(frozen=True)
@@ -103,9 +129,21 @@ def shard_signatures(task: SignatureTask) -> int:
     return task.shard.documents
 
 
+def join_files(task: JoinTask) -> int:
+    """Write the joined file; its existence marks the task as done. Return the number of files joined."""
+    join_signatures(task.signature_urls, task.url, task.settings)
+    return len(task.signature_urls)
+
+
 def find_pairs(task: PairTask) -> int:
     """Write the similar pairs of a part, (P, 2) int64 indices; the existing file marks it as done. Return 1."""
-    files = SignatureFiles(task.signature_urls, task.settings)
+    with SignatureFiles(task.signature_urls, task.settings) as files:
+        pairs = _pairs_in(files, task)
+    storage.write_bytes(pairs_url(task), sealed(pairs.astype("<i8").tobytes()))
+    return 1
+
+
+def _pairs_in(files: SignatureFiles, task: PairTask) -> np.ndarray:
     min_equal = math.ceil(task.settings.threshold * task.settings.num_hashes - 1e-9)
 
     def are_similar(pairs: np.ndarray) -> np.ndarray:
@@ -116,9 +154,14 @@ def find_pairs(task: PairTask) -> int:
             similar[chunk] = _equal_counts(files.signatures(indices), numbers.reshape(-1, 2)) >= min_equal
         return similar
 
-    pairs = similar_pairs(*files.entries(task.part, task.num_parts), are_similar)
-    storage.write_bytes(pairs_url(task), sealed(pairs.astype("<i8").tobytes()))
-    return 1
+    return similar_pairs(*files.entries(task.part, task.num_parts), are_similar)
+
+
+def form_clusters(task: ClusterTask) -> int:
+    """Write each member of a cluster with its root, as a file of pairs, which marks the task as done."""
+    members, roots = _clusters_of(task.pair_urls)
+    storage.write_bytes(task.url, sealed(np.column_stack([roots, members]).astype("<i8").tobytes()))
+    return len(task.pair_urls)
 
 
 def find_near_duplicates(
@@ -139,15 +182,80 @@ def find_near_duplicates(
     Raises:
         UserError: a file of signatures or pairs is damaged.
     """
-    files = SignatureFiles(signature_urls, settings)
-    num_parts = _num_parts(files.num_entries)
-    tasks = [PairTask(part, num_parts, tuple(signature_urls), settings, work_folder) for part in range(num_parts)]
-    run("comparing", find_pairs, tasks, pairs_url, lambda task: 1, ("parts", 1.0))
+    urls, num_parent_files = _few_files(signature_urls, num_parent_files, settings, work_folder, run)
+    with SignatureFiles(urls, settings) as files:
+        num_parts = _num_parts(files.num_entries)
+        tasks = [PairTask(part, num_parts, tuple(urls), settings, work_folder) for part in range(num_parts)]
+        run("comparing", find_pairs, tasks, pairs_url, lambda task: 1, ("parts", 1.0))
+        pair_urls = [pairs_url(task) for task in tasks]
+        if len(pair_urls) > PAIR_FILES_AT_ONCE:
+            pair_urls = _few_pair_files(pair_urls, work_folder, run)
+        members, roots = _clusters_of(pair_urls)
+        return _later_ids(files.document_ids(members), members, roots, files.first_indices[num_parent_files])
+
+
+def near_file_opens(num_files: int, num_parts: int = MAX_PARTS) -> dict[str, int]:
+    """Return the files that the search opens, by step; a file that is written is opened three times.
+
+    Args:
+        num_files: of signatures, one for each unit of input, of a preparation that adds to no data set.
+        num_parts: of the range of band keys; at most, by default.
+    """
+    num_joined = len(_groups_to_join(num_files, 0)) if num_files > MAX_FILES else 0
+    num_clusters = -(-num_parts // PAIR_FILES_AT_ONCE) if num_parts > PAIR_FILES_AT_ONCE else 0
+    return {
+        "to write signatures": num_files * 3,
+        "to join signatures": num_files + num_joined * 3 if num_joined else 0,
+        "to find near-duplicates": (num_joined or num_files) * (num_parts + 1) + num_parts * 4 + num_clusters * 4,
+    }
+
+
+def _groups_to_join(num_files: int, num_parent_files: int) -> list[range]:
+    """Return the numbers of the files that are joined, of the extended data set apart; at most `MAX_JOINED` groups."""
+    size = -(-num_files // (MAX_JOINED - 1))
+    firsts = [*range(0, num_parent_files, size), *range(num_parent_files, num_files, size)]
+    stops = [min(first + size, num_parent_files if first < num_parent_files else num_files) for first in firsts]
+    return [range(first, stop) for first, stop in zip(firsts, stops, strict=True)]
+
+
+def _few_files(
+    urls: Sequence[str], num_parent_files: int, settings: DeduplicationSettings, work_folder: str, run: Run
+) -> tuple[Sequence[str], int]:
+    """Join the files where they are many; return those to read, and how many of them hold the extended data set."""
+    if len(urls) <= MAX_FILES:
+        return urls, num_parent_files
+    groups = _groups_to_join(len(urls), num_parent_files)
+    tasks = [
+        JoinTask(
+            tuple(urls[number] for number in group),
+            settings,
+            storage.join(work_folder, f"joined-{group.start:06d}.signatures"),
+        )
+        for group in groups
+    ]
+    run("joining", join_files, tasks, lambda task: task.url, lambda task: len(task.signature_urls), ("files", 1.0))
+    return [task.url for task in tasks], sum(group.start < num_parent_files for group in groups)
+
+
+def _few_pair_files(urls: Sequence[str], work_folder: str, run: Run) -> list[str]:
+    firsts = range(0, len(urls), PAIR_FILES_AT_ONCE)
+    tasks = [
+        ClusterTask(
+            tuple(urls[first : first + PAIR_FILES_AT_ONCE]),
+            storage.join(work_folder, f"clusters-{first:04d}-of-{len(urls):04d}.pairs"),
+        )
+        for first in firsts
+    ]
+    run("clustering", form_clusters, tasks, lambda task: task.url, lambda task: len(task.pair_urls), ("files", 1.0))
+    return [task.url for task in tasks]
+
+
+def _clusters_of(pair_urls: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the members of the clusters of all pairs and their roots, as `clusters`."""
     members, roots = np.empty(0, np.int64), np.empty(0, np.int64)
-    for task in tasks:
-        pairs = _read_pairs(pairs_url(task))
-        members, roots = clusters(np.concatenate([np.column_stack([roots, members]), pairs]))
-    return _later_ids(files.document_ids(members), members, roots, files.first_indices[num_parent_files])
+    for url in pair_urls:
+        members, roots = clusters(np.concatenate([np.column_stack([roots, members]), _read_pairs(url)]))
+    return members, roots
 
 
 def _read_pairs(url: str) -> np.ndarray:

@@ -42,6 +42,7 @@ _MAGIC = b"clozesg2"  # earlier releases, without checksums, used clozesig
 _TRAILER = struct.Struct("<8sQ")  # magic, bytes of the table before it
 _ENTRY = np.dtype([("key", "<u8"), ("document", "<u4")])
 _STARTS_BYTES = (MAX_PARTS + 1) * 4 + MAX_PARTS * 8  # with the checksums of the buckets
+_COPY_BYTES = 1 << 22
 _GAP_ROWS = 128  # signatures that are read rather than skipped by a seek
 
 
@@ -72,8 +73,7 @@ class SignatureWriter:
         self._sign()
         if self._ids:
             self._write_block()
-        table = json.dumps({**_described(self._settings), "blocks": self._blocks}).encode()
-        self._file.write(sealed(table) + sealed(_TRAILER.pack(_MAGIC, len(table))))
+        _write_table(self._file, self._settings, self._blocks)
 
     def _sign(self) -> None:
         if self._tokens:
@@ -110,6 +110,28 @@ def open_signatures(url: str, settings: DeduplicationSettings) -> Iterator[Signa
         writer.close()
 
 
+def join_signatures(urls: Sequence[str], url: str, settings: DeduplicationSettings) -> None:
+    """Write the documents of several files, in their order, to one file; each file is read once.
+
+    Raises:
+        UserError: as `SignatureFiles`.
+    """
+    blocks: list[tuple[int, int, int]] = []
+    with storage.local_write(url) as path, open(path, "wb") as joined:
+        for part in urls:
+            with storage.open_read(part) as file:
+                shift = joined.tell()
+                of_part, num_bytes = _read_table(file, part, settings)
+                blocks += [(shift + offset, *counts) for offset, *counts in of_part]
+                file.seek(0)
+                while num_bytes:
+                    if not (data := file.read(min(num_bytes, _COPY_BYTES))):
+                        raise damaged(part)
+                    joined.write(data)
+                    num_bytes -= len(data)
+        _write_table(joined, settings, blocks)
+
+
 @dataclass(frozen=True)
 class _Block:
     """Offsets of the parts of a block in its file, and the index of its first document."""
@@ -134,7 +156,9 @@ class _Block:
 
 
 class SignatureFiles:
-    """Documents of several signature files, identified by their index over all files.
+    """Documents of several signature files, identified by their index over all files; a context manager.
+
+    Each file is opened once and stays open, so there should be few: `join_signatures` makes few of many.
 
     Attributes:
         first_indices: index of the first document of each file; the last is the number of all documents.
@@ -151,13 +175,23 @@ class SignatureFiles:
         self._blocks: list[_Block] = []
         self.first_indices = [0]
         self.num_entries = 0
+        self._stack = contextlib.ExitStack()
+        self._files: dict[str, BinaryIO] = {}
         for url in urls:
             index = self.first_indices[-1]
-            for offset, num_entries, num_documents in _read_table(url, settings):
+            if url not in self._files:
+                self._files[url] = self._stack.enter_context(storage.open_read(url))
+            for offset, num_entries, num_documents in _read_table(self._files[url], url, settings)[0]:
                 self._blocks.append(_Block(url, offset, num_entries, num_documents, index))
                 self.num_entries += num_entries
                 index += num_documents
             self.first_indices.append(index)
+
+    def __enter__(self) -> SignatureFiles:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
 
     def entries(self, part: int, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
         """Read all band keys of a part of their range: keys (E,) uint64, indices (E,) int64; `num_parts` divides 1024.
@@ -167,7 +201,8 @@ class SignatureFiles:
         """
         buckets = slice(part * MAX_PARTS // num_parts, (part + 1) * MAX_PARTS // num_parts)
         keys, indices = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
-        for file, block in _opened(self._blocks):
+        for block in self._blocks:
+            file = self._files[block.url]
             data = read_sealed(file, block.url, block.starts_offset, _STARTS_BYTES)
             starts = np.frombuffer(data, "<u4", MAX_PARTS + 1)[buckets.start : buckets.stop + 1].astype(np.int64)
             checksums = np.frombuffer(data, "<u8", MAX_PARTS, (MAX_PARTS + 1) * 4)[buckets]
@@ -210,16 +245,9 @@ class SignatureFiles:
         firsts = np.array([block.first_index for block in self._blocks], np.int64)
         bounds = np.append(np.searchsorted(indices, firsts), len(indices)).tolist()
         wanted = {block: slice(*bounds[number : number + 2]) for number, block in enumerate(self._blocks)}
-        for file, block in _opened([block for block, part in wanted.items() if part.stop > part.start]):
-            yield file, block, wanted[block]
-
-
-def _opened(blocks: Iterable[_Block]) -> Iterator[tuple[BinaryIO, _Block]]:
-    """Yield every block with its open file; each file is opened once."""
-    for url, of_file in itertools.groupby(blocks, key=lambda block: block.url):
-        with storage.open_read(url) as file:
-            for block in of_file:
-                yield file, block
+        for block, part in wanted.items():
+            if part.stop > part.start:
+                yield self._files[block.url], block, part
 
 
 def _described(settings: DeduplicationSettings) -> dict[str, Any]:
@@ -233,16 +261,19 @@ def _described(settings: DeduplicationSettings) -> dict[str, Any]:
     }
 
 
-def _read_table(url: str, settings: DeduplicationSettings) -> list[tuple[int, int, int]]:
-    """Read offset, entries and documents of every block of a file."""
-    with storage.open_read(url) as file:
-        offset = max(0, file.seek(0, 2) - _TRAILER.size - CHECKSUM_BYTES)
-        magic, table_bytes = _TRAILER.unpack(read_sealed(file, url, offset, _TRAILER.size))
-        if magic != _MAGIC:
-            raise damaged(url)
-        table: dict[str, Any] = json.loads(
-            bytes(read_sealed(file, url, offset - table_bytes - CHECKSUM_BYTES, table_bytes))
-        )
+def _write_table(file: BinaryIO, settings: DeduplicationSettings, blocks: Sequence[tuple[int, int, int]]) -> None:
+    table = json.dumps({**_described(settings), "blocks": blocks}).encode()
+    file.write(sealed(table) + sealed(_TRAILER.pack(_MAGIC, len(table))))
+
+
+def _read_table(file: BinaryIO, url: str, settings: DeduplicationSettings) -> tuple[list[tuple[int, int, int]], int]:
+    """Read offset, entries and documents of every block of a file; the table begins at the byte that is returned."""
+    offset = max(0, file.seek(0, 2) - _TRAILER.size - CHECKSUM_BYTES)
+    magic, table_bytes = _TRAILER.unpack(read_sealed(file, url, offset, _TRAILER.size))
+    if magic != _MAGIC:
+        raise damaged(url)
+    offset -= table_bytes + CHECKSUM_BYTES
+    table: dict[str, Any] = json.loads(bytes(read_sealed(file, url, offset, table_bytes)))
     blocks: list[tuple[int, int, int]] = table.pop("blocks")
     if table != _described(settings):
         raise UserError(
@@ -251,7 +282,7 @@ def _read_table(url: str, settings: DeduplicationSettings) -> list[tuple[int, in
             fix="use the same version of rensa everywhere, and rerun the command with --fresh",
             code="signature-mismatch",
         )
-    return blocks
+    return blocks, offset
 
 
 def _read(file: BinaryIO, offset: int, dtype: Any, count: int) -> np.ndarray:

@@ -11,21 +11,20 @@ import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.formats.format_registry import format_of, sniffed, use_formats
 from data_prep.documents.formats.input_format import Fields, Format, Part, Reading
-from data_prep.documents.formats.parquet_format import ParquetFormat, parquet_documents
-from data_prep.documents.input_units import InputUnit, rows_of
+from data_prep.documents.input_units import InputUnit
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.documents.lines import damaged_line
 from data_prep.documents.rejects import BadInput, Rejects
 from data_prep.storage import storage
 from data_prep.storage.compression import COMPRESSIONS, DAMAGE, decompress, decompressed_copy, detect_compression
-from data_prep.storage.hashing_files import NOTHING_BEYOND, HashingFile, read_bytes_of
-from data_prep.storage.parquet import DamagedParquet
+from data_prep.storage.hashing_files import NOTHING_BEYOND, HashingFile, RangeHashingFile, read_bytes_of
+from data_prep.storage.parquet import DamagedTable
 from data_prep.text.cleaning import has_too_many_marks
 
 _HEAD_BYTES = 1 << 10
@@ -36,14 +35,14 @@ def unit_sha256(unit: InputUnit, settings: DocumentSettings, text_field: str | N
     use_formats(settings.formats)
     item, _, compression = format_of(unit.url)
     with storage.open_read(unit.url) as raw:
-        if compression or not isinstance(item, ParquetFormat):
+        if compression or not item.needs_seeking:
             return _hashing(raw, unit, b"").hexdigest()
+        file = RangeHashingFile(raw, storage.redact(unit.url))
         try:
-            rows = rows_of(raw, unit)
-            rows.hash_columns(Fields.of(settings, text_field).names)
-        except DamagedParquet:
+            file.hash_ranges(item.outline(file, _part_of(unit), Fields.of(settings, text_field)).ranges)
+        except DamagedTable:
             return storage.sha256_of(unit.url)
-        return rows.sha256()
+        return file.hexdigest()
 
 
 def beyond_sha256(unit: InputUnit, num_bytes: int) -> str:
@@ -60,9 +59,9 @@ class DocumentReader:
         dropped: number of documents left out, by reason; complete at the end, when it is also printed as a warning.
         languages: counts of the languages that documents name, where the settings have a field for it.
         sha256: digest of what was read, at the end: of a whole or compressed file its bytes, of a part of a text file
-            the bytes of its range, of Parquet the raw bytes of the columns.
+            the bytes of its range, of a format with an outline, such as Parquet, the ranges of that.
         beyond: size and digest of what was read after a part of a text file.
-        num_rows: of Parquet, known once reading begins.
+        num_rows: of the part, once reading begins; None where the format's outline does not state it.
         bytes_read: how far the file was read, for a unit that is a whole file.
 
     Raises:
@@ -132,68 +131,73 @@ class DocumentReader:
                 return
             _check_ending(head, self._rejects.where, item, ending, compression)
             try:
-                if not isinstance(item, ParquetFormat):
+                if not item.needs_seeking:
                     yield from self._stream(raw, head, item, compression)
                 elif compression:
-                    yield from self._compressed_parquet(raw, head, item, compression)
+                    yield from self._unpacked(raw, head, item, ending, compression)
                 else:
-                    yield from self._parquet(raw)
+                    yield from self._seeking(raw, item)
             finally:
                 with contextlib.suppress(AttributeError, OSError, ValueError):  # not every store has a position
                     self.bytes_read = raw.tell()
 
     def _stream(self, raw: BinaryIO, head: bytes, item: Format, compression: str) -> Iterator[Document]:
         hashed = _hashing(raw, self.unit, head)
-        part = Part(0, None) if self.unit.whole else Part(self.unit.start, self.unit.stop)
         try:
             stream = decompress(hashed, compression)
             if compression:
                 head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]
             item.check_content(head, self._rejects.where)
-            yield from item.documents(stream, self._reading(part))
-        except DamagedParquet as error:
-            raise self._damaged(item.kind, f"in {error.place}", error) from None
+            yield from item.documents(stream, self._reading())
+        except DamagedTable as error:
+            raise self._damaged(f"in {error.place}", error) from None
         except DAMAGE as error:
             place = f"at or before line {damaged_line(self.unit.url, compression)}"
-            raise self._damaged(COMPRESSIONS[compression], place, error) from None
+            raise self._damaged(place, error, COMPRESSIONS[compression]) from None
         self.sha256, self.beyond = hashed.hexdigest(), hashed.beyond()
 
-    def _reading(self, part: Part) -> Reading:
-        return Reading(part, self._settings, self._fields, self._rejects)
+    def _reading(self) -> Reading:
+        return Reading(_part_of(self.unit), self._settings, self._fields, self._rejects)
 
-    def _compressed_parquet(self, raw: BinaryIO, head: bytes, item: Format, compression: str) -> Iterator[Document]:
+    def _unpacked(self, raw: BinaryIO, head: bytes, item: Format, ending: str, compression: str) -> Iterator[Document]:
         hashed = _hashing(raw, self.unit, head)
         with tempfile.TemporaryFile() as content:
             try:
                 decompressed_copy(hashed, compression, content, self._rejects.where)
             except DAMAGE as error:
                 place = f"after {content.tell():,} bytes of its content"
-                raise self._damaged(COMPRESSIONS[compression], place, error) from None
+                raise self._damaged(place, error, COMPRESSIONS[compression]) from None
             digest = hashed.hexdigest()
             content.seek(0)
             if head := content.read(_HEAD_BYTES):
-                _check_ending(head, f"the content of {self._rejects.where}", item, ".parquet", "")
-                yield from self._parquet(content)
+                _check_ending(head, f"the content of {self._rejects.where}", item, ending, "")
+                yield from self._seeking(content, item)
         self.sha256 = digest
 
-    def _parquet(self, file: BinaryIO) -> Iterator[Document]:
+    def _seeking(self, raw: BinaryIO, item: Format) -> Iterator[Document]:
+        file = RangeHashingFile(raw, self._rejects.where)
+        reading = self._reading()
         try:
-            rows = rows_of(file, self.unit)
-            self.num_rows = rows.num_rows
-            rows.hash_columns(self._fields.names)
-            yield from parquet_documents(rows, self._reading(Part(self.unit.start, None)))
-        except DamagedParquet as error:
-            raise self._damaged("Parquet", f"in {error.place}", error) from None
-        self.sha256 = rows.sha256()
+            outline = item.outline(file, reading.part, self._fields)
+            self.num_rows = outline.num_rows
+            file.hash_ranges(outline.ranges)
+            yield from item.documents(cast(BinaryIO, file), reading)
+        except DamagedTable as error:
+            raise self._damaged(f"in {error.place}", error) from None
+        self.sha256 = file.hexdigest()
 
-    def _damaged(self, what: str, place: str, error: Exception) -> BadInput:
+    def _damaged(self, place: str, error: Exception, compression: str = "") -> BadInput:
         skip = ", or leave it out with documents.on_bad_input=skip" if self._settings.on_bad_input == "error" else ""
         return BadInput(
-            f"{self._rejects.where} is damaged or cut short {place} ({what}: {error})",
+            f"{self._rejects.where} is damaged or cut short {place} ({compression and f'{compression}: '}{error})",
             "damaged file",
             spoils_file=True,
             fix=f"fetch it again{skip}",
         )
+
+
+def _part_of(unit: InputUnit) -> Part:
+    return Part(unit.start, None if unit.whole else unit.stop)
 
 
 def _hashing(raw: BinaryIO, unit: InputUnit, head: bytes) -> HashingFile:

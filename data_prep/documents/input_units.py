@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import BinaryIO, Literal
+from typing import Literal
 
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.formats.format_registry import format_by_ending, format_of
 from data_prep.documents.formats.input_format import Cut, Format
-from data_prep.storage import storage
-from data_prep.storage.parquet import ParquetRows
 
 _COMPRESSED_GROWTH = 3.0  # text bytes of a compressed byte, about
 
@@ -19,8 +17,8 @@ class InputUnit:
     """Work unit of the inputs: a whole file or a part of one.
 
     Attributes:
-        start: first byte of a text file's part, which takes the lines or blocks that begin in it; of a Parquet file,
-            the number of the first row group. Bytes of a compressed file are those of its content.
+        start: first byte of a part of lines or blocks, which holds those that begin in it; of a format with row groups
+            the number of the first one. Bytes of a compressed file are those of its content.
         stop: where the next part begins.
         whole: it is all of the file.
         bytes: its share of the file's size, to show progress.
@@ -76,18 +74,9 @@ def split_into_units(
     """Return the units of a file: parts of about `unit_bytes` of plain text if it can be split.
 
     Raises:
-        UserError: a Parquet file's footer cannot be fetched.
+        UserError: the file's own description, such as a Parquet footer, cannot be fetched.
     """
     item, _, compression = format_of(url)
     whole = [Cut(0, file_bytes, file_bytes)]
     cuts = whole if compression else item.cuts(url, file_bytes, unit_bytes, txt_documents)
     return [InputUnit(url, cut.start, cut.stop, len(cuts) == 1, source, cut.bytes) for cut in cuts]
-
-
-def rows_of(file: BinaryIO, unit: InputUnit) -> ParquetRows:
-    """The unit's rows; `file` is the Parquet file, or the content of a compressed one.
-
-    Raises:
-        DamagedParquet: its footer cannot be read.
-    """
-    return ParquetRows(file, storage.redact(unit.url), unit.start, None if unit.whole else unit.stop)

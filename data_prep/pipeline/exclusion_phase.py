@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from data_prep.base.terminal import counted
 from data_prep.dataset.addition import known_ids, removed_ids
+from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.deduplication.exclusions import NAME, write_exclusions
 from data_prep.deduplication.near_duplicates import (
     SignatureTask,
@@ -18,9 +21,24 @@ from data_prep.deduplication.near_duplicates import (
     signatures_url,
 )
 from data_prep.executors.phases import PhaseRunner
+from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.map_task import MapTask
 from data_prep.pipeline.plan import Plan, absolute
 from data_prep.storage import storage
+
+KNOWN_SHARDS_AT_ONCE = 128
+"""Shards of the data set that is added to, of which one task reads the ids."""
+_KNOWN = "in the data set already"
+
+
+@dataclass(frozen=True)
+class KnownIdsTask:
+    """Shards of the data set that is added to, whose ids are written by group of the addition."""
+
+    folder: str
+    shards: tuple[ShardRecord, ...]
+    destinations: Destinations
+    url: str
 
 
 def run_exclusions(plan: Plan, tasks: Sequence[MapTask], output: str, runner: PhaseRunner) -> None:
@@ -29,17 +47,51 @@ def run_exclusions(plan: Plan, tasks: Sequence[MapTask], output: str, runner: Ph
     if storage.exists(url):
         return
     ids_by_reason: dict[str, np.ndarray] = {}
+    files: list[str] = []
     if plan.parent is not None:
         _warn_of_unread_names(plan)
         removed = removed_ids(output, plan.parent)
         ids_by_reason["removed earlier"] = np.column_stack([removed, np.zeros_like(removed)])
         if plan.config.deduplication.exact:
-            known = known_ids(output, plan.parent)
-            ids_by_reason["in the data set already"] = np.column_stack([known, known])
+            ids_by_reason[_KNOWN] = np.empty((0, 2), np.uint64)
+            files = _write_known_ids(plan, plan.parent, output, runner)
     if plan.config.deduplication.near:
         ids_by_reason["near duplicate"] = _near_duplicates(plan, tasks, output, runner)
     if ids_by_reason:
-        write_exclusions(url, ids_by_reason, plan.destinations.num_sections, plan.destinations.groups_of)
+        destinations = plan.destinations
+        write_exclusions(url, ids_by_reason, destinations.num_sections, destinations.groups_of, files)
+
+
+def write_known_ids(task: KnownIdsTask) -> int:
+    """Write the ids of the shards' documents; the existing file marks the task as done. Return their number."""
+    known, destinations = known_ids(task.folder, task.shards), task.destinations
+    by_reason = {_KNOWN: np.column_stack([known, known])}
+    write_exclusions(task.url, by_reason, destinations.num_sections, destinations.groups_of)
+    return len(known)
+
+
+def _write_known_ids(plan: Plan, parent: Manifest, output: str, runner: PhaseRunner) -> list[str]:
+    """Have the workers write the ids that the data set holds; return the names of the files."""
+    names = [f"known-{first:06d}" for first in range(0, len(parent.shards), KNOWN_SHARDS_AT_ONCE)]
+    work_folder = absolute(plan.work_folder(output))
+    tasks = [
+        KnownIdsTask(
+            absolute(output),
+            parent.shards[number * KNOWN_SHARDS_AT_ONCE : (number + 1) * KNOWN_SHARDS_AT_ONCE],
+            plan.destinations,
+            storage.join(work_folder, name),
+        )
+        for number, name in enumerate(names)
+    ]
+    runner.run(
+        "reading indexes",
+        write_known_ids,
+        tasks,
+        lambda task: task.url,
+        lambda task: sum(shard.documents for shard in task.shards),
+        ("documents", 1.0),
+    )
+    return names
 
 
 def _warn_of_unread_names(plan: Plan) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from data_prep.base.errors import UsageError
 from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.shards import MAX_SHARDS
+from data_prep.deduplication.near_duplicates import near_file_opens
+from data_prep.deduplication.signature_files import MAX_PARTS
 from data_prep.pipeline.aggregation import FAN_IN
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.units import unit_bytes_for
@@ -53,7 +55,8 @@ def scale_plan(num_tokens: float, config: PreparationConfig, token_bytes: int = 
     unit_bytes = unit_bytes_for(text_bytes, config.shards.unit_bytes)
     num_units = max(1, math.ceil(text_bytes / unit_bytes))
     destinations = plan_destinations(config, [text_bytes], token_bytes, num_units, is_addition=False)
-    opens = file_opens(num_units, num_units, destinations, has_provenance=False)
+    has_near = config.deduplication.near
+    opens = file_opens(num_units, num_units, destinations, has_provenance=False, has_near=has_near)
     return ScalePlan(num_units, num_units, unit_bytes, destinations, opens)
 
 
@@ -107,17 +110,29 @@ def plan_destinations(
     return Destinations(num_train, num_valid, settings.valid_fraction, of_sources, num_groups)
 
 
-def file_opens(num_parts: int, num_units: int, destinations: Destinations, has_provenance: bool) -> dict[str, int]:
-    """Files that a preparation without near-duplicate search opens, by step; fewer where a group or shard is empty.
+def file_opens(
+    num_parts: int,
+    num_units: int,
+    destinations: Destinations,
+    has_provenance: bool,
+    has_near: bool = False,
+    num_near_parts: int = MAX_PARTS,
+) -> dict[str, int]:
+    """Files that a preparation opens, by step; fewer where a group or shard is empty.
 
     A file that is written is opened a second time to wait until it is on the disk, and so is its folder; a shard is
     opened once more to be hashed. Not counted: a few files of each command (plan, manifest, card, tokenizer in each
     process), and each Parquet file once when the plan is made.
+
+    Args:
+        has_near: near-duplicates are searched, in at most `num_near_parts` parts.
     """
     num_shards, num_groups = len(destinations), destinations.num_groups
     groups_of_shards = sum(len(destinations.groups_for(number)) for number in range(num_shards)) if num_groups else 0
     return {
         "to read inputs": num_parts,
+        **(near_file_opens(num_units, num_near_parts) if has_near else {}),
+        "to read exclusions": destinations.num_sections if has_near else 0,
         "to write and add up units": num_units * 4 + _adding_opens(num_units),
         "to gather groups": num_groups * (num_units + 4) + _adding_opens(num_groups) if num_groups else 0,
         "to read sections": groups_of_shards if num_groups else num_shards * num_units,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
-from data_prep.storage.parquet import DamagedParquet, damage, json_values
+from data_prep.storage.parquet import DamagedTable, damage, json_values
 
 _FILE_MAGIC = b"ARROW1\0\0"
 _CONTINUES = b"\xff\xff\xff\xff"
@@ -24,7 +24,7 @@ class ArrowRows:
         columns: names of its columns.
 
     Raises:
-        DamagedParquet: the stream is damaged or cut short.
+        DamagedTable: the stream is damaged or cut short.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -41,7 +41,7 @@ class ArrowRows:
             if len(set(self.columns)) < len(self.columns):
                 raise ValueError("two columns have one name")
         except damage() as error:
-            raise DamagedParquet("its schema", error) from None
+            raise DamagedTable("its schema", error) from None
 
     def values(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         """The rows as objects of these columns, values as JSON has them."""
@@ -64,10 +64,10 @@ class ArrowRows:
         except StopIteration:
             if self._stream.last != _END:
                 error = ValueError("it has no mark of its end, so it was cut short")
-                raise DamagedParquet(f"its end, after row {self._row}", error) from None
+                raise DamagedTable(f"its end, after row {self._row}", error) from None
             return None
         except damage() as error:
-            raise DamagedParquet(f"a batch of rows that begins with row {self._row + 1}", error) from None
+            raise DamagedTable(f"a batch of rows that begins with row {self._row + 1}", error) from None
         self._row += batch.num_rows
         return batch
 

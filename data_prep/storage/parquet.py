@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from data_prep.storage.hashing_files import RangeHashingFile
 
@@ -24,7 +24,7 @@ _BATCH_ROWS = 64  # texts of a megabyte each stay under 100 MB; more rows are ha
 _TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null"}
 
 
-class DamagedParquet(Exception):
+class DamagedTable(Exception):
     """The file is damaged, truncated, or uses an unsupported feature; the text is the library's.
 
     Attributes:
@@ -59,14 +59,14 @@ class ParquetRows:
         num_rows: their rows.
 
     Raises:
-        DamagedParquet: the file's footer cannot be read.
+        DamagedTable: the file's footer cannot be read.
         UserError: the disk or the network failed.
     """
 
-    def __init__(self, file: BinaryIO, where: str, start: int = 0, stop: int | None = None) -> None:
+    def __init__(self, file: RangeHashingFile, start: int = 0, stop: int | None = None) -> None:
         import pyarrow.parquet as pq
 
-        self._file = RangeHashingFile(file, where)
+        self._file = file
         with self._footer():
             # No read-ahead of whole row groups: pages are read as they are asked for, so memory is bounded by them.
             self._parquet = pq.ParquetFile(
@@ -86,7 +86,7 @@ class ParquetRows:
         """The footer's description of each row group.
 
         Raises:
-            DamagedParquet: the footer is damaged.
+            DamagedTable: the footer is damaged.
         """
         with self._footer():
             groups = [self._parquet.metadata.row_group(number) for number in self._groups]
@@ -99,30 +99,27 @@ class ParquetRows:
                 for group in groups
             ]
 
-    def hash_columns(self, names: Collection[str | None]) -> None:
-        """Make `sha256` cover the stored bytes of these columns; call it before they are read.
+    def column_ranges(self, names: Collection[str]) -> list[tuple[int, int]]:
+        """(start, stop) of the stored bytes of these columns, and of the columns within them.
 
         Raises:
-            DamagedParquet: the footer is damaged.
+            DamagedTable: the footer is damaged.
         """
         ranges = []
+        within = tuple(f"{name}." for name in names)
         with self._footer():
             num_bytes = self._file.seek(0, io.SEEK_END)
             for number in self._groups:
                 group = self._parquet.metadata.row_group(number)
                 for column in (group.column(index) for index in range(group.num_columns)):
-                    if column.path_in_schema in names:
+                    if column.path_in_schema in names or column.path_in_schema.startswith(within):
                         offsets = (column.dictionary_page_offset, column.data_page_offset)
                         start = min(offset for offset in offsets if offset)  # 0 and None: there is no dictionary
                         stop = start + column.total_compressed_size
                         if not 0 < start <= stop <= num_bytes:
                             raise ValueError(f"a column from byte {start} to byte {stop}")
                         ranges.append((start, stop))
-        self._file.hash_ranges(ranges)
-
-    def sha256(self) -> str:
-        """Digest of the raw bytes of the columns named to `hash_columns`."""
-        return self._file.hexdigest()
+        return ranges
 
     def values(self, names: Sequence[str], of_any_type: Collection[str] = ()) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of these columns; None means null.
@@ -130,7 +127,7 @@ class ParquetRows:
         Columns hold text, which is given as bytes; those `of_any_type` are given as the values of JSON.
 
         Raises:
-            DamagedParquet: the file is damaged.
+            DamagedTable: the file is damaged.
         """
         row = self.first_row
         for group in self._groups:
@@ -148,7 +145,7 @@ class ParquetRows:
                     raise ValueError(f"it holds {num_read} rows")
             except damage() as error:
                 of_all = f"row group {group + 1} of {len(self._rows_of_groups)}"
-                raise DamagedParquet(f"{of_all}, rows {row + 1} to {row + num_rows}", error) from None
+                raise DamagedTable(f"{of_all}, rows {row + 1} to {row + num_rows}", error) from None
             row += num_rows
 
     def column_type(self, name: str) -> Any:
@@ -178,19 +175,19 @@ class ParquetRows:
 
     @contextlib.contextmanager
     def _footer(self) -> Iterator[None]:
-        """Turn errors of reading the footer into `DamagedParquet`."""
+        """Turn errors of reading the footer into `DamagedTable`."""
         try:
             yield
         except damage() as error:
             place = f"its footer, which ends at byte {self._file.seek(0, io.SEEK_END)}"
-            raise DamagedParquet(place, error) from None
+            raise DamagedTable(place, error) from None
 
 
 def read_whole(path: Path) -> pa.Table:
     """Read the file as a table and check every page and every text.
 
     Raises:
-        DamagedParquet: the file is damaged.
+        DamagedTable: the file is damaged.
         FileNotFoundError: there is no such file.
     """
     import pyarrow.parquet as pq
@@ -201,7 +198,7 @@ def read_whole(path: Path) -> pa.Table:
     except FileNotFoundError:
         raise
     except damage() as error:
-        raise DamagedParquet("all of it was read", error) from None
+        raise DamagedTable("all of it was read", error) from None
     return table
 
 

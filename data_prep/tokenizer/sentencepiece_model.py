@@ -108,7 +108,7 @@ def open_model(model: bytes, name: str) -> Processor:
     )
     if not is_ours:
         raise UserError(
-            f"{name} is a SentencePiece model that was not made by 'python -m data_prep tokenizer' (special tokens at "
+            f"{name} is a SentencePiece model that was not made by 'clozeworks tokenizer' (special tokens at "
             "ids 0 to 4, all bytes or none, no piece longer than a word, no normalization of its own)",
             fix="train a tokenizer with that command",
             code="unsupported-tokenizer",

@@ -126,7 +126,7 @@ class Tokenizer:
         if info is None:
             raise UserError(
                 f"{storage.redact(url)} is not a complete tokenizer: it contains no {INFO_NAME}",
-                fix="run 'python -m data_prep tokenizer' (again, if it was stopped), or give a folder with "
+                fix="run 'clozeworks tokenizer' (again, if it was stopped), or give a folder with "
                 "tokenizer.json, which transformers' save_pretrained writes",
                 code="incomplete-tokenizer",
             )

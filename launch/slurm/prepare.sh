@@ -3,7 +3,7 @@
 #
 #   bash launch/slurm/prepare.sh [OPTIONS] -- ARGUMENTS
 #
-# ARGUMENTS are those of 'python -m data_prep shards' (--input, --tokenizer, --output, settings), passed on unchanged.
+# ARGUMENTS are those of 'clozeworks shards' (--input, --tokenizer, --output, settings), passed on unchanged.
 # All nodes must see inputs, tokenizer and output under the same path: a shared folder, or s3://.
 #
 #   --ranges N           number of jobs in the array (default: 8)

@@ -20,7 +20,7 @@
 #       --config bert_large data.shards=data/shards output_dir=runs/bert_large
 #
 # The job requeues itself after exit status 75 (stopped after saving), 76 (a rank was lost), and those of a rank that
-# was killed (137, for example for lack of memory) or crashed (134, 135, 139). 'python launch/status.py OUTPUT_DIR'
+# was killed (137, for example for lack of memory) or crashed (134, 135, 139). 'clozeworks status OUTPUT_DIR'
 # reports the state of the run, and the same command resumes it.
 #
 # CLOZEWORKS_VENV     folder of the environment (default: .venv in the repository root)

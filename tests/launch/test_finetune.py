@@ -74,7 +74,7 @@ def test_from_a_file_to_a_registered_model_and_its_predictions(
     run(monkeypatch, tiny_hugging_face, labeled, *options, "--register", "animals", "--alias", "champion")
     out = capsys.readouterr().out
     assert "about 0:0" in out and "registered animals version 1" in out
-    assert "launch/predict.py --model models:/animals@champion --tracking-uri sqlite:///mlflow.db --input" in out
+    assert "clozeworks predict --model models:/animals@champion --tracking-uri sqlite:///mlflow.db --input" in out
     assert (labeled.parent / "fitted" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert (labeled.parent / "fitted" / "report.txt").read_text().strip() in out
 
@@ -255,7 +255,7 @@ def test_a_registry_that_refuses_takes_no_fit_away(
     register.main()
     out = capsys.readouterr().out
     assert "registered animals version 1" in out and "a text-classification pipeline" in out
-    assert "loaded back from models:/animals/1: It was a fine day." in out and "launch/predict.py --model" in out
+    assert "loaded back from models:/animals/1: It was a fine day." in out and "clozeworks predict --model" in out
 
 
 def test_predictions_go_neither_over_their_input_nor_into_a_folder_that_is_not_there(

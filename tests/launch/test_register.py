@@ -162,4 +162,4 @@ def test_what_a_model_makes_of_its_example_is_told_by_its_kind(monkeypatch: pyte
     tagged.append({"entity": "B-X", "score": 0.75, "word": "day"})
     assert register.answer_lines(tagger) == ["B-X 0.750  day"]
     reader = ServedModel(None, None, None, "It was a fine day.")
-    assert "launch/predict.py" in register.answer_lines(reader)[0]
+    assert "clozeworks predict" in register.answer_lines(reader)[0]

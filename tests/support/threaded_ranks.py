@@ -14,6 +14,7 @@ import torch
 from trainer.distributed.process_group import Ranks
 
 Result = TypeVar("Result")
+_OPERATIONS = ("gather_objects", "broadcast_object", "barrier", "gather_bytes", "broadcast_bytes", "all_reduce_sum")
 
 
 class ThreadedRanks:
@@ -25,7 +26,7 @@ class ThreadedRanks:
         self._met = threading.Barrier(num_nodes, timeout=20)
         self._said: list[Any] = [None] * num_nodes
         for module in modules:
-            for name in ("gather_objects", "broadcast_object", "barrier", "gather_bytes", "broadcast_bytes"):
+            for name in _OPERATIONS:
                 monkeypatch.setattr(module, name, getattr(self, name), raising=False)
 
     def run(self, function: Callable[[Ranks], Result]) -> list[Result]:
@@ -51,6 +52,9 @@ class ThreadedRanks:
 
     def broadcast_bytes(self, value: bytes, ranks: Ranks, source: int) -> bytes:
         return self.gather_objects(value, ranks)[source]
+
+    def all_reduce_sum(self, values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        return torch.stack(self.gather_objects(values, ranks)).sum(0)
 
     def barrier(self, ranks: Ranks) -> None:
         self._met.wait()

@@ -59,29 +59,43 @@ def run_jobs(folder: Path, world_size: int, jobs: list[dict[str, Any]]) -> list[
     return json.loads(plan.with_suffix(".out").read_text())
 
 
+OPTIMIZERS = ("adamw", "stable_adamw")
+
+
+def precisions_of(stage: int, optimizer: str) -> tuple[str, ...]:
+    """Those in which `trained` stops and resumes."""
+    if stage == 0:
+        return ("fp32",)
+    return ("fp32", "bf16") if optimizer == "adamw" else ("bf16",)
+
+
 @functools.cache
 def trained(stage: int) -> tuple[Path, dict[str, dict[str, Any]]]:
     """Two ranks at one ZeRO stage: a folder of runs, and the report of each; made once a session.
 
-    By precision `PRECISION-whole` of 4 steps, `PRECISION-halves` of 2 steps and then 2 more in a new engine, both with
-    dropout; and `plain` of 2 steps without dropout. The whole ones and `plain` end with a step whose loss is NaN.
+    By optimizer and precision `OPTIMIZER-PRECISION-whole` of 4 steps, `OPTIMIZER-PRECISION-halves` of 2 steps and then
+    2 more in a new engine, both with dropout; and `OPTIMIZER-plain` of 2 steps without dropout. The whole ones and
+    those named plain end with a step whose loss is NaN.
     """
     folder = Path(tempfile.mkdtemp(prefix="toy-training-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     jobs: dict[str, dict[str, Any]] = {}
-    for precision in ("fp32", "bf16") if stage else ("fp32",):
-        common = {"stage": stage, "precision": precision, "accumulation": 2}
-        # The poisoned step at its end changes nothing: the course is compared bitwise with one that has none.
-        whole = {"output_dir": str(folder / f"{precision}-whole"), "steps": 4, "poison": True}
-        jobs[f"{precision}-whole"] = common | whole
-        halves = common | {"output_dir": str(folder / f"{precision}-halves"), "steps": 2}
-        jobs[f"{precision}-first-half"] = jobs[f"{precision}-second-half"] = halves
-    jobs["plain"] = {
-        "stage": stage,
-        "accumulation": 2,
-        "output_dir": str(folder / "plain"),
-        "steps": 2,
-        "dropout": False,
-        "poison": True,
-    }
+    for optimizer in OPTIMIZERS:
+        for precision in precisions_of(stage, optimizer):
+            name = f"{optimizer}-{precision}"
+            common = {"stage": stage, "optimizer": optimizer, "precision": precision, "accumulation": 2}
+            # The poisoned step at its end changes nothing: the course is compared bitwise with one that has none.
+            whole = {"output_dir": str(folder / f"{name}-whole"), "steps": 4, "poison": True}
+            jobs[f"{name}-whole"] = common | whole
+            halves = common | {"output_dir": str(folder / f"{name}-halves"), "steps": 2}
+            jobs[f"{name}-first-half"] = jobs[f"{name}-second-half"] = halves
+        jobs[f"{optimizer}-plain"] = {
+            "stage": stage,
+            "optimizer": optimizer,
+            "accumulation": 2,
+            "output_dir": str(folder / f"{optimizer}-plain"),
+            "steps": 2,
+            "dropout": False,
+            "poison": True,
+        }
     return folder, dict(zip(jobs, run_jobs(folder, 2, list(jobs.values())), strict=True))

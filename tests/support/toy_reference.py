@@ -8,9 +8,11 @@ from tests.support.toy_training import ToyModel, global_batch, labels_of, make_c
 from trainer.engine.optimizer import build_optimizer
 
 
-def train_plainly(steps: int) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+def train_plainly(
+    steps: int, optimizer_name: str = "adamw"
+) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
     """Losses, gradient norms before clipping and final weights of whole global batches without dropout."""
-    config = make_config("none", 0)
+    config = make_config("none", 0, optimizer=optimizer_name)
     model = ToyModel().eval()
     optimizer = build_optimizer(model, config.optimizer)
     losses, norms = [], []

@@ -31,20 +31,21 @@ from trainer.distributed.exit import run_rank
 from trainer.distributed.process_group import Ranks, barrier, gather_objects, initialize_distributed, shut_down
 from trainer.engine.engine import Engine, build_engine
 
-VOCABULARY, WIDTH = 37, 13
+VOCABULARY, WIDTH, INNER = 37, 13, 17
 ROWS, LENGTH = 8, 16
-"""A global batch; the numbers of parameters (481, 37, 13, 169) are divided by neither 2 nor 3, or by one of them."""
+"""A global batch; the numbers of parameters (481, 37, 13, 442, 34, 221) are divided by neither 2 nor 3, or by one."""
 
 
 class ToyModel(nn.Module):
-    """Tied embedding, LayerNorm, dropout; the loss is a sum over labeled tokens, whose number differs by row."""
+    """Tied embedding, LayerNorm, GeGLU, dropout; the loss is a sum over labeled tokens, whose number differs by row."""
 
     def __init__(self) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(7)
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
-        self.dense = nn.Linear(WIDTH, WIDTH)
+        self.gated = nn.Linear(WIDTH, 2 * INNER)
+        self.dense = nn.Linear(INNER, WIDTH)
         self.dropout = nn.Dropout(0.1)
         self.decoder = nn.Linear(WIDTH, VOCABULARY)
         self.decoder.weight = self.embedding.weight
@@ -53,10 +54,15 @@ class ToyModel(nn.Module):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        hidden = self.dropout(self.norm(nn.functional.gelu(self.dense(self.embedding(rows)))))
+        values, gates = self.gated(self.embedding(rows)).chunk(2, dim=-1)
+        hidden = self.dropout(self.norm(self.dense(nn.functional.gelu(values) * gates)))
         return nn.functional.cross_entropy(
             self.decoder(hidden).float().flatten(0, 1), labels_of(rows).flatten(), reduction="sum", ignore_index=-100
         )
+
+    def hidden_matrices(self) -> dict[nn.Parameter, int]:
+        """As `PretrainingModel.hidden_matrices`."""
+        return {self.gated.weight: 2, self.dense.weight: 1}
 
 
 def labels_of(rows: torch.Tensor) -> torch.Tensor:
@@ -81,7 +87,7 @@ def make_config(
             precision=precision,
             gradient_clipping=changes.pop("gradient_clipping", 0.3),
         ),
-        optimizer=OptimizerSettings(weight_decay=0.1, beta2=0.98),
+        optimizer=OptimizerSettings(name=changes.pop("optimizer", "adamw"), weight_decay=0.1, beta2=0.98),
         zero=ZeroSettings(stage=stage, offload_optimizer=offload),
         checkpoint=CheckpointSettings(keep_last=changes.pop("keep_last", 10)),
         **changes,
@@ -116,7 +122,10 @@ def run_job(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         warnings: list[str] = []
         found = find_latest(output_dir, ranks, warnings.append, stage=job["stage"])
         return {"found": gather_objects(found and found.step, ranks), "warnings": warnings}
-    config = make_config(output_dir, job["stage"], job.get("precision", "fp32"), job.get("offload", False))
+    optimizer = job.get("optimizer", "adamw")
+    config = make_config(
+        output_dir, job["stage"], job.get("precision", "fp32"), job.get("offload", False), optimizer=optimizer
+    )
     if remote is not None:  # each rank is a node with a disk of its own
         ranks = replace(ranks, local_rank=0)
         settings = config.checkpoint.model_copy(update={"upload_to": remote})

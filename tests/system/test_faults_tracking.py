@@ -128,7 +128,7 @@ def test_row_32_a_server_killed_in_the_middle_has_every_point_once_after_its_res
 @pytest.mark.fault(
     row="32",
     fault="the compute node reaches no server at all, from the start to the end",
-    required="every point arrives later, in order, once: launch/sync_tracking.py sends the folder from elsewhere",
+    required="every point arrives later, in order, once: `clozeworks sync-tracking` sends the folder from elsewhere",
 )
 def test_row_32_a_login_node_sends_what_a_compute_node_could_not(
     server: Server, tmp_path: Path, impatient: None

@@ -257,7 +257,7 @@ def test_row_28b_the_ranks_notice_that_the_launcher_on_a_login_node_is_killed(tr
 @pytest.mark.fault(
     row="52",
     fault="a host of the hostfile that ssh does not reach",
-    required="`launch/nodes.py` names it, ends the launch on all hosts and returns 76",
+    required="`clozeworks nodes` names it, ends the launch on all hosts and returns 76",
 )
 def test_row_52_a_host_that_ssh_does_not_reach_ends_the_launch(training, nodes):
     run = training("training.max_steps=100000", "checkpoint.every_steps=50000", "evaluation.every_steps=50000")
@@ -289,7 +289,7 @@ def test_row_47b_a_plain_start_that_has_shown_a_password_is_refused(training, no
     assert process.wait(timeout=200) != 0
     said = output_of(run)
     assert "error: the value of MLFLOW_TRACKING_PASSWORD appears in the arguments of process" in said, said
-    assert "count it as known" in said and "launch/nodes.py" in said
+    assert "count it as known" in said and "clozeworks nodes" in said
     refusals = [line for line in said.splitlines() if "error: the value of" in line]
     assert refusals and not any("horse" in line for line in refusals)
     assert not run.output_dir.exists()

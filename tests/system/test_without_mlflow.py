@@ -53,7 +53,7 @@ def test_a_run_without_mlflow_keeps_its_points_and_sends_them_later(
     assert MISSING in run_without("doctor", *arguments, "checkpoint.every_steps=4").stdout
     first = run_without("pretrain", *arguments).stdout
     assert first.count(MISSING) == 1 and first.count("warning: mlflow") == 1, first
-    assert f"launch/sync_tracking.py {output_dir}" in first.replace("\n", " ")
+    assert f"clozeworks sync-tracking {output_dir}" in first.replace("\n", " ")
     shutil.rmtree(output_dir / "checkpoints" / "step-00000008")
     points = output_dir / "tracking" / "points.jsonl"
     before = points.read_bytes()

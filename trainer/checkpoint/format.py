@@ -1,14 +1,15 @@
 """What a checkpoint looks like on disk, read without DeepSpeed and without an engine.
 
     OUTPUT_DIR/checkpoints/step-00000100/
-        rank-00000-of-00002.safetensors   what rank 0 of the 2 that wrote it owns of weights and Adam's moments
-        rank-00001-of-00002.safetensors
+        rank-00000-of-00002.safetensors   what rank 0 of the 2 that wrote it owns of weights and states
+        rank-00001-of-00002.safetensors   of the optimizer
         state.json                        `SavedState`
         checkpoint.json                   `Marker`: bytes and sha256 of every file above; written last
 
-A tensor `KIND:START:NAME` is a 1-D float32 piece of the flattened parameter NAME from element START on, KIND one of
-weight, exp_avg, exp_avg_sq. The pieces of all files cover every parameter once, at any ZeRO stage and number of
-ranks, so any stage and number can read them (`trainer/checkpoint/pieces.py`). No marker, no checkpoint.
+A tensor `KIND:START:NAME` is a 1-D float32 piece of the flattened parameter NAME from element START on, KIND `weight`
+or a state that the optimizer keeps of every element of this parameter (`exp_avg` and `exp_avg_sq` of AdamW). The pieces
+of all files cover every parameter once, at any ZeRO stage and number of ranks, so any stage and number can read them
+(`trainer/checkpoint/pieces.py`). No marker, no checkpoint.
 """
 
 from __future__ import annotations

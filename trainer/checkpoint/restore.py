@@ -23,7 +23,7 @@ from trainer.checkpoint.store import stored_steps
 from trainer.checkpoint.writer import ALONE, Warn, be_silent, bring_back_replaced, in_turn, warn_on_stderr
 from trainer.distributed.process_group import Ranks, broadcast_object, gather_objects
 from trainer.engine.engine import Engine
-from trainer.engine.fragments import KINDS, parameter_shapes
+from trainer.engine.fragments import parameter_shapes
 
 
 def find_latest(
@@ -120,14 +120,14 @@ def load(engine: Engine, checkpoint: Checkpoint) -> None:
     """
     _check_shapes(parameter_shapes(engine.module), checkpoint)
     fragments = engine.fragments()
-    missing = {f"{kind} of {f.name}": f.stop - f.start for f in fragments for kind in KINDS}
+    missing = {f"{kind} of {f.name}": f.stop - f.start for f in fragments for kind in f.kinds}
     by_name = {fragment.name: fragment for fragment in fragments}
     for name in _own_first(checkpoint.tensor_files, engine.ranks):
         if not any(missing.values()):
             break
         for piece in read_pieces(checkpoint.folder / name):
             fragment = by_name.get(piece.name)
-            if fragment is not None and piece.kind in KINDS:
+            if fragment is not None and piece.kind in fragment.kinds:
                 start, stop = max(piece.start, fragment.start), min(piece.stop, fragment.stop)
                 if start < stop:
                     fragment.write(piece.kind, start, piece.read(start, stop))

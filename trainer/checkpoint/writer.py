@@ -42,7 +42,7 @@ from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.run_settings import CheckpointSettings
 from trainer.distributed.process_group import Ranks, barrier, broadcast_object, gather_objects
 from trainer.engine.engine import Engine
-from trainer.engine.fragments import KINDS, Fragment, parameter_shapes
+from trainer.engine.fragments import Fragment, parameter_shapes
 from trainer.model.numerics import describe_numerics
 
 Warn = Callable[[str], None]
@@ -120,7 +120,7 @@ def _parts(fragments: list[Fragment]) -> list[Part]:
     return [
         (f"{kind}:{f.owned_start}:{f.name}", f.owned_stop - f.owned_start, partial(f.read_owned, kind))
         for f in fragments
-        for kind in KINDS
+        for kind in f.kinds
         if f.owned_stop > f.owned_start
     ]
 

@@ -58,7 +58,7 @@ class EvaluationSettings(Settings):
         description="ascending sequence lengths in tokens (without special tokens) that divide the metrics by length",
     )
     minimal_pairs: str | None = Field(
-        None, min_length=1, description="directory of minimal pairs (see launch/evaluate.py) to score at evaluations"
+        None, min_length=1, description="directory of minimal pairs (see `clozeworks evaluate`) to score at evaluations"
     )
     minimal_pairs_every_steps: PositiveInt | None = Field(
         None,

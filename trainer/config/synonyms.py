@@ -32,9 +32,9 @@ SYNONYMS: tuple[Synonym, ...] = (
     Synonym(("adam_epsilon", "adam_eps", "epsilon"), "optimizer.eps", "absolute"),
     Synonym(
         ("optim", "optimizer_type", "optimizer_name", "optim_args"),
-        "optimizer",
-        "AdamW",
-        "remove it: the optimizer is AdamW (optimizer.learning_rate, optimizer.weight_decay, optimizer.beta1 ...)",
+        "optimizer.name",
+        "adamw or stable_adamw",
+        "set optimizer.name to adamw or stable_adamw",
     ),
     Synonym(
         ("max_grad_norm", "clip_grad", "grad_clip", "clip_grad_norm", "gradient_clip_val"),
@@ -90,7 +90,7 @@ SYNONYMS: tuple[Synonym, ...] = (
         "training.max_steps",
         "optimizer steps, not epochs",
         "set training.max_steps (optimizer steps) to {value} x (training tokens of the data set) / "
-        "training.global_batch_tokens; `python -m data_prep inspect DATA` prints the training tokens",
+        "training.global_batch_tokens; `clozeworks inspect DATA` prints the training tokens",
     ),
     Synonym(
         ("train_samples",),
@@ -190,7 +190,7 @@ SYNONYMS: tuple[Synonym, ...] = (
         ),
         "data.shards",
         "directory or URL of prepared shards",
-        "prepare the text with `python -m data_prep tokenizer` and `python -m data_prep shards --input TEXT "
+        "prepare the text with `clozeworks tokenizer` and `clozeworks shards --input TEXT "
         "--tokenizer TOKENIZER --output DATA`, then set data.shards=DATA",
     ),
     Synonym(
@@ -225,7 +225,7 @@ SYNONYMS: tuple[Synonym, ...] = (
         "",
         "remove it: documents are always packed into full sequences, and resuming is exact",
     ),
-    Synonym(("preprocessing_num_workers",), "none", "", "give --workers {value} to `python -m data_prep shards`"),
+    Synonym(("preprocessing_num_workers",), "none", "", "give --workers {value} to `clozeworks shards`"),
     Synonym(
         ("mlm_prob", "mask_prob", "mlm_probability", "masked_lm_prob", "masking_ratio"), "data.mlm_probability", "share"
     ),
@@ -241,7 +241,7 @@ SYNONYMS: tuple[Synonym, ...] = (
         ("tokenizer", "tokenizer_name", "tokenizer_name_or_path", "tokenizer_model", "tokenizer_type", "vocab_file"),
         "data.tokenizer",
         "directory",
-        "remove it: the shards contain their tokenizer (`python -m data_prep shards --tokenizer TOKENIZER`)",
+        "remove it: the shards contain their tokenizer (`clozeworks shards --tokenizer TOKENIZER`)",
     ),
     # Model
     Synonym(
@@ -332,7 +332,7 @@ SYNONYMS: tuple[Synonym, ...] = (
         ("push_to_hub", "hub_model_id", "hub_token", "hub_strategy"),
         "none",
         "",
-        "remove it: `python launch/export.py` writes a Hugging Face directory that `hf upload` takes",
+        "remove it: `clozeworks export` writes a Hugging Face directory that `hf upload` takes",
     ),
     # Distribution
     Synonym(("deepspeed",), "--deepspeed_config", "DeepSpeed JSON", "write --deepspeed_config {value}"),

@@ -83,8 +83,11 @@ class TrainingSettings(Settings):
 
 
 class OptimizerSettings(Settings):
-    """AdamW; weight decay applies to matrices, not to biases and norms."""
+    """The optimizer; weight decay applies to matrices, not to biases and norms."""
 
+    name: Literal["adamw", "stable_adamw"] = Field(
+        "adamw", description="adamw, or stable_adamw (AdamW with its step clipped per parameter)"
+    )
     learning_rate: PositiveFloat = Field(1e-4, description="peak learning rate")
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.9, description="decay rate of the first moment of Adam")
     beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.999, description="decay rate of the second moment of Adam")

@@ -48,7 +48,7 @@ def describe_batch(batch: Batch, tokenizer: Tokenizer, pair_labels: tuple[str, s
 def rows_as_data(batch: Batch, pair_labels: tuple[str, str], first_sample: int = 0) -> Iterator[dict[str, Any]]:
     """Yield every row that holds tokens as plain values; positions count from the row's first one.
 
-    The help of `launch/show_batch.py` describes the fields.
+    The help of `clozeworks show-batch` describes the fields.
     """
     length = batch.sequence_length
     starts = np.unique(batch.cu_seqlens.numpy())

@@ -28,7 +28,7 @@ class SampleRange(BaseModel):
         return f"stage {self.stage} epoch {self.epoch} samples {self.first}:{self.stop}"
 
     def as_options(self, step: int) -> str:
-        """Return the options of `launch/show_batch.py`; `step` is the one that trained on the range, counted from 1."""
+        """Return the options of `clozeworks show-batch`; `step`, counted from 1, trained on the range."""
         return f"--stage {self.stage} --epoch {self.epoch} --samples {self.first}:{self.stop} --step {step - 1}"
 
 

@@ -101,7 +101,7 @@ class ShardSet:
             self._prefetcher.forget(self._file(record))
             return np.asarray(self._cache.map(self._file(record), self.token_dtype))
         path = storage.local_path(storage.join(self.url, name))
-        fix = "restore it, or prepare the text again; `python -m data_prep verify` checks all shards"
+        fix = "restore it, or prepare the text again; `clozeworks verify` checks all shards"
         if not path.is_file():
             raise DamagedFile(f"shard {path} is missing", fix=fix, code="missing-shard")
         if path.stat().st_size != record.bytes:
@@ -164,7 +164,7 @@ def check_is_data_set(url: str) -> None:
     if not path.exists():
         raise UsageError(
             f"data.shards={url} does not exist",
-            fix="correct the path, or prepare it with `python -m data_prep shards --output "
+            fix="correct the path, or prepare it with `clozeworks shards --output "
             f"{quote(url)} --tokenizer TOKENIZER --input TEXT`",
             code="missing-path",
         )
@@ -180,8 +180,8 @@ def check_is_data_set(url: str) -> None:
     if text is not None:
         raise UsageError(
             f"data.shards={url} is raw text, not prepared shards",
-            fix=f"run `python -m data_prep tokenizer --input {quote(text)} --output data/tokenizer` and `python -m "
-            f"data_prep shards --input {quote(text)} --tokenizer data/tokenizer --output data/shards`, then set "
+            fix=f"run `clozeworks tokenizer --input {quote(text)} --output data/tokenizer` and `clozeworks "
+            f"shards --input {quote(text)} --tokenizer data/tokenizer --output data/shards`, then set "
             "data.shards=data/shards",
             code="text-instead-of-shards",
         )
@@ -275,7 +275,7 @@ def _load_tokenizer(path: str) -> Tokenizer:
         raise UsageError(
             f"data.tokenizer={path} does not exist; as a Hub name it is not needed here",
             fix=f"remove data.tokenizer: the shards contain their tokenizer (to prepare text with that of the Hub: "
-            f"`{hub_download_command(path)}` and `python -m data_prep shards --tokenizer {path.rpartition('/')[2]}`)",
+            f"`{hub_download_command(path)}` and `clozeworks shards --tokenizer {path.rpartition('/')[2]}`)",
             code="hub-name-as-tokenizer",
         )
     if is_missing:

@@ -1,6 +1,6 @@
 """DeepSpeed's launcher with two additions: pdsh ends with the launcher, and an unreachable host ends the launch.
 
-`launch/nodes.py` starts it. By default pdsh outlives its launcher, also after SIGKILL. If the launcher runs on a host
+`clozeworks nodes` starts it. By default pdsh outlives its launcher, also after SIGKILL. If the launcher runs on a host
 with ranks, they notice that (`trainer/distributed/launcher.py`); a launcher on a login node would leave a run behind
 that cannot be stopped from there. And pdsh continues without an unreachable host, whose ranks the others would wait
 for.

@@ -63,7 +63,7 @@ _REFUSED: dict[str, str] = {
     "zero_optimization.zero_quantized_gradients": "a resumed run would not be the same run",
     "zero_optimization.zero_quantized_nontrainable_weights": "a resumed run would not be the same run",
     "zero_optimization.offload_optimizer.ratio": "the entire optimizer state is on one device",
-    "zero_optimization.offload_optimizer.super_offload": "the optimizer is torch's AdamW",
+    "zero_optimization.offload_optimizer.super_offload": "the optimizer is the one of optimizer.name",
 }
 _REFUSED_SECTIONS = frozenset(
     """sparse_gradients sparse_attention compression_training quantize_training progressive_layer_drop eigenvalue
@@ -130,6 +130,8 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
         # On by default, and then every forward waits for the whole device; the run measures its own throughput.
         "timers": {"throughput": {"enabled": False}},
     }
+    if config.optimizer.name != "adamw":
+        settings["zero_allow_untested_optimizer"] = True
     if config.training.precision in ("bf16", "fp16"):
         settings[config.training.precision] = {"enabled": True}
     if config.training.precision == "bf16" and stage == 1 and not config.zero.offload_optimizer:
@@ -169,7 +171,10 @@ def _owned_values(config: RunConfig, world_size: int) -> dict[str, tuple[tuple[A
         "zero_optimization.stage": ((config.zero.stage,), "zero.stage"),
         "zero_optimization.compute_grad_norm": ((True,), "the gradient norm is logged and checked"),
         "zero_optimization.offload_optimizer.device": ((device,), "zero.offload_optimizer"),
-        "optimizer.type": (("AdamW", "adamw"), "the optimizer is AdamW"),
+        "optimizer.type": (
+            ("AdamW", "adamw") if optimizer.name == "adamw" else (optimizer.name,),
+            f"optimizer.name={optimizer.name}",
+        ),
         "optimizer.params.lr": ((optimizer.learning_rate,), "optimizer.learning_rate"),
         "optimizer.params.betas": (
             ([optimizer.beta1, optimizer.beta2], (optimizer.beta1, optimizer.beta2)),
@@ -187,7 +192,7 @@ def _contradictions(given: dict[str, Any], config: RunConfig, world_size: int) -
             yield f"{path}={value!r} contradicts the YAML, which sets {agreeing[0]!r} ({setting})"
     for name in _names(given.get("optimizer"), "params"):
         if name not in ("lr", "betas", "eps", "weight_decay"):
-            yield f"optimizer.params.{name} is not supported: the optimizer is torch's AdamW, set optimizer.*"
+            yield f"optimizer.params.{name} is not supported: set optimizer.* of the YAML"
 
 
 def _refused(given: dict[str, Any]) -> Iterator[str]:

@@ -29,7 +29,7 @@ from trainer.distributed.overlapped_reduction import OverlappedReduction, cut_in
 from trainer.distributed.process_group import Ranks, set_timeout_on_all_groups
 from trainer.engine import fragments
 from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.optimizer import build_optimizer
+from trainer.engine.optimizer import attach_partitions, build_optimizer
 
 
 class Engine:
@@ -143,8 +143,8 @@ class Engine:
         for fragment in self.fragments():
             initial = self._initial[fragment.name].view(-1)
             fragment.write("weight", fragment.start, initial[fragment.start : fragment.stop])
-            fragment.fill("exp_avg", 0.0)
-            fragment.fill("exp_avg_sq", 0.0)
+            for kind in fragment.kinds[1:]:
+                fragment.fill(kind, 0.0)
         self._initial = None
         self.finish_setting(steps=0)
 
@@ -226,6 +226,7 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
             code="deepspeed-settings",
         ) from None
     set_timeout_on_all_groups(config.distributed.timeout_seconds)
+    attach_partitions(engine.module, engine.optimizer, config.zero.stage, ranks)
     if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
         # At the smallest scale DeepSpeed would raise; what a step that is not finite means is judged by its caller.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False

@@ -1,22 +1,23 @@
 """A parameter's training state as the piece that this rank holds, at every ZeRO stage.
 
-The state of a parameter is its fp32 weight and Adam's two moments. Stage 0 holds all of it on every rank; stages 1
-and 2 hold a range of the flattened parameter (DeepSpeed's `_hp_mapping`); stage 3 holds an equal part a rank, padded
-at the end. Ranges count elements of the flattened parameter. DeepSpeed's `safe_set_full_*` is not used: at stage 3 it
-hangs where the world size does not divide the parameter (deepspeed 0.19.8).
+The state of a parameter is its fp32 weight and what the optimizer keeps of every element, such as Adam's two moments.
+Stage 0 holds all of it on every rank; stages 1 and 2 hold a range of the flattened parameter (DeepSpeed's
+`_hp_mapping`); stage 3 holds an equal part per rank, padded at the end. Ranges count elements of the flattened
+parameter. DeepSpeed's `safe_set_full_*` is not used: at stage 3 it hangs where the world size does not divide the
+parameter (deepspeed 0.19.8).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-KINDS = ("weight", "exp_avg", "exp_avg_sq")
-"""What is held of every parameter, each fp32."""
+WEIGHT = "weight"
+"""The kind of tensor that is not a state of the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,29 @@ class Fragment:
     stop: int
     owned_start: int
     owned_stop: int
-    view: Callable[[str], torch.Tensor]
-    """By kind: the fp32 tensor (stop - start + padding,) itself, on its device."""
+    held_in: torch.Tensor
+    """The fp32 tensor that the torch optimizer updates; the fragment is a range of it."""
+    offset: int
+    """Where the fragment begins in `held_in`, flattened."""
+    padding: int
+    """Elements behind the fragment that belong to no parameter."""
+    states: Mapping[torch.Tensor, Mapping[str, Any]]
+    """The torch optimizer's state of each tensor that it updates."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The weight, then the names of the optimizer's states that have an element for each of the weight's."""
+        state, shape = self.states.get(self.held_in, {}), self.held_in.shape
+        return (WEIGHT, *(kind for kind, value in state.items() if torch.is_tensor(value) and value.shape == shape))
+
+    def view(self, kind: str) -> torch.Tensor:
+        """The tensor of a kind itself, (stop - start + padding,) float32, on its device."""
+        tensor = self.held_in.data if kind == WEIGHT else self.states[self.held_in][kind]
+        return self.range_of(tensor, self.padding)
+
+    def range_of(self, tensor: torch.Tensor, padding: int = 0) -> torch.Tensor:
+        """This fragment's elements of a tensor of the shape of `held_in`, (stop - start + padding,)."""
+        return tensor.view(-1).narrow(0, self.offset, self.stop - self.start + padding)
 
     def read_owned(self, kind: str) -> torch.Tensor:
         """The owned elements, (owned_stop - owned_start,) float32."""
@@ -108,26 +130,18 @@ def _trainable(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 def _replicated_fragment(name: str, parameter: nn.Parameter, optimizer: Any, rank: int, world_size: int) -> Fragment:
     numel = parameter.numel()
-
-    def view(kind: str) -> torch.Tensor:
-        tensor = parameter.data if kind == "weight" else optimizer.state[parameter][kind]
-        return tensor.view(-1)
-
-    return Fragment(name, 0, numel, rank * numel // world_size, (rank + 1) * numel // world_size, view)
+    shares = (rank * numel // world_size, (rank + 1) * numel // world_size)
+    return Fragment(name, 0, numel, *shares, held_in=parameter, offset=0, padding=0, states=optimizer.state)
 
 
 def _flattened_fragment(name: str, parameter: Any, optimizer: Any) -> Fragment:
-    mapping = parameter._hp_mapping
+    mapping, base = parameter._hp_mapping, optimizer.optimizer
     start = mapping.lp_fragment_address.start
     stop = start + mapping.lp_fragment_address.numel
     # Not `mapping.optim_fragment`: with several groups DeepSpeed links it before the later groups have a state.
-    (flat,) = optimizer.optimizer.param_groups[mapping.param_group_index]["params"]
-
-    def view(kind: str) -> torch.Tensor:
-        tensor: torch.Tensor = flat.data if kind == "weight" else optimizer.optimizer.state[flat][kind]
-        return tensor.narrow(0, mapping.hp_fragment_address.start, mapping.hp_fragment_address.numel)
-
-    return Fragment(name, start, stop, start, stop, view)
+    (flat,) = base.param_groups[mapping.param_group_index]["params"]
+    offset = mapping.hp_fragment_address.start
+    return Fragment(name, start, stop, start, stop, held_in=flat, offset=offset, padding=0, states=base.state)
 
 
 def _partitioned_fragment(name: str, parameter: Any, optimizer: Any, rank: int) -> Fragment:
@@ -136,9 +150,5 @@ def _partitioned_fragment(name: str, parameter: Any, optimizer: Any, rank: int) 
     stop = min(start + part, parameter.ds_numel)
     sub_group, offset, num_elements = optimizer.grad_position[optimizer.get_param_id(parameter)]
     flat = optimizer.fp32_partitioned_groups_flat[sub_group]
-
-    def view(kind: str) -> torch.Tensor:
-        tensor: torch.Tensor = flat.data if kind == "weight" else optimizer.optimizer.state[flat][kind]
-        return tensor.narrow(0, offset, num_elements)
-
-    return Fragment(name, start, stop, start, stop, view)
+    padding, states = num_elements - (stop - start), optimizer.optimizer.state
+    return Fragment(name, start, stop, start, stop, held_in=flat, offset=offset, padding=padding, states=states)

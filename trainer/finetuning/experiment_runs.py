@@ -82,7 +82,7 @@ class ExperimentRuns:
         except UserError:
             self._warn_once(
                 f"some metrics of the fits were not sent to {shown_uri}; send them with "
-                f"launch/sync_tracking.py {self._folder}"
+                f"`clozeworks sync-tracking {self._folder}`"
             )
 
     def _warn_once(self, message: str) -> None:

@@ -1,6 +1,6 @@
 """Fine-tune an encoder on a labeled table: read, fit every variant, report, save the best model, register it.
 
-`launch/finetune.py` is the command, `trainer.finetune` the function.
+`clozeworks finetune` is the command, `trainer.finetune` the function.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def fit_experiment(settings: FinetuneSettings, experiment: Experiment, log: Call
     registration = _register(settings, result.folder, runs.parent.run_id)
     server = _server_option(settings)
     log(f"registered {registration.name} version {registration.version} at {registration.tracking_uri}")
-    log(f"  python launch/predict.py --model {quote(registration.model_uri)}{server} --input FILE --output FILE")
+    log(f"  clozeworks predict --model {quote(registration.model_uri)}{server} --input FILE --output FILE")
     return replace(result, registration=registration)
 
 
@@ -390,7 +390,7 @@ def _register(settings: FinetuneSettings, folder: Path, run_id: str | None) -> R
 
     assert settings.register is not None
     alias = f" --alias {quote(settings.alias)}" if settings.alias else ""
-    command = f"python launch/register.py --model {quote(str(folder))} --name {quote(settings.register)}{alias}"
+    command = f"clozeworks register --model {quote(str(folder))} --name {quote(settings.register)}{alias}"
     try:
         return register(folder, settings.register, settings.alias, settings.tracking_uri, run_id)
     except UserError as error:

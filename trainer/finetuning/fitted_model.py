@@ -66,7 +66,7 @@ def read_facts(folder: Path) -> FitFacts | None:
         return TypeAdapter(FitFacts).validate_python(values) if values else None
     except ValidationError as error:
         raise UserError(
-            f"{path} does not have the form that launch/finetune.py writes ({first_problem(error)})",
+            f"{path} does not have the form that `clozeworks finetune` writes ({first_problem(error)})",
             fix="copy the file again, or remove it: the model is then described by config.json",
             code="damaged-model",
         ) from None

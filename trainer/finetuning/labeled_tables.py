@@ -17,7 +17,7 @@ import pandas
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
-from data_prep.storage.parquet import DamagedParquet, read_whole
+from data_prep.storage.parquet import DamagedTable, read_whole
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
 _UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
@@ -160,7 +160,7 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
     """
     try:
         found = read_whole(path)
-    except DamagedParquet as error:
+    except DamagedTable as error:
         raise ValueError(str(error)) from None
     kept = [place for place, name in enumerate(found.column_names) if not _UNNAMED_INDEX.fullmatch(name)]
     table: pandas.DataFrame = found.select(kept).replace_schema_metadata().to_pandas()

@@ -29,7 +29,7 @@ def check_model_folder(folder: Path, strict: bool = False, name: str | None = No
     if not (folder / "config.json").is_file():
         raise UserError(
             f"{name} has no config.json, so it is not a Hugging Face directory",
-            fix="give a directory that launch/export.py wrote, or the copy of a model from the Hub",
+            fix="give a directory that `clozeworks export` wrote, or the copy of a model from the Hub",
             code="not-a-model-folder",
         )
     for config in CONFIG_FILES:
@@ -71,7 +71,7 @@ def check_fine_tuned(folder: Path, name: str | None = None) -> None:
 
 
 def not_fine_tuned(problem: str) -> UsageError:
-    return UsageError(problem, fix="give a directory that launch/finetune.py wrote", code="not-fine-tuned")
+    return UsageError(problem, fix="give a directory that `clozeworks finetune` wrote", code="not-fine-tuned")
 
 
 def _check_weight_names(folder: Path, name: str) -> None:

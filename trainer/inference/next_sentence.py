@@ -54,7 +54,7 @@ class NextSentence:
         """
         remedy = (
             "give a model that was pretrained with data.sentence_pairs, or fine-tune this one on labeled pairs with "
-            "launch/finetune.py"
+            "`clozeworks finetune`"
         )
         config = load_config(folder)
         from transformers.models.auto.modeling_auto import MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING as WITH_HEAD

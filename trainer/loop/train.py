@@ -175,12 +175,12 @@ def agreed(
 
 
 def warn_of_findings(config: RunConfig, ranks: Ranks) -> None:
-    """Print on rank 0 the findings of the cheap checks of `launch/doctor.py`."""
+    """Print on rank 0 the findings of the cheap checks of `clozeworks doctor`."""
     if ranks.is_first:
         decided = with_own_precision(config, ranks.device.type)
         for finding in cheap_findings(decided, ranks.world_size, ranks.device):
             if finding.level != "ok":
-                warn_on_stderr(f"{finding.name}: {finding.text} (details: launch/doctor.py)")
+                warn_on_stderr(f"{finding.name}: {finding.text} (details: `clozeworks doctor`)")
 
 
 def own_output_dir(config: RunConfig, ranks: Ranks, watchdog: Watchdog) -> None:

@@ -128,7 +128,7 @@ class NonFiniteSteps:
         return UserError(
             f"the {self.what} was not finite in {len(self.streak)} steps in a row{why_it_ends}: steps {first:,} to "
             f"{last:,}, the last of them {steps}. Weights and optimizer state are those before step {first:,}",
-            fix=f"look at the samples with launch/show_batch.py {samples.as_options(last)}; then lower "
+            fix=f"look at the samples with `clozeworks show-batch {samples.as_options(last)}`; then lower "
             f"optimizer.learning_rate{again}",
             code="nonfinite-steps",
         )
@@ -163,7 +163,7 @@ class Health:
             self.num_spikes += 1
             warnings.append(
                 f"loss spike: {loss:.4f} in step {step:,} is {deviations:.0f} standard deviations above the running "
-                f"median {median:.4f}; show its samples: launch/show_batch.py {samples.as_options(step)}"
+                f"median {median:.4f}; show its samples: `clozeworks show-batch {samples.as_options(step)}`"
             )
         if len(self._mlm_losses) >= MIN_HISTORY:
             warnings += self._once("plateau", plateau_warning(step, self._mlm_loss, self._entropy, self._settings))
@@ -212,7 +212,7 @@ def plateau_warning(step: int, mlm_loss: float, entropy: float | None, settings:
     return (
         f"the MLM loss {mlm_loss:.4f} is still at the unigram entropy {entropy:.4f} after {step:,} steps: the model "
         "predicts token frequencies and ignores context. Raise optimizer.learning_rate, lengthen the warmup, or check "
-        "the samples with launch/show_batch.py"
+        "the samples with `clozeworks show-batch`"
     )
 
 
@@ -225,7 +225,7 @@ def pair_warning(step: int, accuracy: float, settings: HealthSettings) -> str | 
         )
     if step <= settings.plateau_steps // 10 and accuracy >= settings.suspicious_pair_accuracy:
         return (
-            f"the pair accuracy is {accuracy:.1%} after only {step:,} steps. Check with launch/show_batch.py for a "
+            f"the pair accuracy is {accuracy:.1%} after only {step:,} steps. Check with `clozeworks show-batch` for a "
             "leak, such as near-duplicates or documents that have nothing in common"
         )
     return None

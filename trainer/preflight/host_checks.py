@@ -142,7 +142,7 @@ def check_forwarding(hosts: Sequence[str], device_type: str) -> Iterator[Finding
     forgotten = [name for name in forgotten if name not in secrets_of(os.environ)]
     if forgotten:
         text = f"{', '.join(forgotten)} set here, but not in .deepspeed_env, so only this host has it; write lines "
-        yield Finding("warn", "forwarding", text + "NAME=VALUE there, or start with launch/nodes.py")
+        yield Finding("warn", "forwarding", text + "NAME=VALUE there, or start with `clozeworks nodes`")
     if not problems and not exposed and not forgotten:
         yield Finding("ok", "forwarding", f"{', '.join(sorted(forwarded)) or 'nothing'} by .deepspeed_env; no secrets")
     yield from _check_keep_alive(hosts[0])
@@ -210,7 +210,7 @@ def _check_keep_alive(host: str) -> Iterator[Finding]:
     seconds = next((line.split()[1] for line in options.splitlines() if line.startswith("serveraliveinterval ")), "0")
     if seconds == "0":
         text = "ServerAliveInterval is 0: the launcher would wait for hours for an unreachable host; set it in "
-        yield Finding("warn", "ssh", text + "~/.ssh/config, or start with launch/nodes.py")
+        yield Finding("warn", "ssh", text + "~/.ssh/config, or start with `clozeworks nodes`")
     else:
         yield Finding("ok", "ssh", f"detects an unreachable host (ServerAliveInterval {seconds} s)")
 

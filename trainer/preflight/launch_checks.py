@@ -18,7 +18,7 @@ from data_prep.storage.known_secrets import secrets_of
 
 SECRET_REMEDY = (
     "keep it in a file of your own on every host (~/.mlflow/credentials, ~/.aws/credentials, both with mode 600) and "
-    "remove it from the environment and from .deepspeed_env, or start with launch/nodes.py, which does not forward it"
+    "remove it from the environment and from .deepspeed_env, or start with `clozeworks nodes`, which never forwards it"
 )
 
 

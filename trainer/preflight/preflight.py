@@ -1,6 +1,6 @@
 """Checks of a run before it burns anything: configuration, memory, compiler, stores. Each takes seconds at most.
 
-`launch/doctor.py` prints all of them; `launch/pretrain.py` warns at every start of what the cheap ones find.
+`clozeworks doctor` prints all of them; `launch/pretrain.py` warns at every start of what the cheap ones find.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def check_mlflow(config: RunConfig) -> Iterator[Finding]:
             client = connect(uri)
             client.search_experiments(max_results=1)
         except MlflowNotInstalled as error:
-            kept = "Training would continue and keep its metrics for launch/sync_tracking.py"
+            kept = "Training would continue and keep its metrics for `clozeworks sync-tracking`"
             yield Finding(level, "mlflow", f"{str(error).rstrip('.')}. {kept}{loss}")
             return
         except Exception as error:  # noqa: BLE001 - whatever a server, a database or a network does

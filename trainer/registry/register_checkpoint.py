@@ -53,10 +53,10 @@ def register_checkpoint(request: Request) -> tuple[Registration, str]:
     except NotPromoted as error:
         return registration, error.problem
     except UserError as error:
-        command = f"launch/register.py --name {request.name} --version {registration.version}"
+        command = f"clozeworks register --name {request.name} --version {registration.version}"
         return (
             registration,
-            f"the promotion failed ({error.problem}); repeat it with {command} --promote {request.promote_to}",
+            f"the promotion failed ({error.problem}); repeat it with `{command} --promote {request.promote_to}`",
         )
     return registration, f"promoted to {request.promote_to} ({'; '.join(verdict.reasons) or 'no condition'})"
 

@@ -107,8 +107,8 @@ class Registrar:
                 )
                 self._warn(
                     f"the checkpoint of step {step:,} was not registered as {self._config.registry.name}: "
-                    f"{reason}. It is in {folder}: register it with launch/register.py --checkpoint, or rerun the same "
-                    "command"
+                    f"{reason}. It is in {folder}: register it with `clozeworks register --checkpoint`, or rerun the "
+                    "same command"
                 )
             else:
                 self._registered.add(step)
@@ -121,13 +121,13 @@ class Registrar:
         if answer.returncode:
             raise UserError(
                 _message(answer.stderr) or _ending(answer.returncode),
-                fix="register the checkpoint with launch/register.py --checkpoint",
+                fix="register the checkpoint with `clozeworks register --checkpoint`",
                 code="registration-failed",
             )
         if not answer.stdout.strip():
             raise UserError(
                 "the registering process ended without an answer",
-                fix="register the checkpoint with launch/register.py --checkpoint",
+                fix="register the checkpoint with `clozeworks register --checkpoint`",
                 code="registration-failed",
             )
         value: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])

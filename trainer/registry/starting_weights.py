@@ -154,8 +154,7 @@ def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
             f"init_from={where} has a tokenizer with fingerprint {found}, and the shards were made "
             f"with {expected}: the same ids are other tokens",
             fix=(
-                f"make shards with its tokenizer (`python -m data_prep shards --tokenizer {where}`), or "
-                "give another checkpoint"
+                f"make shards with its tokenizer (`clozeworks shards --tokenizer {where}`), or give another checkpoint"
             ),
             code="other-tokenizer",
         )

@@ -160,7 +160,7 @@ class Tracker:
         output_dir = quote(str(self._journal.folder.parent))
         return (
             f"metrics are stored in {self._journal.folder}; where mlflow is installed, send them with "
-            f"`python launch/sync_tracking.py {output_dir}`"
+            f"`clozeworks sync-tracking {output_dir}`"
         )
 
     @property
@@ -239,7 +239,7 @@ class Tracker:
         if tell and not self.is_complete:
             self._warn(
                 f"not everything was sent to {self.tracking_uri}: {self._delivery.unsent_bytes:,} bytes of metrics "
-                f"wait in {self._journal.points_path}; send them with launch/sync_tracking.py, or rerun the same "
+                f"wait in {self._journal.points_path}; send them with `clozeworks sync-tracking`, or rerun the same "
                 "command"
             )
         if not self._thread.is_alive():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.rejects import Fault, Rejects
+from data_prep.storage.hashing_files import RangeHashingFile
 
 TxtDocuments = Literal["file", "blank_lines"]
 NAME_THE_FIELD = "name it with documents.text_field=NAME, or with the source's own text_field"
@@ -63,6 +65,18 @@ class Cut(NamedTuple):
     bytes: int
 
 
+class Outline(NamedTuple):
+    """What a file's own index says of a part of it.
+
+    Attributes:
+        ranges: (start, stop) bytes that the documents of the part depend on; none overlap.
+        num_rows: of the part, dropped ones included.
+    """
+
+    ranges: Sequence[tuple[int, int]]
+    num_rows: int | None = None
+
+
 class Reading(NamedTuple):
     """Parameters of reading a file: all that a format needs besides the file."""
 
@@ -80,17 +94,23 @@ class Reading(NamedTuple):
 class Format(ABC):
     """A format that is read from the beginning of a stream, which may be decompressed meanwhile.
 
+    A format with an index of its own, which is read at any position, sets `needs_seeking` and gives an `outline`. Its
+    `documents` get a file instead of a stream; a compressed one is unpacked to a temporary file first. A damaged file
+    raises `DamagedTable`, whose place is named.
+
     Attributes:
         endings: of the names of its files, such as (".jsonl", ".json").
         growth: bytes of text in a byte of a file that is not compressed, about.
         has_fields: its documents have more than a text.
         kind: what messages call a file that `matches`; empty where the first bytes say nothing.
+        needs_seeking: it is read at any position.
     """
 
     endings: tuple[str, ...] = ()
     growth: float = 1.0
     has_fields: bool = True
     kind: str = ""
+    needs_seeking: bool = False
 
     @abstractmethod
     def documents(self, stream: BinaryIO, reading: Reading) -> Iterator[Document]:
@@ -105,6 +125,10 @@ class Format(ABC):
     ) -> list[Cut]:
         """The units of a file that is not compressed, in order; one where it cannot be split."""
         return [Cut(0, file_bytes, file_bytes)]
+
+    def outline(self, file: RangeHashingFile, part: Part, fields: Fields) -> Outline:
+        """What the index of a file that `needs_seeking` says of a part; by default the part is all of the file."""
+        return Outline([(0, file.seek(0, io.SEEK_END))])
 
     def is_one_document(self, settings: DocumentSettings) -> bool:
         """Whether every file is one document."""

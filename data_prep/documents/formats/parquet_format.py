@@ -6,10 +6,21 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, Literal
 
 from data_prep.documents.document import Document
-from data_prep.documents.formats.input_format import NAME_THE_FIELD, Cut, Fields, Format, Reading, document_of, listed
+from data_prep.documents.formats.input_format import (
+    NAME_THE_FIELD,
+    Cut,
+    Fields,
+    Format,
+    Outline,
+    Part,
+    Reading,
+    document_of,
+    listed,
+)
 from data_prep.documents.rejects import Fault
 from data_prep.storage import storage
-from data_prep.storage.parquet import DamagedParquet, ParquetRows, looks_like_parquet
+from data_prep.storage.hashing_files import RangeHashingFile
+from data_prep.storage.parquet import DamagedTable, ParquetRows, looks_like_parquet
 
 _NOT_COMPRESSED_GROWTH = 3.0  # its columns are compressed
 
@@ -20,9 +31,37 @@ class ParquetFormat(Format):
     endings = (".parquet",)
     growth = _NOT_COMPRESSED_GROWTH
     kind = "a Parquet file"
+    needs_seeking = True
 
     def documents(self, stream: BinaryIO, reading: Reading) -> Iterator[Document]:
-        raise AssertionError("it is read by `rows`")
+        assert isinstance(stream, RangeHashingFile)
+        rows, fields, rejects = (
+            ParquetRows(stream, reading.part.start, reading.part.stop),
+            reading.fields,
+            reading.rejects,
+        )
+        try:
+            names = _columns_to_read(rows, fields)
+        except Fault as fault:
+            rejects.bad("", fault, rows.num_rows)  # of an empty file under the policy `skip` nothing
+            return
+        others = [name for name in names if name not in (fields.text, fields.language)]
+        for number, values in enumerate(rows.values(names, others), rows.first_row + 1):
+            text = values[0]
+            if text is not None and len(text) > reading.limit:
+                rejects.too_long(len(text))
+                continue
+            try:
+                document = _row_document(dict(zip(names, values, strict=True)), fields)
+            except Fault as fault:
+                rejects.bad(f"row {number}", fault)
+            else:
+                rejects.place = f"row {number}"
+                yield document
+
+    def outline(self, file: RangeHashingFile, part: Part, fields: Fields) -> Outline:
+        rows = ParquetRows(file, part.start, part.stop)
+        return Outline(rows.column_ranges(fields.names), rows.num_rows)
 
     def cuts(
         self, url: str, file_bytes: int, unit_bytes: int, txt_documents: Literal["file", "blank_lines"]
@@ -33,8 +72,8 @@ class ParquetFormat(Format):
             return whole
         try:
             with storage.open_read(url) as file:
-                groups = ParquetRows(file, storage.redact(url)).row_groups()
-        except DamagedParquet:
+                groups = ParquetRows(RangeHashingFile(file, storage.redact(url))).row_groups()
+        except DamagedTable:
             return whole
         cuts, plain_bytes = [0], 0
         for number, group in enumerate(groups):
@@ -50,33 +89,6 @@ class ParquetFormat(Format):
 
     def matches(self, head: bytes) -> bool:
         return looks_like_parquet(head)
-
-
-def parquet_documents(rows: ParquetRows, reading: Reading) -> Iterator[Document]:
-    """The documents of row groups of a Parquet file.
-
-    Raises:
-        DamagedParquet: the file is damaged.
-    """
-    fields, rejects = reading.fields, reading.rejects
-    try:
-        names = _columns_to_read(rows, fields)
-    except Fault as fault:
-        rejects.bad("", fault, rows.num_rows)  # of an empty file under the policy `skip` nothing
-        return
-    others = [name for name in names if name not in (fields.text, fields.language)]
-    for number, values in enumerate(rows.values(names, others), rows.first_row + 1):
-        text = values[0]
-        if text is not None and len(text) > reading.limit:
-            rejects.too_long(len(text))
-            continue
-        try:
-            document = _row_document(dict(zip(names, values, strict=True)), fields)
-        except Fault as fault:
-            rejects.bad(f"row {number}", fault)
-        else:
-            rejects.place = f"row {number}"
-            yield document
 
 
 def _columns_to_read(rows: ParquetRows, fields: Fields) -> list[str]:

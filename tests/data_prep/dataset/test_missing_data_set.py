@@ -22,7 +22,7 @@ def test_a_path_that_does_not_exist_is_said_not_to_exist(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz", "a.parquet", "A.CSV"])
 def test_raw_text_is_answered_with_the_command_that_makes_shards(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
-    command = "python -m data_prep shards --input '{}' --tokenizer"
+    command = "clozeworks shards --input '{}' --tokenizer"
     with pytest.raises(UsageError, match=command.format(tmp_path / name), check=coded("text-instead-of-shards")):
         read_manifest(str(tmp_path / name))
     ending = "." + name.partition(".")[2]

@@ -29,6 +29,7 @@ from data_prep.pipeline.plan import make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.error_codes import coded
 from tests.support.s3_server import S3Bucket
 
 SETTINGS = DeduplicationSettings(near=True, threshold=0.8, ngram_tokens=5, num_hashes=128)
@@ -203,6 +204,26 @@ def test_the_answer_does_not_depend_on_parts_chunks_or_the_order_of_units(
     backwards = Runner(lambda tasks: tasks[::-1])
     assert found(tmp_path / "parts", files, run=backwards) == expected
     assert backwards.done == 16
+
+
+@pytest.mark.parametrize("num_parent_files", [0, 1, 4])
+def test_joined_files_and_clusters_of_clusters_give_the_same_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_parent_files: int
+) -> None:
+    files = corpus(num_files=13)
+    expected = found(tmp_path / "plain", files, num_parent_files=num_parent_files)
+    monkeypatch.setattr(near_duplicates, "MAX_FILES", 4)
+    monkeypatch.setattr(near_duplicates, "MAX_JOINED", 4)
+    monkeypatch.setattr(near_duplicates, "_PART_ENTRIES", 300)
+    monkeypatch.setattr(near_duplicates, "PAIR_FILES_AT_ONCE", 5)
+    run = Runner(lambda tasks: tasks[::-1])
+    assert found(tmp_path / "joined", files, run=run, num_parent_files=num_parent_files) == expected
+    assert 2 <= len(list((tmp_path / "joined").glob("joined-*"))) <= 4
+    assert len(list((tmp_path / "joined").glob("clusters-*"))) == 4
+    joined = next((tmp_path / "joined").glob("joined-*"))
+    joined.write_bytes(joined.read_bytes()[:-5])
+    with pytest.raises(UserError, match=joined.name, check=coded("damaged-work-file")):
+        found(tmp_path / "joined", files, num_parent_files=num_parent_files)
 
 
 def test_a_stopped_search_goes_on_from_its_finished_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,7 @@ def test_a_shard_of_an_addition_is_named_and_the_others_are_rebuilt(
 
 def test_the_command_repairs_and_says_what(corpus: Path, small_tokenizer: Path, output: Path, command: Command) -> None:
     words = ["shards", "--input", corpus, "--tokenizer", small_tokenizer, "--output", output, "--workers", 1]
-    assert command(*words, *OVERRIDES) == 0 and "'python -m data_prep verify'" in command.output
+    assert command(*words, *OVERRIDES) == 0 and "'clozeworks verify'" in command.output
     flip(output / "train-000001.tar")
     assert command(*words, *OVERRIDES) == 0, "the size is right"
     assert command(*words, "--repair", "--dry-run", *OVERRIDES) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from data_prep.config.preparation_config import PreparationConfig
-from data_prep.pipeline import aggregation, units
+from data_prep.dataset.manifest import read_manifest
+from data_prep.deduplication import near_duplicates
+from data_prep.pipeline import aggregation, exclusion_phase, units
 from data_prep.pipeline import scale_plan as scale
 from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.preparation import prepare_shards
@@ -54,10 +57,11 @@ def corpus(folder: Path, num_files: int, per_file: int, seed: int = 0) -> Path:
     return folder
 
 
-def plan_of(folder: Path, tokenizer: Tokenizer, **settings: object) -> Plan:
+def plan_of(folder: Path, tokenizer: Tokenizer, near: bool = False, **settings: object) -> Plan:
     config = PreparationConfig.model_validate(
         {
             "sources": [{"name": "web", "input": f"{folder}/*.jsonl"}],
+            "deduplication": {"near": near},
             "shards": {"min_shards": 6, "valid_fraction": 0.1, "unit_bytes": 2000, **settings},
         }
     )
@@ -69,27 +73,38 @@ def tokenizer(small_tokenizer: Path) -> Tokenizer:
     return Tokenizer.load(small_tokenizer)
 
 
-@pytest.mark.parametrize("is_gathered", [False, True])
+@pytest.mark.parametrize(("is_gathered", "has_near"), [(False, False), (True, False), (True, True)])
 def test_a_run_opens_as_many_files_as_the_formula_says(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gathered: bool
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gathered: bool, has_near: bool
 ) -> None:
-    """At two sizes and in both shapes; the formula is exact but for the few files of the command itself."""
+    """At two sizes, in both shapes and with near-duplicate search; the formula is exact but for the few files of the
+    command itself."""
+    monkeypatch.setattr(near_duplicates, "MAX_FILES", 12)
+    monkeypatch.setattr(near_duplicates, "MAX_JOINED", 5)
+    monkeypatch.setattr(near_duplicates, "PAIR_FILES_AT_ONCE", 6)
+    monkeypatch.setattr(near_duplicates, "_PART_ENTRIES", 500)
     monkeypatch.setattr(scale, "MAX_DIRECT_OPENS", 0 if is_gathered else 1 << 40)
     monkeypatch.setattr(scale, "_SOURCE_GROUPS", 3)
     monkeypatch.setattr(aggregation, "FAN_IN", 4)
     monkeypatch.setattr(scale, "FAN_IN", 4)
     totals, others = [], []
     for num_files in (12, 48):
-        plan = plan_of(corpus(tmp_path / f"in{num_files}", num_files, 6), tokenizer, shard_bytes=500 * num_files)
+        folder = corpus(tmp_path / f"in{num_files}", num_files, 6)
+        plan = plan_of(folder, tokenizer, near=has_near, shard_bytes=500 * num_files)
         assert bool(plan.destinations.num_groups) == is_gathered
-        inputs, output = tmp_path / f"in{num_files}", tmp_path / f"out{num_files}"
+        output = tmp_path / f"out{num_files}"
         with counted_opens() as opened:
             prepare_shards(plan, tokenizer, str(output), 1)
         mine = [Path(path) for path in opened if str(tmp_path) in path]
-        expected = file_opens(len(plan.parts), len(plan.units), plan.destinations, has_provenance=False)
-        assert sum(path.parent == inputs for path in mine) == expected["to read inputs"] == num_files
+        found_parts = {int(found[1]) for path in mine if (found := re.search(r"near-\d+-of-(\d+)", path.name))}
+        assert (min(found_parts, default=0) > 1) == has_near
+        expected = file_opens(
+            len(plan.parts), len(plan.units), plan.destinations, False, has_near, max(found_parts, default=0)
+        )
+        assert bool(expected.get("to join signatures")) == (has_near and num_files == 48)
+        assert sum(path.parent == folder for path in mine) == expected["to read inputs"] == num_files
         shards, groups = len(plan.destinations), plan.destinations.num_groups
-        reads = [path.name for path in mine if path.name.startswith(("map-", "group-"))]
+        reads = [path.name for path in mine if re.match(r"(map|group)-.*\.sections$", path.name)]
         # Each unit's file: once for its summary, then once for each group or shard; each group's file likewise.
         read_groups = shards if groups else 0
         assert len(reads) == len(plan.units) * (1 + (groups or shards)) + groups + read_groups
@@ -101,6 +116,35 @@ def test_a_run_opens_as_many_files_as_the_formula_says(
     assert 0 < others[0] < 60 and abs(others[1] - others[0]) <= 5, others
     if is_gathered:
         assert large < small * large_units / small_units * 1.2
+
+
+@pytest.mark.parametrize("near", [False, True])
+def test_an_addition_reads_each_index_of_the_data_set_once_in_tasks_of_a_few(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: bool
+) -> None:
+    """The ids that the data set holds go from its indexes to the groups that need them, in files of bounded number."""
+    monkeypatch.setattr(exclusion_phase, "KNOWN_SHARDS_AT_ONCE", 3)
+    folder = corpus(tmp_path / "in", 10, 6)
+    for name in ("one", "two"):
+        prepare_shards(plan_of(folder, tokenizer, shard_bytes=3000), tokenizer, str(tmp_path / name), 1)
+    parent = read_manifest(str(tmp_path / "one"))
+    assert len(parent.shards) > 6
+    added = corpus(tmp_path / "more", 3, 6, seed=1)
+    (added / "copies.jsonl").write_bytes((folder / "0003.jsonl").read_bytes())
+    made = []
+    for name, at_once in (("one", 3), ("two", 1 << 20)):
+        monkeypatch.setattr(exclusion_phase, "KNOWN_SHARDS_AT_ONCE", at_once)
+        config = plan_of(added, tokenizer, near=near).config
+        config = config.model_copy(update={"sources": (config.sources[0].model_copy(update={"name": "more"}),)})
+        with counted_opens() as opened:
+            prepare_shards(make_plan(config, tokenizer, parent), tokenizer, str(tmp_path / name), 1)
+        indexes = [path for path in opened if path.endswith(".index.safetensors") and "more" not in path]
+        assert all(indexes.count(str(tmp_path / name / shard.index.name)) == 1 for shard in parent.shards)
+        known = {path for path in opened if re.search(r"/known-\d+$", path)}
+        assert len(known) == -(-len(parent.shards) // at_once)
+        made.append(files_of(tmp_path / name))
+    assert read_manifest(str(tmp_path / "one")).dropped == {"in the data set already": 6}
+    assert made[0] == made[1]
 
 
 def test_gathering_changes_no_byte(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,4 +185,9 @@ def test_at_most_two_million_opens_at_a_trillion_tokens() -> None:
         assert f"at most {plan.total_opens:,} file opens" in str(plan)
     assert found[12] <= 2_000_000 and found[11] <= 600_000
     assert scale_plan(10**12, PreparationConfig()).num_units <= 4096
+    with_near = PreparationConfig.model_validate({"deduplication": {"near": True}})
+    assert found[12] < scale_plan(10**12, with_near).total_opens <= 2_000_000
+    # Files that cannot be split fill units badly: up to twice as many.
+    destinations = scale_plan(10**12, PreparationConfig()).destinations
+    assert sum(file_opens(8192, 8192, destinations, has_provenance=True, has_near=True).values()) <= 2_000_000
     assert scale_plan(10**9, PreparationConfig()).destinations.num_groups == 0

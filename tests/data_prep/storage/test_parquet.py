@@ -23,6 +23,7 @@ from data_prep.documents.document import Document
 from data_prep.documents.documents import BadInput, DocumentReader, unit_sha256
 from data_prep.documents.input_units import InputUnit, split_into_units
 from data_prep.storage import parquet
+from data_prep.storage.hashing_files import RangeHashingFile
 from tests.support.compressions import COMPRESS
 from tests.support.peak_memory import read_in_a_process
 
@@ -196,7 +197,7 @@ def test_an_empty_file_holds_no_document(tmp_path: Path) -> None:
 def test_a_file_that_is_cut_short_is_damaged(tmp_path: Path, length: int, policy: str) -> None:
     path = write(tmp_path / "cut.parquet", {"text": TEXTS}, compression="none")
     path.write_bytes(path.read_bytes()[:length])
-    footer = rf"damaged or cut short in its footer, which ends at byte {path.stat().st_size} \(Parquet: "
+    footer = rf"damaged or cut short in its footer, which ends at byte {path.stat().st_size} \("
     with pytest.raises(BadInput, match=f"cut.parquet is {footer}") as caught:
         read(path, DocumentSettings(on_bad_input=policy))
     assert caught.value.spoils_file and caught.value.reason == "damaged file"
@@ -279,9 +280,10 @@ def test_only_the_columns_wanted_are_read(tmp_path: Path) -> None:
     blob = [bytes([number % 256]) * 50_000 for number in range(200)]
     path = write(tmp_path / "a.parquet", {"blob": blob, "text": TEXTS}, compression="none", use_dictionary=False)
     file = Counting(path.read_bytes())
-    rows = parquet.ParquetRows(file, "a.parquet")
-    rows.hash_columns(["text"])
-    assert len(list(rows.values(["text"]))) == 200 and rows.sha256()
+    hashing = RangeHashingFile(file, "a.parquet")
+    rows = parquet.ParquetRows(hashing)
+    hashing.hash_ranges(rows.column_ranges(["text"]))
+    assert len(list(rows.values(["text"]))) == 200 and hashing.hexdigest()
     assert file.num_bytes < 500_000 < len(file.getvalue())
 
 
@@ -296,7 +298,7 @@ def test_a_disk_that_fails_is_no_damage_of_the_file(tmp_path: Path) -> None:
 
     path = write(tmp_path / "a.parquet", {"text": TEXTS})
     file = Failing(path.read_bytes())
-    rows = parquet.ParquetRows(file, "a.parquet")
+    rows = parquet.ParquetRows(RangeHashingFile(file, "a.parquet"))
     file.fails = True
     with pytest.raises(UserError, match="a.parquet cannot be read: .*Input/output error"):
         list(rows.values(["text"]))
@@ -366,5 +368,5 @@ def test_a_row_group_of_a_negative_number_of_rows_is_damage(tmp_path: Path, monk
     metadata = SimpleNamespace(row_group=groups.__getitem__, num_row_groups=2)
     footer = SimpleNamespace(schema_arrow=[], metadata=metadata)
     monkeypatch.setattr(pq, "ParquetFile", lambda *arguments, **options: footer)
-    with open(path, "rb") as file, pytest.raises(parquet.DamagedParquet, match="negative number of rows"):
-        parquet.ParquetRows(file, str(path))
+    with open(path, "rb") as file, pytest.raises(parquet.DamagedTable, match="negative number of rows"):
+        parquet.ParquetRows(RangeHashingFile(file, str(path)))

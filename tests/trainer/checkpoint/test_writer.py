@@ -15,7 +15,7 @@ import torch
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from tests.support.error_codes import coded
-from tests.support.toy_processes import run_jobs, trained
+from tests.support.toy_processes import OPTIMIZERS, precisions_of, run_jobs, trained
 from tests.support.toy_reference import train_plainly
 from tests.support.toy_training import ToyModel, make_config
 from trainer.checkpoint import writer as checkpoints
@@ -83,7 +83,7 @@ def test_a_checkpoint_gives_back_state_weights_and_moments(tmp_path):
     other = StillEngine(learning_rate=0.7)
     load(other, found)
     for mine, theirs in zip(other.fragments(), engine.fragments(), strict=True):
-        assert all(torch.equal(mine.read_owned(kind), theirs.read_owned(kind)) for kind in fragments.KINDS)
+        assert all(torch.equal(mine.read_owned(kind), theirs.read_owned(kind)) for kind in theirs.kinds)
 
 
 def test_a_checkpoint_holds_no_secret_of_the_configuration(tmp_path):
@@ -402,7 +402,7 @@ from trainer.checkpoint.restore import find_latest
 print(len(read_weights({str(folder)!r})), read_state({str(folder)!r}).state.step)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["6", "1"]
+    assert done.stdout.split() == ["8", "1"]
 
 
 def sets_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
@@ -412,15 +412,15 @@ def sets_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
 
     checkpoint = open_checkpoint(folder / "checkpoints" / f"step-{step:08d}")
     shapes = checkpoint.saved.shapes
-    whole = {
-        f"{kind} {name}": torch.full(shape, torch.nan) for name, shape in shapes.items() for kind in fragments.KINDS
-    }
+    whole: dict[str, torch.Tensor] = {}
     for file in checkpoint.tensor_files:
         for piece in read_pieces(checkpoint.folder / file):
-            target = whole[f"{piece.kind} {piece.name}"].view(-1)[piece.start : piece.stop]
+            held = whole.setdefault(f"{piece.kind} {piece.name}", torch.full(shapes[piece.name], torch.nan))
+            target = held.view(-1)[piece.start : piece.stop]
             assert target.isnan().all(), "held twice"
             target.copy_(piece.read(piece.start, piece.stop))
     assert not any(tensor.isnan().any() for tensor in whole.values())
+    assert len(whole) == 3 * len(shapes)
     return whole | {"steps": torch.tensor(checkpoint.saved.optimizer_steps)}
 
 
@@ -433,14 +433,20 @@ def assert_same_course(report: dict, resumed: dict, folder: Path, other: Path) -
 
 @pytest.mark.spawn
 @pytest.mark.parametrize(
-    ("stage", "precision"),
-    [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (2, "bf16"), (3, "bf16")],
+    ("stage", "optimizer", "precision"),
+    [
+        (stage, optimizer, precision)
+        for stage in range(4)
+        for optimizer in OPTIMIZERS
+        for precision in precisions_of(stage, optimizer)
+    ],
 )
-def test_a_stopped_and_resumed_run_is_bitwise_the_run_never_stopped(stage, precision):
+def test_a_stopped_and_resumed_run_is_bitwise_the_run_never_stopped(stage, optimizer, precision):
     folder, reports = trained(stage)
-    whole, resumed = reports[f"{precision}-whole"], reports[f"{precision}-second-half"]
+    name = f"{optimizer}-{precision}"
+    whole, resumed = reports[f"{name}-whole"], reports[f"{name}-second-half"]
     assert len(set(whole["losses"])) == 4
-    assert_same_course(whole, resumed, folder / f"{precision}-whole", folder / f"{precision}-halves")
+    assert_same_course(whole, resumed, folder / f"{name}-whole", folder / f"{name}-halves")
 
 
 @pytest.mark.spawn
@@ -462,18 +468,24 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.spawn
 @pytest.mark.parametrize(
-    ("from_stage", "stage", "world_size"),
+    ("from_stage", "stage", "world_size", "optimizer"),
     [
-        (1, 3, 3),
-        (3, 1, 1),
-        *(pytest.param(a, b, world, marks=SLOW) for a in range(4) for b in range(4) for world in (1, 2, 3)),
+        (1, 3, 3, "stable_adamw"),
+        (3, 1, 1, "adamw"),
+        *(
+            pytest.param(a, b, world, optimizer, marks=SLOW)
+            for optimizer in OPTIMIZERS
+            for a in range(4)
+            for b in range(4)
+            for world in (1, 2, 3)
+        ),
     ],
 )
-def test_another_stage_and_number_of_ranks_goes_on_within_rounding(from_stage, stage, world_size, tmp_path):
+def test_another_stage_and_number_of_ranks_goes_on_within_rounding(from_stage, stage, world_size, optimizer, tmp_path):
     """From 2 ranks, to 3 that divide neither the rows of the batch nor the parameters; against plain PyTorch."""
     folder, _ = trained(from_stage)
-    shutil.copytree(folder / "plain", tmp_path / "run")
-    go_on_as_plain_pytorch(tmp_path, stage, world_size)
+    shutil.copytree(folder / f"{optimizer}-plain", tmp_path / "run")
+    go_on_as_plain_pytorch(tmp_path, stage, world_size, optimizer)
 
 
 @pytest.mark.spawn
@@ -494,12 +506,13 @@ def test_four_ranks_go_on_as_three_that_divide_no_batch_within_rounding(from_sta
     go_on_as_plain_pytorch(tmp_path, stage, 3)
 
 
-def go_on_as_plain_pytorch(folder: Path, stage: int, world_size: int) -> None:
+def go_on_as_plain_pytorch(folder: Path, stage: int, world_size: int, optimizer: str = "adamw") -> None:
     """Resume the run at step 2 for 2 more steps; compare with plain PyTorch, within fp32's rounding."""
     job = {"stage": stage, "accumulation": 2, "output_dir": str(folder / "run"), "steps": 2, "dropout": False}
+    job["optimizer"] = optimizer
     (report,) = run_jobs(folder, world_size, [job])
     assert report["first"] == 2
-    losses, norms, weights = train_plainly(4)
+    losses, norms, weights = train_plainly(4, optimizer)
     tolerance = {"rtol": 2e-5, "atol": 2e-6}
     torch.testing.assert_close(torch.tensor(report["losses"]), torch.tensor(losses[2:]), **tolerance)
     torch.testing.assert_close(torch.tensor(report["norms"]), torch.tensor(norms[2:]), **tolerance)

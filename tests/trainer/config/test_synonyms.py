@@ -43,7 +43,7 @@ REQUIRED = ["output_dir=x", "data.shards=y", "training.max_steps=1"]
         ("train_iters=1000", "training.max_steps=1000"),
         ("lr_decay_style=cosine", "schedule.name"),
         ("tensorboard_dir=tb", "tracking.uri"),
-        ("train_file=corpus.txt", "python -m data_prep shards --input TEXT"),
+        ("train_file=corpus.txt", "clozeworks shards --input TEXT"),
         ("min_lr=1e-5", "schedule.final_ratio to 1e-5 / optimizer.learning_rate"),
         ("distributed.distributed_timeout_minutes=30", "distributed.timeout_seconds to 30 x 60"),
     ],

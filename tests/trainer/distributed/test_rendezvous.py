@@ -72,6 +72,11 @@ def test_a_rank_that_waits_outside_python_leaves_on_a_signal(start):
     assert status == STOPPED_EXIT_STATUS and time.monotonic() - at < PROMPT_SECONDS, stderr
 
 
+@pytest.mark.fault(
+    row="52",
+    fault="a rank is killed before the ranks meet",
+    required="every other one leaves with 76 after distributed.meeting_timeout_seconds and names it in one paragraph",
+)
 def test_a_rank_that_does_not_come_is_named_on_all_others(start):
     results = finish(start("all is well", 8, world_size=4, absent=2), timeout=120)
     assert [status for status, _, _ in results] == [LOST_RANK_EXIT_STATUS] * 3, results
@@ -88,12 +93,18 @@ def test_a_first_rank_that_does_not_come_is_named_on_all_others(start):
         assert "distributed.connect_timeout_seconds=6" in stderr and "Traceback" not in stderr
 
 
+@pytest.mark.fault(
+    row="52",
+    fault="MASTER_ADDR does not resolve",
+    required="retried for distributed.connect_timeout_seconds, then one paragraph and status 76 on every rank",
+)
 def test_a_name_that_does_not_resolve_ends_every_rank_with_one_paragraph(start, monkeypatch):
     monkeypatch.setattr(toy_processes, "MASTER_ADDR", "no-such-host.invalid")
     for rank, (status, _, stderr) in enumerate(finish(start("all is well", 2, world_size=2), timeout=300)):
         assert status == LOST_RANK_EXIT_STATUS, stderr
         opening = f"{'' if rank == 0 else 'rank 1: '}error: MASTER_ADDR=no-such-host.invalid did not resolve on host "
         assert stderr.startswith(opening) and stderr.count("\n") == 1, stderr
+        assert "within distributed.connect_timeout_seconds=2" in stderr and "Fix: " in stderr, stderr
 
 
 @pytest.mark.slow
@@ -129,6 +140,11 @@ def test_something_that_accepts_and_is_silent_is_not_waited_for_for_ever():
         assert isinstance(found, TimeoutError)
 
 
+@pytest.mark.fault(
+    row="52",
+    fault="a rank ends between the meeting and the process group",
+    required="the other one leaves with 76, one paragraph and no traceback",
+)
 def test_a_rank_that_dies_between_the_meeting_and_the_group_is_told_as_lost(start):
     ranks = start("dies after the meeting", 5, world_size=2)
     (status, _, stderr), _ = finish(ranks, timeout=90)

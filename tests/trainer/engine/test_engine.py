@@ -7,14 +7,14 @@ import torch
 
 from data_prep.base.errors import UsageError
 from tests.support.error_codes import coded
-from tests.support.toy_processes import run_jobs, trained
+from tests.support.toy_processes import OPTIMIZERS, run_jobs, trained
 from tests.support.toy_reference import train_plainly
 from tests.support.toy_training import ToyModel, make_config
 from trainer.checkpoint.format import read_state
 from trainer.checkpoint.pieces import read_weights
 from trainer.distributed.process_group import Ranks
 from trainer.engine.engine import Engine, build_engine, overlapped_reduction
-from trainer.engine.fragments import KINDS, Fragment
+from trainer.engine.fragments import Fragment
 
 SLOW = pytest.mark.slow
 
@@ -22,8 +22,8 @@ SLOW = pytest.mark.slow
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
 
 
-def check_against_plain_pytorch(folder, report, steps: int) -> None:
-    losses, norms, weights = train_plainly(steps)
+def check_against_plain_pytorch(folder, report, steps: int, optimizer: str = "adamw") -> None:
+    losses, norms, weights = train_plainly(steps, optimizer)
     first = report["first"]
     torch.testing.assert_close(torch.tensor(report["losses"]), torch.tensor(losses[first:]), **TOLERANCE)
     torch.testing.assert_close(torch.tensor(report["norms"]), torch.tensor(norms[first:]), **TOLERANCE)
@@ -40,10 +40,13 @@ def test_the_reference_clips_and_learns():
 
 
 @pytest.mark.spawn
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_two_ranks_of_two_micro_batches_train_as_plain_pytorch(stage):
+def test_two_ranks_of_two_micro_batches_train_as_plain_pytorch(stage, optimizer):
+    """The norms are those of the raw gradient, and clipping by them is active."""
     folder, reports = trained(stage)
-    check_against_plain_pytorch(folder / "plain", reports["plain"], 2)
+    name = f"{optimizer}-plain"
+    check_against_plain_pytorch(folder / name, reports[name], 2, optimizer)
 
 
 @pytest.mark.spawn
@@ -55,11 +58,12 @@ def test_one_rank_of_four_micro_batches_trains_as_plain_pytorch(stage, tmp_path)
 
 
 @pytest.mark.spawn
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_step_with_nan_changes_nothing(stage):
+def test_a_step_with_nan_changes_nothing(stage, optimizer):
     """The job itself checks that the step counts as skipped; here, that nothing of it reached the checkpoint."""
     folder, _ = trained(stage)
-    checkpoint = folder / "plain" / "checkpoints" / "step-00000002"
+    checkpoint = folder / f"{optimizer}-plain" / "checkpoints" / "step-00000002"
     assert read_state(checkpoint).optimizer_steps == 2
     assert all(torch.isfinite(weight).all() for weight in read_weights(checkpoint).values())
 
@@ -217,10 +221,12 @@ def test_a_fresh_run_begins_with_the_exact_weights_and_without_moments_or_update
     count = torch.tensor(1.0)
     deepspeed.optimizer.optimizer.state = {0: {"step": count}}
     engine._initial = {"a": torch.arange(12.0).view(3, 4) + 0.001}
-    held = {kind: torch.full((8,), 9.0) for kind in KINDS}
-    fragment = Fragment("a", start=4, stop=10, owned_start=4, owned_stop=10, view=held.__getitem__)
+    weight = torch.full((8,), 9.0)
+    moments = {kind: torch.full((8,), 9.0) for kind in ("exp_avg", "exp_avg_sq")}
+    states = {weight: moments | {"step": count}}
+    fragment = Fragment("a", 4, 10, owned_start=4, owned_stop=10, held_in=weight, offset=0, padding=2, states=states)
     monkeypatch.setattr(engine, "fragments", lambda: [fragment])
     engine.prepare(lambda: torch.tensor(7.0))
-    assert torch.equal(held["weight"][:6], torch.arange(4.0, 10.0) + 0.001)
-    assert not held["weight"][6:].any() and not held["exp_avg"].any() and not held["exp_avg_sq"].any()
+    assert torch.equal(weight[:6], torch.arange(4.0, 10.0) + 0.001) and not weight[6:].any()
+    assert not any(moment.any() for moment in moments.values())
     assert count == 0

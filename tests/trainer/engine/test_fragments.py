@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from trainer.engine.fragments import (
-    KINDS,
     Fragment,
     base_optimizer,
     fragments,
@@ -21,6 +20,7 @@ from trainer.engine.fragments import (
     set_optimizer_steps,
 )
 
+KINDS = ("weight", "exp_avg", "exp_avg_sq")
 SHAPES = {"weight": (5, 3), "bias": (5,), "last": (7,)}
 
 
@@ -103,6 +103,7 @@ def fragments_of_ranks(stage: int, world_size: int) -> Iterator[Fragment]:
 def test_what_the_ranks_own_is_every_element_once_in_its_place(stage: int, world_size: int) -> None:
     found = {(kind, name): [torch.nan] * torch.Size(shape).numel() for name, shape in SHAPES.items() for kind in KINDS}
     for fragment in fragments_of_ranks(stage, world_size):
+        assert fragment.kinds == KINDS
         assert fragment.start <= fragment.owned_start <= fragment.owned_stop <= fragment.stop
         for kind in KINDS:
             values = found[kind, fragment.name]

@@ -94,7 +94,7 @@ def test_the_next_start_registers_what_failed_and_moves_no_alias_back(tmp_path: 
     told, said = Warnings(), Warnings()
     first = Registrar(config, told, said)
     submit(first, tmp_path, 10, 20)
-    assert not first.close() and "launch/register.py --checkpoint" in told[0]
+    assert not first.close() and "clozeworks register --checkpoint" in told[0]
     answers.refused = set()
     for _ in range(2):  # the next start, and one more
         again = Registrar(config, pytest.fail, said)

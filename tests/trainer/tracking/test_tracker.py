@@ -349,7 +349,7 @@ def test_without_mlflow_points_are_kept_and_sent_later(
             list(sync(tmp_path / "a run", database, told))
     (warning,) = told
     assert warning.startswith("mlflow is not installed (pip install 'mlflow>=")
-    assert f"python launch/sync_tracking.py '{tmp_path}/a run'" in warning and warning.endswith(tracker.view_hint)
+    assert f"clozeworks sync-tracking '{tmp_path}/a run'" in warning and warning.endswith(tracker.view_hint)
     (synced,) = sync(tmp_path / "a run", database, told)
     assert (synced.status, synced.num_artifacts, len(told)) == ("FINISHED", 1, 1)
     assert_complete(database, synced.run_id, 3)

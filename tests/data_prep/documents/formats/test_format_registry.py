@@ -13,7 +13,7 @@ import pytest
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig, Source
 from data_prep.documents.document import Document
-from data_prep.documents.documents import DocumentReader
+from data_prep.documents.documents import DocumentReader, unit_sha256
 from data_prep.documents.formats import format_registry
 from data_prep.documents.input_files import find_inputs, find_units
 from data_prep.documents.rejects import BadInput
@@ -121,3 +121,65 @@ def test_a_path_with_dots_names_a_field_of_an_object(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
     with pytest.raises(BadInput, match="line 1 has no field 'text.body'"):
         read(tmp_path / "a.jsonl", text_field="text.body")
+
+
+def test_a_class_that_needs_seeking_reads_parts_of_a_file_by_its_own_index(folder: Path) -> None:
+    (folder / "seeking_format.py").write_text(SEEKING)
+    content = b"One.\nTwo.\nThree.\n" + b"0 5 10 17".rjust(20)
+    (folder / "a.indexed").write_bytes(content)
+    (folder / "a.indexed.gz").write_bytes(gzip.compress(content))
+    settings = DocumentSettings(formats={".indexed": "seeking_format:Indexed"})
+    digests = []
+    for name, num_units in (("a.indexed", 3), ("a.indexed.gz", 1)):
+        config = PreparationConfig(sources=(Source(name="own", input=(str(folder / name),)),), documents=settings)
+        readers = [DocumentReader(unit, settings) for unit in find_units(find_inputs(config), config)]
+        assert [document.text for reader in readers for document in reader] == ["One.\n", "Two.\n", "Three.\n"]
+        assert len(readers) == num_units and sum(reader.num_rows or 0 for reader in readers) == 3
+        assert [reader.sha256 for reader in readers] == [unit_sha256(reader.unit, settings) for reader in readers]
+        digests.append([reader.sha256 for reader in readers])
+    (folder / "a.indexed").write_bytes(content.replace(b"Two", b"2wo"))
+    config = PreparationConfig(sources=(Source(name="own", input=(str(folder / "a.indexed"),)),), documents=settings)
+    now = [unit_sha256(unit, settings) for unit in find_units(find_inputs(config), config)]
+    assert [now[number] == digests[0][number] for number in range(3)] == [True, False, True]
+    (folder / "a.indexed").write_bytes(content[:-4])
+    (reader,) = (DocumentReader(unit, settings) for unit in find_units(find_inputs(config), config))
+    with pytest.raises(BadInput, match=r"a\.indexed is damaged or cut short in its index"):
+        list(reader)
+
+
+SEEKING = '''
+from data_prep.documents.document import Document
+from data_prep.documents.formats.input_format import Cut, Format, Outline
+from data_prep.storage.parquet import DamagedTable
+
+class Indexed(Format):
+    """Texts, and the offsets of each in the last 20 bytes."""
+
+    needs_seeking = True
+
+    def cuts(self, url, file_bytes, unit_bytes, txt_documents):
+        with open(url, "rb") as file:
+            try:
+                offsets = self.index(file)
+            except DamagedTable:
+                return super().cuts(url, file_bytes, unit_bytes, txt_documents)
+        return [Cut(number, number + 1, file_bytes // 3) for number in range(len(offsets) - 1)]
+
+    def index(self, file):
+        file.seek(-20, 2)
+        try:
+            return [int(word) for word in file.read(20).split()]
+        except ValueError as error:
+            raise DamagedTable("its index", error) from None
+
+    def outline(self, file, part, fields):
+        offsets = self.index(file)[part.start : None if part.stop is None else part.stop + 1]
+        return Outline([(offsets[0], offsets[-1])], len(offsets) - 1)
+
+    def documents(self, stream, reading):
+        part = reading.part
+        offsets = self.index(stream)[part.start : None if part.stop is None else part.stop + 1]
+        for start, stop in zip(offsets, offsets[1:]):
+            stream.seek(start)
+            yield Document(stream.read(stop - start).decode())
+'''
