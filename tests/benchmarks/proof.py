@@ -26,7 +26,6 @@ from typing import Any
 
 import corpus_part
 import ltg_bert  # noqa: F401  (AutoModelForMaskedLM finds the architecture)
-import machine
 import reports
 import torch
 from encoder_runs import REPOSITORY, Corpus, Recipe, commit_of, train_once
