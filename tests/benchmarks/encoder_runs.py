@@ -24,7 +24,6 @@ import torch
 from contained_process import run_contained
 from pretraining_peer import Order
 from pretraining_rows import Rows, grouped_rows, judge, valid_rows
-from transformers import AutoTokenizer
 
 from data_prep.base.errors import UserError
 from data_prep.base.settings import load_settings, to_yaml
@@ -61,13 +60,14 @@ class Recipe:
 
 @dataclass
 class Corpus:
-    """Text with its tokenizer (of 8,192 tokens), its shards, and the rows that judge every model."""
+    """Text with its tokenizer, its shards, and the rows on which every model is evaluated."""
 
     name: str
     files: list[str]
     work: Path
     max_valid_tokens: int | None = None
-    """Tokens of the valid split that are judged; default: all."""
+    """Tokens of the valid split that are evaluated; default: all."""
+    vocab_size: int = 8192
     _rows: Rows | None = field(default=None, repr=False)
 
     @property
@@ -81,10 +81,10 @@ class Corpus:
         """
         trained, fixed = self.work / "trained", self.work / "tokenizer"
         shards = self.work / ("shards" if code == REPOSITORY else f"shards-{commit_of(code)}")
-        command = [sys.executable, "-m", "data_prep"]
+        command, vocabulary = [sys.executable, "-m", "data_prep"], ["--vocab-size", str(self.vocab_size)]
         if not fixed.exists():
             self.work.mkdir(parents=True, exist_ok=True)
-            run([*command, "tokenizer", "--input", *self.files, "--output", str(trained), "--vocab-size", "8192"])
+            run([*command, "tokenizer", "--input", *self.files, "--output", str(trained), *vocabulary])
             fixed.mkdir()
             for name in ("tokenizer.json", "tokenizer_config.json"):
                 shutil.copyfile(trained / name, fixed / name)
@@ -103,10 +103,9 @@ class Corpus:
         if self._rows is None:
             shard_set = self.shard_set
             config = load_settings(RunConfig, "small_cpu", [f"data.shards={shard_set.url}", *EVALUATION])
-            tokenizer = AutoTokenizer.from_pretrained(shard_set.tokenizer_folder)
             tokens = self.max_valid_tokens or shard_set.manifest.valid.tokens * 2
-            self._rows = valid_rows(shard_set, config, tokenizer, tokens)["documents"]
-        return judge(model, {"documents": self._rows}, torch.device("cpu"))["documents"]["mlm_loss"]
+            self._rows = valid_rows(shard_set, config, tokens)
+        return judge(model, self._rows, torch.device("cpu"))["mlm_loss"]
 
     def steps_of_epoch(self, batch_tokens: int) -> int:
         """Steps in which `run_mlm` reads the train split once."""
@@ -174,17 +173,14 @@ def _train_peer(recipe: Recipe, folder: Path, settings: list[str], corpus: Corpu
         tokenizer=corpus.shard_set.tokenizer_folder,
         rows=str(corpus.peer_rows(stage.sequence_length)[0]),
         special_ids=[special.cls, special.sep],
-        output=str(folder),
-        steps=recipe.steps,
-        point_steps=recipe.steps,
+        output=str(folder / "hf"),
         batch_rows=stage.global_batch_tokens // stage.sequence_length,
-        accumulation_steps=1,
     )
     (folder / "order.json").write_text(json.dumps(asdict(order)))
     script = {"run_mlm": "pretraining_peer.py", "ltg_bert": "ltg_bert.py"}[recipe.side]
     path = REPOSITORY / "tests" / "benchmarks" / script
     figures = _contained([sys.executable, str(path), str(folder / "order.json")], recipe, folder)
-    model = folder / f"model-{recipe.steps:08}"
+    model = folder / "hf"
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(Path(corpus.shard_set.tokenizer_folder, name), model / name)
     return figures | {"tokens": recipe.steps * stage.global_batch_tokens, "model": str(model)}

@@ -259,7 +259,7 @@ def main() -> None:
             group["lr"] = learning_rate(step, steps, settings.learning_rate, config.schedule)
         optimizer.step()
         optimizer.zero_grad()
-    model.save_pretrained(Path(order.output, f"model-{steps:08}"))
+    model.save_pretrained(order.output)
 
 
 if __name__ == "__main__":

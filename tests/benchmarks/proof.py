@@ -13,22 +13,28 @@ results. One tokenizer of 8,192 tokens is trained there. All contestants have th
 First a few shapes of about 1.5M parameters are trained for a quarter of an epoch; the one with the best accuracy on a
 tenth of the minimal pairs is used by all. Then come the runs of `plan`, the most informative first. Runs of an epoch or
 more are scored on all minimal pairs, shorter ones on every tenth. A run whose row is in --results is skipped, so the
-same command resumes; --runs ends it after so many new rows.
+same command resumes; --runs ends it after so many new rows. FILE.png shows the accuracies by tokens.
+
+Once ours and run_mlm have a row of one epoch, the results also have what both fill into masks (`fills.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import io
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import corpus_part
+import fills
 import ltg_bert  # noqa: F401  (AutoModelForMaskedLM finds the architecture)
 import reports
 import torch
 from encoder_runs import REPOSITORY, Corpus, Recipe, commit_of, train_once
+from matplotlib.figure import Figure
 
 from data_prep.base.errors import run_command
 from trainer.distributed.allocator import keep_freed_memory
@@ -44,6 +50,15 @@ SHAPE_EPOCHS = 0.25
 SUBSET = 10
 """Runs shorter than an epoch are scored on every tenth pair."""
 SIDES = ("ours", "run_mlm", "ltg_bert")
+PUBLISHED = {
+    "ELC-BERT, 24M parameters (arXiv 2311.02265)": 75.8,
+    "GPT-BERT, 31M parameters, scored as a masked model (BabyLM 2025)": 70.4,
+    "RoBERTa-base (BabyLM 2023)": 69.5,
+    "OPT-125M (BabyLM 2023)": 62.6,
+    "T5-base (BabyLM 2023)": 58.8,
+}
+"""Accuracies in percent of models trained on 10 million words of other text."""
+CHANCE = 50.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +75,7 @@ class Run:
         return {"shape": self.shape, "side": self.side, "epochs": self.epochs, "seed": self.seed}
 
 
-def plan(rows: Sequence[dict[str, Any]]) -> list[Run]:
+def plan(rows: Sequence[Mapping[str, Any]]) -> list[Run]:
     """All runs in their order; those after the search for a shape appear once it is decided."""
     search = [Run(shape, "ours", SHAPE_EPOCHS, 1) for shape in SHAPES]
     shape = best_shape(rows)
@@ -72,7 +87,7 @@ def plan(rows: Sequence[dict[str, Any]]) -> list[Run]:
     return [*search, *epoch, *(run for run in curve if run not in search), *long]
 
 
-def best_shape(rows: Sequence[dict[str, Any]]) -> str | None:
+def best_shape(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """The shape with the highest accuracy in the search; None while a row is missing."""
     found = {
         row["shape"]: row["overall"]
@@ -95,26 +110,27 @@ def model_settings(shape: str) -> tuple[str, ...]:
 def main() -> None:
     arguments = _parse()
     keep_freed_memory()
-    corpus, selection = prepared(arguments.corpus, arguments.work.absolute())
-    done = 0
-    while done < arguments.runs:
+    corpus, selection = prepared(arguments.corpus, arguments.work.absolute(), arguments.words, arguments.vocab_size)
+    for _ in range(arguments.runs):
         rows = reports.runs_in(arguments.results)
         missing = [run for run in plan(rows) if not any(run.key.items() <= row.items() for row in rows)]
         if not missing:
             break
         row, described = measured(missing[0], corpus, arguments.minimal_pairs)
-        reports.add_run(arguments.results, described, row, corpus=selection)
+        rows = [*rows, row]
+        values = {"corpus": selection, "planned": [run.key for run in plan(rows)], "published": PUBLISHED}
+        reports.add_run(arguments.results, described, row, **values, fills=filled(rows, corpus))
+        arguments.results.with_suffix(".png").write_bytes(draw(rows))
         print(f"{missing[0]}: valid loss {row['loss']}, minimal pairs {100 * row['overall']:.1f}%", flush=True)
-        done += 1
 
 
-def prepared(patterns: list[str], work: Path) -> tuple[Corpus, dict[str, int | str]]:
-    """The 10 million words, and what describes them."""
+def prepared(patterns: list[str], work: Path, words: int, vocab_size: int) -> tuple[Corpus, dict[str, Any]]:
+    """The words that all are trained on, and what describes them."""
     files = corpus_part.corpora_of([f"corpus={','.join(patterns)}"])["corpus"]
     part, path = work / "words.jsonl.gz", work / "selection.json"
     if not path.exists():
-        reports.write(path, corpus_part.select_documents(files, NUM_WORDS, WORDS_SEED, part))
-    return Corpus("words", [str(part)], work, max_valid_tokens=200_000), reports.read(path)
+        reports.write(path, corpus_part.select_documents(files, words, WORDS_SEED, part))
+    return Corpus("words", [str(part)], work, 200_000, vocab_size), reports.read(path)
 
 
 def measured(run: Run, corpus: Corpus, minimal_pairs: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -131,8 +147,49 @@ def measured(run: Run, corpus: Corpus, minimal_pairs: Path) -> tuple[dict[str, A
         "cpu_seconds": round(found["cpu_seconds"], 1),
         "unigram_entropy_nats": round(corpus.unigram_entropy_nats, 4),
         "loss": round(found["loss"], 4),
+        "model": str(Path(found["model"]).relative_to(corpus.work)),
     }
     return row | scores, found["described"]
+
+
+def filled(rows: Sequence[Mapping[str, Any]], corpus: Corpus) -> dict[str, Any] | None:
+    """What ours and run_mlm fill into masks after the largest number of epochs that both have with seed 1."""
+    models = {(row["side"], row["epochs"]): row["model"] for row in rows if row["seed"] == 1 and row["epochs"] >= 1}
+    both = [epochs for side, epochs in models if side == "ours" and ("run_mlm", epochs) in models]
+    if not both:
+        return None
+    path = corpus.work / f"fills-{max(both)}.json"
+    if not path.exists():
+        ours, run_mlm = (corpus.work / models[side, max(both)] for side in ("ours", "run_mlm"))
+        found = {"epochs": max(both), **fills.fill_masks(ours, run_mlm, corpus.shard_set.url)}
+        reports.write(path, found)
+    return reports.read(path)
+
+
+def draw(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """A PNG of the accuracy on minimal pairs by tokens, of the chosen shape, with the published ones as lines."""
+    figure = Figure(figsize=(8.0, 5.0), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    shape = best_shape(rows)
+    for side in SIDES:
+        points: dict[int, list[float]] = {}
+        for row in rows:
+            if (row["side"], row["shape"]) == (side, shape):
+                points.setdefault(row["tokens"], []).append(100.0 * row["overall"])
+        tokens = sorted(points)
+        axes.plot(tokens, [statistics.mean(points[each]) for each in tokens], marker="o", label=side)
+        low, high = ([pick(points[each]) for each in tokens] for pick in (min, max))
+        axes.fill_between(tokens, low, high, alpha=0.15)
+    axes.set_xscale("log")
+    for name, accuracy in {**PUBLISHED, "chance": CHANCE}.items():
+        axes.axhline(accuracy, color="#8a8f98", linestyle=":", linewidth=1.0)
+        axes.text(0.01, accuracy + 0.2, name, transform=axes.get_yaxis_transform(), fontsize=7, color="#5b6470")
+    axes.set_xlabel("tokens")
+    axes.set_ylabel("right minimal pairs (BLiMP), %")
+    axes.legend(loc="center right", fontsize=8, frameon=False)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", metadata={"Software": None})
+    return picture.getvalue()
 
 
 def score(model: Path, minimal_pairs: Path, every: int = 1) -> dict[str, Any]:
@@ -155,6 +212,8 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", nargs="+", required=True, metavar="PATTERN", help="jsonl.gz files")
     parser.add_argument("--minimal-pairs", type=Path, required=True, metavar="DIR", help="BLiMP's files")
+    parser.add_argument("--words", type=int, default=NUM_WORDS, metavar="N", help="of the corpus (default %(default)s)")
+    parser.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="of the tokenizer (default 8192)")
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
     parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="add each row to this JSON file")
     parser.add_argument("--runs", type=int, default=10**6, metavar="N", help="new rows (default: all that are missing)")

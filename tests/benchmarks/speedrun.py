@@ -42,7 +42,7 @@ PART_SEED = 3
 
 def main() -> None:
     arguments = _parse()
-    corpus = corpus_of(arguments.corpus, arguments.words, arguments.work.absolute())
+    corpus = corpus_of(arguments.corpus, arguments.words, arguments.work.absolute(), arguments.vocab_size)
     for steps in arguments.steps:
         settings = (*MODEL, *arguments.overrides)
         recipe = Recipe(arguments.side, steps, settings, arguments.code, threads=arguments.threads)
@@ -59,7 +59,7 @@ def main() -> None:
             break
 
 
-def corpus_of(word: str, num_words: int | None, work: Path) -> Corpus:
+def corpus_of(word: str, num_words: int | None, work: Path, vocab_size: int) -> Corpus:
     """The corpus of an argument NAME=PATTERN, or a part of it with so many words."""
     ((name, files),) = corpus_part.corpora_of([word]).items()
     if num_words:
@@ -67,7 +67,7 @@ def corpus_of(word: str, num_words: int | None, work: Path) -> Corpus:
         if not part.exists():
             print(f"{name}: {corpus_part.select_documents(files, num_words, PART_SEED, part)}", flush=True)
         files = [str(part)]
-    return Corpus(name, [str(Path(file).absolute()) for file in files], work / name)
+    return Corpus(name, [str(Path(file).absolute()) for file in files], work / name, vocab_size=vocab_size)
 
 
 def row_of(recipe: Recipe, corpus: Corpus, runs: list[dict[str, Any]], overrides: list[str]) -> dict[str, Any]:
@@ -97,6 +97,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", required=True, metavar="NAME=PATTERN", help="text, as data_prep reads it")
     parser.add_argument("--words", type=int, metavar="N", help="take documents with so many whitespace words")
+    parser.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="of the tokenizer (default 8192)")
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
     parser.add_argument("--side", choices=("ours", "run_mlm"), default="ours")
     parser.add_argument(
