@@ -37,7 +37,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("show-batch", "print training rows as text, with masks and labels", "launch.show_batch", "train"),
         Command("held-out", "print sentences of the valid split", "launch.held_out"),
         Command("attention", "draw the attention maps of a text", "launch.show_attention", "registry"),
-        Command("evaluate", "score a model on minimal pairs", "launch.evaluate", "registry"),
+        Command("evaluate", "score a model on minimal pairs, or on a suite of tasks", "launch.evaluate", "registry"),
     ),
     "use": (
         Command("export", "export a checkpoint as a Hugging Face folder", "launch.export", "registry"),

@@ -42,7 +42,7 @@ def names_in(page: str) -> list[str]:
 
 def preset_files() -> list[Path]:
     """The training presets, the smallest model first."""
-    files = [path for path in (REPOSITORY / "configs").glob("*.yaml") if path.stem != "data"]
+    files = [path for path in (REPOSITORY / "configs").glob("*.yaml") if path.stem not in ("data", "glue")]
     return sorted(files, key=lambda path: (_size(load_settings(RunConfig, path)), path.stem))
 
 

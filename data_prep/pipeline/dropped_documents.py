@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -37,6 +38,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 
 INDEX_NAME = "dropped.json"
 _STEPS = ("filtering", "cleaning")
+_OWN_FILE = re.compile(r"dropped-.*\.jsonl\.gz|\.dropped\b.*" + re.escape(storage.PARTIAL_SUFFIX))
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def keep_dropped(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSumm
     }
     storage.write_bytes(storage.join(folder, INDEX_NAME), (json.dumps(index, indent=1, sort_keys=True) + "\n").encode())
     for stale in set(storage.list_names(folder)) - {*index["files"], INDEX_NAME}:
-        if stale.startswith("dropped-") and stale.endswith(".jsonl.gz"):
+        if _OWN_FILE.fullmatch(stale):  # of another preparation, or partial and of a killed process
             storage.remove(storage.join(folder, stale))
 
 

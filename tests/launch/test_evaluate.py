@@ -49,6 +49,42 @@ def test_wrong_arguments_are_refused_before_the_model_is_loaded(
         run(monkeypatch, evaluate, "--model", "models:/english", "--minimal-pairs", tmp_path)
 
 
+def test_a_suite_prints_its_table_and_a_dry_run_its_plan(
+    tiny_hugging_face: Path, pairs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (pairs / "suite.yaml").write_text(
+        "name: order\ntasks: {order: {function: minimal_pairs, files: {pairs: pairs.jsonl}, metrics: [accuracy, ties]}}\n"
+    )
+    options = ["--model", tiny_hugging_face, "--suite", pairs / "suite.yaml", f"data={pairs}", "--no-tracking"]
+    monkeypatch.chdir(pairs)
+    run(monkeypatch, evaluate, *options, "--dry-run")
+    plan = capsys.readouterr().out
+    assert "1 evaluations" in plan and "pairs.jsonl" in plan and not (pairs / "evaluations").exists()
+    run(monkeypatch, evaluate, *options)
+    printed = capsys.readouterr().out
+    (folder,) = (pairs / "evaluations").iterdir()
+    assert str(folder.relative_to(pairs)) in printed and "ties 1.0000" in printed
+    scores = json.loads((folder / "scores.json").read_text())
+    assert scores["tasks"]["order"]["seeds"]["0"]["ties"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--suite", "none"), "missing-config"),
+        (("--suite", "glue", "--precision", "fp32"), "precision-with-suite"),
+        (("--suite", "glue", "--tasks", "wnli"), "unknown-task"),
+        (("--suite", "glue", "data=none"), "missing-task-file"),
+        (("--minimal-pairs", ".", "--tasks", "cola"), "suite-options-without-suite"),
+    ],
+)
+def test_wrong_options_of_suites_are_refused(
+    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], code: str
+) -> None:
+    with pytest.raises(UsageError, check=coded(code)):
+        run(monkeypatch, evaluate, "--model", tiny_hugging_face, *options)
+
+
 def test_a_dry_run_counts_the_pairs_and_neither_loads_nor_writes(
     tiny_hugging_face: Path, pairs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

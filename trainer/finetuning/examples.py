@@ -27,6 +27,8 @@ class Examples:
     texts: list[Any]
     pairs: list[str] | None
     labels: list[Any] | None
+    num_incomplete: int = 0
+    """Rows of the file that were skipped because a cell was empty."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -46,14 +48,24 @@ def read_examples(
     parse_text: Callable[[Any], Any],
     parse_label: Callable[[Any, Any], Any] | None,
     quoting: bool = True,
+    header: bool = True,
+    skip_incomplete: bool = False,
 ) -> Examples:
-    """The examples of a file; `parse_label(cell, text)` is None where labels are not wanted.
+    """Read the examples of a file; `parse_label(cell, text)` is None where labels are not wanted.
+
+    `header` is as in `read_table`. `skip_incomplete` accepts ragged rows and skips those with an empty cell.
 
     Raises:
-        UsageError: a column is not there.
+        UsageError: a column is missing.
         UserError: the file has no rows, or a cell is empty or invalid for the task; the error names the first one.
     """
-    table = read_table(path, quoting)
+    table = read_table(path, quoting, header, ragged=skip_incomplete and path.suffix in (".tsv", ".csv"))
+    num_rows = len(table)
+    if skip_incomplete:
+        named = [columns.text, columns.pair, columns.label if parse_label is not None else None]
+        for name in (each for each in named if each in table.columns):
+            table = table[[not is_missing(cell) for cell in table[name]]]
+    num_incomplete = num_rows - len(table)
     if len(table) == 0:
         raise UserError(
             f"{path} has no rows",
@@ -86,7 +98,7 @@ def read_examples(
     texts = parsed(columns.text, "--text-column", parse_text)
     pairs = parsed(columns.pair, "--pair-column", text_of) if columns.pair is not None else None
     labels = parsed(columns.label, "--label-column", parse_label, texts) if parse_label is not None else None
-    return Examples(texts, pairs, labels)
+    return Examples(texts, pairs, labels, num_incomplete)
 
 
 def text_of(cell: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from data_prep.base.errors import UserError
 from trainer.config.run_settings import TrackingSettings
@@ -44,10 +45,15 @@ class ExperimentRuns:
         self._fits_are_sent = True
 
     def child(self, variant: str, seed: int, rate: float) -> FitRun:
-        """Begin the run of one fit; a server that did not answer before is not waited for."""
+        """Start the run of one fit."""
         name = f"{variant}-seed{seed}-rate{rate:g}"
+        log = self.start_child(name, {"variant": variant, "seed": seed, "learning_rate": rate})
+        return FitRun(log, self.end_child)
+
+    def start_child(self, name: str, params: Mapping[str, Any]) -> MetricLog:
+        """Start a child run, or resume it; a server that did not answer before is not waited for."""
         if self._settings is None or self._tracker is None:
-            return FitRun(NullTracker(), self._end_fit)
+            return NullTracker()
         settings, folder = self._settings.model_copy(update={"run_name": name}), self._folder / "runs" / name
         self._fit = Tracker.open(
             settings,
@@ -56,17 +62,18 @@ class ExperimentRuns:
             FIRST_CONTACT_SECONDS if self._server_answers else 0.0,
             self._tracker.run_uuid,
         )
-        self._fit.log_params({"variant": variant, "seed": seed, "learning_rate": rate})
-        return FitRun(self._fit, self._end_fit)
+        self._fit.log_params(params)
+        return self._fit
 
     def close(self, status: RunStatus) -> None:
-        """End the run, and a fit that is in it still; what the server lacks of fits is sent now, if it answers."""
-        self._end_fit(status)
+        """End the run and an unfinished child; send what the server lacks of children, if it answers."""
+        self.end_child(status)
         self.parent.close(status)
         if self._tracker is not None and self._tracker.is_complete and not self._fits_are_sent:
             self._send_fits(self._tracker.tracking_uri)
 
-    def _end_fit(self, status: RunStatus) -> None:
+    def end_child(self, status: RunStatus) -> None:
+        """End the child run that was started last, unless it has ended."""
         if self._fit is None:
             return
         self._fit.close(status, CLOSE_SECONDS if self._fit.server_answers else AWAY_SECONDS, tell=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -38,7 +38,10 @@ Score = Callable[[torch.nn.Module], dict[str, float]]
 
 @dataclass(frozen=True)
 class FitSettings:
-    """What all fits of an experiment share. Warmup and weight decay are those of Devlin et al. 2018, appendix A.2."""
+    """Settings that all fits of an experiment share.
+
+    Warmup and weight decay are those of Devlin et al. 2018, appendix A.2; the rest are defaults of transformers.
+    """
 
     epochs: int = 3
     batch_size: int = 32
@@ -46,6 +49,12 @@ class FitSettings:
     """Epochs without a better score after which the fit ends."""
     weight_decay: float = 0.01
     warmup_share: float = 0.1
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    max_gradient_norm: float = 1.0
+    """Gradients are clipped to this norm; 0 disables clipping."""
+    keep: Literal["best", "last"] = "best"
+    """Which epoch's weights a fit leaves: the one with the best valid score, or the last one, which needs no score."""
 
 
 class Point(NamedTuple):
@@ -87,14 +96,15 @@ def fit(
     seed: int,
     record: Callable[[Point], None] = lambda point: None,
 ) -> FitResult:
-    """Train the parameters that have gradients; the valid `score` chooses the epoch whose weights are kept.
+    """Train the parameters that have gradients; the valid `score` chooses the epoch whose weights are kept, unless
+    `settings.keep` is last.
 
     Everything random follows from the seed; the head was initialized before.
 
     Raises:
         Diverged: the outputs are not finite after the first epoch.
     """
-    watch = _Watch(metric, settings.early_stopping, record)
+    watch = _Watch(metric, settings, record)
     steps_per_epoch = -(-len(rows) // settings.batch_size)
     if not torch.cuda.is_available():
         keep_freed_memory()
@@ -106,6 +116,9 @@ def fit(
             learning_rate=learning_rate,
             warmup_steps=settings.warmup_share,
             weight_decay=settings.weight_decay,
+            adam_beta2=settings.adam_beta2,
+            adam_epsilon=settings.adam_epsilon,
+            max_grad_norm=settings.max_gradient_norm,
             train_sampling_strategy="group_by_length" if groups_by_length(rows, settings.batch_size) else "random",
             logging_steps=max(1, steps_per_epoch // TRAIN_LOSSES_PER_EPOCH),
             eval_strategy="epoch",
@@ -132,7 +145,7 @@ def fit(
         try:
             trainer.train()
         except Diverged:
-            if not watch.best_scores:
+            if not watch.best_scores or settings.keep == "last":
                 raise
     watch.restore_best(model)
     return FitResult(tuple(watch.points), watch.best_epoch, watch.best_scores)
@@ -193,9 +206,10 @@ class _Watch(TrainerCallback):
     The Trainer's own way to keep the best epoch writes the whole model to disk after each.
     """
 
-    def __init__(self, metric: str, patience: int | None, record: Callable[[Point], None]) -> None:
+    def __init__(self, metric: str, settings: FitSettings, record: Callable[[Point], None]) -> None:
         self._metric = metric
-        self._patience = patience
+        self._patience = settings.early_stopping
+        self._keeps_last = settings.keep == "last"
         self._record = record
         self._best_weights: dict[str, torch.Tensor] = {}
         self._improved_epoch = 0
@@ -224,7 +238,9 @@ class _Watch(TrainerCallback):
         epoch = round(state.epoch or 0)
         if not self.best_scores or scores[self._metric] > self.best_scores[self._metric]:
             self._improved_epoch = epoch
-        if not self.best_scores or order(scores, self._metric) > order(self.best_scores, self._metric):
+        if self._keeps_last:
+            self.best_epoch, self.best_scores = epoch, scores
+        elif not self.best_scores or order(scores, self._metric) > order(self.best_scores, self._metric):
             self.best_epoch, self.best_scores = epoch, scores
             trained = given["model"].named_parameters()
             self._best_weights = {

@@ -29,6 +29,7 @@ from trainer.inference.model_folder import FINETUNE_FILE, not_fine_tuned, read_j
 from trainer.inference.pretrained import SHORTEST, Preprocessor, load_config, load_pretrained
 from trainer.model.quiet_transformers import quiet_transformers
 
+HEAD_WEIGHTS = "classifier."
 TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "added_tokens.json")
 
 
@@ -81,9 +82,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
     try:
         with quiet_transformers():
             model.save_pretrained(str(output))
-        for pattern in TOKENIZER_FILES:
-            for path in source.glob(pattern):
-                shutil.copyfile(path, output / path.name)
+        _copy_tokenizer(source, output)
         _write_json(output / FINETUNE_FILE, asdict(facts))
         base = read_provenance(source)
         is_scratch = facts.variant == "scratch"  # its weights saw none of the encoder's data
@@ -108,6 +107,26 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
             fix="give another --output",
             code="output-not-writable",
         ) from None
+
+
+def save_without_head(model: PreTrainedModel, source: Path, output: Path) -> None:
+    """Write a fitted model without the weights of its classifier, as a start for fits to other labels.
+
+    `source` is the folder of the encoder, whose tokenizer is copied.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    kept = {name: weight for name, weight in model.state_dict().items() if not name.startswith(HEAD_WEIGHTS)}
+    with quiet_transformers():
+        model.save_pretrained(str(output), state_dict=kept)
+    _copy_tokenizer(source, output)
+
+
+def _copy_tokenizer(source: Path, output: Path) -> None:
+    for pattern in TOKENIZER_FILES:
+        for path in source.glob(pattern):
+            shutil.copyfile(path, output / path.name)
 
 
 @dataclass(frozen=True)

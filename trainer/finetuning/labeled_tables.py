@@ -25,14 +25,20 @@ REPEATED = "repeated"
 """Key of a table's `attrs`: the column names that its file has more than once, of which pandas renames all but one."""
 
 
-def read_table(path: Path, quoting: bool = True) -> pandas.DataFrame:
-    """The whole table; cells of tsv and csv are text as it stands, an empty one is "".
+def read_table(path: Path, quoting: bool = True, header: bool = True, ragged: bool = False) -> pandas.DataFrame:
+    """Read a whole table; cells of tsv and csv are unchanged text, and an empty cell is "".
 
-    `quoting` False takes quotation marks of tsv and csv for ordinary characters. A byte order mark is left out.
+    Args:
+        quoting: whether quotation marks of tsv and csv enclose cells; without it, they are plain characters.
+        header: whether the first line of tsv and csv names the columns; without it, their names are "1", "2", ...
+        ragged: accept rows of tsv and csv that are shorter or longer than the first one, without quoting: missing
+            cells are empty, and extra cells are dropped, as Python's `csv.DictReader` does.
+
+    A byte order mark is dropped.
 
     Raises:
-        UsageError: the file's ending is of no table.
-        UserError: the file is not there, or is no such table.
+        UsageError: the name has another ending than a table's.
+        UserError: the file does not exist, or is not such a table.
     """
     check_suffix(path)
     try:
@@ -48,7 +54,8 @@ def read_table(path: Path, quoting: bool = True) -> pandas.DataFrame:
         # No guessing of dates or numbers: "2020" is a class name as good as any.
         if path.suffix == ".jsonl":
             return pandas.DataFrame(list(_json_lines(text, path)), dtype=object)
-        return _read_separated(text, "\t" if path.suffix == ".tsv" else ",", quoting)
+        separator = "\t" if path.suffix == ".tsv" else ","
+        return _read_ragged(text, separator, header) if ragged else _read_separated(text, separator, quoting, header)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist", fix="give the path of a table", code="missing-file") from None
     except (OSError, ValueError) as error:  # pandas' and pyarrow's errors of reading are ValueErrors
@@ -118,7 +125,9 @@ def check_readable(path: Path) -> None:
         raise UserError(f"{path} does not exist", fix="give the path of a table", code="missing-file")
 
 
-def check_columns(path: Path, names: Mapping[str, Any], quoting: bool = True) -> None:
+def check_columns(
+    path: Path, names: Mapping[str, Any], quoting: bool = True, header: bool = True, ragged: bool = False
+) -> None:
     """Check that a table has columns, given by the options that name them; a column that is not named is left out.
 
     Raises:
@@ -127,7 +136,7 @@ def check_columns(path: Path, names: Mapping[str, Any], quoting: bool = True) ->
     """
     named = {option: name for option, name in names.items() if isinstance(name, str)}
     if named:
-        table = read_table(path, quoting)
+        table = read_table(path, quoting, header, ragged)
         for option, name in named.items():
             column(table, name, path, option)
 
@@ -221,16 +230,31 @@ def _json_lines(text: str, path: Path) -> Iterator[dict[str, Any]]:
         yield value
 
 
-def _read_separated(text: str, separator: str, quoting: bool) -> pandas.DataFrame:
+def _read_ragged(text: str, separator: str, header: bool) -> pandas.DataFrame:
+    """Rows of any number of cells, cut and filled up to the number of the first one."""
+    rows = [line.split(separator) for line in text.replace("\r\n", "\n").split("\n") if line]
+    width = len(rows[0])
+    rows = [[*row[:width], *[""] * (width - len(row))] for row in rows]
+    names = rows.pop(0) if header else [str(number) for number in range(1, width + 1)]
+    table = pandas.DataFrame(rows, columns=names, dtype=object)
+    table.attrs[REPEATED] = _repeated(names)
+    return table
+
+
+def _read_separated(text: str, separator: str, quoting: bool, header: bool) -> pandas.DataFrame:
     how = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
     options: dict[str, Any] = {"sep": separator, "dtype": str, "keep_default_na": False, "quoting": how}
     options["index_col"] = False  # else rows with a cell too many shift all columns by one, in silence
     with warnings.catch_warnings():
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         try:
-            table: pandas.DataFrame = pandas.read_csv(io.StringIO(text), **options)
+            first_line: Any = "infer" if header else None
+            table: pandas.DataFrame = pandas.read_csv(io.StringIO(text), header=first_line, **options)
         except pandas.errors.ParserWarning:
             raise ValueError("its rows have more cells than the first line has names") from None
+    if not header:
+        table.columns = pandas.Index([str(number) for number in range(1, table.shape[1] + 1)])
+        return table
     first = pandas.read_csv(io.StringIO(text), header=None, nrows=1, **options)
     table.attrs[REPEATED] = _repeated([name for name in first.iloc[0].tolist() if name])
     return table

@@ -29,6 +29,10 @@ class Files:
     valid: Path | None = None
     test: Path | None = None
     quoting: bool = True
+    header: bool = True
+    """Whether the first line of tsv and csv names the columns; without it, their names are "1", "2", ..."""
+    skip_incomplete: bool = False
+    """Skip and count the rows of tsv and csv that lack a cell, where they are an error otherwise."""
 
     @property
     def given(self) -> dict[str, Path]:
@@ -114,7 +118,9 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
     """
     task = task_of_columns(name, columns.pair)
     examples = {
-        part: read_examples(path, columns, task.parse_text, task.parse_label, files.quoting)
+        part: read_examples(
+            path, columns, task.parse_text, task.parse_label, files.quoting, files.header, files.skip_incomplete
+        )
         for part, path in files.given.items()
     }
     labels = examples["train"].labels or []
@@ -215,6 +221,8 @@ def data_lines(data: TaskData) -> Iterator[str]:
             yield f"{long} longer than the {most} of --max-length, {how}; a larger --max-length keeps more"
         else:
             yield f"{long} longer than the model's pretraining length of {most}, {how}"
+    if num_incomplete := sum(part.examples.num_incomplete for part in data.parts.values()):
+        yield f"skipped {counted(num_incomplete, 'row')} with an empty text, pair or label"
     if data.num_swallowing:
         yield (
             f"warning: {counted(data.num_swallowing, 'text')} with tabs and line breaks: an unpaired quotation mark "
@@ -235,6 +243,8 @@ def data_lines(data: TaskData) -> Iterator[str]:
 def _cut_missing(examples: dict[str, Examples], groups: Sequence[Any], seed: int) -> dict[str, Examples]:
     """Cut from train what is missing; `groups` are the classes of train, each cut in proportion."""
     missing = [part for part in ("valid", "test") if part not in examples and "valid" not in examples]
+    if not missing:
+        return examples
     left, *parts = split(groups, [CUT_FRACTION] * len(missing), seed)
     whole = examples["train"]
     cut = {part: whole.take(numbers) for part, numbers in zip(missing, parts, strict=True)}

@@ -120,7 +120,7 @@ def test_a_missing_file_names_the_presets_of_its_own_kind_only(tmp_path):
             load_settings(schema, tmp_path / "none.yaml")
         said[schema] = set(re.findall(r"\w+", str(caught.value).partition("presets ")[2]))
     presets = {path.stem for path in Path(configs.__file__).parent.glob("*.yaml")}
-    assert said[PreparationConfig] == {"data"} and said[RunConfig] == presets - {"data"}
+    assert said[PreparationConfig] == {"data"} and said[RunConfig] == presets - {"data", "glue"}
     with pytest.raises(UsageError, check=coded("missing-config"), match="give a YAML file.$"):
         load_settings(Car, tmp_path / "none.yaml")
 

@@ -88,8 +88,11 @@ def test_a_stopped_run_keeps_what_it_has_and_the_index_comes_last(
     assert len(files(folder)) == 2 and not (folder / "dropped.json").exists()
     assert not (tmp_path / "stopped/manifest.json").exists()
     (folder / "dropped-0123456789abcdef-000000.jsonl.gz").write_bytes(b"of another preparation")
+    (folder / ".dropped-0123456789abcdef-000000.jsonl.gz.7-c0b06ce8.partial").write_bytes(b"of a killed process")
+    (folder / "notes.partial").write_bytes(b"of the user")
     monkeypatch.undo()
     prepare(corpus, small_tokenizer, tmp_path / "stopped")
+    (folder / "notes.partial").unlink()
     assert files(folder) == files(tmp_path / "whole-dropped")
 
 

@@ -1,0 +1,321 @@
+"""The functions of a suite's tasks: the built-in ones, and how those of others are found.
+
+A function is called with the Hugging Face directory of a model and the task's settings, to which the suite adds
+`files` (paths by name) and `seed`, and returns finite metrics by name. It may have an attribute `check(settings)`,
+which raises UserError before any model is loaded, and a `version`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.settings import Settings, validate_settings
+from data_prep.base.source_digest import module_digest
+from trainer.config.setting_types import Probability
+from trainer.finetuning.examples import Columns
+from trainer.finetuning.labeled_tables import check_columns, check_readable
+from trainer.finetuning.task_data import Files, task_of_columns
+from trainer.finetuning.tasks import TaskName, choosing_metric
+from trainer.inference.pretrained import SHORTEST
+
+ENTRY_POINTS = "clozeworks.evaluation_tasks"
+Metrics = Mapping[str, float]
+Function = Callable[[Path, Mapping[str, Any]], Metrics]
+_VALID_PARTS = ("train", "valid")
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """A task's function, with what identifies it in a result."""
+
+    function: Function
+    identity: dict[str, str]
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Check the settings as far as the function can without a model.
+
+        Raises:
+            UserError: a setting is wrong, or a file does not fit.
+        """
+        check = getattr(self.function, "check", None)
+        if check is not None:
+            check(settings)
+
+    def needs_seeds(self) -> bool:
+        """Whether the result depends on the seed; a task of one fixed computation runs with the first seed alone."""
+        return bool(getattr(self.function, "needs_seeds", True))
+
+
+class _ColumnSettings(Settings):
+    text: str
+    pair: str | None = None
+    label: str = "label"
+
+
+class FinetuneTaskSettings(Settings):
+    """Settings of `finetune` in a suite; several learning rates are tried by each seed, and its valid score chooses."""
+
+    task: TaskName = "classification"
+    columns: _ColumnSettings
+    quoting: bool = True
+    header: bool = True
+    skip_incomplete: bool = False
+    learning_rates: tuple[float, ...] = ()
+    batch_size: int = Field(32, ge=1)
+    epochs: int = Field(3, ge=1)
+    early_stopping: int | None = Field(None, ge=1)
+    keep: Literal["best", "last"] = "best"
+    metric: str | None = None
+    max_length: int | None = Field(None, ge=SHORTEST)
+    variant: Literal["full", "frozen", "scratch"] = "full"
+    weight_decay: float = Field(0.01, ge=0)
+    warmup_share: Probability = 0.1
+    adam_beta2: Probability = 0.999
+    adam_epsilon: float = Field(1e-8, gt=0)
+    max_gradient_norm: float = Field(1.0, ge=0)
+
+
+class Finetune:
+    """Fine-tune with one seed and score: `valid/METRIC`, and `NAME/METRIC` where a third file is called NAME.
+
+    A text is truncated to `max_length` tokens, or to what the model takes if that is less.
+    """
+
+    version = "1"
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Check settings, files and columns."""
+        read, files, _ = _read(settings)
+        columns = read.columns
+        choosing_metric(task_of_columns(read.task, columns.pair), read.metric)
+        if read.skip_incomplete and read.quoting:
+            raise UsageError(
+                "skip_incomplete=true needs quoting=false, because a quotation mark may enclose line breaks",
+                fix="set quoting to false, or skip_incomplete to false",
+                code="skip-incomplete-with-quoting",
+            )
+        named = {"columns.text": columns.text, "columns.pair": columns.pair, "columns.label": columns.label}
+        for path in files.given.values():
+            check_readable(path)
+            check_columns(path, named, files.quoting, files.header, files.skip_incomplete)
+
+    def __call__(self, model: Path, settings: Mapping[str, Any]) -> Metrics:
+        from trainer.finetuning.experiment import Best, prepare, run_variant
+        from trainer.finetuning.experiment_runs import FitRun
+        from trainer.finetuning.fit import FitSettings
+        from trainer.finetuning.fitted_model import save_without_head
+        from trainer.inference.pretrained import Preprocessor
+        from trainer.tracking.tracker import NullTracker
+
+        read, files, third = _read(settings)
+        longest = Preprocessor.load(model).max_length
+        experiment = prepare(
+            lambda: model,
+            read.task,
+            files,
+            Columns(read.columns.text, read.columns.pair, read.columns.label),
+            (read.variant,),
+            max_length=min(read.max_length or longest, longest),
+            metric=read.metric,
+            learning_rates=read.learning_rates,
+            settings=FitSettings(
+                epochs=read.epochs,
+                batch_size=read.batch_size,
+                early_stopping=read.early_stopping,
+                weight_decay=read.weight_decay,
+                warmup_share=read.warmup_share,
+                adam_beta2=read.adam_beta2,
+                adam_epsilon=read.adam_epsilon,
+                max_gradient_norm=read.max_gradient_norm,
+                keep=read.keep,
+            ),
+        )
+        experiment = replace(experiment, seeds=(settings["seed"],))
+        best = Best(experiment.metric)
+        silent = FitRun(NullTracker(), lambda status: None)
+        run_variant(experiment, read.variant, lambda variant, seed, rate: silent, best.keep)
+        assert best.fit is not None and best.model is not None, "there was a fit"
+        if settings.get("save_model_to") is not None:
+            save_without_head(best.model, model, settings["save_model_to"])
+        scores = {f"valid/{name}": value for name, value in best.fit.valid_scores.items()}
+        if third is not None:
+            scores |= {f"{third}/{name}": value for name, value in best.fit.scores.items()}
+        num_skipped = sum(part.examples.num_incomplete for part in experiment.data.parts.values())
+        others = {"learning_rate": best.fit.learning_rate, "epoch": best.fit.best_epoch, "skipped_rows": num_skipped}
+        return {**scores, **others}
+
+
+class ScoreMinimalPairs:
+    """Score minimal pairs: `accuracy`, `ties`, `field/NAME` and `paradigm/NAME`.
+
+    Settings: `files.pairs`, a file or directory, and `precision`, fp32 or float64.
+    """
+
+    version = "1"
+    needs_seeds = False
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Check that the pairs can be read."""
+        from trainer.evaluation.minimal_pairs import read_minimal_pairs
+
+        read_minimal_pairs(self._path(settings))
+
+    def __call__(self, model: Path, settings: Mapping[str, Any]) -> Metrics:
+        import torch
+
+        from trainer.evaluation.masked_scorers import SentenceEncoder, scorer_of
+        from trainer.evaluation.minimal_pairs import judge, pair_scores, read_minimal_pairs
+        from trainer.inference.fill_mask import FillMask
+
+        pairs, filler = read_minimal_pairs(self._path(settings)), FillMask.load(model)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        scorer = scorer_of(
+            filler, device, getattr(torch, {"fp32": "float32"}.get(self._precision(settings), "float64"))
+        )
+        encode = SentenceEncoder(filler.tokenizer)
+        scores = pair_scores(pairs, encode, filler.tokenizer.mask_token_id, filler.max_length, scorer)
+        report = judge(pairs, scores)
+        return {
+            "accuracy": report.overall.share,
+            "ties": float(report.overall.num_ties),
+            **{f"field/{name}": each.share for name, each in report.fields.items()},
+            **{f"paradigm/{name}": each.share for name, each in report.paradigms.items()},
+        }
+
+    def _path(self, settings: Mapping[str, Any]) -> Path:
+        self._precision(settings)
+        if unknown := [name for name in settings if name not in ("files", "seed", "save_model_to", "precision")]:
+            raise UsageError(
+                f"minimal_pairs has no setting {unknown[0]!r}", fix="give precision only", code="unknown-setting"
+            )
+        if settings["files"].keys() != {"pairs"}:
+            raise UsageError(
+                f"minimal_pairs reads one file or directory, got files={sorted(settings['files'])}",
+                fix="set files: {pairs: PATH}",
+                code="invalid-task-files",
+            )
+        path: Path = settings["files"]["pairs"]
+        return path
+
+    @staticmethod
+    def _precision(settings: Mapping[str, Any]) -> str:
+        precision = str(settings.get("precision", "fp32"))
+        if precision not in ("fp32", "float64"):
+            raise UsageError(
+                f"precision={precision} is not one of minimal_pairs",
+                fix="give fp32 or float64",
+                code="unknown-precision",
+            )
+        return precision
+
+
+BUILT_IN: dict[str, Function] = {"finetune": Finetune(), "minimal_pairs": ScoreMinimalPairs()}
+
+
+def find_task(name: str) -> EvaluationTask:
+    """Return the task of a function's name.
+
+    Raises:
+        UsageError: the name is unknown, or cannot be imported.
+    """
+    if name in BUILT_IN:
+        function = BUILT_IN[name]
+        return EvaluationTask(function, {"name": name, "version": str(getattr(function, "version", ""))})
+    points = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    if name not in points and ":" not in name:
+        raise UsageError(
+            f"the suite names the unknown function {name!r}",
+            fix=f"give one of {', '.join([*BUILT_IN, *points])}, or your own as module:function",
+            code="unknown-evaluation-task",
+        )
+    found = _imported(points[name].value if name in points else name, name)
+    identity = {"name": name}
+    version = getattr(found, "version", None)
+    if version is None and name in points:
+        package = points[name].dist
+        version = None if package is None else package.version
+    if version is not None:
+        identity["version"] = str(version)
+    elif (digest := module_digest(found)) is not None:
+        identity["source_sha256"] = digest
+    return EvaluationTask(found, identity)
+
+
+def checked_metrics(name: str, metrics: Any, wanted: tuple[str, ...]) -> dict[str, float]:
+    """The metrics that a function returned, as numbers.
+
+    Raises:
+        UserError: they are no numbers by name, or lack one that the suite reports.
+    """
+    if not isinstance(metrics, Mapping) or not all(isinstance(value, int | float) for value in metrics.values()):
+        raise UserError(
+            f"the function of task {name} returned {metrics!r:.80}, not numbers by name",
+            fix="return a dictionary such as {'accuracy': 0.5}",
+            code="invalid-metrics",
+        )
+    found = {str(key): float(value) for key, value in metrics.items()}
+    if missing := [metric for metric in wanted if metric not in found or found[metric] != found[metric]]:
+        raise UserError(
+            f"task {name} has no metric {missing[0]!r}; it returned {', '.join(found) or 'none'}",
+            fix="name metrics of the function in `metrics`",
+            code="unknown-metric",
+        )
+    return found
+
+
+def _read(settings: Mapping[str, Any]) -> tuple[FinetuneTaskSettings, Files, str | None]:
+    """Settings, files, and the name of the third file, which is scored beside `valid`."""
+    own = {name: value for name, value in settings.items() if name not in ("files", "seed", "save_model_to")}
+    read = validate_settings(FinetuneTaskSettings, own, "settings of finetune")
+    files: Mapping[str, Path] = settings["files"]
+    others = [name for name in files if name not in _VALID_PARTS]
+    if not set(_VALID_PARTS) <= files.keys() or len(others) > 1:
+        raise UsageError(
+            f"finetune reads files train and valid and at most one more, got {', '.join(files) or 'none'}",
+            fix="set files: {train: PATH, valid: PATH}",
+            code="invalid-task-files",
+        )
+    third = others[0] if others else None
+    given = Files(
+        files["train"],
+        files["valid"],
+        None if third is None else files[third],
+        read.quoting,
+        read.header,
+        read.skip_incomplete,
+    )
+    return read, given, third
+
+
+def _imported(path: str, name: str) -> Function:
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # for `module:function` of the user's, as with python -m
+    module, _, attribute = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"the function {name!r} of the suite cannot be imported ({error})",
+            fix="install its package, or correct the name; your module must be in this folder or on PYTHONPATH",
+            code="evaluation-task-not-importable",
+        ) from None
+    if not callable(found):
+        raise UsageError(
+            f"the function {name!r} of the suite is {type(found).__name__}, not a function",
+            fix="name a function that takes a model's directory and settings",
+            code="evaluation-task-not-callable",
+        )
+    function: Function = found
+    return function
