@@ -15,7 +15,7 @@ from trainer.benchmark.measurement import Measurement, Training, free_memory, wi
 from trainer.benchmark.profiling import profile_steps, top_operations, write_profile
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import Stage
+from trainer.config.stages import Stage
 from trainer.data.shard_set import ShardSet, check_tokenizer, open_shard_set
 from trainer.distributed.memory import is_out_of_memory
 from trainer.distributed.process_group import Ranks, all_agree, initialize_distributed, shut_down

@@ -128,7 +128,6 @@ def estimate(config: RunConfig, world_size: int, device: torch.device) -> Findin
     length.
     """
     from launch.status import long_duration
-    from trainer.config.schedule import tokens_of_stage
     from trainer.metrics.status import read_status
     from trainer.metrics.throughput import flops_per_position, peak_flops
     from trainer.preflight.finding import Finding
@@ -143,8 +142,7 @@ def estimate(config: RunConfig, world_size: int, device: torch.device) -> Findin
         return Finding(
             "ok", "estimate", "no estimate before the run has measured some steps; or set logging.peak_flops_per_device"
         )
-    stages = zip(config.stages, config.steps_by_stage, strict=True)
-    flops = sum(flops_per_position(config, stage) * tokens_of_stage(stage, 0, steps) for stage, steps in stages)
+    flops = sum(flops_per_position(config, stage) * stage.tokens for stage in config.stages)
     seconds = flops / (speed * world_size)
     hours, price = seconds * world_size / 3600, config.logging.gpu_hour_price
     cost = f", {hours * price:,.2f} at {price:g} per device-hour" if price is not None else ""

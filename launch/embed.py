@@ -134,8 +134,11 @@ def file_texts(path: Path) -> list[str]:
     """Return the lines of a file.
 
     Raises:
+        UsageError: it does not exist or is not UTF-8.
         UserError: it cannot be read.
     """
+    if not path.exists():
+        raise UsageError(f"--input {path} does not exist", fix="give a text file or a table", code="missing-path")
     try:
         return lines_of(path.read_bytes())
     except OSError as error:
@@ -145,7 +148,7 @@ def file_texts(path: Path) -> list[str]:
             code="unreadable-input",
         ) from None
     except UnicodeDecodeError as error:
-        raise UserError(
+        raise UsageError(
             f"--input {path} is not UTF-8 (byte {error.start})",
             fix="convert the file to UTF-8, for example with iconv",
             code="input-not-utf8",

@@ -185,8 +185,10 @@ _uv() {
         [[ -x $uv ]] || return 1
     fi
     options=$(_uv_options) || return 1
+    # The system's certificates, as pip uses them: a company's own authority is among them.
     # shellcheck disable=SC2086 # words of options
-    if "$uv" pip install --python "$CLOZEWORKS_VENV/bin/python" -c "$CLOZEWORKS_CONSTRAINTS" $options "$@" >>"$log" 2>&1
+    if UV_NATIVE_TLS=${UV_NATIVE_TLS:-true} "$uv" pip install --python "$CLOZEWORKS_VENV/bin/python" \
+        -c "$CLOZEWORKS_CONSTRAINTS" $options "$@" >>"$log" 2>&1
     then return 0; fi
     _say "uv failed; continuing with pip"
     return 1

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Text(NamedTuple):
     """A text, and where it was given, for messages."""
 
-    place: str
+    source: str
     text: str
 
 
@@ -132,13 +132,13 @@ def show_filled(model: FillMask, texts: list[Text], arguments: argparse.Namespac
     from trainer.inference.fill_mask import as_json, report
 
     num_filled = 0
-    for place, text in texts:
+    for source, text in texts:
         try:
             prediction = model.predict(text, arguments.top_k)
         except UsageError as error:
-            warn_of_skipped(place, error, len(texts))
+            warn_of_skipped(source, error, len(texts))
             continue
-        warn_of_window(place, prediction)
+        warn_of_window(source, prediction)
         print(json.dumps(as_json(prediction), ensure_ascii=False) if arguments.json else "\n".join(report(prediction)))
         num_filled += 1
     if not num_filled:
@@ -151,14 +151,14 @@ def show_random(model: FillMask, texts: list[Text], arguments: argparse.Namespac
 
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(2**32)
     masked_texts = [
-        (each.place, masked) for each in texts if (masked := mask_or_skip(each, seed, model, len(texts))) is not None
+        (each.source, masked) for each in texts if (masked := mask_or_skip(each, seed, model, len(texts))) is not None
     ]
     if not masked_texts:
         raise no_word()
     num_right = 0
-    for place, masked in masked_texts:
+    for source, masked in masked_texts:
         prediction = model.predict(masked.masked, arguments.top_k)
-        warn_of_window(place, prediction)
+        warn_of_window(source, prediction)
         num_right += is_right(prediction, masked)
         if arguments.json:
             print(json.dumps({**as_json(prediction, masked), "seed": seed}, ensure_ascii=False))
@@ -176,24 +176,24 @@ def mask_or_skip(given: Text, seed: int, model: FillMask, num_texts: int) -> Mas
     try:
         return mask_random_word(text, seed, model.mask_token, preferred=model.is_one_piece)
     except UsageError as error:
-        warn_of_skipped(given.place, error, num_texts)
+        warn_of_skipped(given.source, error, num_texts)
         return None
 
 
-def warn_of_window(place: str, prediction: Prediction) -> None:
+def warn_of_window(source: str, prediction: Prediction) -> None:
     """Warn if the model read only a part of the text."""
     from trainer.inference.fill_mask import window_note
 
     note = window_note(prediction)
     if note is not None:
-        print(f"warning: {place}{note}", file=sys.stderr)
+        print(f"warning: {source}{note}", file=sys.stderr)
 
 
-def warn_of_skipped(place: str, error: UsageError, num_texts: int) -> None:
+def warn_of_skipped(source: str, error: UsageError, num_texts: int) -> None:
     """Warn of one skipped text of several; the command's own error reports an only one."""
     if num_texts > 1:
         problem = str(error).partition(". Fix: ")[0]
-        print(f"warning: skipped {place}{problem}", file=sys.stderr)
+        print(f"warning: skipped {source}{problem}", file=sys.stderr)
 
 
 if __name__ == "__main__":

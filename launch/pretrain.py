@@ -14,6 +14,7 @@ join (rerun the same command after both).
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 
@@ -55,6 +56,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         action=Joined,
         metavar="N[,N]",
         help="with --dry-run: memory and traffic per step with these numbers of GPUs as well",
+    )
+    parser.add_argument(
+        "--tokens-per-second",
+        type=float,
+        metavar="N",
+        help="with --dry-run: throughput of all ranks, for the hours of each stage",
     )
     parser.add_argument(
         "--deepspeed_config",
@@ -158,6 +165,14 @@ def check_has_dry_run(arguments: argparse.Namespace) -> None:
         )
     if arguments.gpus is not None and not arguments.dry_run:
         raise UsageError(f"--gpus {arguments.gpus} needs --dry-run", fix="add --dry-run", code="option-needs-dry-run")
+    if (speed := arguments.tokens_per_second) is not None and not arguments.dry_run:
+        raise UsageError(f"--tokens-per-second {speed:g} needs --dry-run", fix="add it", code="option-needs-dry-run")
+    if speed is not None and not 0 < speed < math.inf:
+        raise UsageError(
+            f"--tokens-per-second {speed:g} is not a throughput",
+            fix="give a positive number",
+            code="invalid-throughput",
+        )
 
 
 def world_size(arguments: argparse.Namespace) -> int:
@@ -228,7 +243,7 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
 
         config = with_own_precision(config, device_type())
         expects_shards = any(word.startswith("data.shards") for word in arguments.overrides)
-        print(explain(config, world_size(arguments), expects_shards))
+        print(explain(config, world_size(arguments), expects_shards, arguments.tokens_per_second))
         if arguments.resume_from is not None:
             print("", resume_line(config, arguments.resume_from), sep="\n")
         if others:

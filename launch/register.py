@@ -128,7 +128,7 @@ def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: 
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
         pulled = pull(registration.model_uri, Path(temporary) / "model", arguments.tracking_uri)
         served = load_served(pulled)
-        example = f": {served.shown_example}" if served.pipeline_task else ""
+        example = f": {served.example_text}" if served.pipeline_task else ""
         print(f"loaded back from {registration.model_uri}{example}")
         print("\n".join(answer_lines(served)))
     print(how_to_load(registration, served.pipeline_task), flush=True)
@@ -161,7 +161,7 @@ def answer_lines(served: ServedModel) -> list[str]:
     if served.pipeline_task is None:
         return ["(transformers has no pipeline for question answering; `clozeworks predict` runs this model)"]
     if served.pipeline_task == "fill-mask":
-        return report(FillMask(served.model, served.tokenizer).predict(served.shown_example, top_k=3))
+        return report(FillMask(served.model, served.tokenizer).predict(served.example_text, top_k=3))
     answers = served.pipeline()(served.example)
     answers = [answers] if isinstance(answers, dict) else answers  # one dictionary for a pair
     lines = (f"{each.get('label', each.get('entity'))} {each['score']:.3f}  {each.get('word', '')}" for each in answers)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from data_prep.base.arguments import at_least
@@ -109,30 +110,28 @@ def read_batch(config: RunConfig, arguments: argparse.Namespace) -> tuple[Batch,
         UsageError: the stage or a row does not exist.
     """
     from data_prep.tokenizer.tokenizer import Tokenizer
-    from trainer.config.schedule import masking_rate
     from trainer.data.loader import Loader, Position
     from trainer.loop.data_version import open_data
 
     if arguments.stage >= len(config.stages):
         raise unknown_stage(arguments.stage, len(config.stages))
     length = config.stages[arguments.stage].sequence_length
-    stage = config.stages[arguments.stage].model_copy(
-        update={
-            "micro_batch_tokens": arguments.rows * length,
-            "global_batch_tokens": arguments.rows * length,
-            "batch_warmup": None,
-        }
+    stage = replace(
+        config.stages[arguments.stage],
+        micro_batch_tokens=arguments.rows * length,
+        global_batch_tokens=arguments.rows * length,
+        batch_warmup=None,
     )
     shard_sets = open_data(config)
     loader = Loader(
-        shard_sets,
-        config.data.model_copy(update={"num_workers": 0}),
+        stage.select(shard_sets),
+        stage.data.model_copy(update={"num_workers": 0}),
         stage,
         Position(arguments.stage, arguments.epoch, arguments.sample),
         config.training.seed,
         0,
         1,
-        lambda step: masking_rate(min(step, config.max_steps - 1), config.max_steps, config.data),
+        stage.masking_rate,
         arguments.step,
     )
     last = loader.num_samples(arguments.epoch)

@@ -61,6 +61,10 @@ def main() -> None:
             fix=f"name the run's output_dir, such as {arguments.output_dir.parent}",
             code="not-a-folder",
         )
+    if not arguments.output_dir.is_dir():
+        raise UsageError(
+            f"{arguments.output_dir} does not exist", fix="give the output_dir of a run", code="missing-path"
+        )
     status = read_status(arguments.output_dir)
     if status is None:
         raise UserError(
@@ -176,6 +180,7 @@ def summarize(
         and since_written > PATIENCE_SECONDS + PATIENCE_INTERVALS * log_seconds(status),
         "step": step,
         "max_steps": status["max_steps"],
+        "stage": status.get("stage"),
         "seconds_per_step": seconds_per_step,
         "seconds_left": seconds_left,
         "tokens": status["tokens_seen"],
@@ -221,6 +226,8 @@ def describe(figures: dict[str, Any]) -> Iterator[str]:
     yield f"step              {figures['step']:,} of {figures['max_steps']:,}" + display(
         figures["seconds_per_step"], lambda seconds: f", {seconds:.3f} s each"
     )
+    if figures["stage"]:
+        yield f"stage             {figures['stage'].removeprefix('stage ')}"
     yield "time left         " + display(figures["seconds_left"], long_duration, "unknown")
     yield f"tokens            {figures['tokens']:,}"
     yield f"loss              {display(figures['train_loss'], lambda loss: f'{loss:.4f}', 'none')} (train)" + display(

@@ -23,6 +23,7 @@ from launch.command_table import DATA_PREP, GROUPS, Command
 from tests.test_layout import ORDER
 from trainer.config.run_config import RunConfig
 from trainer.config.synonyms import markdown_table
+from trainer.config.training_settings import StageSettings
 from trainer.model.sizes import num_parameters
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -82,7 +83,7 @@ def recipes() -> Iterator[str]:
             (config.data.mlm_probability, config.data.final_mlm_probability or config.data.mlm_probability)
         )
         optimizer, schedule = config.optimizer, config.schedule
-        warmup = schedule.num_warmup_steps(config.max_steps)
+        warmup = config.stages[0].schedule.warmup_steps
         yield (
             f"| `{path.stem}` | {config.max_steps:,} | {' then '.join(batches)} | {optimizer.learning_rate:g} | "
             f"{schedule.name}, {warmup:,} | {optimizer.beta1:g}, {optimizer.beta2:g} | {optimizer.weight_decay:g} | "
@@ -93,6 +94,11 @@ def recipes() -> Iterator[str]:
 def training_settings() -> Iterator[str]:
     """Every setting of a training run."""
     return _settings(RunConfig)
+
+
+def stage_settings() -> Iterator[str]:
+    """Every setting of an item of `training.stages`."""
+    return _settings(StageSettings)
 
 
 def preparation_settings() -> Iterator[str]:
@@ -195,6 +201,7 @@ BLOCKS: dict[str, Callable[[], Iterator[str]]] = {
     "presets": presets,
     "recipes": recipes,
     "training_settings": training_settings,
+    "stage_settings": stage_settings,
     "preparation_settings": preparation_settings,
     "names": markdown_table,
     "commands": commands,

@@ -126,9 +126,9 @@ class Dataset:
         assert value is not None
         found = find_named(self.folder, self.manifest, column, value)
         if len(found) > 1:
-            shown = ", ".join(f"{number:016x}" for number in found[:5]) + (" ..." if found[5:] else "")
+            listed = ", ".join(f"{number:016x}" for number in found[:5]) + (" ..." if found[5:] else "")
             raise UserError(
-                f"{len(found):,} documents of {storage.redact(self.folder)} have the {column} {value[:200]!r}: {shown}",
+                f"{len(found):,} documents of {storage.redact(self.folder)} have {column} {value[:200]!r}: {listed}",
                 fix="give one of these document ids",
                 code="several-documents",
             )
@@ -136,13 +136,13 @@ class Dataset:
 
     def _found(self, number: int) -> Document:
         pieces: list[np.ndarray] = []
-        place = None
-        for place in find_document(self.folder, number, self.manifest):
-            opened = ShardDocuments(self.folder, self.manifest, place.split, place.shard)
-            pieces.extend(opened.sentences(place.number))
-        assert place is not None, "find_document raises if there is none"
-        provenance = ShardProvenance(self.folder, place.shard.provenance)
-        return self._document(number, np.concatenate(pieces), self.manifest.sources.index(place.source), provenance)
+        location = None
+        for location in find_document(self.folder, number, self.manifest):
+            opened = ShardDocuments(self.folder, self.manifest, location.split, location.shard)
+            pieces.extend(opened.sentences(location.number))
+        assert location is not None, "find_document raises if there is none"
+        provenance = ShardProvenance(self.folder, location.shard.provenance)
+        return self._document(number, np.concatenate(pieces), self.manifest.sources.index(location.source), provenance)
 
     def _documents_of(self, shard: ShardRecord) -> Iterator[Document]:
         with tempfile.TemporaryDirectory(prefix="clozeworks-") as cache:
@@ -188,8 +188,8 @@ def open_dataset(folder: str | Path, version: int | str | None = None) -> Datase
     Raises:
         UserError: there is no complete data set, or no such version.
     """
-    place = os.fspath(folder)
-    return Dataset(place, read_manifest(place) if version is None else select_version(place, str(version)))
+    location = os.fspath(folder)
+    return Dataset(location, read_manifest(location) if version is None else select_version(location, str(version)))
 
 
 def verify(
@@ -206,7 +206,7 @@ def verify(
     Raises:
         UserError: code "damaged-data-set"; its `problems` lists all of them.
     """
-    place = absolute(os.fspath(folder))
-    manifest, problems = verify_shards(place, executor, None if version is None else str(version))
-    raise_problems(place, problems)
-    return Dataset(place, manifest)
+    location = absolute(os.fspath(folder))
+    manifest, problems = verify_shards(location, executor, None if version is None else str(version))
+    raise_problems(location, problems)
+    return Dataset(location, manifest)

@@ -172,13 +172,13 @@ def _described(request: TokenizerRequest) -> dict[str, Any]:
 def _new_folder_or_none(output: str) -> Iterator[None]:
     """Remove the folders that the block makes if it fails and leaves them empty."""
     path = storage.local_path(output).absolute()
-    missing = [] if storage.is_remote(output) else [place for place in (path, *path.parents) if not place.exists()]
+    missing = [] if storage.is_remote(output) else [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         yield
     except BaseException:
-        for place in missing:
+        for folder in missing:
             with suppress(OSError):  # not empty, or never made
-                place.rmdir()
+                folder.rmdir()
         raise
 
 

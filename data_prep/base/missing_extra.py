@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from shlex import quote
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 
 EXTRA_OF = {
     "accelerate": "finetune",
@@ -45,7 +45,7 @@ def missing_extra(error: ImportError, extra: str | None = None) -> UserError | N
         return None
     if library not in EXTRA_OF and library not in CORE:
         return None
-    return UserError(
+    return UsageError(
         f"the library {library} is not installed in {sys.prefix}",
         fix=install_command(extra or EXTRA_OF.get(library)),
         code="missing-extra",

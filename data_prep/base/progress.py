@@ -23,7 +23,7 @@ class Progress:
     def __init__(self, title: str, total: int, unit: str, scale: float = 1.0) -> None:
         self._title, self._total, self._unit, self._scale = title, total, unit, scale
         self._done = 0
-        self._started_at = self._shown_at = time.monotonic()
+        self._started_at = self._printed_at = time.monotonic()
         self._first = 0
         self._bar: tqdm.tqdm[NoReturn] | None = None
 
@@ -63,8 +63,8 @@ class Progress:
             self._bar.update(amount / self._scale)
             return
         now = time.monotonic()
-        if now - self._shown_at >= _LINE_SECONDS and self._done < self._total:
-            self._shown_at = now
+        if now - self._printed_at >= _LINE_SECONDS and self._done < self._total:
+            self._printed_at = now
             print(self._line(now - self._started_at), file=sys.stderr, flush=True)
 
     def _ending(self) -> str:
@@ -86,8 +86,8 @@ class Progress:
     def _line(self, elapsed_seconds: float) -> str:
         rate = (self._done - self._first) / elapsed_seconds
         left = (self._total - self._done) / rate if rate else 0.0
-        shown = f"{self._amount(self._done)} of {self._amount(self._total)} {self._unit}"
-        return f"{self._title}: {shown}, {_rate(rate / self._scale)} {self._unit}/s, {duration(left)} left"
+        amounts = f"{self._amount(self._done)} of {self._amount(self._total)} {self._unit}"
+        return f"{self._title}: {amounts}, {_rate(rate / self._scale)} {self._unit}/s, {duration(left)} left"
 
 
 def _rate(value: float) -> str:

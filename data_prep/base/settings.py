@@ -11,12 +11,12 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args, get_origin
 
 import omegaconf
 import yaml
 from omegaconf import OmegaConf
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 import configs
 from data_prep.base.errors import UsageError, UserError
@@ -54,6 +54,13 @@ class Settings(BaseModel):
         """
         return None
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy without the values that cached properties computed from the fields."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in copied.__dict__.keys() - type(self).model_fields.keys():
+            del copied.__dict__[name]
+        return copied
+
     @field_validator("*", mode="before")
     @classmethod
     def _check_number(cls, value: object, info: ValidationInfo) -> object:
@@ -71,6 +78,9 @@ class Settings(BaseModel):
             raise ValueError(f"must be at most {_LARGEST_INTEGER:,}, the largest 64-bit integer")
         return value
 
+
+Weight = Annotated[float, Field(gt=0.0, le=1e9)]
+"""Share of a mixture's samples relative to its other components: data sets of a run, sources of a data set."""
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
@@ -187,7 +197,7 @@ def _read_yaml(path: Path) -> omegaconf.DictConfig:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be read ({error.strerror})", fix="check path and permissions", code="unreadable-file"
+            f"{path} cannot be read ({error.strerror})", fix="check path and permissions", code="unreadable-config"
         ) from None
     except UnicodeDecodeError as error:
         raise UsageError(

@@ -35,13 +35,13 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         print_result(asked, *made)
         return
     asked = plan_preparation(request)
-    place = storage.redact(asked.output)
+    output = storage.redact(asked.output)
     if arguments.fresh:
         if request.parent is None:
             refuse_to_undo_changes(asked.output)
         if not arguments.dry_run:
             clear(asked.plan, asked.tokenizer, asked.output)
-        print(f"{'would clear' if arguments.dry_run else 'cleared'} {place}; now run all of its ranges")
+        print(f"{'would clear' if arguments.dry_run else 'cleared'} {output}; now run all of its ranges")
         return
     left = units_left(map_tasks(asked.plan, asked.tokenizer, asked.output))
-    print(f"would write the shards of {place}; {left} of {len(asked.plan.units)} units are not done yet")
+    print(f"would write the shards of {output}; {left} of {len(asked.plan.units)} units are not done yet")

@@ -56,7 +56,9 @@ def add_shard_making(command: argparse.ArgumentParser) -> None:
     )
     what = command.add_argument_group("what to make")
     what.add_argument(
-        "--tokenizer", metavar="DIR", help="folder or URL of a tokenizer, or of a model with tokenizer.json"
+        "--tokenizer",
+        metavar="DIR",
+        help="folder or URL of a tokenizer or of a model with tokenizer.json, or a name on the Hugging Face Hub",
     )
     what.add_argument(
         "--source-name", metavar="NAME", help="name of the files of --input in the manifest (default: corpus)"

@@ -134,8 +134,8 @@ def _print_found(found: ListedDocuments, noun: str) -> None:
 
 
 def _listed(values: Sequence[str]) -> str:
-    shown = ", ".join(value[:_SHOWN_CHARACTERS] for value in values[:_SHOWN])
-    return shown + (f" and {len(values) - _SHOWN:,} more" if len(values) > _SHOWN else "")
+    listed = ", ".join(value[:_SHOWN_CHARACTERS] for value in values[:_SHOWN])
+    return listed + (f" and {len(values) - _SHOWN:,} more" if len(values) > _SHOWN else "")
 
 
 def _nothing(request: RemovalRequest) -> str:

@@ -92,23 +92,23 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 def _repair(arguments: argparse.Namespace, request: Request) -> None:
     """Rebuild damaged files; with --dry-run only list them."""
-    place = storage.redact(request.output)
+    output = storage.redact(request.output)
     with stopping_on_signals(), executor(arguments, request) as where:
         asked = plan_preparation(request)
         if arguments.dry_run:
             _, problems = find_damage(asked.plan, asked.output, where)
-            print("\n".join([*problems, f"{place}: would rebuild {counted(len(problems), 'file')}"]))
+            print("\n".join([*problems, f"{output}: would rebuild {counted(len(problems), 'file')}"]))
             return
         _, replaced = repair(asked.plan, asked.tokenizer, asked.output, where)
-    print("\n".join([*(f"rebuilt {name}" for name in replaced), f"{place}: every file matches the manifest"]))
+    print("\n".join([*(f"rebuilt {name}" for name in replaced), f"{output}: every file matches the manifest"]))
 
 
 def print_result(asked: Preparation, manifest: Manifest, is_new: bool) -> None:
     """Print what the data set holds, and whether it was complete before."""
-    place = storage.redact(asked.output)
+    output = storage.redact(asked.output)
     if not is_new:
-        print(f"{place} is complete: the same inputs, settings and tokenizer made it; nothing was done")
+        print(f"{output} is complete: the same inputs, settings and tokenizer made it; nothing was done")
         print("its file sizes match the manifest; 'clozeworks verify' checks the contents")
     for table in (split_table(manifest), step_table(manifest), source_table(manifest)):
         print(table.text(), end="\n\n")
-    print(place)
+    print(output)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field, PositiveInt, PrivateAttr, field_validator, model_validator
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import Settings, load_settings
+from data_prep.base.settings import Settings, Weight, load_settings
 from data_prep.tokenizer.tokenizer_info import TokenizerSettings
 
 COMMAND_LINE_SOURCE = "corpus"
@@ -29,7 +29,7 @@ class Source(Settings):
     date: str | None = Field(None, description="date of the text, such as 2026-05-01")
     language: str | None = Field(None, description="language of its sentences; by default documents.language")
     text_field: str | None = Field(None, description="field or column of its text; by default documents.text_field")
-    weight: Annotated[float, Field(gt=0.0, le=1e9)] | None = Field(
+    weight: Weight | None = Field(
         None, description="its share of training samples relative to the other sources' weights; by default its tokens"
     )
     max_tokens: PositiveInt | None = Field(None, description="tokens of it that a training run uses at most")

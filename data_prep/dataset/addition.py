@@ -1,4 +1,4 @@
-"""Adding to a data set: what it holds already, what was removed from it, and the version that holds the new too."""
+"""Additions to a data set: its documents, its removed documents, and the version with the added documents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ADDITIONS = "additions"  # in the manifest's config; data_card.py shows them
 
 
 def check_source_names(parent: Manifest, names: Collection[str]) -> None:
-    """Refuse sources that the data set has, or had, under the same name.
+    """Refuse sources whose names the data set has or had.
 
     Raises:
         UsageError: names the first one.
@@ -35,7 +35,7 @@ def check_source_names(parent: Manifest, names: Collection[str]) -> None:
 
 
 def known_ids(folder: str, shards: Iterable[ShardRecord]) -> np.ndarray:
-    """Ids of all documents of these shards, (num_documents,) uint64, ascending; 8 bytes of memory per document.
+    """Return the ids of all documents of these shards, (num_documents,) uint64, ascending; 8 bytes per document.
 
     Raises:
         UserError: an index is missing or damaged.
@@ -44,14 +44,14 @@ def known_ids(folder: str, shards: Iterable[ShardRecord]) -> np.ndarray:
     for shard in shards:
         found = read_index(folder, shard).document_ids
         filled = len(ids)
-        ids.resize(filled + len(found), refcheck=False)  # in place; nothing is allocated on the manifest's word alone
+        ids.resize(filled + len(found), refcheck=False)  # in place: a count in the manifest must not allocate memory
         ids[filled:] = found
     ids.sort()
     return ids
 
 
 def removed_ids(folder: str, manifest: Manifest) -> np.ndarray:
-    """Ids of the documents that were removed by their ids, (n,) uint64, rising, each once.
+    """Return the ids of the documents that were removed by id, (n,) uint64, ascending and unique.
 
     Raises:
         UserError: a file of them is missing or damaged.
@@ -72,12 +72,12 @@ def _removed_ids_in(folder: str, file: FileRecord) -> np.ndarray:
 
 
 def grow(parent: Manifest, addition: Manifest, token_counts: Mapping[str, np.ndarray]) -> Manifest:
-    """The version that holds the parent's documents and those of the addition.
+    """Return the version with the documents of the parent and of the addition.
 
     Args:
-        addition: the manifest of what was added alone; its shards bear numbers that the parent's do not, and number
-            their sources after the parent's.
-        token_counts: of train and of valid, (vocab_size,) int64, of both together.
+        addition: the manifest of the added documents alone; the numbers of its shards and sources continue the
+            parent's.
+        token_counts: of train and valid, (vocab_size,) int64, of parent and addition together.
 
     Raises:
         UsageError: the addition has a source of the parent's name.
@@ -106,7 +106,7 @@ def grow(parent: Manifest, addition: Manifest, token_counts: Mapping[str, np.nda
 def publish_addition(
     folder: str, parent: Manifest, addition: Manifest, added_counts: Mapping[str, np.ndarray]
 ) -> Manifest:
-    """Make the grown data set the current version of `folder`; the addition's shards are written already.
+    """Make the extended data set the current version of `folder`; the shards of the addition exist already.
 
     Args:
         added_counts: of train and of valid, (vocab_size,) int64, of the addition alone.
@@ -124,13 +124,13 @@ def publish_addition(
 
 
 def all_configs(manifest: Manifest) -> list[dict[str, Any]]:
-    """The settings of each preparation whose documents the data set holds: the first, then every addition."""
+    """Return the settings of every preparation of the data set: the first one, then the additions."""
     first = {name: values for name, values in manifest.config.items() if name != _ADDITIONS}
     return [first, *manifest.config.get(_ADDITIONS, [])]
 
 
 def config_of_source(manifest: Manifest, name: str) -> dict[str, Any] | None:
-    """The settings of the preparation that brought a source; None where none did."""
+    """Return the settings of the preparation that added a source; None if there is none."""
     for config in all_configs(manifest):
         if name in {source["name"] for source in config.get("sources", [])}:
             return config

@@ -1,4 +1,4 @@
-"""Counts of what shards hold: tokens by id, documents and their text by source, and what follows for a split."""
+"""Counts of a data set: tokens by id, documents and text by source, totals and entropy of a split."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _TOKENS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class PieceText:
-    """What each token id says of the text.
+    """Text properties of each token id.
 
     Attributes:
-        num_bytes: (vocab_size,) uint16 UTF-8 bytes of normalized text; small tables stay in the core's own cache.
+        num_bytes: (vocab_size,) uint16 UTF-8 bytes of normalized text; uint16 keeps the table in the cache of a core.
         begins_word: (vocab_size,) bool.
     """
 
@@ -43,7 +43,7 @@ class PieceText:
 
 
 class RecordCounts:
-    """Counts records as they pass.
+    """Counts tokens and text of the records that are added.
 
     Attributes:
         by_token: (vocab_size,) int64 how often each token id occurs.
@@ -51,7 +51,7 @@ class RecordCounts:
     """
 
     def __init__(self, vocab_size: int, num_sources: int, text: PieceText | None) -> None:
-        """Without `text` words and bytes are not counted."""
+        """Without `text`, words and bytes are not counted."""
         self._text = text
         self.by_token = np.zeros(vocab_size, np.int64)
         self.by_source = np.zeros((num_sources, len(SOURCE_COLUMNS)), np.int64)
@@ -74,20 +74,20 @@ class RecordCounts:
 
 
 def _pieces(tokens: np.ndarray) -> list[np.ndarray]:
-    """The tokens in pieces: numpy makes 8 bytes of every one that is counted or looked up."""
+    """Return the tokens in parts: numpy converts every counted token to 8 bytes."""
     return [tokens[start : start + _TOKENS_AT_ONCE] for start in range(0, len(tokens), _TOKENS_AT_ONCE)]
 
 
 def unigram_entropy_nats(token_counts: np.ndarray) -> float | None:
-    """Entropy of the frequencies of token ids (vocab_size,), in nats; None where nothing was counted."""
+    """Return the entropy of token frequencies (vocab_size,) in nats; None if nothing was counted."""
     total = int(token_counts.sum())
     shares = token_counts[token_counts > 0] / total if total else token_counts[:0]
-    # fsum: the same on every machine, whatever the order in which its vector units add.
+    # fsum gives the same result on every machine, whatever the order in which vector units add.
     return math.fsum(-share * math.log(share) for share in shares.tolist()) if total else None
 
 
 def split_record(shards: Sequence[ShardRecord], token_counts: np.ndarray) -> SplitRecord:
-    """The split that these shards make, with its totals."""
+    """Return the record of a split of these shards, with its totals."""
     return SplitRecord(
         shards=tuple(shards),
         documents=sum(shard.documents for shard in shards),
@@ -98,19 +98,19 @@ def split_record(shards: Sequence[ShardRecord], token_counts: np.ndarray) -> Spl
 
 
 def token_counts_name(version: int) -> str:
-    """Name of the file of token counts of a version."""
+    """Return the name of the file with the token counts of a version."""
     return TOKEN_COUNTS_NAME if version == 1 else f"token_counts-{version:06d}.safetensors"
 
 
 def token_counts_file(token_counts: Mapping[str, np.ndarray], version: int) -> tuple[FileRecord, bytes]:
-    """The file of the counts of train and valid, (vocab_size,) int64 each, and its record."""
+    """Return the content of the file with the counts of train and valid, (vocab_size,) int64 each, and its record."""
     data = safetensors.numpy.save({name: np.asarray(counts, np.int64) for name, counts in token_counts.items()})
     name = token_counts_name(version)
     return FileRecord(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()), data
 
 
 def read_tensors(folder: str, record: FileRecord) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file that the manifest names.
+    """Return the arrays of a safetensors file that the manifest names.
 
     Raises:
         UserError: the file is missing, or not the one that the manifest names.
@@ -132,7 +132,7 @@ def read_tensors(folder: str, record: FileRecord) -> dict[str, np.ndarray]:
 
 
 def read_token_counts(folder: str, manifest: Manifest) -> dict[str, np.ndarray]:
-    """How often each token id stands in train and in valid, (vocab_size,) int64.
+    """Return how often each token id occurs in train and in valid, (vocab_size,) int64.
 
     Raises:
         UserError: the file is missing, not the one that the manifest names, or counts something else.
@@ -152,7 +152,7 @@ def read_token_counts(folder: str, manifest: Manifest) -> dict[str, np.ndarray]:
 
 @functools.lru_cache(maxsize=1)
 def piece_text(tokenizer_url: str, fingerprint: str) -> PieceText:
-    """What the ids of a data set's own tokenizer say of the text, loaded once in each process.
+    """Return the text properties of the ids of the data set's tokenizer, loaded once per process.
 
     Raises:
         UserError: it is missing, damaged, or not the one that made the shards.

@@ -1,8 +1,9 @@
 """The manifest: the one file that makes a folder of shards a data set.
 
-It names every shard with its checksum and counts, the tokenizer by fingerprint, the configuration, the inputs and
-what was dropped. It is written last and atomically: no manifest, no data set. manifest.json is the current version;
-those before it stay as manifest-000001.json and so on, for runs that began with them (`data_prep.dataset.versions`).
+It names every shard with its checksum and counts, the tokenizer by fingerprint, the configuration, the inputs and the
+dropped documents. It is written last and atomically: without a manifest there is no data set. manifest.json is the
+current version; older versions stay as manifest-000001.json and so on, for runs that use them
+(`data_prep.dataset.versions`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import to_jsonable_python
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.validation import first_problem
 from data_prep.dataset.manifest_records import (
     STEPS,
@@ -51,8 +52,8 @@ _RESTORE = "make the shards again"
 _RESTORE_OLDER = "restore it, or delete the older versions with 'remove --purge'"
 
 
-class UnknownVersion(UserError):
-    """A data set has no version of the digest that is asked for."""
+class UnknownVersion(UsageError):
+    """A data set has no version with the requested digest."""
 
 
 class Manifest(ManifestPart):
@@ -78,7 +79,7 @@ class Manifest(ManifestPart):
 
     @model_serializer(mode="wrap")
     def _without_no_detached_provenance(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Manifests from before there was provenance keep their digest.
+        # Manifests without provenance keep the digest that they had before the field existed.
         values: dict[str, Any] = serialize(self)
         if not self.detached_provenance:
             del values["detached_provenance"]
@@ -87,7 +88,7 @@ class Manifest(ManifestPart):
     @field_validator("config")
     @classmethod
     def _can_be_written_and_read(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """It is part of the digest; of what a later release may call otherwise, that much is relied on."""
+        """The configuration is part of the digest. Later releases may rename settings, so only this much is checked."""
         json.dumps(to_jsonable_python(config), ensure_ascii=False, allow_nan=False).encode()
         for settings in [config, *_list_of_mappings(config, "additions")]:
             _list_of_mappings(settings, "sources")
@@ -119,7 +120,7 @@ class Manifest(ManifestPart):
 
     @property
     def provenance_files(self) -> tuple[FileRecord, ...]:
-        """All provenance sidecars, in the order of the shards; empty where the configuration names no such field."""
+        """All provenance sidecars in the order of the shards; empty if the configuration names no such field."""
         of_shards = (shard.provenance for shard in self.shards)
         return (*(file for file in of_shards if file is not None), *self.detached_provenance)
 
@@ -130,7 +131,7 @@ class Manifest(ManifestPart):
 
     @property
     def removed_sources(self) -> frozenset[str]:
-        """Names of the sources that were removed; they keep their numbers and have no document."""
+        """Names of removed sources; they keep their numbers and have no documents."""
         return frozenset(removal.source for removal in self.removals if removal.source is not None)
 
     def split(self, name: Literal["train", "valid"]) -> SplitRecord:
@@ -138,28 +139,28 @@ class Manifest(ManifestPart):
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Documents left out of all sources, by reason, in the order of `STEPS`."""
+        """Dropped documents of all sources by reason, in the order of `STEPS`."""
         totals: Counter[str] = Counter()
         for source in self.sources:
             totals.update(source.dropped)
         order = [reason for reasons in STEPS.values() for reason in reasons]
         steps = [*STEPS, UNKNOWN_STEP]
 
-        def place(reason: str) -> tuple[int, int, str]:
+        def sort_key(reason: str) -> tuple[int, int, str]:
             return steps.index(step_of(reason)), order.index(reason) if reason in order else 0, reason
 
-        return {reason: totals[reason] for reason in sorted(totals, key=place) if totals[reason]}
+        return {reason: totals[reason] for reason in sorted(totals, key=sort_key) if totals[reason]}
 
     @property
     def cut_words(self) -> int:
-        """Words of all sources that were so long that they were encoded in parts."""
+        """Number of words of all sources that were too long and were encoded in parts."""
         return sum(source.cut_words for source in self.sources)
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:
-        """What each step took in, dropped and gave out; the last gives out what the shards hold.
+        """Input, dropped and output documents of each step; the output of the last step is what the shards hold.
 
-        The step of reasons that no step has is there where there are such.
+        Reasons of no known step have a step of their own.
         """
         dropped = self.dropped
         left = sum(source.documents for source in self.sources) + sum(dropped.values())
@@ -188,7 +189,7 @@ def read_manifest(folder: str, digest: str | None = None) -> Manifest:
     Raises:
         UsageError: `folder` is a file.
         UserError: there is none, it is of a newer format, or it is not a manifest.
-        UnknownVersion: no version that is kept has that digest.
+        UnknownVersion: no existing version has that digest.
     """
     url = storage.join(folder, MANIFEST_NAME)
     if storage.folder_of_file(folder) or not storage.exists(url):
@@ -209,28 +210,28 @@ def read_manifest(folder: str, digest: str | None = None) -> Manifest:
 
 
 def list_versions(folder: str) -> list[Manifest]:
-    """All versions that are kept, the oldest first, the current last.
+    """Return all existing versions, oldest first, the current one last.
 
     Raises:
-        UserError: as `read_manifest`, of any of them.
+        UserError: as `read_manifest`.
     """
     current = read_manifest(folder)
     return [*_older_versions(folder, current), current]
 
 
 def older_version_name(version: int) -> str:
-    """Name of the manifest of a version that is not the current one."""
+    """Return the name of the manifest of an older version."""
     return f"manifest-{version:06d}.json"
 
 
 def write_manifest(folder: str, manifest: Manifest) -> None:
-    """Write the manifest atomically; the last act of a preparation. `versions.publish` keeps the old one."""
+    """Write the manifest atomically; the last step of a preparation. `versions.publish` keeps the old one."""
     storage.write_bytes(storage.join(folder, MANIFEST_NAME), manifest.to_json().encode())
 
 
 def _older_versions(folder: str, current: Manifest) -> list[Manifest]:
-    """The oldest first, back to the first that is missing: those that `remove --purge` deleted are the oldest."""
-    # By name, since what lies at https:// cannot be listed.
+    """Return older versions, oldest first, back to the first missing one: `remove --purge` deletes the oldest."""
+    # By name, because https:// cannot be listed.
     urls = (storage.join(folder, older_version_name(number)) for number in range(current.version - 1, 0, -1))
     return [_parse(url, _RESTORE_OLDER) for url in takewhile(storage.exists, urls)][::-1]
 
@@ -246,7 +247,7 @@ def _parse(url: str, remedy: str = _RESTORE) -> Manifest:
     where = storage.redact(url)
     try:
         values = json.loads(storage.read_bytes(url))
-        json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # NaN and half characters have no digest
+        json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # NaN and lone surrogates have no digest
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON ({error})", fix=remedy, code="damaged-manifest") from None
     version = values.get("format_version") if isinstance(values, dict) else None

@@ -54,7 +54,7 @@ UNKNOWN_STEP = "unknown"
 
 
 def step_of(reason: str) -> str:
-    """The step that leaves documents out for a reason."""
+    """Return the step that drops documents for this reason."""
     if is_filter_reason(reason):
         return "filtering"
     return next((step for step, reasons in STEPS.items() if reason in reasons), UNKNOWN_STEP)
@@ -65,13 +65,13 @@ ShardFileName = Annotated[str, Field(pattern=r"^(train|valid)-[0-9]{6}\.tar$")]
 
 
 class ManifestPart(BaseModel):
-    """Frozen, and a name that is unknown is an error."""
+    """A frozen part of a manifest; unknown fields are an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class FileRecord(ManifestPart):
-    """A file of the data set by name (no folder in it), size in bytes and sha256."""
+    """A file of the data set: name without a folder, size in bytes, sha256."""
 
     name: FileName
     bytes: Count
@@ -97,7 +97,7 @@ class ShardRecord(FileRecord):
 
     @property
     def files(self) -> tuple[FileRecord, ...]:
-        """The shard, its index and its sidecar where it has one."""
+        """The shard, its index and its sidecar, if any."""
         return (self, self.index) if self.provenance is None else (self, self.index, self.provenance)
 
     @model_serializer(mode="wrap")
@@ -107,7 +107,7 @@ class ShardRecord(FileRecord):
 
 
 def _without_unset(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """The values without those of these names that are None, 0 or empty."""
+    """Return the values without the named ones that are None, 0 or empty."""
     return {name: value for name, value in values.items() if name not in names or value}
 
 
@@ -141,7 +141,7 @@ class TokenizerRecord(ManifestPart):
 
     @model_serializer(mode="wrap")
     def _without_own_special_tokens(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Manifests from before there were foreign tokenizers keep their digest.
+        # Manifests without foreign tokenizers keep their digest.
         values: dict[str, Any] = serialize(self)
         if self.special_tokens == OWN_SPECIAL_TOKENS:
             del values["special_tokens"]
@@ -149,7 +149,7 @@ class TokenizerRecord(ManifestPart):
 
 
 class InputRecord(ManifestPart):
-    """One input file, as it was when it was read."""
+    """One input file at the time it was read."""
 
     url: str
     source: str = Field(description="name of the source that it belongs to")
@@ -158,7 +158,7 @@ class InputRecord(ManifestPart):
 
 
 class SourceRecord(ManifestPart):
-    """A named source of text; its number is its place in `Manifest.sources`."""
+    """A named source of text; its number is its index in `Manifest.sources`."""
 
     name: str
     url: str | None = None
@@ -190,7 +190,7 @@ class SourceRecord(ManifestPart):
 
 
 class StepRecord(ManifestPart):
-    """What a step of preparation took in, left out by reason, and gave out, in documents."""
+    """Documents that a step of preparation read, dropped by reason, and passed on."""
 
     name: str
     documents_in: Count
@@ -199,7 +199,7 @@ class StepRecord(ManifestPart):
 
 
 class RemovalRecord(ManifestPart):
-    """What the command `remove` took out of the data set: a whole source, or documents by their ids."""
+    """A removal by the command `remove`: a whole source, or documents by id."""
 
     version: PositiveInt = Field(description="the first version without it")
     source: str | None = Field(None, description="name of the source")
@@ -218,7 +218,7 @@ class RemovalRecord(ManifestPart):
 
     @property
     def kind(self) -> str:
-        """How it names what it took out: by source, URL, corpus id or document id."""
+        """How the removed documents were named: by source, URL, corpus id or document id."""
         if self.source is not None:
             return "source"
         return "URL" if self.urls else "corpus id" if self.corpus_ids else "document id"

@@ -1,4 +1,4 @@
-"""What a path without a manifest is: missing, a tokenizer, raw text or an unfinished data set; as an error."""
+"""Errors for a path without a manifest: it is missing, a tokenizer, raw text or an unfinished data set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def explain_missing_data_set(folder: str) -> UserError:
             f"{where} is a file, not the folder of a data set", fix=f"give {meant}", code="not-a-data-set"
         )
     if not storage.is_remote(folder) and not storage.local_path(folder).exists():
-        return UserError(f"{where} does not exist", fix="give the folder or URL of a data set", code="missing-path")
+        return UsageError(f"{where} does not exist", fix="give the folder or URL of a data set", code="missing-path")
     is_web = folder.startswith(("http://", "https://"))  # which cannot be listed
     found = [] if is_web else storage.list_names(folder)
     if holds_tokenizer(found):
@@ -32,7 +32,7 @@ def explain_missing_data_set(folder: str) -> UserError:
         return _raw_text(
             f"{where} holds raw text such as {names[0]}, not a data set", storage.join(where, f"*{ending}")
         )
-    return UserError(
+    return UsageError(
         f"{where} holds no manifest.json, so it is not a complete data set",
         fix="prepare one with 'clozeworks shards'; if that command was interrupted, rerun it",
         code="missing-manifest",

@@ -1,4 +1,4 @@
-"""Checking one provenance sidecar against its manifest, its shard and the removals."""
+"""Check of one provenance sidecar against its manifest, its shard and the removals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SidecarTask:
 
 @dataclass(frozen=True)
 class SidecarFindings:
-    """What is wrong with a sidecar, and the ids (k,) uint64 that must be in the data set."""
+    """Problems of a sidecar, and the ids (k,) uint64 that must be in the data set."""
 
     problems: tuple[str, ...]
     kept_ids: np.ndarray

@@ -25,14 +25,14 @@ _ROWS_PER_GROUP = 1 << 16
 
 
 class ProvenanceRow(NamedTuple):
-    """Where a document came from, and which document of the data set stands for it.
+    """The origin of a document, and the document of the data set that represents it.
 
     Attributes:
         document_id: hash of the document's own normalized text.
         source: name of the source.
         metadata: canonical JSON of the fields that the configuration names.
-        kept_as: the id under which its text is kept: its own, or that of the document of which it is a near-duplicate;
-            None where no document stands for it.
+        kept_as: the id under which its text is kept: its own, or that of the document that it nearly duplicates; None
+            if no document represents it.
     """
 
     document_id: int
@@ -44,7 +44,7 @@ class ProvenanceRow(NamedTuple):
 
 
 def provenance_name(name: str) -> str:
-    """Name of the sidecar of a shard `name`, such as train-000000."""
+    """Return the name of the sidecar of a shard `name`, such as train-000000."""
     return f"{name}.provenance.parquet"
 
 
@@ -88,10 +88,10 @@ def read_provenance(folder: str, file: FileRecord) -> pa.Table:
 def rewrite_provenance(
     folder: str, file: FileRecord, name: str, gone: np.ndarray, source: str | None = None
 ) -> FileRecord | None:
-    """Write a sidecar again as that of the shard `name`, without what a removal takes out.
+    """Rewrite a sidecar for the shard `name` without the removed rows.
 
-    A row goes where its `kept_as` or its `document_id` is one of `gone` (n,) uint64, or its source is `source`.
-    Returns None where no row is left; nothing is written then.
+    A row is removed if its `kept_as` or `document_id` is in `gone` (n,) uint64, or its source is `source`. Returns
+    None, and writes nothing, if no row is left.
 
     Raises:
         UserError: as `read_provenance`.
@@ -104,7 +104,7 @@ def rewrite_provenance(
 
 
 def rows_to_remove(table: pa.Table, gone: np.ndarray, source: str | None = None) -> np.ndarray:
-    """Which rows of a sidecar (R,) bool a removal takes out; see `rewrite_provenance`."""
+    """Return which rows of a sidecar, (R,) bool, a removal removes; see `rewrite_provenance`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -156,7 +156,7 @@ def _write(folder: str, name: str, table: pa.Table) -> FileRecord:
     import pyarrow.parquet as pq
 
     buffer = io.BytesIO()
-    # Without Arrow's own schema, whose metadata is not part of Parquet; a dictionary only where values repeat.
+    # Without Arrow's schema, whose metadata is not part of Parquet; a dictionary only for repeated values.
     pq.write_table(
         table,
         buffer,

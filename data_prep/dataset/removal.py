@@ -53,7 +53,7 @@ def remove_documents(
         UserError: the source or a document is unknown, a split would become empty, a shard is damaged, or the folder
             is locked or holds other unfinished work.
     """
-    read_manifest(folder)  # before the lock, which would create a folder of a misspelt name
+    read_manifest(folder)  # before the lock, which would create a folder with a misspelled name
     with storage.hold_lock(folder) as lock:
         parent = read_manifest(folder)
         refuse_unfinished(folder, (PREPARATION_WORK,))
@@ -65,14 +65,14 @@ def remove_documents(
         version = next_version(parent)
         sidecars = find_sidecars(folder, parent, _gone_ids(request, found), request.source, executor)
         first_number = _begin(folder, parent, request, fresh)
-        for place in (folder, _work_folder(folder)):
-            storage.remove_unfinished(place)
+        for each in (folder, _work_folder(folder)):
+            storage.remove_unfinished(each)
         tasks = _tasks(folder, parent, request, found, sidecars, first_number)
         runner = PhaseRunner(executor, lock)
         runner.run("rewriting", rewrite_shard, tasks, result_url, lambda task: task.bytes, ("MB", 1e6))
         manifest = _finish(folder, parent, request, tasks, version)
         lock.check()
-        storage.remove_unfinished(folder)  # of workers that were killed on the way
+        storage.remove_unfinished(folder)  # of killed workers
         publish(folder, manifest)
         storage.remove(_work_folder(folder))
     return manifest, True

@@ -168,7 +168,7 @@ def read_document_ids(url: str) -> np.ndarray:
     for number, value in read_list(url, DOCUMENT_ID_NAMES):
         word = value.partition("#")[0].strip()
         if not _ID.fullmatch(word):
-            raise UserError(
+            raise UsageError(
                 f"{storage.redact(url)} line {number} is not a document id: {word[:40]!r}",
                 fix="give the 16 hexadecimal digits that 'inspect' shows, such as 00f3a9c2d4e5b617; for the ids of "
                 "your corpus use --ids, for URLs --urls",
@@ -249,7 +249,7 @@ def _table_values(text: str, delimiter: str, names: Sequence[str], where: str) -
         head = [name.strip().lower() for name in next(rows, [])]
         columns = [number for number, name in enumerate(head) if name in names] or ([0] if len(head) == 1 else [])
         if not columns:
-            raise UserError(
+            raise UsageError(
                 f"{where} line 1 has no column {' or '.join(names)}; its columns are {', '.join(head) or 'none'}",
                 fix="name the column with the values in the header",
                 code="missing-column",
@@ -274,7 +274,7 @@ def _source_number(folder: str, manifest: Manifest, name: str) -> int:
     names = [source.name for source in manifest.sources]
     if name not in names:
         known = ", ".join(repr(source.name) for source in manifest.sources if source.documents)
-        raise UserError(
+        raise UsageError(
             f"{storage.redact(folder)} has no source {name!r}", fix=f"give one of {known}", code="unknown-source"
         )
     return names.index(name)
@@ -303,10 +303,10 @@ def _search(folder: str, manifest: Manifest, source: int | None, ids: np.ndarray
 
 
 def _unknown(folder: str, ids: np.ndarray) -> UserError:
-    shown = ", ".join(f"{document:016x}" for document in ids[:_SHOWN].tolist())
+    listed = ", ".join(f"{document:016x}" for document in ids[:_SHOWN].tolist())
     more = " ..." if len(ids) > _SHOWN else ""
-    return UserError(
-        f"{storage.redact(folder)} does not hold {len(ids):,} of the given document ids: {shown}{more}",
+    return UsageError(
+        f"{storage.redact(folder)} does not hold {len(ids):,} of the given document ids: {listed}{more}",
         fix="take ids of other data sets out of the list; 'inspect' shows ids, the xxh3_64 of a normalized text",
         code="unknown-document",
     )

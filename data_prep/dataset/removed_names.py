@@ -1,4 +1,4 @@
-"""URLs and corpus ids that were removed: 64-bit hashes beside the removed document ids, which additions leave out."""
+"""Removed URLs and corpus ids: 64-bit hashes beside the removed document ids; additions exclude them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class RemovedNames(NamedTuple):
     corpus_ids: np.ndarray
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The arrays that are not empty, as the file of a removal holds them."""
+        """Return the non-empty arrays, as the file of a removal stores them."""
         named = {_URLS: self.urls, _CORPUS_IDS: self.corpus_ids}
         return {name: hashes for name, hashes in named.items() if len(hashes)}
 
     def without(self, others: RemovedNames) -> RemovedNames:
-        """Those that `others` lack."""
+        """Return the hashes that `others` does not contain."""
         return RemovedNames(*(np.setdiff1d(mine, theirs) for mine, theirs in zip(self, others, strict=True)))
 
 
 def name_hash(value: str) -> int:
-    """xxh3_64 of a URL or corpus id, as it is written."""
+    """Return the xxh3_64 of a URL or corpus id as written."""
     return xxhash.xxh3_64_intdigest(value.encode())
 
 
@@ -45,7 +45,7 @@ def hash_names(urls: Iterable[str] = (), corpus_ids: Iterable[str] = ()) -> Remo
 
 
 def files_of_removed_names(manifest: Manifest) -> tuple[FileRecord, ...]:
-    """The files that hold removed URLs or corpus ids."""
+    """Return the files with removed URLs or corpus ids."""
     return tuple(item.ids for item in manifest.removals if item.ids is not None and item.urls + item.corpus_ids)
 
 

@@ -1,4 +1,4 @@
-"""Checking one shard: its bytes against the manifest, its records against its index, and counts of what it holds."""
+"""Check of one shard: bytes against the manifest, records against the index, and counts of its content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from data_prep.dataset.shard_index import ShardIndex, join_indexes, read_index
 from data_prep.dataset.shards import Record, index_of, read_records
 from data_prep.storage import storage
 
-_FOREIGN_SHARE = 0.01  # of the tokens; fewer that the vocabulary has not are damage
+_FOREIGN_SHARE = 0.01  # share of the tokens; fewer unknown ids are damage
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class CheckTask:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a shard was found to be.
+    """Findings of the check of a shard.
 
     Attributes:
-        problem: None where it is sound; a damaged shard counts as empty.
+        problem: None if it is sound; a damaged shard counts as empty.
         token_counts: (vocab_size,) int64.
         source_counts: (num_sources, 5) int64, in the order of `SOURCE_COLUMNS`.
         document_ids: (num_documents,) uint64, in the shard's order.
@@ -68,14 +68,14 @@ def check_shard(task: CheckTask) -> Findings:
 
 
 def _sound_copy(task: CheckTask, index: ShardIndex, cache: Path) -> Path:
-    """A local path of the shard, once its bytes are found to be those that the manifest names."""
+    """Return a local path of the shard after comparing its bytes with the manifest."""
     url = storage.join(task.folder, task.shard.name)
     where = storage.redact(url)
     if not storage.exists(url):
         raise UserError(f"{where} is missing", fix=REBUILD, code="missing-data-file")
     found = storage.size(url)
     if storage.is_remote(url) and found == task.shard.bytes:
-        return storage.local_copy(url, cache, task.shard.sha256)  # hashes what it fetches
+        return storage.local_copy(url, cache, task.shard.sha256)  # hashes what it downloads
     if found != task.shard.bytes:
         what = f"has {found} bytes and the manifest says {task.shard.bytes}"
     else:
@@ -88,7 +88,7 @@ def _sound_copy(task: CheckTask, index: ShardIndex, cache: Path) -> Path:
 
 
 def _diagnosis(task: CheckTask, path: Path, index: ShardIndex) -> str:
-    """What happened to a shard whose bytes are not those of the manifest."""
+    """Describe the damage of a shard whose bytes differ from the manifest."""
     ids: list[np.ndarray] = []
     num_foreign = num_tokens = 0
     try:
@@ -129,7 +129,7 @@ def _check_records(task: CheckTask, path: Path, index: ShardIndex, counts: Recor
 
 
 def record_problem(record: Record, task: CheckTask) -> str | None:
-    """What is wrong within a record, if anything."""
+    """Describe what is wrong within a record; None if nothing is."""
     if not len(record.tokens) or not len(record.documents) == len(record.sources) == len(record.document_ids):
         return "is empty, or has arrays of different numbers of documents"
     problem = _token_problem(record, task)
@@ -156,6 +156,6 @@ def _token_problem(record: Record, task: CheckTask) -> str | None:
 
 
 def _num_foreign(record: Record, task: CheckTask) -> int:
-    """How many token ids are special, or not of the vocabulary."""
+    """Return how many token ids are special tokens or outside the vocabulary."""
     is_foreign = record.tokens >= task.tokenizer.vocab_size
     return int((is_foreign | np.isin(record.tokens, task.tokenizer.special_tokens.never_in_text)).sum())

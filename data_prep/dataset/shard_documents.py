@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.progress import Progress
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.manifest_records import REBUILD, ShardRecord, SourceRecord
@@ -17,7 +17,7 @@ from data_prep.storage import storage
 
 
 @dataclass(frozen=True)
-class DocumentPlace:
+class DocumentLocation:
     """Location of a document, or of one piece of a document that was split.
 
     Attributes:
@@ -69,11 +69,11 @@ class ShardDocuments:
         """Return the numbers of the documents with this id: several for the pieces of one, none if it is elsewhere."""
         return np.flatnonzero(self._index.document_ids == np.uint64(document_id)).tolist()
 
-    def place(self, number: int) -> DocumentPlace:
+    def location(self, number: int) -> DocumentLocation:
         """Return the location and the source of document `number`."""
         record = self._record(number)
         prefix = self._shard.name.partition(".")[0].rpartition("-")[2]
-        return DocumentPlace(
+        return DocumentLocation(
             split=self._split,
             shard=self._shard,
             number=number,
@@ -129,7 +129,7 @@ def all_shards(manifest: Manifest) -> Iterator[tuple[Literal["train", "valid"], 
             yield split, shard
 
 
-def find_document(folder: str, document_id: int, manifest: Manifest | None = None) -> list[DocumentPlace]:
+def find_document(folder: str, document_id: int, manifest: Manifest | None = None) -> list[DocumentLocation]:
     """Find a document by its id in any shard; return all its pieces in the order of the shards.
 
     Args:
@@ -140,15 +140,15 @@ def find_document(folder: str, document_id: int, manifest: Manifest | None = Non
     """
     manifest = read_manifest(folder) if manifest is None else manifest
     shards = list(all_shards(manifest))
-    found: list[DocumentPlace] = []
+    found: list[DocumentLocation] = []
     with Progress("searching indexes", sum(shard.index.bytes for _, shard in shards), "MB", 1e6) as progress:
         for split, shard in shards:
             documents = ShardDocuments(folder, manifest, split, shard)
-            found.extend(map(documents.place, documents.numbers_of(document_id)))
+            found.extend(map(documents.location, documents.numbers_of(document_id)))
             progress.add(shard.index.bytes)
     if not found:
         total = sum(shard.documents for _, shard in shards)
-        raise UserError(
+        raise UsageError(
             f"{storage.redact(folder)} has no document {document_id:016x} among its {total:,}",
             fix="take an id that 'clozeworks inspect' shows (xxh3_64 of the normalized text, hexadecimal); if "
             "the id is right, the document was dropped or removed",

@@ -1,4 +1,4 @@
-"""The index of a shard: the lengths of everything in it, so that rows are planned and read without reading the tar."""
+"""The index of a shard: lengths of its records, documents and sentences, to plan and read rows without the tar."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def read_index(folder: str, shard: ShardRecord) -> ShardIndex:
 
 
 def join_indexes(parts: list[ShardIndex]) -> ShardIndex:
-    """The index of a shard that holds these one after the other."""
+    """Return the index of a shard that contains these parts in order."""
     return ShardIndex(
         **{
             name: np.concatenate([getattr(part, name) for part in parts] or [np.empty(0)]).astype(dtype)
@@ -89,13 +89,13 @@ def join_indexes(parts: list[ShardIndex]) -> ShardIndex:
 
 
 def starts_of(lengths: np.ndarray) -> np.ndarray:
-    """Where runs of these lengths begin that stand one after the other, (n,) int64, the first 0."""
+    """Return the start offsets of consecutive runs of these lengths, (n,) int64, the first 0."""
     starts: np.ndarray = np.cumsum(lengths, dtype=np.int64) - lengths
     return starts
 
 
 def _index_problem(index: ShardIndex, shard: ShardRecord) -> str | None:
-    """What is wrong with an index, if anything."""
+    """Describe what is wrong with an index; None if nothing is."""
     for name, dtype in _INDEX_DTYPES.items():
         array = getattr(index, name)
         if array.dtype != dtype or array.ndim != 1:
@@ -122,6 +122,6 @@ def _index_problem(index: ShardIndex, shard: ShardRecord) -> str | None:
         return "has byte offsets that are not increasing within the shard"
     first_documents = starts_of(index.record_document_counts)
     by_record = np.add.reduceat(by_document, first_documents) if records else np.empty(0)
-    if (index.token_offsets.astype(np.int64) + 2 * by_record > shard.bytes).any():  # a token takes 2 bytes at least
+    if (index.token_offsets.astype(np.int64) + 2 * by_record > shard.bytes).any():  # a token takes at least 2 bytes
         return "has records that reach beyond the end of the shard"
     return None

@@ -12,7 +12,7 @@ from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance
 
 
 class ShardProvenance:
-    """The rows of one sidecar by document id; empty without a sidecar. It is read when first asked."""
+    """The rows of one sidecar by document id; empty without a sidecar. It is read on first use."""
 
     def __init__(self, folder: str, file: FileRecord | None) -> None:
         self._folder, self._file = folder, file

@@ -1,4 +1,4 @@
-"""Rewriting a shard and its provenance sidecar without some documents, which are counted; nothing is tokenized."""
+"""Rewrite of a shard and its provenance sidecar without some documents, which are counted; nothing is tokenized."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RewriteResult:
     """A finished unit.
 
     Attributes:
-        shard: with its sidecar; None if no document is left of it.
+        shard: with its sidecar; None if no document is left.
         detached: the sidecar of a shard that holds no document; None if there is none.
         token_counts: (vocab_size,) int64 of the documents taken out.
         source_counts: (num_sources, 5) int64 of the documents taken out, in the order of `SOURCE_COLUMNS`.

@@ -1,7 +1,7 @@
 """The shard: a webdataset tar of records and the index beside it.
 
 A record is a block of whole documents. Its members are plain `.npy` arrays, so that
-`webdataset.WebDataset(url).decode()` reads a shard with none of our code. `shard_index.py` describes the index.
+`webdataset.WebDataset(url).decode()` reads a shard without our code. `shard_index.py` describes the index.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 import safetensors.numpy
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest_records import REBUILD, FileRecord, ShardRecord
 from data_prep.dataset.shard_index import ShardIndex, join_indexes
 from data_prep.storage import storage
@@ -36,7 +36,7 @@ class Record:
     """A block of whole documents: what one key of a shard holds.
 
     Attributes:
-        tokens: (num_tokens,) uint16 or uint32; no [CLS], [SEP], [PAD] or [MASK] among them.
+        tokens: (num_tokens,) uint16 or uint32; without [CLS], [SEP], [PAD] and [MASK].
         documents: (D,) uint32 start offset of every document, the first 0.
         sentences: (S,) uint32 start offset of every sentence, the first 0; every document start is one of
             them.
@@ -66,13 +66,13 @@ _NPY_HEADER = re.compile(
 
 
 def shard_name(split: Literal["train", "valid"], number: int) -> str:
-    """Name of a shard without its ending, such as `train-000000`.
+    """Return the name of a shard without its suffix, such as `train-000000`.
 
     Raises:
         UserError: the number has more digits than names have.
     """
     if number >= MAX_SHARDS:
-        raise UserError(
+        raise UsageError(
             f"the {split} split would have more shards than the {MAX_SHARDS:,} that there are names for, those of its "
             "older versions counted",
             fix="make a new data set with a larger shards.shard_bytes",
@@ -109,9 +109,9 @@ def write_shard(folder: str, name: str, records: Iterable[Record]) -> ShardRecor
 
 
 def read_records(path: str | Path) -> Iterator[tuple[str, Record, int]]:
-    """Read a shard's records in order, strictly: (key, record, byte offset of the token data).
+    """Yield a shard's records in order, strictly checked: (key, record, byte offset of the token data).
 
-    Members that no shard of ours has (links, sparse files, folders in the name, other endings, keys out of order,
+    Members that none of our shards has (links, sparse files, folders in the name, other endings, keys out of order,
     object arrays) are refused before their content is read; nothing is unpickled, evaluated or written.
 
     Raises:
@@ -123,7 +123,8 @@ def read_records(path: str | Path) -> Iterator[tuple[str, Record, int]]:
         with _BoundedFile(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 match = _MEMBER_NAME.fullmatch(member.name)
-                # A sparse member of a few bytes, or one said to be so by a pax header, may read as any number of zeros.
+                # A sparse member of a few bytes, or one that a pax header declares sparse, may read as any number of
+                # zeros.
                 if not match or member.type != tarfile.REGTYPE or member.issparse() or member.pax_headers:
                     raise _damaged(f"{path} holds {member.name!r}, which no shard has")
                 stem, field = match.groups()
@@ -142,7 +143,7 @@ def read_records(path: str | Path) -> Iterator[tuple[str, Record, int]]:
 
 
 def index_of(record: Record, token_offset: int) -> ShardIndex:
-    """The index of a shard of this one record."""
+    """Return the index of a shard with this one record."""
     total = len(record.tokens)
     first_sentences = np.searchsorted(record.sentences, record.documents)
     return ShardIndex(
@@ -162,8 +163,8 @@ def _damaged(problem: str) -> UserError:
 
 def _write_records(file: BinaryIO, prefix: str, records: Iterable[Record]) -> Iterator[ShardIndex]:
     """Write the records to a tar and yield the index of each."""
-    # The standard library's writer, for webdataset's brings torch along where that is installed, at seconds and
-    # hundreds of MB for every process. A file object in "w:" mode is written to as it is, with no blocks of its own.
+    # The standard library's writer: webdataset's imports torch where it is installed, which costs seconds and hundreds
+    # of MB per process. A file object in "w:" mode is written to as it is, with no blocks of its own.
     with tarfile.open(fileobj=file, mode="w:") as tar:
         for number, record in enumerate(records):
             for field in _MEMBER_DTYPES:
@@ -175,7 +176,7 @@ def _write_records(file: BinaryIO, prefix: str, records: Iterable[Record]) -> It
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:
-    """A header as `webdataset.TarWriter` writes it, without the clock and the user's name of tar's defaults."""
+    """Return a header as `webdataset.TarWriter` writes it, without the time and user name of tar's defaults."""
     member = tarfile.TarInfo(name)
     member.size, member.mtime, member.mode = size, 0, 0o444
     member.uname = member.gname = "bigdata"
@@ -189,9 +190,9 @@ def _array_bytes(array: np.ndarray) -> bytes:
 
 
 class _BoundedFile(io.BufferedReader):
-    """A file of which no more is read than it holds.
+    """A file that never reads more bytes than it contains.
 
-    tarfile reads as much as a header says that a long name or pax headers take, and asks the memory for all of it.
+    tarfile allocates and reads as many bytes as a header declares for a long name or pax headers.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -203,9 +204,9 @@ class _BoundedFile(io.BufferedReader):
 
 
 def _read_array(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str | Path) -> tuple[np.ndarray, int]:
-    """A member's array and the bytes of its header, which must be as `_array_bytes` writes it.
+    """Return a member's array and the bytes of its header, which must be as `_array_bytes` writes them.
 
-    numpy's own reader evaluates the header as an expression, which a crafted one exhausts.
+    numpy's reader evaluates the header as an expression, which a crafted header can exhaust.
     """
     if member.offset_data + member.size > Path(path).stat().st_size:
         raise _damaged(f"{path} ends within {member.name!r}")

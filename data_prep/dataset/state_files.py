@@ -1,4 +1,4 @@
-"""The small files in which unfinished work notes its state: JSON with its checksum, since work may lie for weeks."""
+"""State files of unfinished work: JSON with a checksum, because work may wait on a disk for weeks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from data_prep.storage.sealing import damaged
 
 
 def write_state(url: str, values: Any) -> None:
-    """Write values that JSON can hold, atomically."""
+    """Write JSON values atomically."""
     storage.write_bytes(url, json.dumps({"xxh3_64": _checksum(values), "values": values}).encode())
 
 
 def read_state(url: str) -> Any:
-    """The values as they were written.
+    """Return the values as written.
 
     Raises:
         UserError: the file is damaged, or an earlier release wrote it.

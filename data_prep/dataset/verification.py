@@ -136,10 +136,10 @@ def _provenance_problems(
 
 
 def _tokenizer_problems(folder: str, manifest: Manifest) -> Iterator[str]:
-    place = storage.join(folder, TOKENIZER_FOLDER)
-    where, expected = storage.redact(place), manifest.tokenizer
+    tokenizer_folder = storage.join(folder, TOKENIZER_FOLDER)
+    where, expected = storage.redact(tokenizer_folder), manifest.tokenizer
     try:
-        tokenizer = Tokenizer.load(place)
+        tokenizer = Tokenizer.load(tokenizer_folder)
     except UserError as error:
         yield str(error)
         return
@@ -157,13 +157,13 @@ def _tokenizer_problems(folder: str, manifest: Manifest) -> Iterator[str]:
 
 def tokenizer_file_problems(folder: str) -> Iterator[str]:
     """Yield the files of the tokenizer that changed; those that training reads are checked elsewhere."""
-    place = storage.join(folder, TOKENIZER_FOLDER)
+    tokenizer_folder = storage.join(folder, TOKENIZER_FOLDER)
     try:
-        info = TokenizerInfo.read(place)
+        info = TokenizerInfo.read(tokenizer_folder)
     except UserError:
         return
     for name, sha256 in sorted(info.files.items() if info is not None else ()):
-        url = storage.join(place, name)
+        url = storage.join(tokenizer_folder, name)
         where = storage.redact(url)
         if not storage.exists(url):
             yield f"{where} is missing. Fix: copy the whole tokenizer folder again"
@@ -217,8 +217,8 @@ def _removal_problems(
         where = storage.redact(storage.join(folder, name))
         present = np.intersect1d(found.document_ids, removed)
         if len(present):
-            shown = ", ".join(f"{document:016x}" for document in present[:_SHOWN].tolist())
-            yield f"{where} holds {len(present)} removed documents: {shown}{' ...' * (len(present) > _SHOWN)}"
+            listed = ", ".join(f"{document:016x}" for document in present[:_SHOWN].tolist())
+            yield f"{where} holds {len(present)} removed documents: {listed}{' ...' * (len(present) > _SHOWN)}"
         for number in gone:
             if found.source_counts[number, 0]:
                 documents, source = found.source_counts[number, 0], manifest.sources[number].name

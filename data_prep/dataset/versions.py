@@ -1,7 +1,7 @@
-"""The versions of a data set: a new manifest takes the place of the current one, which is kept; files are shared.
+"""Versions of a data set: a new manifest replaces the current one, which is kept; versions share files.
 
-Files are never changed: a version that adds or removes documents names new shards beside old ones. So a run goes on
-with the version that it began with for as long as nobody deletes it (`files_of_older_versions`).
+Files are never changed: a version that adds or removes documents names new shards beside old ones. A run can resume
+with its version until somebody deletes it (`files_of_older_versions`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.data_card import CARD_NAME, write_data_card
 from data_prep.dataset.manifest import (
     MANIFEST_NAME,
@@ -36,10 +36,10 @@ _TOKEN_COUNTS = re.compile(r"token_counts(-\d{6})?\.safetensors")
 
 
 def publish(folder: str, manifest: Manifest) -> None:
-    """Make `manifest` the current version: keep the one before, write the card, and manifest.json last.
+    """Make `manifest` the current version: keep the previous manifest, write the card, and write manifest.json last.
 
-    Killed at any point, the folder is the version before or the new one, and the same call again ends right. The
-    caller holds the folder's lock, and everything that the manifest names is written.
+    After a kill at any point, the folder is the previous or the new version, and the same call completes it. The caller
+    holds the folder's lock and has written all files that the manifest names.
 
     Raises:
         UserError: the current version is not the one that the manifest was made from.
@@ -61,10 +61,10 @@ def publish(folder: str, manifest: Manifest) -> None:
 
 
 def select_version(folder: str, version: str) -> Manifest:
-    """The version of this number, or of this digest or its beginning.
+    """Return the version with this number, digest or prefix of a digest.
 
     Raises:
-        UserError: there is none; the message names those that there are.
+        UsageError: there is none; the message lists the versions.
     """
     versions = list_versions(folder)
     for manifest in versions:
@@ -72,7 +72,7 @@ def select_version(folder: str, version: str) -> Manifest:
         if str(manifest.version) == version or is_digest:
             return manifest
     known = ", ".join(f"{manifest.version} ({manifest.digest[:16]})" for manifest in versions)
-    raise UserError(
+    raise UsageError(
         f"{storage.redact(folder)} holds no version {version}, only {known}",
         fix="give the number or the digest of one of them ('remove --purge' deletes older ones)",
         code="unknown-version",
@@ -80,7 +80,7 @@ def select_version(folder: str, version: str) -> Manifest:
 
 
 def next_version(parent: Manifest) -> int:
-    """The number of the version that is made from `parent`.
+    """Return the number of the version made from `parent`.
 
     Raises:
         UserError: there are as many versions as numbers.
@@ -95,9 +95,9 @@ def next_version(parent: Manifest) -> int:
 
 
 def next_shard_number(folder: str) -> int:
-    """A number that no shard bears, of either split, in any version, or left by a command that was stopped.
+    """Return a number that no shard of any split or version has, including shards left by a stopped command.
 
-    It is asked for once when work begins and kept with the work: shards written since count too.
+    Call it once when work begins and store the result with the work, because shards written since count too.
     """
     names = storage.list_names(folder)
     if MANIFEST_NAME in names:
@@ -107,7 +107,7 @@ def next_shard_number(folder: str) -> int:
 
 
 def named_files(versions: Iterable[Manifest]) -> set[str]:
-    """Names of all files that these versions are made of, their manifests, the card and the tokenizer left out."""
+    """Return the names of all files of these versions, without manifests, card and tokenizer."""
     named: set[str] = set()
     for version in versions:
         for shard in version.shards:
@@ -118,21 +118,21 @@ def named_files(versions: Iterable[Manifest]) -> set[str]:
 
 
 def owned_files(folder: str) -> list[str]:
-    """Names of all files in `folder` that data sets are made of, manifest.json first; the tokenizer left out."""
+    """Return the names of all data set files in `folder`, manifest.json first, without the tokenizer."""
     names = [name for name in storage.list_names(folder) if name == CARD_NAME or _is_numbered(name)]
     present = [MANIFEST_NAME] if storage.exists(storage.join(folder, MANIFEST_NAME)) else []
     return present + sorted(names, key=lambda name: (not _OLDER_MANIFEST.fullmatch(name), name))
 
 
 def files_of_older_versions(folder: str) -> list[str]:
-    """Names of the files that only older versions, or none, need: manifests first, in the order to delete them."""
+    """Return the names of files that no current version needs, in the order of deletion: manifests first."""
     current = read_manifest(folder)
     kept = {MANIFEST_NAME, CARD_NAME, *named_files([current])}
     return [name for name in owned_files(folder) if name not in kept]
 
 
 def stray_files(folder: str) -> list[str]:
-    """Names of the files that no version names: what a command that was stopped has left."""
+    """Return the names of files of no version, which a stopped command left."""
     versions = list_versions(folder)
     kept = {MANIFEST_NAME, CARD_NAME, *named_files(versions), *(older_version_name(v.version) for v in versions)}
     return [name for name in owned_files(folder) if name not in kept]
@@ -141,10 +141,10 @@ def stray_files(folder: str) -> list[str]:
 def delete_older_versions(folder: str) -> list[str]:
     """Delete every file that the current version does not need, manifests first; returns their names.
 
-    The caller holds the folder's lock. Killed on the way, the same call again deletes the rest.
+    The caller holds the folder's lock. After a kill, the same call deletes the rest.
 
     Raises:
-        UserError: work that is not finished has files here too.
+        UserError: unfinished work has files here too.
     """
     refuse_unfinished(folder, (PREPARATION_WORK, REMOVAL_WORK))
     names = files_of_older_versions(folder)
@@ -154,16 +154,16 @@ def delete_older_versions(folder: str) -> list[str]:
 
 
 def unfinished_work(folder: str) -> list[str]:
-    """The commands that were begun in the folder and are not finished."""
+    """Return the unfinished commands of the folder."""
     names = storage.list_names(folder)
     return [command for name, command in _COMMANDS.items() if name in names]
 
 
 def refuse_unfinished(folder: str, work_folders: Collection[str]) -> None:
-    """See that none of these work folders is there.
+    """Refuse if one of these work folders exists.
 
     Raises:
-        UserError: names the command that was not finished.
+        UserError: states the unfinished command.
     """
     for name in storage.list_names(folder):
         if name in work_folders:

@@ -122,7 +122,9 @@ def join_signatures(urls: Sequence[str], url: str, settings: DeduplicationSettin
             with storage.open_read(part) as file:
                 shift = joined.tell()
                 of_part, num_bytes = _read_table(file, part, settings)
-                blocks += [(shift + offset, *counts) for offset, *counts in of_part]
+                blocks += [
+                    (shift + offset, num_entries, num_documents) for offset, num_entries, num_documents in of_part
+                ]
                 file.seek(0)
                 while num_bytes:
                     if not (data := file.read(min(num_bytes, _COPY_BYTES))):

@@ -55,8 +55,8 @@ def ngram_hashes(tokens: np.ndarray, lengths: np.ndarray, ngram_tokens: int) -> 
     assert lengths.all() and lengths.sum() == len(tokens)
     stops = np.cumsum(lengths)
     begins_ngram = np.ones(len(tokens), bool)
-    for places_before_end in range(1, ngram_tokens):
-        begins_ngram[stops[lengths > places_before_end] - places_before_end] = False
+    for tokens_before_end in range(1, ngram_tokens):
+        begins_ngram[stops[lengths > tokens_before_end] - tokens_before_end] = False
     short_stops = stops[lengths < ngram_tokens]
     short_starts = short_stops - lengths[lengths < ngram_tokens]
 

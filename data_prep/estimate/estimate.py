@@ -105,12 +105,12 @@ def estimate(plan: Plan, tokenizer: Tokenizer, start_seconds: float = 0.0) -> Es
     samples = [sample_unit(unit, plan.config, tokenizer, most_characters) for unit in in_order]
     is_all = len(samples) == len(plan.parts) and all(sample.is_all for sample in samples)
     real = plan.destinations
-    places = (
+    destinations = (
         Destinations(real.num_train, real.num_valid, real.valid_fraction)
         if is_all
         else Destinations(1, 1, real.valid_fraction)
     )
-    written = write_sample(samples, places, plan.config, tokenizer)
+    written = write_sample(samples, destinations, plan.config, tokenizer)
     figures = {sample.unit: _figures(sample, number, written) for number, sample in enumerate(samples)}
     parts: dict[str, list[Figures]] = {source.name: [] for source in plan.config.sources}
     longest_seconds = 0.0
@@ -146,8 +146,8 @@ def total(parts: Iterable[Figures]) -> Figures:
 
 
 def _spread(units: Sequence[InputUnit], count: int) -> list[InputUnit]:
-    places = np.linspace(0, len(units), min(count, len(units)), endpoint=False).astype(int)
-    return [units[place] for place in places.tolist()]
+    indices = np.linspace(0, len(units), min(count, len(units)), endpoint=False).astype(int)
+    return [units[index] for index in indices.tolist()]
 
 
 def _figures(sample: Sample, number: int, written: WrittenSample) -> Figures:

@@ -16,10 +16,10 @@ _SHOWN_FILES = 5
 def estimate_report(plan: Plan, estimate: Estimate, num_workers: int, output: str) -> Iterator[str]:
     """The lines of the report."""
     size = sum(file.bytes for file in plan.inputs) / 1e6
-    places = plan.destinations
+    destinations = plan.destinations
     yield (
         f"would read {counted(len(plan.inputs), 'file')} ({size:,.1f} MB) in {counted(len(plan.units), 'unit')} and "
-        f"write at most {places.num_train:,} train and {counted(places.num_valid, 'valid shard')} to "
+        f"write at most {destinations.num_train:,} train and {counted(destinations.num_valid, 'valid shard')} to "
         f"{storage.redact(output)}"
     )
     read = f"{estimate.sample_text_bytes / 1e6:,.2f} MB of text"

@@ -44,7 +44,7 @@ class WrittenSample:
 
 
 def write_sample(
-    samples: Sequence[Sample], places: Destinations, config: PreparationConfig, tokenizer: Tokenizer
+    samples: Sequence[Sample], planned: Destinations, config: PreparationConfig, tokenizer: Tokenizer
 ) -> WrittenSample:
     """Make shards of the sample in a folder of its own, each unit's documents as a source of their own."""
     counts = np.zeros((len(samples), len(SOURCE_COLUMNS)), np.int64)
@@ -52,19 +52,19 @@ def write_sample(
     shard_bytes, shard_seconds = 0, []
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as folder:
         started_at = time.perf_counter()
-        present = np.zeros(len(places), bool)
+        present = np.zeros(len(planned), bool)
         for number, sample in enumerate(samples):
-            destinations = places.of_many(sample.encoded.document_ids)
+            destinations = planned.of_many(sample.encoded.document_ids)
             present[destinations] = True
             with open(sections_url(folder, number), "wb") as file:
-                writer = SectionWriter(file, len(places), tokenizer.token_dtype)
+                writer = SectionWriter(file, len(planned), tokenizer.token_dtype)
                 sources = np.full(len(destinations), number, np.uint16)
                 writer.add(dataclasses.replace(sample.encoded, sources=sources), destinations)
                 writer.close({})
         section_seconds = time.perf_counter() - started_at
         for destination in np.flatnonzero(present).tolist():
             started_at = time.perf_counter()
-            task = _reduce_task(destination, places, len(samples), config, tokenizer, folder)
+            task = _reduce_task(destination, planned, len(samples), config, tokenizer, folder)
             reduce_shard(task)
             result = read_result(result_url(task))
             shard_seconds.append(time.perf_counter() - started_at)
@@ -83,12 +83,17 @@ def write_sample(
 
 
 def _reduce_task(
-    destination: int, places: Destinations, num_units: int, config: PreparationConfig, tokenizer: Tokenizer, folder: str
+    destination: int,
+    planned: Destinations,
+    num_units: int,
+    config: PreparationConfig,
+    tokenizer: Tokenizer,
+    folder: str,
 ) -> ReduceTask:
     return ReduceTask(
         name=shard_name("train", destination),
         destination=destination,
-        destinations=places,
+        destinations=planned,
         num_units=num_units,
         num_sources=num_units,
         first_source=0,

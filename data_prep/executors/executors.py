@@ -103,9 +103,9 @@ def run_units(
 
 def _factory(name: str) -> Callable[[ExecutorOptions], Executor]:
     if name in BUILT_IN:
-        place = BUILT_IN[name]
+        target = BUILT_IN[name]
     elif ":" in name:
-        place = name
+        target = name
     else:
         registered = {entry.name: entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}
         if name not in registered:
@@ -115,8 +115,8 @@ def _factory(name: str) -> Callable[[ExecutorOptions], Executor]:
                 fix=f"give one of {known}, or your own as module:function",
                 code="unknown-executor",
             )
-        place = registered[name]
-    module_name, _, function = place.partition(":")
+        target = registered[name]
+    module_name, _, function = target.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), function)
     except ModuleNotFoundError as error:

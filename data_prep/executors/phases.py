@@ -76,6 +76,6 @@ def _check_all_there(tasks: Sequence[Task], result_url: Callable[[Task], str]) -
             raise UserError(
                 f"{storage.redact(result_url(missing[0]))} was written by a worker and does not exist for this process",
                 fix="give an --output that all machines share, such as a network folder or s3://",
-                code="output-not-shared",
+                code="result-not-visible",
             )
         time.sleep(0.2)

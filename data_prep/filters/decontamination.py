@@ -84,9 +84,9 @@ class Decontamination:
     def _first_set(self, length: int, hashed: np.ndarray) -> int | None:
         """Number of the first set that one of these n-grams is from."""
         keys, sets = self._tables[length]
-        places = np.minimum(np.searchsorted(keys, hashed), len(keys) - 1)
-        is_found = keys[places] == hashed
-        return int(sets[places[is_found]].min()) if is_found.any() else None
+        indices = np.minimum(np.searchsorted(keys, hashed), len(keys) - 1)
+        is_found = keys[indices] == hashed
+        return int(sets[indices[is_found]].min()) if is_found.any() else None
 
     def _read(self, name: str, given: Any) -> dict[int, list[np.ndarray]]:
         """Hashes of a set's n-grams by their length."""

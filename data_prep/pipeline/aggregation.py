@@ -1,4 +1,4 @@
-"""Adding up what finished tasks noted, in the workers: no process reads the results of all tasks one by one."""
+"""Sums over the results of finished tasks, computed by the workers: no process reads all results one by one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FAN_IN = 128
 
 @dataclass(frozen=True)
 class AggregationTask:
-    """Results to add up, and where the sum goes.
+    """Results to add up, and the file of the sum.
 
     Attributes:
-        add_up: a function of a module, of URLs of results; its sum is what JSON can hold.
+        add_up: a module-level function of URLs of results that returns a JSON value.
     """
 
     add_up: Callable[[Sequence[str]], Any]
@@ -34,13 +34,13 @@ def add_up_results(
     name: str,
     runner: PhaseRunner,
 ) -> list[Any]:
-    """Sums of at most `FAN_IN` results each, in order; of few results this process makes the one sum itself.
+    """Return sums of at most `FAN_IN` results each, in order; this process adds up few results itself.
 
     Args:
-        name: of the sums' files in the work folder; other results, another name.
+        name: of the files of the sums in the work folder; different results need different names.
 
     Raises:
-        UserError: a result is not as it was written.
+        UserError: a result differs from what was written.
     """
     if len(urls) <= FAN_IN:
         return [add_up(urls)]

@@ -1,4 +1,4 @@
-"""Where a document goes: a pure function of its id, the hash of its normalized text, and of its source."""
+"""The destination shard of a document: a pure function of its id (the hash of its normalized text) and its source."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _LOW = np.uint64(0xFFFFFFFF)
 class Destinations:
     """The shards of a preparation, numbered train first, and the groups in which documents travel to them.
 
-    The high half of the id decides train or valid, so that neither other documents nor the number of shards moves a
-    document across; the low half decides the shard. Where sources have shards of their own, those of a source follow
-    those of the source before it, in train and in valid.
+    The high half of the id decides train or valid, so neither other documents nor the number of shards changes the
+    split of a document; the low half decides the shard. If sources have shards of their own, the shards of the sources
+    follow one another, in train and in valid.
 
     A unit of input has a section for each group. Without groups of their own (`num_groups` 0) a group is a destination,
-    and a shard reads its section of every unit. With them a second step gathers the sections of a group and parts them
-    by shard, so that files are opened units x groups times and not units x shards. All copies of a text are in one
-    group, whatever their source.
+    and a shard reads its section of every unit. With groups, a second step gathers the sections of a group and divides
+    them by shard, so files are opened units x groups times instead of units x shards. All copies of a text are in one
+    group, regardless of source.
 
     Attributes:
-        source_shards: number of train and valid shards of each source; empty where all sources share all shards.
+        source_shards: number of train and valid shards of each source; empty if all sources share all shards.
     """
 
     num_train: int
@@ -47,11 +47,11 @@ class Destinations:
         return self.num_groups or len(self)
 
     def of(self, document_id: int, source: int = 0) -> int:
-        """The destination of one document."""
+        """Return the destination of one document."""
         return int(self.of_many(np.array([document_id], np.uint64), np.array([source]))[0])
 
     def of_many(self, document_ids: np.ndarray, sources: np.ndarray | None = None) -> np.ndarray:
-        """The destinations (n,) int64 of document ids (n,) uint64 and numbers (n,) of their sources in the plan."""
+        """Return the destinations (n,) int64 of document ids (n,) uint64 and source numbers (n,) in the plan."""
         is_valid, low = self._is_valid(document_ids), document_ids & _LOW
         if not self.source_shards:
             train, valid = low % np.uint64(self.num_train), self.num_train + low % np.uint64(self.num_valid)
@@ -61,12 +61,12 @@ class Destinations:
         counts = np.array(self.source_shards, np.uint64)
         firsts = np.cumsum(counts, axis=0) - counts + np.array([0, self.num_train], np.uint64)
         split = is_valid.astype(np.int64)
-        # Ranges of the low half, not remainders: so a shard has its documents from few groups.
+        # Ranges of the low half instead of remainders, so that a shard gets its documents from few groups.
         own: np.ndarray = firsts[sources, split] + (low * counts[sources, split] >> np.uint64(32))
         return own.astype(np.int64)
 
     def groups_of(self, document_ids: np.ndarray) -> np.ndarray:
-        """The groups (n,) int64 of document ids (n,) uint64."""
+        """Return the groups (n,) int64 of document ids (n,) uint64."""
         if self.source_shards:
             groups: np.ndarray = (document_ids & _LOW) * np.uint64(self.num_groups) >> np.uint64(32)
             return groups.astype(np.int64)
@@ -74,7 +74,7 @@ class Destinations:
         return destinations * self.num_groups // len(self) if self.num_groups else destinations
 
     def in_group(self, group: int) -> np.ndarray:
-        """The destinations (n,) int64, ascending, that documents of a group go to."""
+        """Return the destinations (n,) int64, ascending, of the documents of a group."""
         if not self.num_groups:
             return np.array([group])
         if not self.source_shards:
@@ -89,12 +89,12 @@ class Destinations:
         return np.concatenate(found)
 
     def groups_for(self, destination: int) -> list[int]:
-        """The groups, ascending, in which documents of a destination are."""
+        """Return the groups, ascending, that contain documents of a destination."""
         if not self.num_groups:
             return [destination]
         if not self.source_shards:
             return [destination * self.num_groups // len(self)]
-        _, _, number, num = self._place(destination)
+        _, _, number, num = self._locate(destination)
         low = -(-(number << 32) // num)
         high = -(-(number + 1 << 32) // num) - 1
         return list(range(low * self.num_groups >> 32, (high * self.num_groups >> 32) + 1))
@@ -103,11 +103,11 @@ class Destinations:
         return "train" if destination < self.num_train else "valid"
 
     def source(self, destination: int) -> int | None:
-        """The source in the plan whose documents alone the shard holds; None where sources share shards."""
-        return self._place(destination)[0] if self.source_shards else None
+        """Return the number of the shard's only source in the plan; None if sources share shards."""
+        return self._locate(destination)[0] if self.source_shards else None
 
-    def _place(self, destination: int) -> tuple[int, int, int, int]:
-        """Source, split (0 train, 1 valid), number of the shard within these, and their number of shards."""
+    def _locate(self, destination: int) -> tuple[int, int, int, int]:
+        """Return source, split (0 train, 1 valid), number of the shard within these, and their number of shards."""
         split = int(destination >= self.num_train)
         number = destination - split * self.num_train
         for source, counts in enumerate(self.source_shards):

@@ -1,8 +1,8 @@
-"""The documents that filters and length limits drop, written with their reasons for people to look at.
+"""Files of the documents that filters and length limits dropped, with the reasons, for inspection.
 
-A phase of its own, which reads the inputs once more, so that preparation without it costs nothing. Every unit
-gives one file of JSON lines, whose name is bound to the settings and the content of the inputs; `dropped.json`
-is written last and names them. The bytes are the same for any number of workers and any history of kills.
+This separate phase reads the inputs once more, so preparation without it costs nothing. Every unit writes one file of
+JSON lines, whose name depends on the settings and the content of the inputs; `dropped.json` is written last and lists
+the files. The bytes are the same for any number of workers and any history of kills.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class DroppedTask:
     """A unit whose dropped documents are written to `url`.
 
     Attributes:
-        sha256: of what preparation read of each part.
-        normalization: by which the characters of a document are counted.
+        sha256: of what preparation read from each part.
+        normalization: with which the characters of a document are counted.
     """
 
     unit: Unit
@@ -61,7 +61,7 @@ class DroppedTask:
 
 
 def keep_dropped(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, runner: PhaseRunner) -> None:
-    """Write the dropped documents into the folder `keep_dropped` of the configuration, if there is one.
+    """Write the dropped documents into the folder `keep_dropped` of the configuration, if it is set.
 
     Raises:
         UsageError: it is the folder of the data set.
@@ -111,10 +111,10 @@ def keep_dropped(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSumm
 
 
 def check_dropped_kept(plan: Plan) -> None:
-    """See that the dropped documents of a finished preparation were written, where they are asked for.
+    """Check that the dropped documents of a finished preparation were written, if the configuration requests them.
 
     Raises:
-        UserError: they were not.
+        UserError: they were not written.
     """
     if plan.config.keep_dropped is None:
         return
@@ -137,7 +137,7 @@ def write_dropped(task: DroppedTask) -> None:
     with (
         storage.local_write(task.url) as path,
         open(path, "wb") as file,
-        # No name and no time in the header: the bytes depend on the documents alone.
+        # No name or time in the header, so that the bytes depend on the documents alone.
         gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6) as written,
     ):
         for part, sha256 in zip(task.unit.parts, task.sha256, strict=True):
@@ -148,13 +148,13 @@ def write_dropped(task: DroppedTask) -> None:
 
 
 def _write_part(task: DroppedTask, part: InputUnit, sha256: str, lines: IO[bytes]) -> bool:
-    """Write the lines of a part; returns whether they count: a spoiled file is dropped as a whole."""
+    """Write the lines of a part; return whether they count: a damaged file is dropped as a whole."""
 
     def write(document: Document, reason: str) -> None:
         lines.write((json.dumps(_record(document, reason), sort_keys=True) + "\n").encode())
 
     reader = FilteredReader(part, task.settings, task.source, task.text_field, task.filters_fingerprint, on_drop=write)
-    reader.is_quiet = True  # preparation has reported what it left out
+    reader.is_quiet = True  # preparation has reported what it dropped
     try:
         _write_short_and_long(task, reader, write)
     except BadInput as error:
@@ -173,11 +173,11 @@ def _write_part(task: DroppedTask, part: InputUnit, sha256: str, lines: IO[bytes
 def _write_short_and_long(
     task: DroppedTask, documents: Iterable[Document], write: Callable[[Document, str], None]
 ) -> None:
-    """Write the documents that cleaning drops, by the same rule."""
+    """Write the documents that cleaning drops, with the rule of preparation."""
     longest = task.settings.max_document_characters
     for document in documents:
         batch = normalize_batch([document.text], task.normalization)
-        num_characters = max(0, len(batch.document(0).decode()) - 1)  # the space before the text is no part of it
+        num_characters = max(0, len(batch.document(0).decode()) - 1)  # without the space before the text
         if not num_characters:
             write(document, "empty")
         elif num_characters < task.settings.min_document_characters:

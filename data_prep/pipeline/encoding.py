@@ -1,4 +1,4 @@
-"""From documents as they were read to ids and sentences: cleaning, length limits, sentence ends, the tokenizer."""
+"""Encoding of documents: cleaning, length limits, sentence boundaries, tokenization."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from data_prep.tokenizer.word_cache import count_long_words, pieces_of
 
 
 def document_id(normalized: str) -> int:
-    """The 64-bit id of a document: xxh3_64 of its normalized text."""
+    """Return the 64-bit id of a document: xxh3_64 of its normalized text."""
     return xxhash.xxh3_64_intdigest(normalized.encode())
 
 
@@ -33,10 +33,10 @@ def encode_documents(
     language: str,
     dropped: Counter[str],
 ) -> tuple[Section, int]:
-    """Encode the documents that are neither empty nor too short or long; the others are counted in `dropped`.
+    """Encode the documents that are neither empty, too short nor too long; count the others in `dropped`.
 
-    Returns them, and how many of their words were encoded in parts. Of a document that names no language that is known
-    the language is `language`.
+    Returns the encoded documents, and how many of their words were encoded in parts. `language` applies to documents
+    without a known language.
     """
     batch = normalize_batch([document.text for document in documents], tokenizer.normalization)
     is_kept = _kept(batch, settings, dropped)
@@ -55,10 +55,10 @@ def encode_documents(
 
 
 def _kept(batch: TextBatch, settings: DocumentSettings, dropped: Counter[str]) -> np.ndarray:
-    """Which documents (D,) bool are within the limits."""
+    """Return which documents (D,) bool are within the limits."""
     num_bytes = np.diff(batch.document_starts)
     shortest, longest = settings.min_document_characters, settings.max_document_characters or np.iinfo(np.int64).max
-    # The space before the text is no part of it. Bytes are the characters of most texts, and these are at most four.
+    # Without the space before the text. Most texts have one byte per character; the maximum is four.
     num_characters = np.maximum(num_bytes - 1, 0)
     for number in np.flatnonzero((num_characters < 4 * shortest) | (num_characters > longest)).tolist():
         num_characters[number] = max(0, len(batch.document(number).decode()) - 1)
@@ -73,7 +73,7 @@ def _kept(batch: TextBatch, settings: DocumentSettings, dropped: Counter[str]) -
 
 
 def _encode(batch: TextBatch, languages: Sequence[str], tokenizer: Tokenizer) -> Section:
-    """The documents' ids, none of them empty; a sentence begins with the token that holds its first byte."""
+    """Return the token ids of non-empty documents; a sentence begins at the token with its first byte."""
     starts_bytes = batch_sentence_starts(batch, languages)
     tokens, sentence_starts = [np.zeros(0, tokenizer.token_dtype)], [np.zeros(0, np.int64)]
     position = num_tokens = 0
@@ -82,14 +82,14 @@ def _encode(batch: TextBatch, languages: Sequence[str], tokenizer: Tokenizer) ->
         has_unknown = (ids == tokenizer.special_tokens.unk).any()
         token_stops = np.cumsum(tokenizer.token_bytes(ids, piece.decode() if has_unknown else None))
         first, last = np.searchsorted(starts_bytes, (position, position + len(piece)))
-        # Tokens that end at or before a byte stand before the one that holds it.
-        places = np.searchsorted(token_stops, starts_bytes[first:last] - position, "right")
-        sentence_starts.append(places + num_tokens)
+        # Tokens that end at or before a byte precede the token with this byte.
+        indices = np.searchsorted(token_stops, starts_bytes[first:last] - position, "right")
+        sentence_starts.append(indices + num_tokens)
         tokens.append(ids)
         position += len(piece)
         num_tokens += len(ids)
     starts = np.concatenate(sentence_starts)
-    # A document begins with a sentence and a token of its own.
+    # Every document begins with its own sentence and token.
     document_starts = starts[np.searchsorted(starts_bytes, batch.document_starts[:-1])]
     starts = starts[np.diff(starts, prepend=-1) > 0]
     return Section(
@@ -104,12 +104,12 @@ def _encode(batch: TextBatch, languages: Sequence[str], tokenizer: Tokenizer) ->
 def _encode_raw(
     texts: Sequence[str], batch: TextBatch, languages: Sequence[str], tokenizer: ForeignTokenizer, dropped: Counter[str]
 ) -> tuple[Section, np.ndarray, int]:
-    """The same for a tokenizer that takes texts as they were written; the batch holds them normalized.
+    """Do the same for a tokenizer that takes the original texts; the batch holds the normalized ones.
 
-    Returns also which of the documents (D,) bool have tokens.
+    Also returns which documents (D,) bool have tokens.
     """
     encoded = tokenizer.encode_texts(texts)
-    # A tokenizer may clean away what is text to us.
+    # A tokenizer may remove what is text here.
     is_kept = np.array([len(text.ids) > 0 for text in encoded], bool)
     if not is_kept.all():
         dropped["empty"] += int((~is_kept).sum())
@@ -117,8 +117,8 @@ def _encode_raw(
     sentence_lengths = [np.zeros(0, np.int64)]
     for number in np.flatnonzero(is_kept).tolist():
         ids, stops, _ = encoded[number]
-        places = np.searchsorted(stops, raw_sentence_starts(texts[number], languages[number]), "right")
-        starts = np.unique(np.append(places[places < len(ids)], 0))
+        indices = np.searchsorted(stops, raw_sentence_starts(texts[number], languages[number]), "right")
+        starts = np.unique(np.append(indices[indices < len(ids)], 0))
         tokens.append(ids)
         lengths.append(len(ids))
         sentence_counts.append(len(starts))
@@ -134,7 +134,7 @@ def _encode_raw(
 
 
 def _document_ids(batch: TextBatch) -> np.ndarray:
-    """The `document_id` of every text of the batch, (D,) uint64."""
+    """Return the `document_id` of every text of the batch, (D,) uint64."""
     data = memoryview(batch.data)
     bounds = batch.document_starts.tolist()
     ids = [xxhash.xxh3_64_intdigest(data[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)]

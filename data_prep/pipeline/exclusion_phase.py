@@ -1,4 +1,4 @@
-"""Between map and reduce: which documents the shards leave out for reasons that no single shard can see."""
+"""The phase between map and reduce: documents that are dropped for reasons that no single shard can see."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class KnownIdsTask:
 
 
 def run_exclusions(plan: Plan, tasks: Sequence[MapTask], output: str, runner: PhaseRunner) -> None:
-    """Write the exclusions that the plan asks for; the file's existence says that this is done."""
+    """Write the exclusions of the plan; the existence of the file marks the phase as done."""
     url = storage.join(plan.work_folder(output), NAME)
     if storage.exists(url):
         return
@@ -126,7 +126,7 @@ def _near_duplicates(plan: Plan, tasks: Sequence[MapTask], output: str, runner: 
 
 
 def _parent_tasks(plan: Plan, output: str, work_folder: str) -> list[SignatureTask]:
-    """The shards of the data set that is added to; its documents go before all new ones."""
+    """Return tasks for the shards of the extended data set; its documents precede all new ones."""
     if plan.parent is None:
         return []
     shards = (*plan.parent.train.shards, *plan.parent.valid.shards)

@@ -1,6 +1,6 @@
-"""Between map and reduce, for large corpora: the sections of a group of all units become a file parted by shard.
+"""The gather step of large corpora, between map and reduce: sections of a group become one file divided by shard.
 
-Every section is read once. What all copies of a text must agree on is decided here, since they are in one group.
+Every section is read once. All copies of a text are in one group, so duplicates are dropped here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from data_prep.storage import storage
 
 @dataclass(frozen=True)
 class GatherTask:
-    """A group of documents, with all that is needed to gather it anywhere."""
+    """A group of documents, with everything needed to gather it in any process."""
 
     group: int
     num_units: int
@@ -33,12 +33,12 @@ class GatherTask:
 
 
 def gathered_url(work_folder: str, group: int) -> str:
-    """Where the file of a group lies: a section for each shard of `Destinations.in_group`."""
+    """Return the URL of the file of a group: a section for each shard of `Destinations.in_group`."""
     return storage.join(work_folder, f"group-{group:06d}.sections")
 
 
 def gather_group(task: GatherTask) -> int:
-    """Write the group's file; its existence says that it is done. Returns the number of its documents."""
+    """Write the group's file, whose existence marks it as done; return the number of its documents."""
     dtype = np.uint16 if task.token_dtype == "uint16" else np.uint32
     selection = selection_of(task.work_folder, task.group, task.exact_deduplication)
     members = task.destinations.in_group(task.group)
@@ -56,13 +56,13 @@ def gather_group(task: GatherTask) -> int:
 
 
 def selection_of(work_folder: str, group: int, is_exact: bool) -> Selection:
-    """The selection among the documents of a group."""
+    """Return the selection for the documents of a group."""
     return Selection(is_exact, read_exclusions(storage.join(work_folder, EXCLUSIONS_NAME), group))
 
 
 def unit_sections(
     work_folder: str, num_units: int, group: int, token_dtype: type[np.unsignedinteger]
 ) -> Iterator[Section]:
-    """The documents of a group in the order of the inputs."""
+    """Yield the documents of a group in the order of the inputs."""
     for number in range(num_units):
         yield from read_sections(sections_url(work_folder, number), group, token_dtype)

@@ -1,4 +1,4 @@
-"""The manifest of a finished preparation, made of its plan and of what the two phases found."""
+"""The manifest of a finished preparation, assembled from its plan and the results of its phases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 
 
 def assemble(plan: Plan, tokenizer: Tokenizer, summary: MapSummary, totals: ShardTotals) -> Manifest:
-    """The manifest of the shards that the totals describe; of an addition, that of the addition alone."""
+    """Return the manifest of the shards of the totals; for an addition, that of the addition alone."""
     counts = totals.token_counts
     return Manifest(
         format_version=2,

@@ -1,4 +1,4 @@
-"""The first phase as a whole: its tasks, whose they are in an array of jobs, and what they found."""
+"""The map phase: its tasks, their division among an array of jobs, and the summary of their results."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class MapSummary:
-    """What the first phase found.
+    """The results of the map phase.
 
     Attributes:
         dropped: of each source of the plan, documents left out by reason.
         document_counts: (num_sections,) int64 documents in the sections of all units, copies included.
-        digests: sha256 of what was read of each part of the inputs.
-        cut_words: of each source of the plan, words so long that they were encoded in parts.
+        digests: sha256 of what was read from each part of the inputs.
+        cut_words: of each source of the plan, words that were too long and were encoded in parts.
     """
 
     dropped: tuple[Counter[str], ...]
@@ -47,7 +47,7 @@ class MapSummary:
 
 
 def map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
-    """One task for each unit of the plan, by its number."""
+    """Return one task for each unit of the plan, by number."""
     documents = plan.config.documents
     fingerprint = filters_fingerprint(documents.filters)
     return [
@@ -72,13 +72,13 @@ def map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
 
 
 def tasks_of_range(tasks: Sequence[MapTask], shard_range: ShardRange) -> list[MapTask]:
-    """The tasks that are a range's share."""
+    """Return the tasks of a range."""
     ranges = assign_ranges([task.unit.bytes for task in tasks], shard_range.num_ranges)
     return [task for task, number in zip(tasks, ranges, strict=True) if number == shard_range.number]
 
 
 def run_map(tasks: Sequence[MapTask], runner: PhaseRunner) -> None:
-    """Do the tasks that are not done."""
+    """Run the unfinished tasks."""
     runner.run("reading", map_unit, tasks, map_result_url, lambda task: task.unit.bytes, ("MB of input", 1e6))
 
 
@@ -87,18 +87,18 @@ def map_result_url(task: MapTask) -> str:
 
 
 def units_left(tasks: Sequence[MapTask]) -> int:
-    """How many of the tasks are not done."""
+    """Return the number of unfinished tasks."""
     return len(unfinished(tasks, map_result_url))
 
 
 def check_all_mapped(tasks: Sequence[MapTask], num_ranges: int | None) -> None:
-    """See that every task is done.
+    """Check that every task is done.
 
     Args:
-        num_ranges: of how many ranges the array is, as far as is known.
+        num_ranges: number of ranges of the array, if known.
 
     Raises:
-        UserError: some are not; it names files and ranges.
+        UserError: some are not; the message lists files and ranges.
     """
     missing = unfinished(tasks, map_result_url)
     if not missing:
@@ -117,10 +117,10 @@ def check_all_mapped(tasks: Sequence[MapTask], num_ranges: int | None) -> None:
 
 
 def summarize(plan: Plan, tasks: Sequence[MapTask], runner: PhaseRunner) -> MapSummary:
-    """Add up what the finished tasks found, and warn where documents should name their language and do not.
+    """Add up the results of the finished tasks; warn about documents without the language that they should name.
 
     Raises:
-        UserError: they found no document.
+        UserError: there is no document.
     """
     dropped = tuple(Counter[str]() for _ in plan.config.sources)
     languages = tuple(DocumentLanguages() for _ in plan.config.sources)
@@ -148,7 +148,7 @@ def summarize(plan: Plan, tasks: Sequence[MapTask], runner: PhaseRunner) -> MapS
 
 
 def _add_up(urls: Sequence[str]) -> dict[str, Any]:
-    """The sum of the summaries of units."""
+    """Return the sum of the summaries of units."""
     document_counts: np.ndarray | int = 0
     dropped: dict[int, Counter[str]] = {}
     languages: dict[int, DocumentLanguages] = {}
@@ -183,7 +183,7 @@ def _add_up(urls: Sequence[str]) -> dict[str, Any]:
 def check_sources(
     plan: Plan, dropped: Sequence[Counter[str]], num_documents: Sequence[int], num_empty_files: Mapping[int, int]
 ) -> None:
-    """Warn of each source of the plan that gives no document.
+    """Warn about each source of the plan without a document.
 
     Raises:
         UserError: such a source has a weight, max_tokens or epochs.
@@ -204,7 +204,7 @@ def check_sources(
 
 
 def _reasons(dropped: Counter[str], num_empty_files: int = 0) -> str:
-    """Why documents were left out, most frequent first."""
+    """Return the reasons for dropped documents, most frequent first."""
     reasons = [f"{count:,} {reason}" for reason, count in sorted(dropped.items(), key=lambda item: (-item[1], item[0]))]
     if num_empty_files:
         reasons.append(f"{counted(num_empty_files, 'file')} without a document")

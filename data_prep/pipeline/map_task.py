@@ -1,4 +1,4 @@
-"""The first phase of preparation: one input unit is read, cleaned, encoded and sorted by destination shard."""
+"""The map task: reads, cleans and encodes one input unit and sorts its documents by destination shard."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Destinations", "MapTask", "cached_tokenizer", "document_id", "map_unit", "sections_url"]
 
-# Both bound memory: few long documents, or very many short ones.
+# Both limits bound memory: for few long documents and for many short ones.
 _BATCH_CHARACTERS = 1 << 20
 _BATCH_DOCUMENTS = 1 << 14
 
 
 @dataclass(frozen=True)
 class MapTask:
-    """A unit of the first phase, with all it needs to be done anywhere.
+    """A unit of the map phase, with everything needed to run it in any process.
 
     Attributes:
-        language: of documents that name none of their own.
+        language: of documents without a language of their own.
         tokenizer_folder: a folder or URL.
-        text_field: of the unit's source; None for that of `settings`.
+        text_field: of the unit's source; None uses that of `settings`.
         source: name of the unit's source.
-        filters_fingerprint: of `settings.filters` where the plan was made.
-        data_set: that is added to; with `removed_names`, its files of removed URLs and corpus ids.
+        filters_fingerprint: of `settings.filters` when the plan was made.
+        data_set: the extended data set; `removed_names` are its files of removed URLs and corpus ids.
     """
 
     number: int
@@ -70,7 +70,7 @@ class MapTask:
 
 
 def sections_url(work_folder: str, number: int) -> str:
-    """Where the result of a unit lies."""
+    """Return the URL of the result of a unit."""
     return storage.join(work_folder, f"map-{number:06d}.sections")
 
 
@@ -78,7 +78,7 @@ _loaded: dict[tuple[str, str], Tokenizer] = {}
 
 
 def keep_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
-    """Have `cached_tokenizer` give this one, which was loaded from `folder`, in this process."""
+    """Make `cached_tokenizer` return this tokenizer, loaded from `folder`, in this process."""
     _loaded.clear()
     _loaded[folder, tokenizer.fingerprint] = tokenizer
 
@@ -93,10 +93,10 @@ def load_tokenizer(folder: str) -> None:
 
 
 def cached_tokenizer(folder: str, fingerprint: str) -> Tokenizer:
-    """The tokenizer at a folder or URL, loaded once in each process.
+    """Return the tokenizer at a folder or URL, loaded once per process.
 
     Raises:
-        UserError: the folder holds another tokenizer than the one that the preparation began with.
+        UserError: the folder holds another tokenizer than at the start of the preparation.
     """
     if (folder, fingerprint) in _loaded:
         return _loaded[folder, fingerprint]
@@ -113,10 +113,10 @@ def cached_tokenizer(folder: str, fingerprint: str) -> Tokenizer:
 
 
 def map_unit(task: MapTask) -> int:
-    """Write the unit's work file; its existence says that the unit is done. Returns the bytes of input worked on.
+    """Write the unit's work file, whose existence marks the unit as done; return the bytes of processed input.
 
-    Where near-duplicates are looked for, the file of the documents' signatures is there before it. A part that turns
-    out to be spoiled after documents of it were taken is left out by starting the unit again.
+    With a search for near-duplicates, the file of signatures is written first. If a part turns out to be damaged after
+    some of its documents were used, the unit restarts without the part.
     """
     spoiled: dict[int, str] = {}
     while True:
@@ -129,18 +129,18 @@ def map_unit(task: MapTask) -> int:
 
 
 def changed_parts(task: MapTask) -> tuple[str, ...]:
-    """The files of a finished unit that no longer hold what it was made of, whoever wrote them since."""
+    """Return the input files of a finished unit that have changed since."""
     summary, _ = read_summary(sections_url(task.work_folder, task.number))
     parts = zip(task.unit.parts, summary["parts"], strict=True)
     return tuple(part.url for part, values in parts if not _is_unchanged(task, part, PartRead(*values)))
 
 
 class PartRead(NamedTuple):
-    """What a unit's file notes of each part of the unit.
+    """The record of one part of a unit in the unit's file.
 
     Attributes:
         sha256: as `DocumentReader.sha256`.
-        beyond_bytes: read behind the part; with their sha256, as `DocumentReader.beyond`.
+        beyond_bytes: bytes read behind the part, with their sha256, as `DocumentReader.beyond`.
     """
 
     sha256: str
@@ -149,7 +149,7 @@ class PartRead(NamedTuple):
 
 
 class _SpoiledPart(Exception):
-    """A part of the unit is damaged or no text, of which documents may have been taken already."""
+    """A part of the unit is damaged or not text; some of its documents may have been used already."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(reason)
@@ -164,7 +164,7 @@ def _is_unchanged(task: MapTask, part: InputUnit, read: PartRead) -> bool:
 
 
 def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
-    """Write what becomes of the documents of all parts but those that are `spoiled`, whose reasons are counted."""
+    """Write the documents of all parts except the `spoiled` ones, whose reasons are counted."""
     tokenizer = cached_tokenizer(task.tokenizer_folder, task.tokenizer_fingerprint)
     dropped: Counter[str] = Counter()
     languages = DocumentLanguages()
@@ -229,7 +229,7 @@ def _sign(encoded: Section, writer: SignatureWriter) -> None:
 
 
 class _Batches:
-    """Documents of many parts, encoded many at once."""
+    """Documents of many parts, encoded in batches."""
 
     def __init__(self, add: Callable[[list[Document]], int]) -> None:
         self._add = add
@@ -238,11 +238,11 @@ class _Batches:
         self._cut_words = 0
 
     def read(self, reader: FilteredReader, number: int, settings: DocumentSettings) -> int:
-        """Take the documents of part `number`; returns how many.
+        """Add the documents of part `number`; return their number.
 
         Raises:
             BadInput: the policy is `error`.
-            _SpoiledPart: nothing of the part may be used.
+            _SpoiledPart: no document of the part may be used.
         """
         num_read = 0
         try:
@@ -259,7 +259,7 @@ class _Batches:
         return num_read
 
     def finish(self) -> int:
-        """Encode what is left; returns how many words were encoded in parts."""
+        """Encode the rest; return how many words were encoded in parts."""
         if self._batch:
             self._encode()
         return self._cut_words

@@ -1,4 +1,4 @@
-"""The plan of a preparation: what is read, in which units, and into how many shards."""
+"""The plan of a preparation: inputs, units and number of shards."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be done; a function of configuration, inputs and tokenizer alone, not of the number of workers.
+    """The work of a preparation: a function of configuration, inputs and tokenizer, not of the number of workers.
 
     Attributes:
-        parts: of the inputs, in their order; `units` hold them in the same order.
-        parent: the data set that is added to, if it is one.
+        parts: of the inputs, in order; `units` hold them in the same order.
+        parent: the data set to extend, if any.
     """
 
     config: PreparationConfig
@@ -44,14 +44,14 @@ class Plan:
 
     @property
     def first_source(self) -> int:
-        """Number in the manifest of the first source; they follow the parent's."""
+        """Number of the first source in the manifest; sources follow the parent's."""
         return 0 if self.parent is None else len(self.parent.sources)
 
     def work_folder(self, output: str) -> str:
         return storage.join(output, PREPARATION_WORK)
 
     def described_config(self) -> dict[str, Any]:
-        """The settings that the result depends on, without secrets."""
+        """The settings that determine the result, without secrets."""
         values = self.config.model_dump(mode="json", exclude=set(WITHOUT_EFFECT))
         documents = values["documents"]
         documents["filters"] = described_filters(self.config.documents.filters)
@@ -69,7 +69,7 @@ class Plan:
 
     @functools.cached_property
     def parts_of(self) -> dict[str, list[int]]:
-        """Numbers of the parts of each input, by its URL."""
+        """Numbers of the parts of each input, by URL."""
         numbers: dict[str, list[int]] = {}
         for number, part in enumerate(self.parts):
             numbers.setdefault(part.url, []).append(number)
@@ -82,19 +82,19 @@ def make_plan(
     parent: Manifest | None = None,
     inputs: tuple[InputFile, ...] | None = None,
 ) -> Plan:
-    """Lay out the work; with `parent` to add to that data set.
+    """Plan the work; with `parent`, as an addition to that data set.
 
     Args:
-        inputs: those of the configuration, where they were found already.
+        inputs: the inputs of the configuration, if they were found before.
 
     Raises:
-        UsageError: an input is missing, named twice or of an ending that is not read, a language is not known, or
-            there would be too many shards.
-        UserError: what is added would not fit the parent, or nothing can be added to that.
+        UsageError: an input is missing, named twice or of an unsupported file type, a language is unknown, or there
+            would be too many shards.
+        UserError: the addition does not fit the parent.
     """
     if parent is not None:
         _check_fits(config, tokenizer, parent)
-    configured_filters(config.documents)  # what is wrong with them is found before work begins
+    configured_filters(config.documents)  # reports their errors before work begins
     inputs = find_inputs(config) if inputs is None else inputs
     unit_bytes = unit_bytes_for(text_bytes(inputs), config.shards.unit_bytes)
     shards = config.shards.model_copy(update={"unit_bytes": unit_bytes})
@@ -113,12 +113,12 @@ def make_plan(
 
 
 def text_bytes(inputs: Sequence[InputFile]) -> float:
-    """About how much text the files hold, judged by their sizes alone."""
+    """Return the estimated bytes of text in the files, from their sizes."""
     return sum(file.bytes * growth_of(file.url) for file in inputs)
 
 
 def _text_of_sources(config: PreparationConfig, inputs: Sequence[InputFile]) -> list[float]:
-    """`text_bytes` of each source."""
+    """Return the `text_bytes` of each source."""
     found = [0.0] * len(config.sources)
     for file in inputs:
         found[file.source] += text_bytes([file])
@@ -126,7 +126,7 @@ def _text_of_sources(config: PreparationConfig, inputs: Sequence[InputFile]) -> 
 
 
 def check_output_apart(plan: Plan, output: str) -> None:
-    """See that no input is one of the files that are written.
+    """Check that no input is in the output folder.
 
     Raises:
         UsageError: an input lies in the output folder.
@@ -142,7 +142,7 @@ def check_output_apart(plan: Plan, output: str) -> None:
 
 
 def absolute(url: str) -> str:
-    """The path or URL as a process that was started in another folder, or on another machine, can use it."""
+    """Return a path or URL that processes in other folders or on other machines can use."""
     return url if storage.is_remote(url) else os.path.abspath(storage.local_path(url))
 
 
@@ -154,7 +154,7 @@ def _check_fits(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifes
             fix="restore it if it was edited by hand, or rebuild the data set",
             code="nothing-to-add-to",
         )
-    next_version(parent)  # refuses where there is none, before work begins
+    next_version(parent)  # raises if there is none, before work begins
     if tokenizer.fingerprint != parent.tokenizer.fingerprint:
         raise UserError(
             f"the data set was made with another tokenizer: its fingerprint is {parent.tokenizer.fingerprint} and that "

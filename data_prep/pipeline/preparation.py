@@ -150,9 +150,9 @@ def _check_sizes(manifest: Manifest, output: str) -> None:
     """
     problems = size_problems(file_tasks(output, manifest))
     if problems:
-        shown = "; ".join(problems[:_SHOWN]) + (f" and {len(problems) - _SHOWN} more" if problems[_SHOWN:] else "")
+        listed = "; ".join(problems[:_SHOWN]) + (f" and {len(problems) - _SHOWN} more" if problems[_SHOWN:] else "")
         raise UserError(
-            f"{storage.redact(output)} was finished and is damaged: {shown}",
+            f"{storage.redact(output)} was finished and is damaged: {listed}",
             fix="run the same command with --repair, which rebuilds what is damaged, or restore the files from a copy",
             code="damaged-data-set",
         )

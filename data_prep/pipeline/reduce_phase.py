@@ -58,14 +58,14 @@ def gather(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, r
     Raises:
         UserError: a work file is not as it was written.
     """
-    places = plan.destinations
-    if not places.num_groups:
+    destinations = plan.destinations
+    if not destinations.num_groups:
         return summary
     tasks = [
         GatherTask(
             group=int(group),
             num_units=len(plan.units),
-            destinations=places,
+            destinations=destinations,
             exact_deduplication=plan.config.deduplication.exact,
             token_dtype=dtype_name(tokenizer),
             work_folder=absolute(plan.work_folder(output)),
@@ -74,7 +74,7 @@ def gather(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, r
     ]
     sizes = summary.document_counts.tolist()
     runner.run("gathering", gather_group, tasks, _gathered, lambda task: sizes[task.group], ("documents", 1.0))
-    counts = np.zeros(len(places), np.int64)
+    counts = np.zeros(len(destinations), np.int64)
     dropped = tuple(Counter(of_source) for of_source in summary.dropped)
     urls = [_gathered(task) for task in tasks]
     for total in add_up_results(urls, _add_up_groups, tasks[0].work_folder, "groups", runner):
@@ -163,18 +163,18 @@ def _tasks(
     plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, first_shard: int, only: int | None = None
 ) -> list[ReduceTask]:
     """One task for each destination that has documents, or for destination `only` alone."""
-    places, settings, sources = plan.destinations, plan.config.shards, plan.config.sources
+    destinations, settings, sources = plan.destinations, plan.config.shards, plan.config.sources
     numbers = {"train": first_shard, "valid": first_shard}
     tasks = []
     for destination in np.flatnonzero(summary.document_counts).tolist():
-        split, source = places.split(destination), places.source(destination)
+        split, source = destinations.split(destination), destinations.source(destination)
         if only not in (None, destination):
             continue
         tasks.append(
             ReduceTask(
                 name=shard_name(split, numbers[split]),
                 destination=destination,
-                destinations=places,
+                destinations=destinations,
                 num_units=len(plan.units),
                 num_sources=plan.first_source + len(sources),
                 first_source=plan.first_source,
@@ -270,14 +270,14 @@ def _gathered(task: GatherTask) -> str:
 
 
 def _report_hold_out(plan: Plan, summary: MapSummary) -> None:
-    places, counts = plan.destinations, summary.document_counts
-    total, excluded = int(counts.sum()), int(counts[places.num_train :].sum())
+    destinations, counts = plan.destinations, summary.document_counts
+    total, excluded = int(counts.sum()), int(counts[destinations.num_train :].sum())
     none = f"none of the {total} documents falls into the validation split by its hash"
     if excluded:
         none = f"no document of the validation split is left ({excluded} of {total}, all left out as duplicates)"
     print(
-        f"note: {none} (shards.valid_fraction={places.valid_fraction:g}); the one whose hash is nearest to it is held "
-        "out",
+        f"note: {none} (shards.valid_fraction={destinations.valid_fraction:g}); the one whose hash is nearest to it is "
+        "held out",
         file=sys.stderr,
         flush=True,
     )

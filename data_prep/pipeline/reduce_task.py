@@ -157,12 +157,12 @@ def _read(task: ReduceTask) -> tuple[Section, list[ProvenanceRow], list[tuple[in
 
 
 def _sections(task: ReduceTask, dtype: type[np.unsignedinteger]) -> Iterator[Section]:
-    places = task.destinations
-    if not places.num_groups:
+    destinations = task.destinations
+    if not destinations.num_groups:
         yield from unit_sections(task.work_folder, task.num_units, task.destination, dtype)
         return
-    for group in places.groups_for(task.destination):
-        number = int(np.searchsorted(places.in_group(group), task.destination))
+    for group in destinations.groups_for(task.destination):
+        number = int(np.searchsorted(destinations.in_group(group), task.destination))
         yield from read_sections(gathered_url(task.work_folder, group), number, dtype)
 
 

@@ -87,7 +87,7 @@ def _manifest(plan: Plan, output: str) -> Manifest:
         )
     manifest = finished_manifest(plan, output)
     if manifest is None:
-        raise UserError(
+        raise UsageError(
             f"{storage.redact(output)} holds no {MANIFEST_NAME}, so there is nothing to repair",
             fix="run the same command without --repair, which makes the data set or resumes it",
             code="missing-manifest",

@@ -41,11 +41,11 @@ class ScalePlan:
         return sum(self.file_opens.values())
 
     def __str__(self) -> str:
-        places = self.destinations
-        gathered = f", {places.num_groups:,} groups" if places.num_groups else ""
+        shards = self.destinations
+        gathered = f", {shards.num_groups:,} groups" if shards.num_groups else ""
         return (
-            f"{self.num_units:,} units of {self.unit_bytes / 1e6:,.0f} MB, {places.num_train:,} train and "
-            f"{places.num_valid:,} valid shards{gathered}, at most {self.total_opens:,} file opens"
+            f"{self.num_units:,} units of {self.unit_bytes / 1e6:,.0f} MB, {shards.num_train:,} train and "
+            f"{shards.num_valid:,} valid shards{gathered}, at most {self.total_opens:,} file opens"
         )
 
 

@@ -9,13 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UsageError
 from data_prep.base.terminal import printable
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.provenance_sidecar import ProvenanceRow
 from data_prep.dataset.removal_request import find_listed
-from data_prep.dataset.shard_documents import DocumentPlace, ShardDocuments, find_document
+from data_prep.dataset.shard_documents import DocumentLocation, ShardDocuments, find_document
 from data_prep.dataset.shard_provenance import ShardProvenance
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -47,9 +47,9 @@ def inspect_report(
         )
     provenance = ShardProvenance(folder, shard.provenance)
     for number in range(num_skipped, min(num_skipped + num_documents, len(documents))):
-        place = documents.place(number)
-        yield from _head(place)
-        row = provenance.row(place.document_id, place.source.name)
+        location = documents.location(number)
+        yield from _head(location)
+        row = provenance.row(location.document_id, location.source.name)
         if row is not None:
             yield from _origin(row)
         yield from _text(documents.sentences(number), tokenizer, _SHOWN_SENTENCES)
@@ -61,25 +61,25 @@ def document_report(folder: str, document_id: int) -> Iterator[str]:
     Raises:
         UserError: no shard holds it, or the data set is damaged.
     """
-    places = find_document(folder, document_id)
+    locations = find_document(folder, document_id)
     manifest = read_manifest(folder)
     tokenizer = Tokenizer.load(storage.join(folder, TOKENIZER_FOLDER))
     opened: ShardDocuments | None = None
-    for number, place in enumerate(places):
-        if len(places) > 1:
-            yield f"--- {number + 1} of {len(places)} pieces or copies with this id"
-        if number == 0 or place.shard != places[number - 1].shard:
-            opened = ShardDocuments(folder, manifest, place.split, place.shard)
+    for number, location in enumerate(locations):
+        if len(locations) > 1:
+            yield f"--- {number + 1} of {len(locations)} pieces or copies with this id"
+        if number == 0 or location.shard != locations[number - 1].shard:
+            opened = ShardDocuments(folder, manifest, location.split, location.shard)
         assert opened is not None
-        yield from _provenance(place)
-        for row in ShardProvenance(folder, place.shard.provenance).rows(place.document_id):
-            if row.source == place.source.name and row.kept_as == place.document_id:
+        yield from _provenance(location)
+        for row in ShardProvenance(folder, location.shard.provenance).rows(location.document_id):
+            if row.source == location.source.name and row.kept_as == location.document_id:
                 yield from _origin(row)
             else:
                 yield f"dropped copy, of source {printable(row.source)}"
                 yield from _origin(row)
-        yield from _head(place)
-        yield from _text(opened.sentences(place.number), tokenizer, None)
+        yield from _head(location)
+        yield from _text(opened.sentences(location.number), tokenizer, None)
 
 
 def parse_document_id(text: str) -> int:
@@ -113,7 +113,7 @@ def find_named(folder: str, manifest: Manifest, column: Literal["id", "url"], va
     if not len(found.ids):
         noun = "corpus id" if column == "id" else "URL"
         state = "; it was removed" if found.removed else ""
-        raise UserError(
+        raise UsageError(
             f"{storage.redact(folder)} has no document of the {noun} {value[:200]!r}{state}",
             fix=f"give the {noun} exactly as the corpus has it; documents of it may have been dropped",
             code="unknown-document",
@@ -144,11 +144,12 @@ def _runs(numbers: Sequence[int]) -> Iterator[str]:
         yield f"{first} to {others[-1]}" if others else str(first)
 
 
-def _provenance(place: DocumentPlace) -> Iterator[str]:
-    source = place.source
-    yield f"document id   {place.document_id:016x}"
-    yield f"split         {place.split}"
-    yield f"shard         {place.shard.name}, record {place.record_key}, document {place.number_in_record} of it"
+def _provenance(location: DocumentLocation) -> Iterator[str]:
+    source = location.source
+    yield f"document id   {location.document_id:016x}"
+    yield f"split         {location.split}"
+    record = f"record {location.record_key}, document {location.number_in_record} of it"
+    yield f"shard         {location.shard.name}, {record}"
     yield printable(f"source        {source.name}")
     for label, name in (("source url", "url"), ("license", "license"), ("date", "date"), ("language", "language")):
         yield printable(f"{label:<13} {getattr(source, name) or '-'}")
@@ -161,11 +162,11 @@ def _origin(row: ProvenanceRow) -> Iterator[str]:
             yield printable(f"{label:<13} {value}")
 
 
-def _head(place: DocumentPlace) -> Iterator[str]:
+def _head(location: DocumentLocation) -> Iterator[str]:
     yield printable(
-        f"=== {place.shard.name} record {place.record_key} document {place.number_in_record}: "
-        f"document id {place.document_id:016x}, source {place.source.name}, {place.num_tokens:,} tokens, "
-        f"{place.num_sentences:,} sentences"
+        f"=== {location.shard.name} record {location.record_key} document {location.number_in_record}: "
+        f"document id {location.document_id:016x}, source {location.source.name}, {location.num_tokens:,} tokens, "
+        f"{location.num_sentences:,} sentences"
     )
 
 

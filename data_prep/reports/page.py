@@ -83,17 +83,17 @@ def read_samples(folder: str, manifest: Manifest) -> list[Sample]:
         return []
     documents = ShardDocuments(folder, manifest, *first)
     tokenizer = Tokenizer.load(storage.join(folder, TOKENIZER_FOLDER))
-    places = [documents.place(number) for number in range(min(len(documents), 1_000))]
-    first_of_sources = list({place.source.name: place for place in reversed(places)}.values())[::-1]
-    others = [place for place in places if place not in first_of_sources]
+    locations = [documents.location(number) for number in range(min(len(documents), 1_000))]
+    first_of_sources = list({location.source.name: location for location in reversed(locations)}.values())[::-1]
+    others = [location for location in locations if location not in first_of_sources]
     samples = []
-    for place in [*first_of_sources, *others][:_NUM_SAMPLES]:
+    for location in [*first_of_sources, *others][:_NUM_SAMPLES]:
         # A token is at least one byte of the text, so this many hold the beginning that is shown.
-        tokens = np.concatenate(documents.sentences(place.number))[: 4 * _SAMPLE_CHARACTERS]
+        tokens = np.concatenate(documents.sentences(location.number))[: 4 * _SAMPLE_CHARACTERS]
         text = tokenizer.decode(tokens.tolist()).removeprefix(" ")
-        is_cut = len(text) > _SAMPLE_CHARACTERS or place.num_tokens > len(tokens)
+        is_cut = len(text) > _SAMPLE_CHARACTERS or location.num_tokens > len(tokens)
         samples.append(
-            Sample(place.document_id, place.source.name, place.num_tokens, text[:_SAMPLE_CHARACTERS], is_cut)
+            Sample(location.document_id, location.source.name, location.num_tokens, text[:_SAMPLE_CHARACTERS], is_cut)
         )
     return samples
 

@@ -119,11 +119,11 @@ def _shard_sizes(axes: Axes, statistics: Statistics) -> None:
     train, valid = statistics.manifest.train.shards, statistics.manifest.valid.shards
     first = 0
     for split, shards, color in (("train", train, _BLUE), ("valid", valid, _GREY)):
-        places, sizes = np.arange(first, first + len(shards)), [shard.bytes / 1e6 for shard in shards]
+        positions, sizes = np.arange(first, first + len(shards)), [shard.bytes / 1e6 for shard in shards]
         if len(train) + len(valid) > _MOST_SHARDS_AS_BARS:
-            axes.plot(places, sizes, ".", color=color, markersize=3, label=split)
+            axes.plot(positions, sizes, ".", color=color, markersize=3, label=split)
         else:
-            axes.bar(places, sizes, color=color, label=split)
+            axes.bar(positions, sizes, color=color, label=split)
         first += len(shards)
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -35,9 +35,9 @@ def local_matches(path: Path) -> list[str]:
     empty = [name for name in folders if name != str(path) and not _holds_something(name)]
     refuse_unread(str(path), files, sorted(set(folders).difference(empty)))
     if empty:
-        shown = ", ".join(empty[:_SHOWN]) + (f" and {len(empty) - _SHOWN:,} more" if empty[_SHOWN:] else "")
+        listed = ", ".join(empty[:_SHOWN]) + (f" and {len(empty) - _SHOWN:,} more" if empty[_SHOWN:] else "")
         what = "empty folder" if len(empty) == 1 else "empty folders"
-        print(f"warning: input {path} matches {len(empty):,} {what}: {shown}", file=sys.stderr, flush=True)
+        print(f"warning: input {path} matches {len(empty):,} {what}: {listed}", file=sys.stderr, flush=True)
     for name in sorted(set(others).difference(folders)):
         if os.path.islink(name) and not os.path.exists(name):
             raise UsageError(
@@ -66,8 +66,8 @@ def refuse_unread(pattern: str, files: Sequence[str], folders: Sequence[str], se
     """
     for folder in folders:
         inside = folder.rstrip(separator) + separator
-        place = bisect.bisect_left(files, inside)
-        if place == len(files) or not files[place].startswith(inside):
+        index = bisect.bisect_left(files, inside)
+        if index == len(files) or not files[index].startswith(inside):
             also = "" if folder == pattern else f", which {pattern} matches,"
             raise UsageError(
                 f"input {folder}{also} is a folder",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import traceback
 from collections.abc import Iterator
 
 from data_prep.base.errors import UserError
@@ -34,7 +35,7 @@ _TRANSIENT_CODES = {
     "OperationAborted",
     "ConditionalRequestConflict",
 }
-# Of botocore, aiohttp, urllib3 and http.client.
+# Of botocore, aiohttp, urllib3, http.client and httpx.
 _TRANSIENT_TYPES = {
     "HTTPClientError",
     "EndpointConnectionError",
@@ -44,9 +45,14 @@ _TRANSIENT_TYPES = {
     "ClientConnectionError",
     "ClientPayloadError",
     "IncompleteRead",
+    "TransportError",
 }
 _TRANSIENT_ERRNOS = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN}
-_PACKAGES = {"aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs", "urllib3"}
+_PACKAGES = {
+    *("aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "httpx", "httpcore"),
+    *("huggingface_hub", "s3fs", "urllib3"),
+}
+_OURS = __name__.partition(".")[0]
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 UNUSABLE = {"read": "unreadable-file", "written": "unwritable-file", "removed": "unremovable-file"}
@@ -75,6 +81,8 @@ def http_status(error: BaseException) -> int | None:
         response = getattr(cause, "response", None)
         if isinstance(response, dict):
             status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return status
+        if isinstance(status := getattr(response, "status_code", None), int):  # httpx
             return status
         if _has_transient_type(cause):  # aiohttp's own errors have a code too
             return None
@@ -140,8 +148,10 @@ def _explanation(error: Exception) -> tuple[str, str, str]:
             "set AWS_PROFILE or AWS_ACCESS_KEY_ID, or storage_options for this URL",
             "missing-credentials",
         )
-    if isinstance(error, TypeError):
+    if _is_unknown_option(error):
         return f"its storage_options are invalid: {message}", "check their names", "invalid-storage-options"
+    if package := _package_that_raised(error):
+        return f"{package} cannot use the store's answer ({name}: {message})", RESUME, ""
     return message, RESUME, ""
 
 
@@ -149,8 +159,26 @@ def _is_refusal(error: Exception) -> bool:
     """Whether the error comes from the store or its package, not from a bug of this project."""
     if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _PACKAGES:
         return True
-    # How a package reports an unknown option.
+    return _is_unknown_option(error) or bool(_package_that_raised(error))
+
+
+def _is_unknown_option(error: Exception) -> bool:
+    """Whether a package reports an option that it does not have."""
     return isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
+
+
+def _package_that_raised(error: Exception) -> str:
+    """The store's package in which an error of another kind arose, as over a malformed answer; empty for none.
+
+    Errors that such a package defines, and those of the system, state their reason themselves.
+    """
+    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _PACKAGES:
+        return ""
+    roots = [
+        frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    last = next((root for root in reversed(roots) if root in _PACKAGES or root == _OURS), "")
+    return last if last in _PACKAGES else ""
 
 
 def _is_transient_itself(error: BaseException) -> bool:
@@ -160,6 +188,8 @@ def _is_transient_itself(error: BaseException) -> bool:
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         return status in _TRANSIENT_STATUSES or response.get("Error", {}).get("Code") in _TRANSIENT_CODES
+    if getattr(response, "status_code", None) in _TRANSIENT_STATUSES:
+        return True
     if any(getattr(error, name, None) in _TRANSIENT_STATUSES for name in ("status", "code")):
         return True
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:

@@ -95,15 +95,15 @@ class WordMerges:
         merges: list[Merge] = []
         while True:
             possible = [
-                (-self._scores[left + right], place)
-                for place, (left, right) in enumerate(pairwise(pieces))
+                (-self._scores[left + right], position)
+                for position, (left, right) in enumerate(pairwise(pieces))
                 if left + right in self._scores and left not in self._symbols and right not in self._symbols
             ]
             if not possible:
                 return start, merges
-            _, place = min(possible)
-            piece = pieces[place] + pieces[place + 1]
-            pieces = (*pieces[:place], piece, *pieces[place + 2 :])
+            _, position = min(possible)
+            piece = pieces[position] + pieces[position + 1]
+            pieces = (*pieces[:position], piece, *pieces[position + 2 :])
             merges.append(Merge(piece, self._scores[piece], pieces))
 
     def explain(self, word: str) -> Iterator[str]:
@@ -123,11 +123,11 @@ class WordMerges:
 
     def _symbols_and_characters(self, text: str) -> Iterator[str]:
         """Cut into user symbols, the longest at each place, and single characters."""
-        place = 0
-        while place < len(text):
-            part = next((symbol for symbol in self._symbols if text.startswith(symbol, place)), text[place])
+        position = 0
+        while position < len(text):
+            part = next((symbol for symbol in self._symbols if text.startswith(symbol, position)), text[position])
             yield part
-            place += len(part)
+            position += len(part)
 
     def _tokens(self, pieces: Sequence[str]) -> Iterator[str]:
         """The pieces; what is not in the vocabulary as bytes, or as one [UNK] for all that stand side by side."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 from data_prep.text.cleaning import METASPACE
 from data_prep.tokenizer.sentencepiece_model import Piece
@@ -37,7 +37,7 @@ def read_files(url: str) -> dict[str, bytes]:
     paths = {name: storage.join(url, name) for name in FILE_NAMES}
     files = {name: storage.read_bytes(path) for name, path in paths.items() if storage.exists(path)}
     if TOKENIZER_NAME not in files:
-        raise UserError(
+        raise UsageError(
             f"{storage.redact(url)} contains no {TOKENIZER_NAME}",
             fix="copy the tokenizer's whole folder again",
             code="incomplete-tokenizer",
@@ -144,7 +144,7 @@ def _byte_alphabet() -> dict[str, int]:
     be seen, the others in their order from U+0100 on."""
     seen = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = np.setdiff1d(np.arange(256), seen).tolist()
-    return {chr(byte): byte for byte in seen} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in seen} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
 _BYTE_OF = _byte_alphabet()

@@ -145,12 +145,12 @@ class ForeignTokenizer(Tokenizer):
         for group in _groups(texts):
             with _library_errors(storage.redact(self.url)):
                 encoded = self._encoder.encode_batch([piece.text for piece in group], add_special_tokens=False)
-            for (number, text, goes_on), encoding in zip(group, encoded, strict=True):
+            for (number, text, continues_word), encoding in zip(group, encoded, strict=True):
                 ids[number].append(np.array(encoding.ids, self.token_dtype))
                 stops[number].append(np.array([stop for _, stop in encoding.offsets], np.int64) + positions[number])
                 positions[number] += len(text)
-                cut_words[number] += goes_on and not was_cut[number]
-                was_cut[number] = goes_on
+                cut_words[number] += continues_word and not was_cut[number]
+                was_cut[number] = continues_word
         # The second half of a character's bytes has the offsets of the first.
         return [
             EncodedText(np.concatenate(own_ids), np.maximum.accumulate(np.concatenate(own_stops)), count)
@@ -194,7 +194,7 @@ class _Piece(NamedTuple):
 
     number: int
     text: str
-    goes_on: bool
+    continues_word: bool
 
 
 def _groups(texts: Sequence[str]) -> Iterator[list[_Piece]]:
@@ -202,8 +202,8 @@ def _groups(texts: Sequence[str]) -> Iterator[list[_Piece]]:
     group: list[_Piece] = []
     characters = 0
     for number, text in enumerate(texts):
-        for piece, goes_on in pieces_of_text(text):
-            group.append(_Piece(number, piece, goes_on))
+        for piece, continues_word in pieces_of_text(text):
+            group.append(_Piece(number, piece, continues_word))
             characters += len(piece)
             if characters >= _GROUP_CHARACTERS:
                 yield group

@@ -124,7 +124,7 @@ class Tokenizer:
         local = storage.local_folder(url, FILE_NAMES) if storage.is_remote(url) else Path(folder)
         info = TokenizerInfo.read(local)
         if info is None:
-            raise UserError(
+            raise UsageError(
                 f"{storage.redact(url)} is not a complete tokenizer: it contains no {INFO_NAME}",
                 fix="run 'clozeworks tokenizer' (again, if it was stopped), or give a folder with "
                 "tokenizer.json, which transformers' save_pretrained writes",

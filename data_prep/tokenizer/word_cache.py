@@ -133,8 +133,8 @@ class WordCache:
             begin = runs.begins[number]
             self._others[words[number]] = runs.values[begin : begin + runs.counts[number]].tobytes()
         in_slot = np.arange(self._ids_per_slot)
-        places = runs.begins[fits][:, None] + in_slot
-        ids = runs.values.take(places, mode="clip")
+        indices = runs.begins[fits][:, None] + in_slot
+        ids = runs.values.take(indices, mode="clip")
         ids[in_slot >= runs.counts[fits][:, None]] = _NO_ID
         first = slots[fits]
         is_taken = self._slots[first, 0] != _EMPTY

@@ -37,8 +37,8 @@ import torch
 from data_prep.dataset.manifest import Manifest, write_manifest
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord, TokenizerRecord
 from data_prep.dataset.shards import Record, write_shard
+from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
-from trainer.config.training_settings import Stage
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
 
@@ -125,7 +125,7 @@ def _block(generator: np.random.Generator, first_id: int) -> Record:
 def loader_of(folder: str, length: int, mode: str, position: Position = START, rows: int = 0, **data: Any) -> Loader:
     rows = rows or MICRO_BATCH_TOKENS // length
     tokens = rows * length
-    stage = Stage(steps=1, sequence_length=length, micro_batch_tokens=tokens, global_batch_tokens=tokens)
+    stage = StageShape(steps=1, sequence_length=length, micro_batch_tokens=tokens, global_batch_tokens=tokens)
     settings = DataSettings(shards=folder, sentence_pairs=mode, **{"num_workers": 0, **data})
     return Loader([open_shard_set(folder)], settings, stage, position, 0, 0, 1, lambda step: 0.15, 0)
 
@@ -244,7 +244,7 @@ def simulate_ranks(folder: str, ranks: int = 1024, workers: int = 8, steps: int 
     """Every rank's and worker's slices of some steps: together exactly the samples, and as many for each."""
     started_at = time.perf_counter()
     rows = 4 * ranks
-    stage = Stage(steps=1, sequence_length=512, micro_batch_tokens=2 * 512, global_batch_tokens=rows * 512)
+    stage = StageShape(steps=1, sequence_length=512, micro_batch_tokens=2 * 512, global_batch_tokens=rows * 512)
     settings = DataSettings(shards=folder, num_workers=workers)
     shard_sets = [open_shard_set(folder)]
     steps = min(steps, (loader_of(folder, 512, "none").num_samples(0) or 0) // rows // workers * workers)

@@ -16,6 +16,7 @@ import pytest
 from data_prep import __main__
 from data_prep.__main__ import COMMANDS, GROUPS
 from tests.support.data_prep_command import Command
+from tests.support.living_data_sets import document_ids
 
 
 def test_a_corpus_goes_all_the_way(command: Command, small_corpus: Path, tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_verify_answers_1_and_names_the_damage(command: Command, small_shards: P
     (folder / "train-000001.tar").unlink()
     assert command("verify", folder, "--workers", 1) == 1
     assert "train-000001.tar" in command.errors and "[damaged-data-set]" in command.errors
-    assert command("stats", tmp_path / "nowhere") == 1 and str(tmp_path / "nowhere") in command.errors
+    assert command("stats", tmp_path / "nowhere") == 2 and str(tmp_path / "nowhere") in command.errors
 
 
 def test_inspect_shows_sentences_of_real_documents(command: Command, small_shards: Path, small_corpus: Path) -> None:
@@ -305,14 +306,46 @@ def test_the_top_level_help_takes_little_cpu() -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.3
 
 
-def test_a_module_of_the_working_folder_is_found(
-    command: Command, small_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+OWN_EXECUTOR = """
+class Mine:
+    def run(self, task, units):
+        for unit in units:
+            with open("runs.txt", "a") as file:
+                file.write(f"{task.__name__}\\n")
+            yield unit, task(unit)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
+def open_mine(options):
+    return Mine()
+"""
+
+
+def test_every_command_runs_its_work_on_an_executor_of_the_working_folder(
+    command: Command, small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "executor_of_the_working_folder.py").write_text(
-        "from data_prep.executors.process_executor import ProcessExecutor\n"
-        "def open_mine(options):\n    print('mine')\n    return ProcessExecutor(options.num_workers)\n"
-    )
+    """An executor is one file: a class with `run`, and a function from the options to it."""
+    (tmp_path / "executor_of_the_working_folder.py").write_text(OWN_EXECUTOR)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as for the installed command
-    words = ["verify", small_shards, "--workers", 1, "--executor", "executor_of_the_working_folder:open_mine"]
-    assert command(*words) == 0 and command.output.startswith("mine\nok: ")
+    mine = ("--executor", "executor_of_the_working_folder:open_mine")
+    made = ("--input", small_corpus, "--tokenizer", "tokenizer", "--output", "shards", *mine)
+    settings = ("shards.min_shards=2", "shards.unit_bytes=200000")
+
+    def ran(*words: object) -> set[str]:
+        (tmp_path / "runs.txt").write_text("")
+        assert command(*words) == 0, command.errors
+        return set((tmp_path / "runs.txt").read_text().split())
+
+    trained = ran("tokenizer", "--input", small_corpus, "--output", "tokenizer", "--vocab-size", 400, *mine)
+    assert trained
+    assert ran("shards", *made, "--shard-range", "1/1", *settings) == {"map_unit"}
+    assert ran("merge", *made, *settings) == {"reduce_shard"}
+    assert ran("verify", "shards", *mine)
+    (tmp_path / "ids.txt").write_text(f"{document_ids(tmp_path / 'shards')[-1]:016x}\n")
+    assert ran("remove", "shards", "--documents", "ids.txt", *mine)

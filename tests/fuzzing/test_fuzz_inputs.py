@@ -1,4 +1,4 @@
-"""Input JSONL and tables after damage, and filters over them: the documents that they truly hold, or a refusal."""
+"""Input JSONL and tables after damage: the documents that they truly hold, or a refusal."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from hypothesis import strategies as st
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import split_into_units
-from data_prep.filters.filtered_reader import FilteredReader
-from data_prep.filters.registry import filter_settings
 from tests.fuzzing.mutations import HOSTILE_JSON, fuzz, mutated_bytes, mutated_document
 from tests.fuzzing.watching import read_or_refuse, temporary_folder
 
@@ -189,44 +187,3 @@ def test_of_a_damaged_table_every_whole_row_is_read(
     else:
         assert found is not None and found[0] == expected[0]
         assert found[1].total() == expected[1], "every row is read or counted"
-
-
-FILTERED = [
-    {"name": "metadata", "keep": "score >= 3 and source.name != 'x'"},
-    {"name": "url_blocklist", "domains": ["bad.example"], "urls": ["good.example/a"]},
-]
-RECORDS = [
-    {"text": "One.", "url": "https://good.example/a", "score": 3, "source": {"name": "tales"}},
-    {"text": "Two.", "url": "http://www.bad.example:80", "score": 4.5, "source": {"name": "tales"}},
-    {"text": "Three.", "url": None, "score": 2, "source": {"name": "x"}},
-]
-
-
-@fuzz(150)
-@given(lines=st.lists(st.sampled_from(RECORDS).flatmap(mutated_document), min_size=1, max_size=4))
-def test_filters_keep_or_count_every_document_of_damaged_metadata(
-    lines: list[bytes], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = tmp_path_factory.mktemp("filters") / "input.jsonl"
-    path.write_bytes(b"\n".join(lines))
-    settings = DocumentSettings(
-        on_bad_input="skip",
-        url_field="url",
-        metadata_fields=("score", "source.name"),
-        filters=tuple(map(filter_settings, FILTERED)),
-        max_document_bytes=100_000,
-    )
-
-    def read_filtered() -> tuple[list[str], Counter[str]]:
-        (unit,) = split_into_units(str(path), path.stat().st_size, 1 << 20, 0)
-        reader = FilteredReader(unit, settings, "fuzz")
-        return [document.text for document in reader], reader.dropped
-
-    unfiltered, found = (
-        read_or_refuse(lambda: read(path, SKIP), path.parent),
-        read_or_refuse(read_filtered, path.parent),
-    )
-    assert (found is None) == (unfiltered is None)
-    if found is not None and unfiltered is not None:
-        total = len(unfiltered[0]) + unfiltered[1].total()
-        assert len(found[0]) + found[1].total() == total, "nothing is lost"

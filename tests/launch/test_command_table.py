@@ -89,9 +89,9 @@ def test_a_command_runs_with_its_arguments_and_its_exit_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["clozeworks", "status", str(tmp_path / "none")])
-    with pytest.raises(SystemExit, match="1"):
+    with pytest.raises(SystemExit, match="2"):
         entry.main()
-    assert "[unreadable-status]" in capsys.readouterr().err
+    assert "[missing-path]" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["clozeworks", "verify", str(tmp_path / "none")])
     with pytest.raises(SystemExit):
         entry.main()
@@ -132,7 +132,7 @@ def test_a_missing_library_is_answered_with_the_extra_of_the_command(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(sys, "argv", ["clozeworks", "doctor", "--config", "tiny_cpu"])
-    with pytest.raises(SystemExit, match="1"):
+    with pytest.raises(SystemExit, match="2"):
         entry.main()
     error = capsys.readouterr().err
     assert error.startswith("error: the library torch is not installed") and error.count("\n") == 1

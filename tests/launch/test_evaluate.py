@@ -53,7 +53,8 @@ def test_a_suite_prints_its_table_and_a_dry_run_its_plan(
     tiny_hugging_face: Path, pairs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (pairs / "suite.yaml").write_text(
-        "name: order\ntasks: {order: {function: minimal_pairs, files: {pairs: pairs.jsonl}, metrics: [accuracy, ties]}}\n"
+        "name: order\n"
+        "tasks: {order: {function: minimal_pairs, files: {pairs: pairs.jsonl}, metrics: [accuracy, ties]}}\n"
     )
     options = ["--model", tiny_hugging_face, "--suite", pairs / "suite.yaml", f"data={pairs}", "--no-tracking"]
     monkeypatch.chdir(pairs)

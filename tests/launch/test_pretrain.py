@@ -99,7 +99,7 @@ def test_a_wrong_configuration_is_told_by_the_first_rank_of_each_host(tmp_path, 
 def test_a_folder_without_manifest_is_no_shard_set(tmp_path):
     (tmp_path / "shards").mkdir()
     result = pretrain("--config", "tiny_cpu", "data.shards=shards", cwd=tmp_path)
-    assert_refused(result, 1, "shards holds no manifest.json", "clozeworks shards")
+    assert_refused(result, 2, "shards holds no manifest.json", "clozeworks shards")
 
 
 def test_a_password_in_a_url_is_in_no_output(tmp_path):

@@ -238,7 +238,7 @@ def test_the_command_reads_the_folder_alone_and_imports_no_torch(tmp_path):
     assert json.loads(done.stdout)["step"] == 500
     done = subprocess.run([sys.executable, "launch/status.py", str(tmp_path / "none")], cwd=REPOSITORY, text=True,
                           env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True)  # fmt: skip
-    assert done.returncode == 1 and "[unreadable-status]" in done.stderr
+    assert done.returncode == 2 and "[missing-path]" in done.stderr
 
 
 def test_a_duration_of_days_tells_them() -> None:

@@ -50,5 +50,5 @@ def test_the_core_installation_prepares_data_and_names_the_extra_of_everything_e
             "embed": ["--model", "m", "--neighbors", "fox"],
         }[command]
         done = run(binaries / "clozeworks", command, *arguments)
-        assert done.returncode == 1 and f"[{extra}]" in done.stderr and "[missing-extra]" in done.stderr, done.stderr
+        assert done.returncode == 2 and f"[{extra}]" in done.stderr and "[missing-extra]" in done.stderr, done.stderr
         assert done.stderr.count("\n") == 1

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.data_prep_command import files_of
@@ -96,14 +98,44 @@ class Run:
         return process.returncode
 
 
+FIELDS = {"text_field": "body.text", "url_field": "url", "metadata_fields": ["number"]}
+
+
 def tables_of(corpus: Path, folder: Path) -> Path:
-    """The corpus as tables of ten rows, of which a filter drops one in ten."""
+    """A configuration of the corpus as tables of ten rows, of every format in turn, with every built-in filter."""
     folder.mkdir()
     texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
     for start in range(0, len(texts), 10):
-        with open(folder / f"{start:04d}.csv", "w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([("text", "number"), *((text, n) for n, text in enumerate(texts[start:][:10]))])
-    return folder
+        rows = [(text, n, f"https://site{n}.org/{start}") for n, text in enumerate(texts[start:][:10])]
+        match start // 10 % 4:
+            case 0:
+                with open(folder / f"{start:04d}.csv", "w", encoding="utf-8", newline="") as file:
+                    csv.writer(file).writerows([("body.text", "number", "url"), *rows])
+            case 1:
+                lines = ["body.text\tnumber\turl", *(f"{' '.join(text.split())}\t{n}\t{url}" for text, n, url in rows)]
+                (folder / f"{start:04d}.tsv").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            case kind:
+                table = pa.Table.from_pylist(
+                    [{"body": {"text": text}, "number": n, "url": url} for text, n, url in rows]
+                )
+                if kind == 2:
+                    pq.write_table(table, folder / f"{start:04d}.parquet")
+                    continue
+                with pa.ipc.new_stream(folder / f"{start:04d}.arrow", table.schema) as writer:
+                    writer.write_table(table)
+    (folder / "leaks.jsonl").write_text(json.dumps({"text": " ".join(texts[42].split()[3:20])}) + "\n")
+    filters = [
+        {"name": "metadata", "keep": "number >= 1"},
+        {"name": "url_blocklist", "domains": ["site3.org"]},
+        {"name": "decontamination", "sets": {"leaks": str(folder / "leaks.jsonl")}},
+        {"name": "language", "assign": True},
+        {"name": "tests.support.filters:drop_fours"},
+    ]
+    path = folder / "tables.yaml"
+    endings = ("csv", "tsv", "parquet", "arrow")
+    sources = [{"name": "tables", "input": [str(folder / f"*.{ending}") for ending in endings]}]
+    path.write_text(json.dumps({"sources": sources, "documents": {**FIELDS, "filters": filters}}))
+    return path
 
 
 def marks(work: Path) -> dict[str, tuple[int, int]]:
@@ -131,9 +163,7 @@ def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_st
         run = Run(with_copies(small_corpus, tmp_path), small_tokenizer, *SOURCES_AND_SIDECARS)
     elif kind != "lines":
         kept = f"keep_dropped={tmp_path / 'dropped'}"
-        filters = "documents.filters=[{name: metadata, keep: number >= 1}]"
-        folder = tables_of(small_corpus, tmp_path / "tables")
-        run = Run(folder / "*.csv", small_tokenizer, "documents.metadata_fields=[number]", filters, kept)
+        run = Run(tables_of(small_corpus, tmp_path / "tables"), small_tokenizer, kept)
     duration = run.to_the_end(tmp_path / "whole")
     dropped = files_of(tmp_path / "dropped") if kind == "tables with filters" else {}
     shutil.rmtree(tmp_path / "dropped", ignore_errors=True)
@@ -148,6 +178,9 @@ def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_st
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
     if kind == "tables with filters":
         assert files_of(tmp_path / "dropped") == dropped and len(dropped) > 2
+        counts = json.loads(dropped["dropped.json"])
+        reasons = ("decontamination: leaks", "url_blocklist: domain", "metadata: ", "drop_fours: four")
+        assert all(reason in json.dumps(counts) for reason in reasons), counts
     observed(
         f"finished units at the 4 kills: {', '.join(map(str, num_finished))} (0: none yet, or all was made); none was "
         "done again, shards and manifest are byte-identical",

@@ -13,7 +13,6 @@ import torch
 from trainer.benchmark.plain_engine import PlainEngine
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.config.schedule import learning_rate, masking_rate
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.memory import peak_memory_bytes
@@ -78,13 +77,13 @@ class Training:
         (self.stage,) = config.stages
         self.loader = Loader(
             shard_sets,
-            config.data,
+            self.stage.data,
             self.stage,
             Position(0, 0, 0),
             config.training.seed,
             ranks.rank,
             ranks.world_size,
-            lambda step: masking_rate(min(step, config.max_steps - 1), config.max_steps, config.data),
+            self.stage.masking_rate,
             0,
             pin_memory=ranks.device.type == "cuda",
         )
@@ -101,12 +100,7 @@ class Training:
 
     def step(self, clock: WorkClock) -> int:
         """Take one step as the training loop does; returns its tokens over all ranks."""
-        rate = learning_rate(
-            min(self.num_steps, self.config.max_steps - 1),
-            self.config.max_steps,
-            self.config.optimizer.learning_rate,
-            self.config.schedule,
-        )
+        rate = self.stage.learning_rate(self.num_steps)
         result = take_step(
             self.engine,
             clock.fetch(self.batches),
@@ -193,12 +187,15 @@ def with_micro_batch(config: RunConfig, stage_number: int, micro_batch_tokens: i
             "stages": (),
             "batch_warmup": None,
             "max_steps": config.max_steps,
+            "gradient_clipping": stage.gradient_clipping,
             "micro_batch_tokens": micro_batch_tokens,
             "global_batch_tokens": -(-stage.global_batch_tokens // at_once) * at_once,
         }
     )
-    data = config.data.model_copy(update={"sequence_length": stage.sequence_length})
-    return config.model_copy(update={"training": training, "data": data})
+    data = stage.data.model_copy(update={"shards": config.data.shards, "sampling_alpha": config.data.sampling_alpha})
+    optimizer = config.optimizer.model_copy(update={"learning_rate": stage.peak_learning_rate})
+    changes = {"training": training, "data": data, "model": stage.model, "optimizer": optimizer, "branch": None}
+    return config.model_copy(update=changes)
 
 
 def _build(config: RunConfig, ranks: Ranks, use_deepspeed: bool) -> Engine | PlainEngine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any
 
@@ -11,7 +12,9 @@ from data_prep.base.errors import UserError
 from data_prep.base.installed import installed_version
 from data_prep.base.validation import first_problem
 from trainer.checkpoint.format import DataIdentity, SavedState
+from trainer.config.batch_arithmetic import StageShape
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
+from trainer.config.stages import ROPE_BASES, Stage
 
 VERSION = "version of "
 NUMERICS = "numerics: "
@@ -119,14 +122,36 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
     values = dict(_flatten(config.model_dump(mode="json", exclude=left_out)))
     for name in ("data.sequence_length", "data.shards"):
         values.pop(name)
+    values.pop("branch.run", None)
     for number, stage in enumerate(config.stages):
-        values |= {f"stage {number} {name}": value for name, value in stage.model_dump().items()}
+        values |= {f"stage {number} {name}": value for name, value in _stage_values(config, stage).items()}
     # How long the last stage is follows from the length of the run.
     values.pop(f"stage {len(config.stages) - 1} steps")
     values["training.max_steps"] = config.max_steps
     values["deepspeed"] = config.deepspeed
     values["weights of the mixture"] = [component.weight for component in config.data.components]
     return values
+
+
+def _stage_values(config: RunConfig, stage: Stage) -> dict[str, Any]:
+    """Lengths and batch sizes of a stage, and what else of it differs from the settings of the run."""
+    values: dict[str, Any] = {field.name: getattr(stage, field.name) for field in dataclasses.fields(StageShape)}
+    values["batch_warmup"] = stage.batch_warmup and stage.batch_warmup.model_dump(include={"initial_tokens", "steps"})
+    own = {
+        "learning_rate": (stage.peak_learning_rate, config.optimizer.learning_rate),
+        "gradient_clipping": (stage.gradient_clipping, config.training.gradient_clipping),
+        "schedule": (stage.schedule.model_dump() if stage.has_own_schedule else None, None),
+        **{f"model.{name}": (getattr(stage.model, name), getattr(config.model, name)) for name in ROPE_BASES},
+        **{
+            f"data.{name}": (getattr(stage.data, name), getattr(config.data, name))
+            for name in ("mlm_probability", "final_mlm_probability", "mask_unit", "sampling_alpha")
+        },
+        "data sets": (stage.data_sets, tuple(range(len(config.data.components)))),
+        "weights of the mixture": tuple(
+            [part.weight for part in data.components] for data in (stage.data, config.data)
+        ),
+    }
+    return values | {name: value for name, (value, of_run) in own.items() if value != of_run}
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

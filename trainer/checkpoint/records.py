@@ -91,8 +91,8 @@ class Marker(_Record):
     files: tuple[FileRecord, ...]
 
 
-def parse_record(schema: type[Schema], data: bytes, place: str) -> Schema:
-    """The record that was read from the file at `place`, a path or URL.
+def parse_record(schema: type[Schema], data: bytes, source: str) -> Schema:
+    """The record that was read from the file at `source`, a path or URL.
 
     Raises:
         UserError: it is damaged or of another format.
@@ -100,7 +100,7 @@ def parse_record(schema: type[Schema], data: bytes, place: str) -> Schema:
     try:
         return schema.model_validate_json(data)
     except ValidationError as error:
-        first, name = error.errors()[0], storage.redact(place)
+        first, name = error.errors()[0], storage.redact(source)
         if "format_version" in first["loc"] and isinstance(first["input"], int):
             raise UserError(
                 f"{name} has format version {first['input']}, and this release reads version {FORMAT_VERSION}",

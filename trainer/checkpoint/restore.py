@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from trainer.checkpoint.fetch import fetch_checkpoint
 from trainer.checkpoint.format import (
     MARKER_NAME,
@@ -51,7 +51,7 @@ def find_latest(
     steps = _candidates(output_dir, ranks, remote, say)
     if step is not None and step not in steps:
         there = ", ".join(map(str, steps)) or "none"
-        raise UserError(
+        raise UsageError(
             f"there is no checkpoint of step {step} in {output_dir}; existing steps: {there}",
             fix="give one of the existing steps",
             code="unknown-checkpoint-step",

@@ -68,10 +68,10 @@ def fetch(url: str, step: int, record: FileRecord, folder: Path) -> None:
     Raises:
         UserError: it is not there, or the disk is full.
     """
-    place = storage.join(stored_folder(url, step), record.name)
+    remote = storage.join(stored_folder(url, step), record.name)
     with (
         storage.local_write(folder / record.name) as partial,
-        storage.open_read(place) as source,
+        storage.open_read(remote) as source,
         open(partial, "wb") as target,
     ):
         shutil.copyfileobj(source, target, _COPY_BYTES)

@@ -143,40 +143,40 @@ class Uploader:
 
     def _copy(self, checkpoint: Checkpoint) -> bool:
         ranks, step = self._ranks, checkpoint.step
-        marker, place = read_marker(checkpoint.folder), stored_folder(self._url, step)
+        marker, remote = read_marker(checkpoint.folder), stored_folder(self._url, step)
         sums = {record.name: record.sha256 for record in marker.files}
-        refuse_link(place)
+        refuse_link(remote)
         if ranks.is_first:  # of an earlier save of this step
-            storage.remove(storage.join(place, MARKER_NAME))
+            storage.remove(storage.join(remote, MARKER_NAME))
         own = rank_file_name(ranks.rank, ranks.world_size)
-        if not self._is_copied(place, own, sums[own]):
-            note = storage.join(place, own + COPIED_SUFFIX)
+        if not self._is_copied(remote, own, sums[own]):
+            note = storage.join(remote, own + COPIED_SUFFIX)
             storage.remove(note)  # of an earlier save of this step
-            copy_file(checkpoint.folder / own, storage.join(place, own))
+            copy_file(checkpoint.folder / own, storage.join(remote, own))
             storage.write_bytes(note, sums[own].encode())
         if not ranks.is_first:
             return True
-        copy_file(checkpoint.folder / STATE_NAME, storage.join(place, STATE_NAME))
-        if not self._wait_for_parts(place, marker):
+        copy_file(checkpoint.folder / STATE_NAME, storage.join(remote, STATE_NAME))
+        if not self._wait_for_parts(remote, marker):
             return False
-        storage.write_bytes(storage.join(place, MARKER_NAME), marker.model_dump_json(indent=1).encode())
+        storage.write_bytes(storage.join(remote, MARKER_NAME), marker.model_dump_json(indent=1).encode())
         self._let_go()
         return True
 
-    def _wait_for_parts(self, place: str, marker: Marker) -> bool:
+    def _wait_for_parts(self, remote: str, marker: Marker) -> bool:
         """Whether every rank's part of this save came, before a newer one was asked for or the run's end."""
         missing = {record.name: record.sha256 for record in marker.files if record.name != STATE_NAME}
         while True:
-            missing = {name: sha256 for name, sha256 in missing.items() if not self._is_copied(place, name, sha256)}
+            missing = {name: sha256 for name, sha256 in missing.items() if not self._is_copied(remote, name, sha256)}
             if not missing:
                 return True
             if self._asked or (self._deadline is not None and time.monotonic() > self._deadline):
-                self._warn(f"{storage.redact(place)} is not complete yet: it lacks {', '.join(sorted(missing)[:3])}")
+                self._warn(f"{storage.redact(remote)} is not complete yet: it lacks {', '.join(sorted(missing)[:3])}")
                 return False
             time.sleep(_POLL_SECONDS)
 
-    def _is_copied(self, place: str, name: str, sha256: str) -> bool:
-        note = storage.join(place, name + COPIED_SUFFIX)
+    def _is_copied(self, remote: str, name: str, sha256: str) -> bool:
+        note = storage.join(remote, name + COPIED_SUFFIX)
         return storage.exists(note) and storage.read_bytes(note).decode() == sha256
 
     def _let_go(self) -> None:

@@ -5,7 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from data_prep.base.terminal import counted
-from trainer.config.training_settings import Stage
+from trainer.config.training_settings import BatchWarmup
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageShape:
+    """Length and batch sizes of a stage of the run."""
+
+    steps: int
+    """Optimizer steps."""
+    sequence_length: int
+    """Tokens per sequence (row)."""
+    micro_batch_tokens: int
+    """Maximum tokens in one forward pass of one rank."""
+    global_batch_tokens: int
+    """Tokens in one optimizer step over all ranks, after the ramp-up."""
+    batch_warmup: BatchWarmup | None = None
+    """Batch-size ramp-up, in steps."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,7 @@ class BatchArithmetic:
         return text
 
 
-def batch_arithmetic(stage: Stage, world_size: int, global_batch_tokens: int | None = None) -> BatchArithmetic:
+def batch_arithmetic(stage: StageShape, world_size: int, global_batch_tokens: int | None = None) -> BatchArithmetic:
     """Return the fewest accumulation steps for the global batch on `world_size` ranks, and the smallest micro-batch.
 
     The micro-batch has at most `stage.micro_batch_tokens`, and one size for the whole stage (that of the full global

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from data_prep.base.settings import SettingError, Settings
+from data_prep.base.settings import SettingError, Settings, Weight
 from trainer.config.setting_types import Probability
 
 
@@ -14,26 +14,30 @@ class WeightedShards(Settings):
     """One component of a mixture of data sets."""
 
     url: str = Field(min_length=1, description="directory or URL of a data set (it contains manifest.json)")
-    weight: PositiveFloat | None = Field(
+    weight: Weight | None = Field(
         None,
         description="share of the samples relative to the other components; by default its number of tokens to the "
         "power of data.sampling_alpha",
     )
 
 
+Shards = str | tuple[WeightedShards, ...]
+MaskUnit = Literal["token", "word", "span"]
+
+
 class DataSettings(Settings):
     """Which shards a run reads, and what a sample is."""
 
-    shards: str | tuple[WeightedShards, ...] = Field(
-        description="directory or URL of a data set, or a list of {url, weight} (a mixture)"
-    )
+    shards: Shards = Field(description="directory or URL of a data set, or a list of {url, weight} (a mixture)")
     sampling_alpha: Probability = Field(
         1.0,
         description="exponent for a mixture without weights: 1 samples proportionally to tokens, 0 uniformly over "
         "components",
     )
     tokenizer: str | None = Field(
-        None, min_length=1, description="tokenizer directory; by default the copy beside the shards"
+        None,
+        min_length=1,
+        description="tokenizer directory or name on the Hugging Face Hub; by default the copy beside the shards",
     )
     sequence_length: PositiveInt = Field(
         512, description="tokens per sequence (row), special tokens included; training.stages set their own"
@@ -52,9 +56,7 @@ class DataSettings(Settings):
     final_mlm_probability: Annotated[float, Field(gt=0.0, le=0.8)] | None = Field(
         None, description="masking rate at the last step, reached linearly; by default mlm_probability throughout"
     )
-    mask_unit: Literal["token", "word", "span"] = Field(
-        "token", description="unit of masking: single tokens, whole words, or spans of words"
-    )
+    mask_unit: MaskUnit = Field("token", description="unit of masking: single tokens, whole words, or spans of words")
     mean_span_words: Annotated[float, Field(ge=1.0)] = Field(
         3.0, description="mean span length in words; lengths are geometric, at most 10"
     )

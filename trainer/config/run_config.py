@@ -7,6 +7,7 @@ Nothing is changed silently: a contradiction is an error with setting, value, ru
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -23,13 +24,15 @@ from trainer.config.run_settings import (
     LoggingSettings,
     TrackingSettings,
 )
+from trainer.config.schedule import tokens_of_stage
+from trainer.config.stages import Stage, data_sets_of, resolve_stages
 from trainer.config.synonyms import explain_synonym
 from trainer.config.training_settings import (
     BatchWarmup,
+    BranchSettings,
     DistributedSettings,
     OptimizerSettings,
     ScheduleSettings,
-    Stage,
     TrainingSettings,
     ZeroSettings,
 )
@@ -52,6 +55,7 @@ class RunConfig(Settings):
     training: TrainingSettings
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
+    branch: BranchSettings | None = None
     zero: ZeroSettings = ZeroSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -75,47 +79,52 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _check_between_settings(self) -> RunConfig:
         _check_stages(self)
-        _check_schedule(self)
+        _check_schedules(self)
         _check_task(self)
         _check_kept(self)
         _check_zero(self)
         return self
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """Stages of the run; one without `training.stages`."""
-        training = self.training
-        if training.stages:
-            return training.stages
-        return (
-            Stage(
-                steps=training.max_steps or 1,
-                sequence_length=self.data.sequence_length,
-                micro_batch_tokens=training.micro_batch_tokens or 1,
-                global_batch_tokens=training.global_batch_tokens or 1,
-                batch_warmup=training.batch_warmup,
-            ),
-        )
+        """Stages of the run, resolved; one without `training.stages`, and that of `branch` alone in a branch."""
+        return resolve_stages(self)
+
+    @cached_property
+    def data_sets(self) -> tuple[str, ...]:
+        """URLs of all data sets that the stages read, each once."""
+        return data_sets_of(self.stages)
+
+    def stage_of(self, step: int) -> Stage:
+        """Return the stage of a step, counted from 1; the first stage for step 0."""
+        return next((stage for stage in self.stages if step <= stage.last_step), self.stages[-1])
 
     @property
     def longest_sequence(self) -> int:
         """Longest sequence length of the run in tokens; the model is not trained on positions beyond."""
-        taken = zip(self.stages, self.steps_by_stage, strict=True)
-        return max(stage.sequence_length for stage, steps in taken if steps)
+        return max(stage.sequence_length for stage in self.stages if stage.taken_steps)
 
     @property
     def steps_by_stage(self) -> tuple[int, ...]:
         """Optimizer steps of the run in each stage; `max_steps` may end the run before the stages do."""
-        left, steps = self.max_steps, []
-        for stage in self.stages:
-            steps.append(min(stage.steps, left))
-            left -= steps[-1]
-        return tuple(steps)
+        return tuple(stage.taken_steps for stage in self.stages)
+
+    def tokens_after(self, step: int = 0) -> int:
+        """Return the tokens of the run after `step` completed steps."""
+        return sum(
+            tokens_of_stage(stage, min(max(step - stage.first_step, 0), stage.taken_steps), stage.taken_steps)
+            for stage in self.stages
+        )
+
+    @property
+    def first_step(self) -> int:
+        """Completed steps where the run begins; not 0 in a branch."""
+        return self.stages[0].first_step
 
     @property
     def max_steps(self) -> int:
-        """Optimizer steps of the whole run."""
-        return self.training.max_steps or sum(stage.steps for stage in self.stages)
+        """Optimizer steps of the whole run, with those before a branch."""
+        return self.training.max_steps or self.stages[-1].last_step
 
 
 def _sequence_length(values: Mapping[str, Any]) -> int | None:
@@ -145,47 +154,49 @@ def _redacted(value: Any) -> Any:
 
 
 def _check_stages(config: RunConfig) -> None:
-    """Check batch sizes and lengths, and that they are set once."""
+    """Check names, batch sizes and lengths."""
     training = config.training
-    if training.stages:
-        for name in ("micro_batch_tokens", "global_batch_tokens", "batch_warmup"):
-            if getattr(training, name) is not None:
-                raise SettingError(
-                    f"training.{name} is set together with training.stages, whose stages have their own",
-                    fix=f"set {name} in each stage",
-                    code="setting-of-stages",
-                )
-    else:
-        for name in ("max_steps", "micro_batch_tokens", "global_batch_tokens"):
-            if getattr(training, name) is None:
-                raise SettingError(
-                    f"training.{name} is required and not set", fix=f"set training.{name}", code="missing-setting"
-                )
-    total = sum(stage.steps for stage in config.stages)
-    if training.max_steps is not None and training.max_steps > total:
+    names = [stage.name for stage in training.stages if stage.name]
+    if twice := next((name for name in names if names.count(name) > 1), None):
         raise SettingError(
-            f"training.max_steps={training.max_steps} exceeds the {total} steps of training.stages",
+            f"two of training.stages have the name {twice!r}", fix="rename one of them", code="duplicate-stage"
+        )
+    last = config.stages[-1].last_step
+    if training.max_steps is not None and training.max_steps > last:
+        raise SettingError(
+            f"training.max_steps={training.max_steps} exceeds the {last} steps of training.stages",
             fix="lengthen a stage or lower training.max_steps",
             code="more-steps-than-stages",
         )
-    for number, stage in enumerate(config.stages):
-        _check_stage(stage, number if training.stages else None, config.model.max_position_embeddings)
+    if training.max_steps is not None and training.max_steps <= config.first_step:
+        raise SettingError(
+            f"training.max_steps={training.max_steps} ends before branch.step={config.first_step}",
+            fix="raise or remove training.max_steps, which counts the steps before the branch",
+            code="no-step-in-branch",
+        )
+    for stage in config.stages:
+        _check_stage(stage, stage.prefix, config.model.max_position_embeddings)
 
 
-def _check_schedule(config: RunConfig) -> None:
-    """Check that warmup and decay fit into the run."""
-    warmup_steps, decay_steps = config.schedule.num_warmup_steps(config.max_steps), config.schedule.decay_steps
-    for name, steps in (("warmup_steps", warmup_steps), ("decay_steps", decay_steps)):
-        if steps > config.max_steps:
+def _check_schedules(config: RunConfig) -> None:
+    """Check that warmup and decay fit into the run, and those of a stage into the stage."""
+    for stage in config.stages:
+        prefix, span = (f"{stage.prefix}schedule", "stage") if stage.has_own_schedule else ("schedule", "run")
+        _check_schedule(stage.schedule, stage.rate_clock.steps, prefix, span)
+
+
+def _check_schedule(schedule: ScheduleSettings, steps: int, where: str, span: str) -> None:
+    for name, part in (("warmup_steps", schedule.warmup_steps or 0), ("decay_steps", schedule.decay_steps)):
+        if part > steps:
             raise SettingError(
-                f"schedule.{name}={steps} exceeds the {config.max_steps} steps of the run",
-                fix=f"lower schedule.{name}",
+                f"{where}.{name}={part} exceeds the {steps} steps of the {span}",
+                fix=f"lower {where}.{name}",
                 code="schedule-longer-than-run",
             )
-    if warmup_steps + decay_steps > config.max_steps:
+    if (schedule.warmup_steps or 0) + schedule.decay_steps > steps:
         raise SettingError(
-            f"schedule.warmup_steps={warmup_steps} plus schedule.decay_steps={decay_steps} exceeds the "
-            f"{config.max_steps} steps of the run",
+            f"{where}.warmup_steps={schedule.warmup_steps} plus {where}.decay_steps={schedule.decay_steps} exceeds the "
+            f"{steps} steps of the {span}",
             fix="lower one of them",
             code="schedule-longer-than-run",
         )
@@ -253,10 +264,10 @@ def _check_zero(config: RunConfig) -> None:
         )
 
 
-def _check_stage(stage: Stage, number: int | None, max_position_embeddings: int) -> None:
-    """Check a stage; `number` is its index in `training.stages`, None for a run without that list."""
-    where = "training." if number is None else f"training.stages.{number}."
-    length = "data.sequence_length" if number is None else f"{where}sequence_length"
+def _check_stage(stage: Stage, prefix: str | None, max_position_embeddings: int) -> None:
+    """Check a stage; `prefix` leads to its settings in `training.stages`, None for a run without that list."""
+    where = prefix or "training."
+    length = f"{prefix}sequence_length" if prefix else "data.sequence_length"
     if stage.sequence_length > max_position_embeddings:
         raise SettingError(
             f"{length}={stage.sequence_length} exceeds model.max_position_embeddings={max_position_embeddings}",
@@ -285,11 +296,11 @@ def _check_stage(stage: Stage, number: int | None, max_position_embeddings: int)
                 code="micro-batch-exceeds-global-batch",
             )
     if stage.batch_warmup is not None:
-        _check_batch_warmup(stage, stage.batch_warmup, number, where)
+        _check_batch_warmup(stage, stage.batch_warmup, where, "stage" if prefix else "run")
 
 
-def _check_batch_warmup(stage: Stage, warmup: BatchWarmup, number: int | None, where: str) -> None:
-    """Check the ramp-up of a stage; `number` as in `_check_stage`."""
+def _check_batch_warmup(stage: Stage, warmup: BatchWarmup, where: str, span: str) -> None:
+    """Check the ramp-up of a stage."""
     if warmup.initial_tokens >= stage.global_batch_tokens:
         raise SettingError(
             f"{where}batch_warmup.initial_tokens={warmup.initial_tokens} is not less than "
@@ -297,10 +308,9 @@ def _check_batch_warmup(stage: Stage, warmup: BatchWarmup, number: int | None, w
             fix=f"lower it, or remove {where}batch_warmup",
             code="batch-warmup-without-growth",
         )
-    if warmup.steps > stage.steps:
+    if warmup.num_steps > stage.steps:
         raise SettingError(
-            f"{where}batch_warmup.steps={warmup.steps} exceeds the {stage.steps} steps of the "
-            f"{'run' if number is None else 'stage'}",
-            fix=f"lower {where}batch_warmup.steps",
+            f"{where}batch_warmup.steps={warmup.num_steps} exceeds the {stage.steps} steps of the {span}",
+            fix=f"lower the length of {where}batch_warmup",
             code="batch-warmup-longer-than-stage",
         )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 
+from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
-from trainer.config.training_settings import ScheduleSettings, Stage
+from trainer.config.training_settings import BatchWarmup, ScheduleSettings
 
 
 def learning_rate(step: int, max_steps: int, peak: float, schedule: ScheduleSettings) -> float:
     """Return the learning rate of the step after `step` completed ones (0 <= step < max_steps).
 
     The warmup rises linearly and reaches the peak at its last step; no step has rate 0 unless the schedule ends there.
-    `linear` and `cosine` fall from the end of the warmup to `final_ratio * peak`; `warmup_stable_decay` stays at the
-    peak and falls linearly over the last `decay_steps` (Hu et al. 2024, MiniCPM, section 4).
+    `linear`, `cosine` and `one_minus_sqrt` (1 - sqrt(x)) fall from the end of the warmup to `final_ratio * peak`;
+    `warmup_stable_decay` stays at the peak and falls over the last `decay_steps` (Hu et al. 2024, MiniCPM, section 4;
+    Haegele et al. 2024, section 3, compare the shapes).
     """
     warmup_steps = schedule.num_warmup_steps(max_steps)
     if step < warmup_steps:
@@ -23,9 +26,15 @@ def learning_rate(step: int, max_steps: int, peak: float, schedule: ScheduleSett
     elapsed = step - (max_steps - decay_steps)
     if elapsed <= 0:
         return peak
-    progress = elapsed / decay_steps
-    remaining = 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule.name == "cosine" else 1.0 - progress
+    remaining = _remaining(schedule.shape, elapsed / decay_steps)
     return peak * (schedule.final_ratio + (1.0 - schedule.final_ratio) * remaining)
+
+
+def _remaining(shape: str, progress: float) -> float:
+    """Return what is left of the peak at `progress` (0 to 1) of a decay to 0."""
+    if shape == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return 1.0 - (math.sqrt(progress) if shape == "one_minus_sqrt" else progress)
 
 
 RATE_JUMP = 1.1
@@ -66,41 +75,88 @@ def masking_rate(step: int, max_steps: int, data: DataSettings) -> float:
     return data.mlm_probability + (data.evaluated_mlm_probability - data.mlm_probability) * progress
 
 
-def global_batch_tokens(step: int, stage: Stage) -> int:
+def global_batch_tokens(step: int, stage: StageShape) -> int:
     """Return the tokens in the global batch after `step` completed steps of the stage.
 
     During the batch-size ramp-up the sizes are the multiples of the first one, each for the same number of steps or
     one step more; see `BatchWarmup`.
     """
     warmup = stage.batch_warmup
-    if warmup is None or step >= warmup.steps:
+    if warmup is None or step >= warmup.num_steps:
         return stage.global_batch_tokens
-    num_sizes = -(-stage.global_batch_tokens // warmup.initial_tokens) - 1
-    return warmup.initial_tokens * (1 + step * num_sizes // warmup.steps)
+    return warmup.initial_tokens * (1 + step * _num_ramp_sizes(stage) // warmup.num_steps)
 
 
-def global_batch_sizes(stage: Stage) -> list[tuple[int, int]]:
+def global_batch_sizes(stage: StageShape) -> list[tuple[int, int]]:
     """Return (first step, tokens) for every size of the stage's global batches."""
-    sizes: list[tuple[int, int]] = []
-    for step in range(stage.batch_warmup.steps + 1 if stage.batch_warmup is not None else 1):
-        tokens = global_batch_tokens(step, stage)
-        if not sizes or tokens != sizes[-1][1]:
-            sizes.append((step, tokens))
-    return sizes
+    warmup, sizes = stage.batch_warmup, {}
+    if warmup is not None:
+        num_sizes = _num_ramp_sizes(stage)
+        # Of sizes that begin at one step, in a ramp-up of fewer steps than sizes, the last counts.
+        sizes = {-(-n * warmup.num_steps // num_sizes): warmup.initial_tokens * (n + 1) for n in range(num_sizes)}
+        sizes[warmup.num_steps] = stage.global_batch_tokens
+    return list(sizes.items()) or [(0, stage.global_batch_tokens)]
 
 
-def tokens_of_stage(stage: Stage, first: int, stop: int) -> int:
+def _num_ramp_sizes(stage: StageShape) -> int:
+    """Return the number of batch sizes before the full one."""
+    assert stage.batch_warmup is not None
+    return -(-stage.global_batch_tokens // stage.batch_warmup.initial_tokens) - 1
+
+
+def tokens_of_stage(stage: StageShape, first: int, stop: int) -> int:
     """Return the tokens in the global batches of the stage's steps `first` to `stop` - 1."""
-    warmup_steps = stage.batch_warmup.steps if stage.batch_warmup is not None else 0
-    growing = range(min(first, warmup_steps), min(stop, warmup_steps))
-    full_steps = max(0, stop - first) - len(growing)
-    return sum(global_batch_tokens(step, stage) for step in growing) + full_steps * stage.global_batch_tokens
+    sizes = global_batch_sizes(stage)
+    ends = [*(start for start, _ in sizes[1:]), max(stop, sizes[-1][0])]
+    spans = ((max(first, start), min(stop, end), tokens) for (start, tokens), end in zip(sizes, ends, strict=True))
+    return sum((end - start) * tokens for start, end, tokens in spans if end > start)
 
 
-def tokens_of_run(stages: Sequence[Stage], steps_by_stage: Sequence[int], first: int = 0) -> int:
+def tokens_of_run(stages: Sequence[StageShape], steps_by_stage: Sequence[int], first: int = 0) -> int:
     """Return the tokens of a run from step `first` to its end."""
     total = 0
     for stage, steps in zip(stages, steps_by_stage, strict=True):
         total += tokens_of_stage(stage, min(first, steps), steps)
         first = max(0, first - steps)
     return total
+
+
+def steps_for_tokens(tokens: int, stages: Sequence[StageShape]) -> int:
+    """Return the fewest first steps of `stages` with at least so many tokens; one more than all if they have fewer."""
+    steps = 0
+    for stage in stages:
+        if tokens > (inside := tokens_of_stage(stage, 0, stage.steps)):
+            tokens -= inside
+            steps += stage.steps
+            continue
+        return steps + bisect.bisect_left(range(stage.steps), tokens, key=lambda step: tokens_of_stage(stage, 0, step))
+    return steps + 1
+
+
+def with_ramp_steps(warmup: BatchWarmup, global_batch_tokens: int) -> BatchWarmup:
+    """Return the ramp-up with its length in steps: each of its sizes has the same number of steps."""
+    if warmup.tokens is None:
+        return warmup
+    num_sizes = max(1, -(-global_batch_tokens // warmup.initial_tokens) - 1)
+    mean_tokens = warmup.initial_tokens * (num_sizes + 1) / 2
+    return BatchWarmup(initial_tokens=warmup.initial_tokens, steps=max(1, round(warmup.tokens / mean_tokens)))
+
+
+def with_schedule_steps(
+    schedule: ScheduleSettings, stages: Sequence[StageShape], planned: Sequence[StageShape] | None = None
+) -> ScheduleSettings:
+    """Return the schedule with warmup and decay in steps.
+
+    Args:
+        stages: the steps that the schedule runs over; the decay ends with them.
+        planned: the stages that the warmup is counted in, where the run ends before they do.
+    """
+    max_steps = sum(stage.steps for stage in stages)
+    changes = {"warmup_steps": schedule.num_warmup_steps(max_steps)}
+    if schedule.warmup_tokens is not None:
+        changes["warmup_steps"] = steps_for_tokens(schedule.warmup_tokens, planned or stages)
+    if schedule.decay_tokens is not None:
+        before = tokens_of_run(stages, [stage.steps for stage in stages]) - schedule.decay_tokens
+        stable_steps = steps_for_tokens(before + 1, stages) - 1 if before >= 0 else -1
+        changes["decay_steps"] = max_steps - stable_steps
+    return schedule.model_copy(update={"warmup_tokens": None, "decay_tokens": None, "warmup_ratio": 0.0, **changes})

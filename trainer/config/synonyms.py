@@ -390,16 +390,16 @@ def explain_synonym(name: str, value: object, sequence_length: int | None = None
     synonym = _BY_NAME.get(name.lstrip("-").rpartition(".")[2].replace("-", "_").lower())
     if synonym is None:
         return None
-    shown = str(value).lower() if isinstance(value, bool) else str(value)
-    if not isinstance(value, str | int | float) or not shown:
-        shown = "N"
-    if synonym.advice.endswith(ROWS_TO_TOKENS) and "," not in synonym.setting and sequence_length and shown.isdecimal():
-        tokens = int(shown) * sequence_length
-        return f"write {synonym.setting}={tokens} ({shown} sequences x data.sequence_length={sequence_length} tokens)"
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if not isinstance(value, str | int | float) or not text:
+        text = "N"
+    if synonym.advice.endswith(ROWS_TO_TOKENS) and "," not in synonym.setting and sequence_length and text.isdecimal():
+        tokens = int(text) * sequence_length
+        return f"write {synonym.setting}={tokens} ({text} sequences x data.sequence_length={sequence_length} tokens)"
     if synonym.advice:
-        return synonym.advice.format(value=shown)
+        return synonym.advice.format(value=text)
     unit = f" ({synonym.unit})" if synonym.unit else ""
-    return f"write {synonym.setting}={shown}{unit}"
+    return f"write {synonym.setting}={text}{unit}"
 
 
 def markdown_table() -> Iterator[str]:

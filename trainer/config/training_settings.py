@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from data_prep.base.settings import SettingError, Settings
+from trainer.config.data_settings import MaskUnit, Shards
 from trainer.config.setting_types import NonNegativeInt, Probability, Seconds
 
 
@@ -22,23 +23,171 @@ class BatchWarmup(Settings):
         description="tokens in the first global batches; a multiple of sequence_length, at least "
         "micro_batch_tokens and less than global_batch_tokens"
     )
-    steps: PositiveInt = Field(description="optimizer steps until the global batch has its full size")
+    steps: PositiveInt | None = Field(None, description="optimizer steps until the global batch has its full size")
+    tokens: PositiveInt | None = Field(None, description="tokens until the global batch has its full size, not steps")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> BatchWarmup:
+        if (self.steps is None) == (self.tokens is None):
+            raise SettingError(
+                f"batch_warmup sets {'both steps and tokens' if self.steps else 'neither steps nor tokens'}",
+                fix="set one of batch_warmup.steps and batch_warmup.tokens",
+                code="steps-or-tokens",
+            )
+        return self
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the ramp-up; tokens were converted (`trainer/config/schedule.py`, `with_ramp_steps`)."""
+        assert self.steps is not None, "with_ramp_steps comes first"
+        return self.steps
 
 
-class Stage(Settings):
-    """A part of the run with one sequence length and batch size."""
+class ScheduleSettings(Settings):
+    """The learning rate as a pure function of the step."""
 
-    steps: PositiveInt = Field(description="optimizer steps of this stage")
-    sequence_length: PositiveInt = Field(description="tokens per sequence (row)")
-    micro_batch_tokens: PositiveInt = Field(
-        description="maximum tokens in one forward pass of one rank; a multiple of sequence_length"
+    name: Literal["linear", "cosine", "one_minus_sqrt", "warmup_stable_decay"] = Field(
+        "linear",
+        description="learning-rate schedule after the warmup: a decay until the end, or warmup_stable_decay (constant, "
+        "then `decay` over the last decay_steps); extend a run only with warmup_stable_decay",
     )
-    global_batch_tokens: PositiveInt = Field(
-        description="tokens in one optimizer step over all ranks; a multiple of sequence_length"
+    warmup_steps: NonNegativeInt | None = Field(
+        None, description="steps of linear learning-rate warmup; overrides warmup_ratio"
+    )
+    warmup_tokens: PositiveInt | None = Field(
+        None, description="tokens of linear learning-rate warmup, rounded up to steps; instead of warmup_steps"
+    )
+    warmup_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.0, description="learning-rate warmup as a share of the steps of the run"
+    )
+    decay_steps: NonNegativeInt = Field(
+        0, description="steps of the final decay with schedule.name=warmup_stable_decay"
+    )
+    decay_tokens: PositiveInt | None = Field(
+        None, description="tokens of the final decay, rounded up to steps; instead of decay_steps"
+    )
+    decay: Literal["linear", "cosine", "one_minus_sqrt"] = Field(
+        "linear", description="shape of the final decay with schedule.name=warmup_stable_decay"
+    )
+    final_ratio: Probability = Field(0.0, description="final learning rate as a share of the peak")
+
+    @model_validator(mode="after")
+    def _check_decay(self) -> ScheduleSettings:
+        given = {"decay_steps": self.decay_steps, "decay_tokens": self.decay_tokens}
+        if self.decay != "linear":
+            given["decay"] = self.decay  # type: ignore[assignment]  # a text among numbers, for the message alone
+        for setting, value in given.items():
+            if value and self.name != "warmup_stable_decay":
+                raise SettingError(
+                    f"schedule.{setting}={value} has no effect with schedule.name={self.name}, which decays "
+                    "from the end of the warmup",
+                    fix=f"remove schedule.{setting}, or set schedule.name=warmup_stable_decay",
+                    code="setting-without-effect",
+                )
+        for part, steps in (("warmup", self.warmup_steps), ("decay", self.decay_steps or None)):
+            tokens = getattr(self, f"{part}_tokens")
+            if steps is not None and tokens is not None:
+                raise SettingError(
+                    f"schedule.{part}_steps={steps} and schedule.{part}_tokens={tokens} are both set",
+                    fix="remove one of them",
+                    code="steps-or-tokens",
+                )
+        return self
+
+    @property
+    def shape(self) -> str:
+        """Shape of the decay: linear, cosine or one_minus_sqrt."""
+        return self.decay if self.name == "warmup_stable_decay" else self.name
+
+    def num_warmup_steps(self, max_steps: int) -> int:
+        """Return the warmup steps of a run of `max_steps` steps; tokens were converted (`with_schedule_steps`)."""
+        return self.warmup_steps if self.warmup_steps is not None else round(self.warmup_ratio * max_steps)
+
+
+class StageData(Settings):
+    """The data of a stage: what `data` sets for the whole run."""
+
+    shards: Shards = Field(description="as data.shards")
+    sampling_alpha: Probability = Field(1.0, description="as data.sampling_alpha")
+
+
+class StageEvaluation(Settings):
+    """How often and how much a stage evaluates."""
+
+    every_steps: PositiveInt | None = Field(None, description="as evaluation.every_steps")
+    max_tokens: PositiveInt | None = Field(None, description="as evaluation.max_tokens")
+
+
+MaskingRate = Annotated[float, Field(gt=0.0, le=0.8)]
+
+
+class StageSettings(Settings):
+    """An item of `training.stages`: what differs in a part of the run; the run's settings hold for the rest."""
+
+    name: str | None = Field(
+        None, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", description="name for logs and --stage; letters, digits, - and _"
+    )
+    steps: PositiveInt | None = Field(None, description="optimizer steps of this stage")
+    tokens: PositiveInt | None = Field(None, description="tokens of this stage, rounded up to steps; instead of steps")
+    data: StageData | None = Field(None, description="{shards, sampling_alpha}: other data than data.shards")
+    sequence_length: PositiveInt | None = Field(None, description="tokens per sequence (row)")
+    micro_batch_tokens: PositiveInt | None = Field(
+        None, description="maximum tokens in one forward pass of one rank; a multiple of sequence_length"
+    )
+    global_batch_tokens: PositiveInt | None = Field(
+        None, description="tokens in one optimizer step over all ranks; a multiple of sequence_length"
     )
     batch_warmup: BatchWarmup | None = Field(
-        None, description="{initial_tokens, steps}: batch-size ramp-up in the first steps of this stage"
+        None,
+        description="{initial_tokens, steps or tokens}: batch-size ramp-up in the first steps of this stage; the first "
+        "stage inherits training.batch_warmup",
     )
+    mlm_probability: MaskingRate | None = Field(
+        None, description="masking rate; constant in this stage, or its start with final_mlm_probability"
+    )
+    final_mlm_probability: MaskingRate | None = Field(
+        None, description="masking rate at the last step of this stage, reached linearly; needs mlm_probability"
+    )
+    mask_unit: MaskUnit | None = Field(None, description="as data.mask_unit")
+    learning_rate: PositiveFloat | None = Field(None, description="peak learning rate, as optimizer.learning_rate")
+    schedule: ScheduleSettings | None = Field(
+        None,
+        description="a schedule that begins and ends with this stage; without it the stage has its part of the run's "
+        "schedule",
+    )
+    global_rope_theta: PositiveFloat | None = Field(None, description="as model.global_rope_theta")
+    local_rope_theta: PositiveFloat | None = Field(None, description="as model.local_rope_theta")
+    gradient_clipping: Annotated[float, Field(ge=0.0)] | None = Field(None, description="as training.gradient_clipping")
+    evaluation: StageEvaluation | None = Field(None, description="{every_steps, max_tokens}: as evaluation")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> StageSettings:
+        if (self.steps is None) == (self.tokens is None):
+            raise SettingError(
+                f"{self._who} sets {'both steps and tokens' if self.steps else 'neither steps nor tokens'}",
+                fix="set one of them",
+                code="steps-or-tokens",
+            )
+        if self.final_mlm_probability is not None and self.mlm_probability is None:
+            raise SettingError(
+                f"{self._who} sets final_mlm_probability={self.final_mlm_probability} without mlm_probability, its "
+                "start",
+                fix="set mlm_probability in the same stage",
+                code="masking-rate-without-start",
+            )
+        return self
+
+    @property
+    def _who(self) -> str:
+        return f"stage {self.name!r}" if self.name else "a stage without a name"
+
+
+class BranchSettings(Settings):
+    """Start from a checkpoint of another run and train one stage; `--branch-from RUN:STEP --stage NAME` sets it."""
+
+    run: str = Field(min_length=1, description="output directory of the other run")
+    step: PositiveInt = Field(description="step of its checkpoint; this run counts on from there")
+    stage: str = Field(min_length=1, description="name of the one stage of training.stages that this run trains")
 
 
 class TrainingSettings(Settings):
@@ -57,11 +206,12 @@ class TrainingSettings(Settings):
         None, description="tokens in one optimizer step over all ranks (rows x data.sequence_length)"
     )
     batch_warmup: BatchWarmup | None = Field(
-        None, description="{initial_tokens, steps}: batch-size ramp-up in the first steps of the run"
+        None, description="{initial_tokens, steps or tokens}: batch-size ramp-up in the first steps of the run"
     )
-    stages: tuple[Stage, ...] = Field(
+    stages: tuple[StageSettings, ...] = Field(
         (),
-        description="list of {steps, sequence_length, micro_batch_tokens, global_batch_tokens, batch_warmup}",
+        description="list of {name, steps or tokens, data, sequence_length, ...}: parts of the run one after another "
+        "(settings of an item: configs/README.md)",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "bf16",
@@ -93,39 +243,6 @@ class OptimizerSettings(Settings):
     beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.999, description="decay rate of the second moment of Adam")
     eps: PositiveFloat = Field(1e-6, description="epsilon of Adam")
     weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.01, description="decoupled weight decay of matrices")
-
-
-class ScheduleSettings(Settings):
-    """The learning rate as a pure function of the step."""
-
-    name: Literal["linear", "cosine", "warmup_stable_decay"] = Field(
-        "linear", description="learning-rate schedule after the warmup; extend a run only with warmup_stable_decay"
-    )
-    warmup_steps: NonNegativeInt | None = Field(
-        None, description="steps of linear learning-rate warmup; overrides warmup_ratio"
-    )
-    warmup_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        0.0, description="learning-rate warmup as a share of the steps of the run"
-    )
-    decay_steps: NonNegativeInt = Field(
-        0, description="steps of the final decay with schedule.name=warmup_stable_decay"
-    )
-    final_ratio: Probability = Field(0.0, description="final learning rate as a share of the peak")
-
-    @model_validator(mode="after")
-    def _check_decay(self) -> ScheduleSettings:
-        if self.decay_steps and self.name != "warmup_stable_decay":
-            raise SettingError(
-                f"schedule.decay_steps={self.decay_steps} has no effect with schedule.name={self.name}, which decays "
-                "from the end of the warmup",
-                fix="set schedule.decay_steps=0, or schedule.name=warmup_stable_decay",
-                code="setting-without-effect",
-            )
-        return self
-
-    def num_warmup_steps(self, max_steps: int) -> int:
-        """Return the warmup steps of a run of `max_steps` steps."""
-        return self.warmup_steps if self.warmup_steps is not None else round(self.warmup_ratio * max_steps)
 
 
 ZeroStage = Literal[0, 1, 2, 3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 from trainer.config.data_settings import DataSettings
 from trainer.data.epochs import RowSettings, num_shard_rows
@@ -61,22 +61,35 @@ def data_set_weights(data: DataSettings, shard_sets: Sequence[ShardSet]) -> list
     ]
 
 
-def check_budgets(components: Sequence[Component], run_positions: int, sequence_length: int) -> None:
-    """Check that a run of so many token positions uses no source beyond its budget.
+def check_budgets(
+    mixtures: Sequence[Sequence[Component]], stage_positions: Sequence[int], sequence_length: int
+) -> None:
+    """Check that a run uses no source beyond its budget.
+
+    Args:
+        mixtures: the components of each stage.
+        stage_positions: token positions that the run reads in each stage.
 
     Raises:
         UserError: it does; the fix has the longest run.
     """
-    total = sum(component.weight for component in components)
-    for component in components:
-        if component.max_tokens is None:
-            continue
-        used = run_positions * component.weight / total
-        if used > component.max_tokens * (1 + BUDGET_TOLERANCE):
-            longest = int(component.max_tokens * total / component.weight) // sequence_length * sequence_length
+    shares: dict[tuple[str, str], float] = {}  # of a source's budget, that the run uses
+    budgets: dict[tuple[str, str], float] = {}
+    run_positions = sum(stage_positions)
+    for components, positions in zip(mixtures, stage_positions, strict=True):
+        total = sum(component.weight for component in components)
+        for component in components:
+            if component.max_tokens is not None:
+                key = (component.shards[0].shard_set.url, component.name)
+                budgets[key] = component.max_tokens
+                used = positions * component.weight / total / component.max_tokens
+                shares[key] = shares.get(key, 0.0) + used
+    for key, share in shares.items():
+        if share > 1 + BUDGET_TOLERANCE:
+            longest = int(run_positions / share) // sequence_length * sequence_length
             raise UserError(
-                f"a run of {run_positions:,} tokens uses {used:,.0f} tokens of the source {component.name!r}, whose "
-                f"budget (max_tokens, epochs) is {component.max_tokens:,.0f}",
+                f"a run of {run_positions:,} tokens uses {share * budgets[key]:,.0f} tokens of the source {key[1]!r}, "
+                f"whose budget (max_tokens, epochs) is {budgets[key]:,.0f}",
                 fix=f"lower training.max_steps so that the run has at most {longest:,} tokens, or raise the budget and "
                 "prepare the data set again",
                 code="source-budget-exceeded",
@@ -91,7 +104,7 @@ def shards_of(shard_set: ShardSet, split: Split) -> list[Shard]:
     """
     shards = shard_set.shards(split)
     if not shards:
-        raise UserError(
+        raise UsageError(
             f"the shards {storage.redact(shard_set.url)} contain no document in the split '{split}'",
             fix="prepare more text, or change shards.valid_fraction in its configuration",
             code="empty-split",

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from data_prep.storage import storage
+from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
-from trainer.config.training_settings import Stage
 from trainer.data.assembly import RowShape, assemble_rows
 from trainer.data.batch import Batch
 from trainer.data.components import shards_of
@@ -66,7 +66,7 @@ def origins_of(shard_sets: Sequence[ShardSet]) -> Origins:
 def evaluation_batches(
     shard_sets: Sequence[ShardSet],
     data: DataSettings,
-    stage: Stage,
+    stage: StageShape,
     seed: int,
     rank: int,
     world_size: int,

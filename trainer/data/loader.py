@@ -16,10 +16,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from data_prep.base.errors import UserError
-from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
+from trainer.config.batch_arithmetic import BatchArithmetic, StageShape, batch_arithmetic
 from trainer.config.data_settings import DataSettings
 from trainer.config.schedule import global_batch_tokens
-from trainer.config.training_settings import Stage
 from trainer.data.batch import Batch
 from trainer.data.epochs import row_shape
 from trainer.data.micro_batches import MicroBatches, Slice
@@ -83,7 +82,7 @@ class Loader:
         self,
         shard_sets: Sequence[ShardSet],
         data: DataSettings,
-        stage: Stage,
+        stage: StageShape,
         position: Position,
         seed: int,
         rank: int,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
-from trainer.config.schedule import tokens_of_run
-from trainer.config.training_settings import Stage
+from trainer.config.stages import Stage
 from trainer.data.components import check_budgets, components_of
 from trainer.data.epochs import RowSettings
 from trainer.data.masking import Masking
@@ -22,13 +22,13 @@ _PLAINLY_ENOUGH = 8
 loader, which plans all rows, checks again."""
 
 
-def row_settings(data: DataSettings, stage: Stage) -> RowSettings:
+def row_settings(data: DataSettings, stage: StageShape) -> RowSettings:
     """Return the form of a row in the stage."""
     task = None if data.sentence_pairs == "none" else data.sentence_pairs
     return RowSettings(stage.sequence_length, task, data.short_seq_probability)
 
 
-def training_samples(shard_sets: Sequence[ShardSet], data: DataSettings, stage: Stage, seed: int) -> SampleSpace:
+def training_samples(shard_sets: Sequence[ShardSet], data: DataSettings, stage: StageShape, seed: int) -> SampleSpace:
     """Return the samples of the split 'train', or of a mixture of data sets and sources.
 
     Raises:
@@ -55,7 +55,7 @@ def masking_of(data: DataSettings, shard_set: ShardSet) -> Masking:
     )
 
 
-def check_enough_rows(num_rows: int | None, stage: Stage) -> None:
+def check_enough_rows(num_rows: int | None, stage: StageShape) -> None:
     """Check that the rows of an epoch fill a global batch; `num_rows` is None for a mixture, whose epochs do not end.
 
     Raises:
@@ -71,19 +71,23 @@ def check_enough_rows(num_rows: int | None, stage: Stage) -> None:
         )
 
 
-def check_enough_data(shard_sets: Sequence[ShardSet], data: DataSettings, stages: Sequence[Stage], seed: int) -> None:
+def check_enough_data(shard_sets: Sequence[ShardSet], stages: Sequence[Stage], seed: int) -> None:
     """Check before anything is built that every stage has rows for a global batch, and no source exceeds its budget.
 
     Large data sets are judged by their counts.
 
+    Args:
+        shard_sets: all data sets of the run (`RunConfig.data_sets`).
+
     Raises:
         UserError: a stage has too few rows, a data set is empty, or a source is used beyond its budget.
     """
-    tokens = sum(shard_set.manifest.train.tokens for shard_set in shard_sets)
     for stage in stages:
-        if tokens < _PLAINLY_ENOUGH * stage.global_batch_tokens:
-            check_enough_rows(training_samples(shard_sets, data, stage, seed).num_samples(0), stage)
+        own = stage.select(shard_sets)
+        if sum(shard_set.manifest.train.tokens for shard_set in own) < _PLAINLY_ENOUGH * stage.global_batch_tokens:
+            check_enough_rows(training_samples(own, stage.data, stage, seed).num_samples(0), stage)
     if any(shard_set.manifest.has_source_budgets for shard_set in shard_sets):
-        components = components_of(data, shard_sets, row_settings(data, stages[0]))
-        run_positions = tokens_of_run(stages, [stage.steps for stage in stages])
-        check_budgets(components, run_positions, stages[0].sequence_length)
+        mixtures = [
+            components_of(stage.data, stage.select(shard_sets), row_settings(stage.data, stage)) for stage in stages
+        ]
+        check_budgets(mixtures, [stage.tokens for stage in stages], stages[0].sequence_length)

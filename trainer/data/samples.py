@@ -92,5 +92,5 @@ class SampleSpace:
     def _lacks_pairs(self, epoch: int, opened: ComponentEpoch) -> bool:
         """Whether the samples contain no labeled pair at all; single components of a mixture may have none."""
         counts = opened.pair_counts
-        is_beginning = self._usage is Purpose.TRAINING and epoch == 0 and self._mixture is None
-        return is_beginning and counts is not None and not counts.pairs
+        is_first_epoch = self._usage is Purpose.TRAINING and epoch == 0 and self._mixture is None
+        return is_first_epoch and counts is not None and not counts.pairs

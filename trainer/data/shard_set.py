@@ -21,7 +21,7 @@ from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.missing_data_set import holds_tokenizer, tokenizer_instead_of_shards
 from data_prep.dataset.shard_index import ShardIndex, read_index
 from data_prep.storage import storage
-from data_prep.storage.hub import hub_download_command, hub_name
+from data_prep.storage.hub import download_from_hub, hub_name
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.prefetch import Prefetcher
@@ -225,11 +225,11 @@ def _download(url: str, path: Path) -> None:
         shutil.copyfileobj(source, target, _COPY_BYTES)
 
 
-def check_tokenizer(shard_sets: Sequence[ShardSet], tokenizer_folder: str | None, vocab_size: int) -> None:
+def check_tokenizer(shard_sets: Sequence[ShardSet], tokenizer: str | None, vocab_size: int) -> None:
     """Check that all shards were made with the run's tokenizer, and that the model has embeddings for its tokens.
 
     Args:
-        tokenizer_folder: `data.tokenizer`; None uses the copy beside the shards.
+        tokenizer: `data.tokenizer`: a folder, a URL or a name on the Hub; None uses the copy beside the shards.
         vocab_size: `model.vocab_size`.
 
     Raises:
@@ -245,11 +245,11 @@ def check_tokenizer(shard_sets: Sequence[ShardSet], tokenizer_folder: str | None
                 fix="prepare all components with one tokenizer",
                 code="mixed-tokenizers",
             )
-    if tokenizer_folder is not None:
-        found = _load_tokenizer(tokenizer_folder).fingerprint
+    if tokenizer is not None:
+        found = Tokenizer.load(tokenizer_of_run(tokenizer, first)).fingerprint
         if found != expected:
             raise UsageError(
-                f"data.tokenizer={tokenizer_folder} has fingerprint {found} and the shards {storage.redact(first.url)} "
+                f"data.tokenizer={tokenizer} has fingerprint {found} and the shards {storage.redact(first.url)} "
                 f"were made with {expected}",
                 fix="remove data.tokenizer (the shards contain their tokenizer), or prepare the text again",
                 code="another-tokenizer",
@@ -264,23 +264,26 @@ def check_tokenizer(shard_sets: Sequence[ShardSet], tokenizer_folder: str | None
         )
 
 
-def _load_tokenizer(path: str) -> Tokenizer:
-    """Load `data.tokenizer`.
+def tokenizer_of_run(tokenizer: str | None, shard_set: ShardSet) -> str:
+    """Return the folder of a run's tokenizer; a name on the Hugging Face Hub is downloaded.
+
+    Args:
+        tokenizer: `data.tokenizer`; None uses the copy beside the shards.
 
     Raises:
-        UserError: it is damaged, missing, or the name of a Hub model.
+        UsageError: it does not exist, or the Hub cannot be reached; the fix is the exact command.
     """
-    is_missing = not storage.is_remote(path) and not Path(path).exists()
-    if is_missing and hub_name(path) is not None:
+    if tokenizer is None:
+        return shard_set.tokenizer_folder
+    if storage.is_remote(tokenizer) or Path(tokenizer).exists():
+        return tokenizer
+    if hub_name(tokenizer) is None:
         raise UsageError(
-            f"data.tokenizer={path} does not exist; as a Hub name it is not needed here",
-            fix=f"remove data.tokenizer: the shards contain their tokenizer (to prepare text with that of the Hub: "
-            f"`{hub_download_command(path)}` and `clozeworks shards --tokenizer {path.rpartition('/')[2]}`)",
-            code="hub-name-as-tokenizer",
+            f"data.tokenizer={tokenizer} does not exist",
+            fix="remove data.tokenizer (the shards contain their tokenizer), or correct the path",
+            code="missing-path",
         )
-    if is_missing:
-        raise UsageError(f"data.tokenizer={path} does not exist", fix="remove it or correct it", code="missing-path")
-    return Tokenizer.load(path)
+    return str(download_from_hub(tokenizer, with_weights=False))
 
 
 def check_own_tokenizer(shard_set: ShardSet) -> None:
@@ -296,5 +299,5 @@ def check_own_tokenizer(shard_set: ShardSet) -> None:
         raise UserError(
             f"{shard_set.tokenizer_folder} has fingerprint {found} and its shards were made with {expected}",
             fix="restore that tokenizer, or prepare the text again",
-            code="another-tokenizer",
+            code="tokenizer-mismatch",
         )

@@ -34,7 +34,7 @@ def with_deepspeed_file(config: RunConfig, path: str | None) -> RunConfig:
         raise UsageError(
             f"--deepspeed_config {path} cannot be read ({error.strerror})",
             fix="give the path of a JSON file",
-            code="unreadable-file",
+            code="unreadable-config",
         ) from None
     except ValueError as error:
         raise UsageError(

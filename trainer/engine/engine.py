@@ -116,6 +116,12 @@ class Engine:
         for group in fragments.base_optimizer(self._engine.optimizer, self.stage).param_groups:
             group["lr"] = learning_rate
 
+    def set_gradient_clipping(self, max_norm: float) -> None:
+        """Set the largest gradient norm of the next steps; 0 clips nothing."""
+        self._engine._config.gradient_clipping = max_norm
+        if hasattr(self._engine.optimizer, "clip_grad"):
+            self._engine.optimizer.clip_grad = max_norm
+
     def prepare(self, *losses: Callable[[], torch.Tensor]) -> None:
         """Take the rehearsal step and set the state of a fresh run; all ranks together, once.
 

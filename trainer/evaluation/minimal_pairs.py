@@ -99,7 +99,7 @@ def _read_file(file: Path) -> Iterator[MinimalPair]:
     try:
         data = gzip.decompress(file.read_bytes()) if file.name.endswith(".gz") else file.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(
+        raise UserError(
             f"{file} cannot be read ({error})",
             fix="copy the file again",
             code="unreadable-file",
@@ -180,7 +180,7 @@ def pair_scores(
 
 def _checked(encoded: Encoded, where: str, max_length: int) -> Encoded:
     if len(encoded.ids) > max_length:
-        raise UserError(
+        raise UsageError(
             f"{where}: the sentence has {len(encoded.ids):,} tokens, and the model takes {max_length:,}",
             fix="remove the pair",
             code="text-too-long",

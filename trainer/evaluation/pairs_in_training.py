@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError
 from data_prep.tokenizer.tokenizer import Tokenizer
-from trainer.config.training_settings import Stage
+from trainer.config.batch_arithmetic import StageShape
 from trainer.data.assembly import sequence_capacity
 from trainer.data.batch import IGNORED, Batch
 from trainer.distributed.process_group import Ranks, all_reduce_sum
@@ -39,7 +39,7 @@ class MinimalPairs:
     pad_token_id: int
 
     def evaluate(
-        self, engine: Engine, stage: Stage, ranks: Ranks, mark: Callable[[str], None] = lambda doing: None
+        self, engine: Engine, stage: StageShape, ranks: Ranks, mark: Callable[[str], None] = lambda doing: None
     ) -> dict[str, float]:
         """Shares of right pairs by metric name: `valid/minimal_pairs_accuracy`, and by field where files name them.
 
@@ -67,7 +67,7 @@ class MinimalPairs:
             f"{PREFIX}/field/{name}": each.share for name, each in zip(names, report.fields.values(), strict=True)
         }
 
-    def _batch(self, owners: np.ndarray, positions: np.ndarray, stage: Stage) -> Batch:
+    def _batch(self, owners: np.ndarray, positions: np.ndarray, stage: StageShape) -> Batch:
         """A micro-batch of the masked copies of sentences (N,) of one length, each at a position (N,)."""
         length, row = len(self.sentences[owners[0]].ids), stage.sequence_length
         num_rows, per_row = stage.micro_batch_tokens // row, row // length
@@ -115,7 +115,7 @@ def open_minimal_pairs(path: str, tokenizer: Tokenizer, longest: int) -> Minimal
                 own = tokenizer.encode_text(text)
                 ids = np.concatenate([[special.cls], own.astype(np.int64), [special.sep]])
                 if len(ids) > longest:
-                    raise UserError(
+                    raise UsageError(
                         f"{pair.where}: the sentence has {len(ids):,} tokens, and a row of the run has {longest:,}",
                         fix="remove the pair, or raise data.sequence_length",
                         code="text-too-long",
@@ -132,7 +132,7 @@ def _copies(sentences: Sequence[Encoded]) -> tuple[np.ndarray, np.ndarray]:
     return owners, np.concatenate([sentences[number].own for number in order])
 
 
-def _micro_batches(sentences: Sequence[Encoded], owners: np.ndarray, stage: Stage) -> Iterator[tuple[int, int]]:
+def _micro_batches(sentences: Sequence[Encoded], owners: np.ndarray, stage: StageShape) -> Iterator[tuple[int, int]]:
     """First and last copy (exclusive) of each micro-batch, whose copies have one length."""
     lengths = np.array([len(each.ids) for each in sentences])[owners]
     bounds = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]

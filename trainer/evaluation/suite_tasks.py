@@ -265,7 +265,7 @@ def checked_metrics(name: str, metrics: Any, wanted: tuple[str, ...]) -> dict[st
         )
     found = {str(key): float(value) for key, value in metrics.items()}
     if missing := [metric for metric in wanted if metric not in found or found[metric] != found[metric]]:
-        raise UserError(
+        raise UsageError(
             f"task {name} has no metric {missing[0]!r}; it returned {', '.join(found) or 'none'}",
             fix="name metrics of the function in `metrics`",
             code="unknown-metric",

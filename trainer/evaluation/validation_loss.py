@@ -61,12 +61,12 @@ def add_scores(totals: torch.Tensor, batch: EvaluationBatch, scores: PredictionS
         (pair, micro.next_sentence_labels != IGNORED, micro.cls_positions, micro.cls_positions + 1, slice(4, 7)),
     )
     starts = micro.cu_seqlens.long()
-    for values, used, places, origin_places, columns in parts:
-        sequences = torch.searchsorted(starts, places, right=True) - 1
+    for values, used, positions, origin_positions, columns in parts:
+        sequences = torch.searchsorted(starts, positions, right=True) - 1
         ends = starts[sequences + 1]
         num_special = 2 + micro.token_type_ids[ends - 1]  # a pair has a [SEP] more, and ends in its segment B
         lengths = ends - starts[sequences] - num_special
-        groups = batch.origins[origin_places] * totals.shape[1] + torch.bucketize(lengths, bounds, right=True)
+        groups = batch.origins[origin_positions] * totals.shape[1] + torch.bucketize(lengths, bounds, right=True)
         values = torch.where(used, values.double(), 0.0).T  # (predictions, 4) or (pairs, 3)
         totals.view(-1, NUM_SUMS)[:, columns].index_add_(0, torch.where(used, groups, 0), values)
 

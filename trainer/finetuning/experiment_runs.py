@@ -81,14 +81,14 @@ class ExperimentRuns:
         self._fits_are_sent &= self._fit.is_complete
         self._fit = None
 
-    def _send_fits(self, shown_uri: str) -> None:
+    def _send_fits(self, display_uri: str) -> None:
         assert self._settings is not None, "without tracking nothing waits"
         try:
             for _ in sync(self._folder, self._settings.uri, self._warn_once):
                 pass
         except UserError:
             self._warn_once(
-                f"some metrics of the fits were not sent to {shown_uri}; send them with "
+                f"some metrics of the fits were not sent to {display_uri}; send them with "
                 f"`clozeworks sync-tracking {self._folder}`"
             )
 

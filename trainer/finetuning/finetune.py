@@ -308,7 +308,7 @@ def _fit_all(
         raise UserError(
             f"{output} cannot be written ({error.strerror or error})",
             fix="free the disk or give another output directory, and fit again",
-            code="output-not-writable",
+            code="unwritable-file",
         ) from None
     folder = _save_best(settings, experiment, best, runs.parent.run_id)
     log_results(runs.parent, experiment, results, report, picture)
@@ -380,7 +380,7 @@ def _make_output(output: Path) -> None:
         raise UserError(
             f"the output directory {output} cannot be created ({error.strerror})",
             fix="give another directory",
-            code="output-not-writable",
+            code="unwritable-file",
         ) from None
 
 

@@ -105,7 +105,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
         raise UserError(
             f"{output} cannot be written ({error.strerror or error})",
             fix="give another --output",
-            code="output-not-writable",
+            code="unwritable-file",
         ) from None
 
 
@@ -151,8 +151,8 @@ class FittedModel:
         task = make_task(name, [str(text) for _, text in sorted(config.id2label.items())])
         model, missing = load_pretrained(task.auto_class, folder, f"a model for {name}")
         if missing:
-            lacking = ", ".join(sorted(missing)[:3])
-            raise not_fine_tuned(f"{folder} lacks the weights {lacking}, so it was not fine-tuned for {name}")
+            names = ", ".join(sorted(missing)[:3])
+            raise not_fine_tuned(f"{folder} lacks the weights {names}, so it was not fine-tuned for {name}")
         preprocessor = Preprocessor.load(folder)
         if facts is None:
             return cls(model, task, preprocessor, None)

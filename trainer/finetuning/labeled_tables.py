@@ -57,7 +57,7 @@ def read_table(path: Path, quoting: bool = True, header: bool = True, ragged: bo
         separator = "\t" if path.suffix == ".tsv" else ","
         return _read_ragged(text, separator, header) if ragged else _read_separated(text, separator, quoting, header)
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist", fix="give the path of a table", code="missing-file") from None
+        raise UsageError(f"{path} does not exist", fix="give the path of a table", code="missing-path") from None
     except (OSError, ValueError) as error:  # pandas' and pyarrow's errors of reading are ValueErrors
         unquoted = (
             ""
@@ -122,7 +122,7 @@ def check_readable(path: Path) -> None:
     """Refuse a file that is not there, or whose ending names no table, before any work is done for it."""
     check_suffix(path)
     if not path.exists():
-        raise UserError(f"{path} does not exist", fix="give the path of a table", code="missing-file")
+        raise UsageError(f"{path} does not exist", fix="give the path of a table", code="missing-path")
 
 
 def check_columns(
@@ -171,7 +171,7 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
         found = read_whole(path)
     except DamagedTable as error:
         raise ValueError(str(error)) from None
-    kept = [place for place, name in enumerate(found.column_names) if not _UNNAMED_INDEX.fullmatch(name)]
+    kept = [index for index, name in enumerate(found.column_names) if not _UNNAMED_INDEX.fullmatch(name)]
     table: pandas.DataFrame = found.select(kept).replace_schema_metadata().to_pandas()
     table.attrs[REPEATED] = _repeated(table.columns.tolist())
     return table
@@ -197,7 +197,7 @@ def _utf8_text(path: Path) -> str:
         raise UserError(
             f"{path}, line {line:,}, is not UTF-8 text (byte 0x{data[error.start]:02x})",
             fix=(f"convert it, for instance with: iconv -f {source} -t utf-8 {path.name} (with its own encoding)"),
-            code="not-utf8",
+            code="table-not-utf8",
         ) from None
 
 

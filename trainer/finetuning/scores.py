@@ -79,14 +79,14 @@ def marks_entities(tags: set[str]) -> bool:
 def entities(tags: Sequence[str]) -> list[Entity]:
     """The entities of a sentence; an I- that continues none of its type begins one, as in CoNLL-2003's conlleval."""
     found: list[Entity] = []
-    for place, tag in enumerate(tags):
+    for index, tag in enumerate(tags):
         if tag == "O" or len(tag) < 3:
             continue
         kind = tag[2:]
-        if tag[0] == "I" and found and found[-1].type == kind and found[-1].end == place:
-            found[-1] = found[-1]._replace(end=place + 1)
+        if tag[0] == "I" and found and found[-1].type == kind and found[-1].end == index:
+            found[-1] = found[-1]._replace(end=index + 1)
         else:
-            found.append(Entity(kind, place, place + 1))
+            found.append(Entity(kind, index, index + 1))
     return found
 
 

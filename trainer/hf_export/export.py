@@ -68,7 +68,7 @@ def last_checkpoints(run: Path, num_checkpoints: int) -> list[Path]:
         raise UsageError(f"{run} is not a directory", fix="give the output_dir of a run", code="missing-path")
     steps, _ = list_steps(run)
     if len(steps) < num_checkpoints:
-        raise UserError(
+        raise UsageError(
             f"{run} holds {len(steps)} complete checkpoints, not --last {num_checkpoints}",
             fix="lower --last; for a new run, raise checkpoint.keep_last or set checkpoint.keep_every_steps",
             code="too-few-checkpoints",
@@ -209,5 +209,5 @@ def _explained(output: Path) -> Iterator[None]:
         raise UserError(
             f"{output} cannot be written ({reason}); nothing was exported",
             fix="free the disk, or give another directory",
-            code="output-not-writable",
+            code="unwritable-file",
         ) from None

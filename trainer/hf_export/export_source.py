@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import validate_settings
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, read_manifest
 from data_prep.dataset.manifest_records import SourceRecord
@@ -43,6 +43,8 @@ def read_source(checkpoint: Path, weights: dict[str, torch.Tensor] | None = None
     folder = find_checkpoint(checkpoint)
     saved = read_state(folder)
     config = validate_settings(RunConfig, without_registry(saved.config), str(folder / STATE_NAME))
+    # The RoPE bases are those that the weights were last trained with.
+    config = config.model_copy(update={"model": config.stage_of(saved.state.step).model})
     output_dir = folder.parent.parent
     tokenizer_folder = output_dir / TOKENIZER_FOLDER
     _check_tokenizer(tokenizer_folder, saved)
@@ -53,7 +55,7 @@ def read_source(checkpoint: Path, weights: dict[str, torch.Tensor] | None = None
 def find_checkpoint(folder: Path) -> Path:
     """`folder` itself, or the newest complete checkpoint in it where it is a run's folder."""
     if not folder.is_dir():
-        raise UserError(
+        raise UsageError(
             f"{folder} is not a directory",
             fix="give a checkpoint (OUTPUT_DIR/checkpoints/step-NNNNNNNN) or a run's OUTPUT_DIR",
             code="missing-checkpoint",
@@ -67,7 +69,7 @@ def _check_tokenizer(folder: Path, saved: SavedState) -> None:
         raise UserError(
             f"{folder}, the tokenizer of the run, is missing",
             fix="copy the directory tokenizer/ of the shards there",
-            code="missing-tokenizer",
+            code="missing-data-file",
         )
     found, expected = Tokenizer.load(folder).fingerprint, saved.data.tokenizer_fingerprint
     if found != expected:
@@ -80,9 +82,7 @@ def _check_tokenizer(folder: Path, saved: SavedState) -> None:
 
 
 def _facts(folder: Path, saved: SavedState, config: RunConfig) -> TrainingFacts:
-    digests = dict(
-        zip((storage.redact(c.url) for c in config.data.components), saved.data.manifest_digests, strict=False)
-    )
+    digests = dict(zip(map(storage.redact, config.data_sets), saved.data.manifest_digests, strict=False))
     tags = _tracked_tags(folder.parent.parent)
     return TrainingFacts(
         checkpoint=folder.name,
@@ -117,10 +117,10 @@ def _tracked_tags(output_dir: Path) -> dict[str, str]:
 def _sources(config: RunConfig, digests: tuple[str, ...]) -> tuple[SourceRecord, ...]:
     """The sources of the very shards that were trained on, where these can still be read; else nothing."""
     sources: list[SourceRecord] = []
-    for component, digest in zip(config.data.components, digests, strict=False):
+    for url, digest in zip(config.data_sets, digests, strict=False):
         try:
             # A source that was removed is still named, and has no documents.
-            sources += [source for source in read_manifest(component.url, digest).sources if source.documents]
+            sources += [source for source in read_manifest(url, digest).sources if source.documents]
         except (UserError, OSError):
             return ()  # the card says so; an export must not depend on the data still being there
     return tuple(sources)

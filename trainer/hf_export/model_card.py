@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from data_prep.dataset.data_card import escaped
 from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.run_config import RunConfig
+from trainer.config.stages import Stage
 from trainer.model.hugging_face import family_in_transformers
 from trainer.model.sizes import num_parameters
 
@@ -117,10 +118,10 @@ def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> 
         ("tokens seen", f"{facts.tokens_seen:,}" if facts.tokens_seen is not None else None),
         (
             "sequence lengths",
-            ", ".join(str(length) for length in dict.fromkeys(p.sequence_length for p in config.stages)),
+            _each(str(stage.sequence_length) for stage in config.stages),
         ),
-        ("masking rate", _masking_rate(config)),
-        ("peak learning rate", f"{config.optimizer.learning_rate:g} ({config.schedule.name})"),
+        ("masking rate", _each(_masking_rate(stage) for stage in config.stages)),
+        ("peak learning rate", _each(f"{s.peak_learning_rate:g} ({s.schedule.name})" for s in config.stages)),
         ("precision", config.training.precision),
         ("tokenizer", f"{_TOKENIZERS[tokenizer.info.kind]}, fingerprint `{tokenizer.fingerprint}`"),
         *(
@@ -182,8 +183,13 @@ def _linked(name: str, url: str | None) -> str:
     return f"[{escaped(name)}](<{url}>)" if _PLAIN_URL.fullmatch(url) else f"{escaped(name)}: {escaped(url)}"
 
 
-def _masking_rate(config: RunConfig) -> str:
-    data = config.data
+def _each(values: Iterable[str]) -> str:
+    """The values of the stages in order, each once."""
+    return ", ".join(dict.fromkeys(values))
+
+
+def _masking_rate(stage: Stage) -> str:
+    data = stage.data
     first, last = data.mlm_probability, data.evaluated_mlm_probability
     rate = f"{first:g}" if first == last else f"{first:g} at the first step to {last:g} at the last"
     units = {"token": "", "word": ", whole words", "span": f", spans of {data.mean_span_words:g} words on average"}

@@ -121,10 +121,10 @@ def _token_id_cases(loaded: Any, tokenizer: Tokenizer) -> Iterator[tuple[str, An
         if isinstance(tokenizer, ForeignTokenizer):
             yield text, tokenizer.encode_marked(text), ids
             continue
-        place = ids.index(tokenizer.special_tokens.mask)
+        mask_index = ids.index(tokenizer.special_tokens.mask)
         # No space is put in front of what follows a mask; one that is there stays.
         rest = normalize(after, tokenizer.normalization)[0 if after.startswith(" ") else 1 :]
-        yield text, (prepared(before), rest), (ids[:place], tokenizer.decode(ids[place + 1 :]))
+        yield text, (prepared(before), rest), (ids[:mask_index], tokenizer.decode(ids[mask_index + 1 :]))
 
 
 def _holds_special_token(text: str, tokenizer: Tokenizer) -> bool:

@@ -175,7 +175,7 @@ class Embedder:
             spans = encoded["offset_mapping"][number]
             for match in WORD.finditer(text):
                 inside = [
-                    place for place, (begin, end) in enumerate(spans) if begin < match.end() and end > match.start()
+                    index for index, (begin, end) in enumerate(spans) if begin < match.end() and end > match.start()
                 ]
                 if inside:
                     vectors.append((match.group().casefold(), hidden[number, inside].mean(dim=0).numpy()))

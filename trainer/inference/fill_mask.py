@@ -160,7 +160,7 @@ class FillMask:
         text = text if self.mask_token == MASK_TOKEN else text.replace(MASK_TOKEN, self.mask_token)
         with quiet_transformers():  # it warns of every text that is longer than the model takes
             body, full = self._ids(text, add_special_tokens=False), self._ids(text)
-        positions = [place for place, token in enumerate(body) if token == self.tokenizer.mask_token_id]
+        positions = [position for position, token in enumerate(body) if token == self.tokenizer.mask_token_id]
         if not positions:
             raise UsageError(
                 f"the text {shorten(text)!r} has no {self.mask_token}",
@@ -171,11 +171,11 @@ class FillMask:
         prefix, suffix = full[:before], full[before + len(body) :]
         length = self.max_length - len(prefix) - len(suffix)
         masks: list[tuple[Candidate, ...]] = []
-        for start, places in windows(positions, len(body), length):
+        for start, group in windows(positions, len(body), length):
             input_ids = torch.tensor([prefix + body[start : start + length] + suffix])
             with torch.inference_mode():
                 logits = self.model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).logits[0]
-            masks += [self._candidates(logits[len(prefix) + place - start], top_k) for place in places]
+            masks += [self._candidates(logits[len(prefix) + position - start], top_k) for position in group]
         best = [candidates[0] for candidates in masks]
         window = length if len(body) > length else None
         return Prediction(text, tuple(masks), fill(text, self.mask_token, best), len(body), window)
@@ -197,9 +197,9 @@ class FillMask:
 
         probabilities = torch.softmax(logits.float(), dim=-1)
         allowed = [token_id for token_id in self._word_ids if token_id < len(probabilities)]
-        values, places = probabilities[allowed].topk(min(top_k, len(allowed)))
-        found = zip(places.tolist(), values.tolist(), strict=True)
-        return tuple(self._candidate(allowed[place], probability) for place, probability in found)
+        values, indices = probabilities[allowed].topk(min(top_k, len(allowed)))
+        found = zip(indices.tolist(), values.tolist(), strict=True)
+        return tuple(self._candidate(allowed[index], probability) for index, probability in found)
 
     def _candidate(self, token_id: int, probability: float) -> Candidate:
         piece = str(self.tokenizer.convert_ids_to_tokens(token_id))
@@ -263,7 +263,7 @@ def windows(positions: list[int], num_tokens: int, length: int) -> list[tuple[in
     """Windows of `length` tokens to read, as (start, masks within): all at once, or one around each mask."""
     if num_tokens <= length:
         return [(0, positions)]
-    return [(min(max(place - length // 2, 0), num_tokens - length), [place]) for place in positions]
+    return [(min(max(position - length // 2, 0), num_tokens - length), [position]) for position in positions]
 
 
 def fill(text: str, mask_token: str, candidates: list[Candidate]) -> str:

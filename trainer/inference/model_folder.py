@@ -27,7 +27,7 @@ def check_model_folder(folder: Path, strict: bool = False, name: str | None = No
     """
     name = name or str(folder)
     if not (folder / "config.json").is_file():
-        raise UserError(
+        raise UsageError(
             f"{name} has no config.json, so it is not a Hugging Face directory",
             fix="give a directory that `clozeworks export` wrote, or the copy of a model from the Hub",
             code="not-a-model-folder",

@@ -58,7 +58,7 @@ def pull(model: str | Path, destination: Path | None = None, tracking_uri: str |
     model_uri = str(model)
     check_address(model_uri)
     if destination is not None and destination.exists() and any(destination.iterdir()):
-        raise UserError(
+        raise UsageError(
             f"the destination {destination} of {model_uri} is not empty",
             fix="give another directory, or empty it",
             code="output-not-empty",
@@ -173,7 +173,7 @@ def find_model(client: MlflowClient, model_uri: str) -> tuple[str, str | None]:
     except MlflowException as error:
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise
-        raise UserError(
+        raise UsageError(
             f"{model_uri} does not exist; {_what_there_is(client, name)}",
             fix="give a model that exists, or set --tracking-uri (in Python tracking_uri=) to the server that has it",
             code="unknown-model",

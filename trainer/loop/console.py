@@ -102,10 +102,10 @@ def _speed(metrics: Mapping[str, float]) -> str:
 class StepBar:
     """Progress bar of a run on a terminal; shows nothing elsewhere."""
 
-    def __init__(self, is_shown: bool, step: int, max_steps: int) -> None:
+    def __init__(self, is_visible: bool, step: int, max_steps: int) -> None:
         """`step` is the number of completed steps."""
         self._bar: tqdm.tqdm[NoReturn] | None = None
-        if is_shown and sys.stderr.isatty():
+        if is_visible and sys.stderr.isatty():
             self._bar = tqdm.tqdm(
                 total=max_steps,
                 initial=step,

@@ -15,19 +15,19 @@ from trainer.data.shard_set import ShardSet, open_shard_set
 
 
 def open_data(config: RunConfig, allow_change: bool = False) -> list[ShardSet]:
-    """Open the data sets of a run: the versions of its checkpoint, else (or with `allow_change`) the current ones.
+    """Open the data sets of all stages of a run: the versions of its checkpoint, else the current ones.
 
     Raises:
         UserError: a data set is missing or damaged, or the run's version of it was deleted.
     """
     data, output_dir = config.data, Path(config.output_dir)
     digests: Sequence[str | None] = () if allow_change else begun_with(output_dir, config.checkpoint.upload_to)
-    if len(digests) != len(data.components):  # another mixture, which `check_compatible` reports
-        digests = [None] * len(data.components)
+    if len(digests) != len(config.data_sets):  # other data, which `check_compatible` reports
+        digests = [None] * len(config.data_sets)
     try:
         return [
-            open_shard_set(component.url, data.cache_dir, data.cache_bytes, digest)
-            for component, digest in zip(data.components, digests, strict=True)
+            open_shard_set(url, data.cache_dir, data.cache_bytes, digest)
+            for url, digest in zip(config.data_sets, digests, strict=True)
         ]
     except UnknownVersion as error:
         raise UserError(

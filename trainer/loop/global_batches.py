@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from trainer.checkpoint.format import TrainState
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.config.schedule import masking_rate
 from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.sample_range import SampleRange
 from trainer.data.shard_set import ShardSet
@@ -35,36 +35,48 @@ def open_stage(
 
     `ranks` are this rank and the world size.
     """
+    stage = config.stages[number]
     return Loader(
-        shard_sets,
-        config.data,
-        config.stages[number],
+        stage.select(shard_sets),
+        stage.data,
+        stage,
         position,
         config.training.seed,
         *ranks,
-        lambda step: masking_rate(step, config.max_steps, config.data),
+        stage.masking_rate,
         step,
         pin_memory,
-        stage_start=sum(stage.steps for stage in config.stages[:number]),
+        stage_start=stage.first_step,
     )
+
+
+def first_position(config: RunConfig, number: int, position: Position) -> Position:
+    """Return where stage `number` begins, after an earlier stage ended at `position`.
+
+    A stage with the same samples goes on with those that were not read yet; any other begins a new epoch.
+    """
+    ended = config.stages[position.stage] if position.stage < len(config.stages) else None
+    if ended is not None and config.stages[number].continues(ended):
+        return replace(position, stage=number)
+    return Position(number, position.epoch + 1, 0)
 
 
 def batches_from(
     config: RunConfig, shard_sets: Sequence[ShardSet], step: int, ranks: tuple[int, int]
 ) -> Iterator[GlobalBatch]:
     """Yield the global batches of a run after `step` completed steps, without a checkpoint's position."""
-    start = epoch = 0
-    for number, steps in enumerate(config.steps_by_stage):
-        loader = open_stage(config, shard_sets, number, Position(number, epoch, 0), start, ranks)
+    position = Position(0, 0, 0)
+    for number, stage in enumerate(config.stages):
+        position = first_position(config, number, position) if number else position
+        start, steps = stage.first_step, stage.taken_steps
+        loader = open_stage(config, shard_sets, number, position, start, ranks)
         first = min(max(step - start, 0), steps)
-        position = Position(number, epoch, 0)
         for spec in itertools.islice(loader.specs(), first):
             position = spec.next_position
         loader = open_stage(config, shard_sets, number, position, start + first, ranks)
         for batch in itertools.islice(loader, steps - first):
             position = batch.next_position
             yield batch
-        start, epoch = start + steps, position.epoch + 1
 
 
 class GlobalBatches:
@@ -87,20 +99,20 @@ class GlobalBatches:
         return state.epoch + (state.next_sample / num_samples if num_samples else 0.0)
 
     def _of_stages(self, step: int, position: Position) -> Iterator[GlobalBatch]:
-        run, config, stage_end = self._run, self._run.config, 0
+        run, config = self._run, self._run.config
         for number, stage in enumerate(config.stages):
-            stage_end += stage.steps
-            if step >= stage_end:
+            if step >= stage.last_step:
                 continue
             if position.stage != number:
-                position = Position(number, position.epoch + 1, 0)
+                before, position = position, first_position(config, number, position)
                 arithmetic = batch_arithmetic(stage, run.ranks.world_size)
-                run.log(f"stage {number}: {arithmetic}; starting a new epoch")
+                data = "continuing the epoch" if position.epoch == before.epoch else "starting a new epoch"
+                run.log(f"{stage.label}: {arithmetic}; {data}")
             pin_memory = run.ranks.device.type == "cuda"
             ranks = run.ranks.rank, run.ranks.world_size
             self._loader = open_stage(config, run.shard_sets, number, position, step, ranks, pin_memory)
             described = -1
-            for batch in itertools.islice(self._loader, stage_end - step):
+            for batch in itertools.islice(self._loader, stage.last_step - step):
                 if batch.position.epoch != described:
                     self._describe_pairs(batch.position.epoch)
                     described = batch.position.epoch
@@ -109,7 +121,7 @@ class GlobalBatches:
                     run.log(f"dropped the last {batch.skipped_samples} samples of epoch {last} (incomplete batch)")
                 position = batch.next_position
                 yield without_skipped(batch, self._skipped)
-            step = stage_end
+            step = stage.last_step
 
     def _describe_pairs(self, epoch: int) -> None:
         """Log the counts of sentence pairs of an epoch."""

@@ -25,6 +25,8 @@ from trainer.evaluation.minimal_pairs import read_minimal_pairs
 
 PER_HOST = {
     "data.shards.url": "the manifests are compared instead",
+    "training.stages.data.shards.url": "the manifests are compared instead",
+    "branch.run": "hosts may have mounted the checkpoint of a branch elsewhere; rank 0's is read",
     "data.tokenizer": "its fingerprint is compared with the shards' instead",
     "evaluation.minimal_pairs": "their content is compared instead",
     "data.num_workers": "batches do not depend on it, and hosts may have other numbers of cores",
@@ -87,10 +89,17 @@ def _facts_of_settings(config: RunConfig) -> tuple[dict[str, Fact], dict[str, Fa
     public = without_secrets(config)
     values = public.model_dump(mode="json")
     # A single component may be written as a URL or as a list.
-    values["data"]["shards"] = [each.model_dump(mode="json") for each in public.data.components]
+    values["data"]["shards"] = _as_list(values["data"]["shards"])
+    for stage in values["training"]["stages"]:
+        if stage["data"] is not None:
+            stage["data"]["shards"] = _as_list(stage["data"]["shards"])
     facts = {name: _fact(value) for name, value in _flatten(values)}
     per_host = {name: fact for name, fact in facts.items() if may_differ(name)}
     return {name: fact for name, fact in facts.items() if name not in per_host}, per_host
+
+
+def _as_list(shards: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"url": shards, "weight": None}] if isinstance(shards, str) else shards
 
 
 def _flags(allow_change: bool, branch: Branch | None) -> dict[str, Any]:

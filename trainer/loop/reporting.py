@@ -10,7 +10,6 @@ from dataclasses import replace
 from data_prep.base.terminal import duration
 from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
-from trainer.config.schedule import tokens_of_run
 from trainer.data.evaluation_batches import EvaluationBatch, evaluation_batches, origins_of
 from trainer.distributed.process_group import gather_objects
 from trainer.distributed.stop_signal import describe_requests
@@ -39,7 +38,7 @@ def log(run: Run, state: TrainState, progress: Progress, epoch: float) -> tuple[
     newest = lines[-1]
     metrics = {**newest.metrics, **interval_metrics(run, state, interval)}
     run.tracker.log(newest.step, {**metrics, **(run.system.read() if run.system else {})})
-    stage, left = run.config.stages[state.stage], seconds_left(run.config, state, interval)
+    stage, left = run.config.stage_of(state.step), seconds_left(run.config, state, interval)
     progress = replace(
         progress,
         metrics={**progress.metrics, **metrics},
@@ -62,7 +61,7 @@ def log(run: Run, state: TrainState, progress: Progress, epoch: float) -> tuple[
 
 def interval_metrics(run: Run, state: TrainState, interval: Interval) -> dict[str, float]:
     """Return speed and health since the last log line."""
-    stage = run.config.stages[state.stage]
+    stage = run.config.stage_of(state.step)
     peak = peak_flops(run.config, run.ranks.device)
     speed = interval.metrics(stage, flops_per_position(run.config, stage), peak)
     return {**speed, **run.health.metrics, "health/skipped_steps": float(state.skipped_steps)}
@@ -70,30 +69,29 @@ def interval_metrics(run: Run, state: TrainState, interval: Interval) -> dict[st
 
 def seconds_left(config: RunConfig, state: TrainState, interval: Interval) -> float:
     """Estimate the time to the end of the run by tokens: the global batch may grow, and differs between stages."""
-    positions = interval.rows * config.stages[state.stage].sequence_length
-    left = tokens_of_run(config.stages, config.steps_by_stage, state.step)
-    return interval.seconds / positions * left
+    positions = interval.rows * config.stage_of(state.step).sequence_length
+    return interval.seconds / positions * config.tokens_after(state.step)
 
 
 def log_evaluation(run: Run, state: TrainState, progress: Progress) -> tuple[TrainState, Progress]:
     """Evaluate on the valid split; report to MLflow and the console."""
     run.watchdog.mark(f"evaluating after step {state.step}")
-    if (text := long_evaluation(run, progress)) is not None:
+    if (text := long_evaluation(run, state, progress)) is not None:
         run.log(text)
-    stage = run.config.stages[state.stage]
+    stage = run.config.stage_of(state.step)
     batches = evaluation_batches(
         run.shard_sets,
-        run.config.data,
+        stage.evaluation_data,
         stage,
         run.config.training.seed,
         run.ranks.rank,
         run.ranks.world_size,
-        run.config.evaluation.max_tokens,
+        stage.evaluation.max_tokens,
     )
     origins = origins_of(run.shard_sets)
     metrics = evaluate(run.engine, _marked(batches, run, state), run.ranks, origins, run.config.evaluation)
     is_last = state.step == run.config.max_steps
-    if run.minimal_pairs is not None and (is_last or state.step % run.config.evaluation.pairs_every_steps == 0):
+    if run.minimal_pairs is not None and (is_last or state.step % stage.evaluation.pairs_every_steps == 0):
         metrics |= run.minimal_pairs.evaluate(run.engine, stage, run.ranks, run.watchdog.mark)
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}  # JSON has no NaN
     run.tracker.log(state.step, metrics)
@@ -108,15 +106,15 @@ def log_evaluation(run: Run, state: TrainState, progress: Progress) -> tuple[Tra
     return state, progress
 
 
-def long_evaluation(run: Run, progress: Progress) -> str | None:
+def long_evaluation(run: Run, state: TrainState, progress: Progress) -> str | None:
     """Announce an evaluation that takes long enough to look like a hang; None for a short one.
 
     The time is estimated from the training speed, without minimal pairs: a forward pass is a third of a step.
     """
     speed = progress.metrics.get("train/tokens_per_second", 0.0)
     tokens = sum(shard_set.manifest.valid.tokens for shard_set in run.shard_sets)
-    if run.config.evaluation.max_tokens is not None:
-        tokens = min(tokens, run.config.evaluation.max_tokens)
+    max_tokens = run.config.stage_of(state.step).evaluation.max_tokens
+    tokens = tokens if max_tokens is None else min(tokens, max_tokens)
     seconds = tokens / speed / 3 if speed > 0 else 0.0
     if seconds < ANNOUNCED_SECONDS:
         return None
@@ -162,6 +160,7 @@ def report_status(run: Run, state: TrainState, progress: Progress, how: State) -
     values = {
         "step": state.step,
         "max_steps": run.config.max_steps,
+        "stage": run.config.stage_of(state.step).label if run.config.training.stages else None,
         "tokens_seen": state.tokens_seen,
         "skipped_steps": state.skipped_steps,
         "unreadable_rows": state.unreadable_rows,

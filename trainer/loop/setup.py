@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,13 +19,14 @@ from trainer.checkpoint.restore import find_latest, load
 from trainer.checkpoint.upload import Uploader
 from trainer.checkpoint.writer import warn_on_stderr
 from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig, without_registry
 from trainer.config.schedule import rate_jump_warning
-from trainer.config.training_settings import Stage
+from trainer.config.stages import Stage
 from trainer.data.batch import Batch
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.sample_range import Branch
-from trainer.data.shard_set import ShardSet
+from trainer.data.shard_set import ShardSet, tokenizer_of_run
 from trainer.distributed.process_group import Ranks, broadcast_object, patient_collectives
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
@@ -77,7 +77,8 @@ def set_up(
     model = PretrainingModel(config.model, next_sentence, config.training.activation_checkpointing)
     model.initialize(config.training.seed)
     if config.model.output_bias == "frequencies":
-        model.set_output_bias(torch.from_numpy(training_counts(config.data, shard_sets)))
+        first = config.stages[0]
+        model.set_output_bias(torch.from_numpy(training_counts(first.data, first.select(shard_sets))))
     notes: list[str] = []
     earlier = latest.saved.data_lineage if latest else ()
     if config.init_from is not None and latest is None:  # a checkpoint has precedence
@@ -100,6 +101,7 @@ def set_up(
     status = read_status(output_dir)
     if status and status.get("step") == state.step:
         progress = replace(progress, metrics=status.get("metrics", {}))
+    stage = config.stage_of(state.step + 1)
     uploader = Uploader(config.checkpoint, ranks, warn_on_stderr) if config.checkpoint.upload_to is not None else None
     if uploader is not None and latest is not None and branch is None:
         uploader.submit_if_missing(latest)
@@ -112,7 +114,7 @@ def set_up(
         recorder=Recorder(ranks, state.step),
         stop_signal=stop_signal,
         watchdog=watchdog,
-        health=Health(config.health, training_entropy_nats(config.data, shard_sets)),
+        health=Health(config.health, training_entropy_nats(stage.data, stage.select(shard_sets))),
         minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
         uploader=uploader,
         registrar=Registrar(config, warn_on_stderr, print_line) if ranks.is_first and config.registry.name else None,
@@ -136,7 +138,7 @@ def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | N
     """
     if config.evaluation.minimal_pairs is None:
         return None
-    tokenizer = Tokenizer.load(config.data.tokenizer or shard_set.tokenizer_folder)
+    tokenizer = Tokenizer.load(tokenizer_of_run(config.data.tokenizer, shard_set))
     shortest = min(stage.sequence_length for stage in config.stages)
     return open_minimal_pairs(config.evaluation.minimal_pairs, tokenizer, shortest)
 
@@ -173,7 +175,9 @@ def warmup_step(
     """
     ahead, is_compiled = stages_after(step, config), config.training.compile is True
     shapes = one_of_each_shape([_as_cut(stage, ranks.world_size) for stage in ahead])
-    batches = [_first_batch(stage, config, shard_sets, ranks) for stage in (shapes if is_compiled else shapes[:1])]
+    batches = [
+        _first_batch(stage, stage.data, config, shard_sets, ranks) for stage in (shapes if is_compiled else shapes[:1])
+    ]
     losses = [_loss_of(engine, batch) for batch in batches]
     if not is_compiled:
         engine.prepare(*losses)
@@ -185,33 +189,43 @@ def warmup_step(
         engine.eval()
         with torch.no_grad():
             for stage in one_of_each_shape(ahead):
-                engine.forward(_first_batch(stage, config, shard_sets, ranks), scored=True)
+                engine.forward(_first_batch(stage, stage.evaluation_data, config, shard_sets, ranks), scored=True)
         engine.train()
     watchdog.mark("setting up")
 
 
 def stages_after(step: int, config: RunConfig) -> list[Stage]:
     """Return the remaining stages after `step` steps; at the end of the run, the last one."""
-    taken = zip(config.stages, config.steps_by_stage, itertools.accumulate(config.steps_by_stage), strict=True)
-    stages = [(stage, end) for stage, steps, end in taken if steps]
-    return [stage for stage, end in stages if end > step] or [stages[-1][0]]
+    taken = [stage for stage in config.stages if stage.taken_steps]
+    return [stage for stage in taken if stage.first_step + stage.taken_steps > step] or taken[-1:]
 
 
 def one_of_each_shape(stages: Sequence[Stage]) -> list[Stage]:
     """Return one stage per shape of micro-batch, the largest first."""
-    by_shape = {(stage.micro_batch_tokens, stage.sequence_length): stage for stage in stages}
+    by_shape = {
+        (stage.micro_batch_tokens, stage.sequence_length, stage.data.max_mlm_probability): stage for stage in stages
+    }
     return [by_shape[shape] for shape in sorted(by_shape, reverse=True)]
+
+
+def enter_stage(engine: Engine, stage: Stage) -> None:
+    """Set what differs between stages and is no argument of a step: RoPE bases and gradient clipping."""
+    assert isinstance(engine.module, PretrainingModel)
+    engine.module.set_rope_bases(stage.model)
+    engine.set_gradient_clipping(stage.gradient_clipping)
 
 
 def _as_cut(stage: Stage, world_size: int) -> Stage:
     """Return the stage with the micro-batch size of training on that many ranks; evaluation uses the full size."""
-    return stage.model_copy(update={"micro_batch_tokens": batch_arithmetic(stage, world_size).micro_batch_tokens})
+    return replace(stage, micro_batch_tokens=batch_arithmetic(stage, world_size).micro_batch_tokens)
 
 
-def _first_batch(stage: Stage, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks) -> Batch:
-    """Return a micro-batch of valid data in the stage's shape, on the rank's device."""
+def _first_batch(
+    stage: Stage, data: DataSettings, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks
+) -> Batch:
+    """Return a micro-batch of valid data in the stage's shape, masked as `data` sets it, on the rank's device."""
     batches = evaluation_batches(
-        shard_sets, config.data, stage, config.training.seed, ranks.rank, ranks.world_size, stage.micro_batch_tokens
+        shard_sets, data, stage, config.training.seed, ranks.rank, ranks.world_size, stage.micro_batch_tokens
     )
     return next(batches).batch.to(ranks.device)
 
@@ -227,11 +241,11 @@ def _loss_of(engine: Engine, batch: Batch) -> Callable[[], torch.Tensor]:
 def log_run_summary(run: Run, state: TrainState, changes: list[str]) -> None:
     """Log how the run starts, and send its description to MLflow."""
     config = run.config
-    stage = config.stages[min(state.stage, len(config.stages) - 1)]
+    stage = config.stage_of(state.step + 1)
     run.log(f"{run.num_parameters:,} parameters | {batch_arithmetic(stage, run.ranks.world_size)}")
     if (warmup := stage.batch_warmup) is not None:
         grows = f"{warmup.initial_tokens:,} to {stage.global_batch_tokens:,} tokens"
-        run.log(f"batch-size ramp-up: {grows} over the first {warmup.steps:,} steps of the stage")
+        run.log(f"batch-size ramp-up: {grows} over the first {warmup.num_steps:,} steps of the stage")
     run.log(
         f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"
         if state.step
@@ -252,7 +266,10 @@ def rate_jump(latest: Checkpoint, config: RunConfig, state: TrainState) -> str |
     before = RunConfig.model_validate(without_registry(latest.saved.config)).max_steps
     if before == config.max_steps or not 0 < state.step < config.max_steps:
         return None
-    return rate_jump_warning(state.step, before, config.max_steps, config.optimizer.learning_rate, config.schedule)
+    stage = config.stage_of(state.step + 1)
+    if stage.has_own_schedule:
+        return None
+    return rate_jump_warning(state.step, before, config.max_steps, stage.peak_learning_rate, stage.schedule)
 
 
 def seen_data(shard_sets: list[ShardSet], earlier: tuple[str, ...], ranks: Ranks) -> tuple[str, ...]:
@@ -268,8 +285,8 @@ def keep_tokenizer(config: RunConfig, shard_set: ShardSet) -> None:
     Raises:
         UserError: the tokenizer is damaged, or the output directory cannot be written.
     """
-    source, folder = config.data.tokenizer or shard_set.tokenizer_folder, Path(config.output_dir) / TOKENIZER_FOLDER
-    tokenizer = Tokenizer.load(source)
+    tokenizer = Tokenizer.load(tokenizer_of_run(config.data.tokenizer, shard_set))
+    folder = Path(config.output_dir) / TOKENIZER_FOLDER
     if not is_tokenizer(folder, tokenizer.fingerprint):
         copy_tokenizer(tokenizer, str(folder))
 

@@ -8,7 +8,6 @@ step, read this file, `trainer/loop/step.py`, `trainer/engine/engine.py` and `tr
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,6 @@ from trainer.checkpoint.format import TrainState, step_folder
 from trainer.checkpoint.upload import check_upload_wait
 from trainer.checkpoint.writer import warn_on_stderr
 from trainer.config.run_config import RunConfig
-from trainer.config.schedule import learning_rate
 from trainer.data.loader import GlobalBatch
 from trainer.data.sample_range import Branch
 from trainer.data.sample_settings import check_enough_data
@@ -50,7 +48,7 @@ from trainer.loop.reporting import log, log_evaluation, report_end, report_start
 from trainer.loop.run import Progress, Run
 from trainer.loop.run_lock import only_training
 from trainer.loop.saving import defer_save, finish_previous_start, save, state_of_checkpoint
-from trainer.loop.setup import set_up
+from trainer.loop.setup import enter_stage, set_up
 from trainer.loop.step import StepRequests, StepResult, take_step
 from trainer.metrics.health import NonFiniteSteps
 from trainer.metrics.status import State, record_end, record_loss_of_writer
@@ -150,7 +148,7 @@ def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | U
         shard_sets = open_data(config, allow_change)
         check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
         check_own_tokenizer(shard_sets[0])
-        check_enough_data(shard_sets, config.data, config.stages, config.training.seed)
+        check_enough_data(shard_sets, config.stages, config.training.seed)
         if config.evaluation.minimal_pairs is not None:
             read_minimal_pairs(config.evaluation.minimal_pairs)
     except UserError as error:
@@ -234,7 +232,8 @@ def fetch(run: Run, batches: GlobalBatches, state: TrainState) -> GlobalBatch:
 
 
 def step(run: Run, batch: GlobalBatch, state: TrainState, progress: Progress) -> StepResult:
-    """Take one optimizer step on a global batch (`trainer/loop/step.py`)."""
+    """Take one optimizer step on a global batch, as its stage sets it (`trainer/loop/step.py`)."""
+    enter_stage(run.engine, run.config.stage_of(state.step + 1))
     return take_step(
         engine=run.engine,
         global_batch=batch,
@@ -250,7 +249,7 @@ def step(run: Run, batch: GlobalBatch, state: TrainState, progress: Progress) ->
 
 def rate_of_step(config: RunConfig, step: int) -> float:
     """Return the learning rate of a step, counted from 1."""
-    return learning_rate(step - 1, config.max_steps, config.optimizer.learning_rate, config.schedule)
+    return config.stage_of(step).learning_rate(step - 1)
 
 
 @dataclass(frozen=True)
@@ -277,11 +276,12 @@ def what_is_due(config: RunConfig, state: TrainState, progress: Progress, result
     """
     step, nonfinite = state.step, progress.nonfinite
     last, stop = step == config.max_steps, result.counts.stop
-    evaluation = last or step % config.evaluation.every_steps == 0
+    stage = config.stage_of(step)
+    evaluation = last or step % stage.evaluation.every_steps == 0
     ends = last or stop
     wanted = ends or progress.save_is_deferred or result.counts.save or step % config.checkpoint.every_steps == 0
     save = wanted and not nonfinite.in_streak and (ends or not result.is_nonfinite)
-    ends_stage = step in itertools.accumulate(config.steps_by_stage)
+    ends_stage = step == stage.last_step
     is_regular = step % config.logging.every_steps == 0 or step in EARLY_STEPS
     log = evaluation or save or ends or ends_stage or nonfinite.is_too_long or is_regular
     return Due(log, evaluation, save, wanted and not save, stop and not last, ends)

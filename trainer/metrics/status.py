@@ -51,6 +51,7 @@ class Status(_Record):
     written_at: _Time
     step: _Count | None = None
     max_steps: _Count = 0
+    stage: str | None = None
     tokens_seen: _Count = 0
     skipped_steps: _Count = 0
     world_size: _Count = 0

@@ -1,4 +1,4 @@
-"""Attention among the places of one sequence, for sequences packed into rows without padding.
+"""Attention among the positions of one sequence, for sequences packed into rows without padding.
 
 Three ways to the same function:
 
@@ -42,13 +42,13 @@ class AttentionLayout(NamedTuple):
     cu_seqlens: torch.Tensor
     """(S + 1,) int32: starts of the sequences, then T; unused entries repeat T."""
     sequence_length: int
-    """L: places in a row, the largest length of a sequence."""
+    """L: positions in a row, the largest length of a sequence."""
     num_rows: int
     """R; T = R * L."""
     reach: int | None
-    """Places that a place sees to each side of itself; None: all of its sequence."""
+    """Positions that a position sees to each side of itself; None: all of its sequence."""
     bias: torch.Tensor | None
-    """In the dtype of the hidden states, 0 between places that see each other and -inf between others. masked:
+    """In the dtype of the hidden states, 0 between positions that see each other and -inf between others. masked:
     (R, 1, L, L); by_sequence: (L, L) from the start of any sequence, None without `reach`; varlen: None."""
     rotation: Rotation | None
     """Turns queries and keys by their positions; None without rotary positions."""
@@ -126,8 +126,8 @@ class _SplitQKV(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         whole = gradients[0]._base
         if whole is not None and whole.dim() == 4 and whole.shape[1] == len(gradients):
-            places = [(part.data_ptr(), part.shape, part.stride()) for part in gradients]
-            if places == [(part.data_ptr(), part.shape, part.stride()) for part in whole.unbind(1)]:
+            layouts = [(part.data_ptr(), part.shape, part.stride()) for part in gradients]
+            if layouts == [(part.data_ptr(), part.shape, part.stride()) for part in whole.unbind(1)]:
                 return whole
         return torch.stack(gradients, dim=1)
 
@@ -160,17 +160,17 @@ def _attend_masked(
 
 def _are_apart(batch: Batch, reach: int | None) -> torch.Tensor:
     """(R, 1, L, L) bool: whether two positions of a row are of different sequences, or further apart than `reach`."""
-    places = torch.arange(batch.input_ids.numel(), device=batch.cu_seqlens.device, dtype=torch.int32)
-    sequences = torch.bucketize(places, batch.cu_seqlens[1:], right=True)  # (T,): number of each place's sequence
+    positions = torch.arange(batch.input_ids.numel(), device=batch.cu_seqlens.device, dtype=torch.int32)
+    sequences = torch.bucketize(positions, batch.cu_seqlens[1:], right=True)  # (T,): number of each position's sequence
     sequences = sequences.view(batch.num_rows, 1, batch.sequence_length)
     differs = sequences.unsqueeze(-1) != sequences.unsqueeze(-2)  # (R, 1, L, L)
     return differs if reach is None else differs | _are_far(batch, reach)
 
 
 def _are_far(batch: Batch, reach: int) -> torch.Tensor:
-    """(L, L) bool: whether two places are further apart than `reach`."""
-    places = torch.arange(batch.sequence_length, device=batch.cu_seqlens.device)
-    return (places.unsqueeze(-1) - places).abs() > reach
+    """(L, L) bool: whether two positions are further apart than `reach`."""
+    positions = torch.arange(batch.sequence_length, device=batch.cu_seqlens.device)
+    return (positions.unsqueeze(-1) - positions).abs() > reach
 
 
 def _as_bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

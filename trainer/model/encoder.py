@@ -20,6 +20,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.activation_checkpointing = activation_checkpointing
+        self.rope_bases = {"global": config.global_rope_theta, "local": config.local_rope_theta}
+        """By kind of attention; they may change between the stages of a run."""
         self.is_compiled = False
         """Whether `PretrainingModel.compile_blocks` compiled the blocks."""
         self.embeddings = Embeddings(config)
@@ -48,7 +50,6 @@ class Encoder(nn.Module):
             hidden_states.device, hidden_states.dtype, config.head_size, dropout, batch.sequence_length
         )
         reaches = {"global": None, "local": config.local_attention and config.local_attention // 2}
-        thetas = {"global": config.global_rope_theta, "local": config.local_rope_theta}
         is_rotary = config.position_embedding == "rotary"
         return {
             kind: attention_layout(
@@ -56,7 +57,7 @@ class Encoder(nn.Module):
                 hidden_states.dtype,
                 kernel,
                 reaches[kind],
-                rotation(batch.position_ids, config.head_size, thetas[kind]) if is_rotary else None,
+                rotation(batch.position_ids, config.head_size, self.rope_bases[kind]) if is_rotary else None,
             )
             for kind in sorted(set(config.attention_kinds))
         }

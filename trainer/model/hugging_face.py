@@ -95,15 +95,15 @@ def from_hugging_face(
 ) -> tuple[dict[str, torch.Tensor], dict[str, list[str]]]:
     """The tensors for our parameters `names` from transformers' state dict, and for the others what it lacks."""
     converted: dict[str, torch.Tensor] = {}
-    lacking: dict[str, list[str]] = {}
+    incomplete: dict[str, list[str]] = {}
     for name in names:
         sources = FAMILIES[family].hugging_face_names(name)
         missing = [source for source in sources if source not in weights]
         if missing:
-            lacking[name] = missing
+            incomplete[name] = missing
         else:
             converted[name] = torch.cat([weights[source] for source in sources])
-    return converted, lacking
+    return converted, incomplete
 
 
 def _bert_config(config: ModelSettings, next_sentence: bool, special_tokens: SpecialTokens) -> dict[str, Any]:

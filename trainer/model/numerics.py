@@ -43,7 +43,7 @@ def with_compilation_decided(config: RunConfig, ranks: Ranks) -> tuple[RunConfig
     if config.training.compile != "auto":
         return config, None
     missing = gather_objects(missing_for_compilation(ranks.device.type), ranks)
-    lacking = [rank for rank, what in enumerate(missing) if what is not None]
+    unable = [rank for rank, what in enumerate(missing) if what is not None]
     warning = None
     if config.zero.stage == 3:
         if ranks.device.type == "cuda":
@@ -52,12 +52,12 @@ def with_compilation_decided(config: RunConfig, ranks: Ranks) -> tuple[RunConfig
                 "training.compile=false"
             )
         return _with_training(config, compile=False), warning
-    if lacking and ranks.device.type == "cuda":
+    if unable and ranks.device.type == "cuda":
         warning = (
-            f"training.compile=auto: nothing is compiled, because rank {lacking[0]} lacks {missing[lacking[0]]}. "
+            f"training.compile=auto: nothing is compiled, because rank {unable[0]} lacks {missing[unable[0]]}. "
             "Fix: provide it on every host, or set training.compile=false"
         )
-    return _with_training(config, compile=not lacking), warning
+    return _with_training(config, compile=not unable), warning
 
 
 def fast_precision(device_type: str, processor: Processor) -> Literal["fp32", "bf16"]:

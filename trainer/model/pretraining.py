@@ -113,6 +113,10 @@ class PretrainingModel(nn.Module):
         """Initialize every weight from `seed`, the same on every device."""
         initialize(self, seed, self.config)
 
+    def set_rope_bases(self, config: ModelSettings) -> None:
+        """Rotate queries and keys with the bases of `config` from now on."""
+        self.encoder.rope_bases = {"global": config.global_rope_theta, "local": config.local_rope_theta}
+
     def set_output_bias(self, token_counts: torch.Tensor) -> None:
         """Begin at the log of each piece's frequency: the best prediction without context.
 

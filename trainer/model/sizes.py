@@ -195,7 +195,7 @@ def activation_bytes(
     num_final_norms = int(config.norm_position == "pre")
     kept_blocks = 1 if activation_checkpointing else layers
     kept_norms = math.ceil(num_block_norms(config) / layers) if activation_checkpointing else num_block_norms(config)
-    per_place = {
+    per_position = {
         "embeddings": config.embedding_norm * number_bytes * hidden + embedding_mask,
         "attention": kept_blocks
         * (number_bytes * (5 * hidden + rotated) + 4 * config.num_attention_heads + attention_mask),
@@ -203,4 +203,4 @@ def activation_bytes(
         "norms": (kept_norms + num_final_norms) * number_bytes * hidden,
         "checkpoints": layers * number_bytes * hidden if activation_checkpointing else 0,
     }
-    return {part: micro_batch_tokens * size for part, size in per_place.items()}
+    return {part: micro_batch_tokens * size for part, size in per_position.items()}

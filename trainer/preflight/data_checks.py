@@ -11,7 +11,6 @@ from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.verification import tokenizer_file_problems
 from data_prep.storage import storage
 from trainer.config.run_config import RunConfig
-from trainer.config.schedule import tokens_of_run
 from trainer.data.sample_settings import check_enough_data
 from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, open_shard_set
 from trainer.preflight.finding import Finding
@@ -24,7 +23,7 @@ SHOWN_FILES = 3
 
 def check_data(config: RunConfig, world_size: int) -> Iterator[Finding]:
     """Manifests against tokenizer and model, the files that they name, a sample of the shards, shards against ranks."""
-    sets = [open_shard_set(part.url, config.data.cache_dir, config.data.cache_bytes) for part in config.data.components]
+    sets = [open_shard_set(url, config.data.cache_dir, config.data.cache_bytes) for url in config.data_sets]
     check_tokenizer(sets, config.data.tokenizer, config.model.vocab_size)
     for shard_set in sets:
         check_own_tokenizer(shard_set)
@@ -36,8 +35,8 @@ def check_data(config: RunConfig, world_size: int) -> Iterator[Finding]:
             yield Finding("warn", "shards", f"{where} has no valid documents; raise shards.valid_fraction")
         shards = "1 train shard for" if len(train.shards) == 1 else f"{len(train.shards):,} train shards for"
         yield Finding("ok", "shards", f"{where}: {shards} {counted(world_size, 'rank')}")
-    check_enough_data(sets, config.data, config.stages, config.training.seed)
-    asked = tokens_of_run(config.stages, config.steps_by_stage)
+    check_enough_data(sets, config.stages, config.training.seed)
+    asked = config.tokens_after()
     tokens = sum(shard_set.manifest.train.tokens for shard_set in sets)
     yield Finding("ok", "tokens", f"the run reads {asked:,} tokens, about {format_epochs(asked / max(tokens, 1))}")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import to_yaml
 from data_prep.base.terminal import counted
 from data_prep.dataset.manifest import Manifest, read_manifest
@@ -15,8 +15,9 @@ from trainer.checkpoint.format import list_steps
 from trainer.checkpoint.store import stored_steps
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig, without_secrets
-from trainer.config.schedule import global_batch_sizes, tokens_of_run, tokens_of_stage
-from trainer.config.training_settings import Stage, ZeroStage
+from trainer.config.schedule import global_batch_sizes, tokens_of_stage
+from trainer.config.stages import Stage
+from trainer.config.training_settings import ZeroStage
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.shard_set import check_is_data_set
 from trainer.model.pretraining import PretrainingModel
@@ -38,11 +39,14 @@ USUAL_PADDING = 128
 ZERO_STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 
 
-def explain(config: RunConfig, world_size: int, expects_shards: bool = False) -> str:
+def explain(
+    config: RunConfig, world_size: int, expects_shards: bool = False, tokens_per_second: float | None = None
+) -> str:
     """Return the explanation for `world_size` ranks; it needs neither a GPU nor shards.
 
     Args:
         expects_shards: whether missing shards are worth a warning, as if they were named on the command line.
+        tokens_per_second: throughput of all ranks, for the hours of each stage.
 
     Raises:
         UserError: existing shards do not fit the configuration; `init_from` is missing or does not fit it.
@@ -50,6 +54,7 @@ def explain(config: RunConfig, world_size: int, expects_shards: bool = False) ->
     parts = [
         ("Configuration", to_yaml(without_secrets(config)).rstrip().splitlines()),
         ("Parameters", parameter_lines(config)),
+        ("Stages", stage_lines(config, tokens_per_second)),
         ("Batches", batch_lines(config, world_size)),
         ("Operations", flops_lines(config)),
         (
@@ -105,11 +110,42 @@ def parameter_lines(config: RunConfig) -> list[str]:
     ]
 
 
+def stage_lines(config: RunConfig, tokens_per_second: float | None = None) -> list[str]:
+    """The table of stages; the hours are those of the tokens at a throughput, if one is given."""
+    header = ("stage", "name", "steps", "tokens", "length", "masking", "learning rate", "hours")
+    rows = [_stage_row(stage, tokens_per_second) for stage in config.stages]
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
+    if tokens_per_second is None:
+        return [*map(str.rstrip, lines), "--tokens-per-second N adds the hours at that throughput of all ranks"]
+    hours = config.tokens_after() / tokens_per_second / 3600
+    return [*map(str.rstrip, lines), f"whole run at {tokens_per_second:,.0f} tokens/s: {hours:,.1f} hours"]
+
+
+def _stage_row(stage: Stage, tokens_per_second: float | None) -> tuple[str, ...]:
+    first, last = stage.first_step, stage.first_step + max(stage.taken_steps, 1) - 1
+    masks = dict.fromkeys(f"{stage.masking_rate(step):.3g}" for step in (first, last))
+    unit = "" if stage.data.mask_unit == "token" else f", {stage.data.mask_unit}s"
+    schedule = stage.schedule
+    parts = [f"{stage.peak_learning_rate:.3g} at most"]
+    if stage.taken_steps:
+        parts.append(f"{stage.learning_rate(last):.2g} at the end")
+    if stage.first_step < stage.rate_clock.first_step + (schedule.warmup_steps or 0):
+        parts.append(f"{schedule.warmup_steps:,} warmup steps")
+    if schedule.name != "warmup_stable_decay" or schedule.decay_steps:
+        parts.append(schedule.shape if schedule.name != "warmup_stable_decay" else f"{schedule.shape} decay")
+    tokens = stage.tokens
+    hours = "-" if tokens_per_second is None else f"{tokens / tokens_per_second / 3600:,.1f}"
+    steps = f"{stage.taken_steps:,}" + (f" of {stage.steps:,}" if stage.taken_steps < stage.steps else "")
+    length, masking = f"{stage.sequence_length:,}", " to ".join(masks) + unit
+    return (str(stage.number), stage.name or "-", steps, f"{tokens:,}", length, masking, ", ".join(parts), hours)
+
+
 def batch_lines(config: RunConfig, world_size: int) -> list[str]:
     """The batch arithmetic of every stage."""
     lines = []
-    for number, (stage, steps) in enumerate(zip(config.stages, config.steps_by_stage, strict=True)):
-        name = f"stage {number}: " if len(config.stages) > 1 else ""
+    for stage, steps in zip(config.stages, config.steps_by_stage, strict=True):
+        name = f"{stage.label}: " if len(config.stages) > 1 else ""
         arithmetic = batch_arithmetic(stage, world_size)
         lines.append(f"{name}{arithmetic}; {steps:,} steps = {tokens_of_stage(stage, 0, steps):,} tokens")
         if arithmetic.micro_batch_tokens < stage.micro_batch_tokens:
@@ -126,7 +162,7 @@ def warmup_lines(stage: Stage, world_size: int) -> list[str]:
     warmup = stage.batch_warmup
     if warmup is None:
         return []
-    lines = [f"  batch-size ramp-up over {warmup.steps:,} steps; the learning rate follows the step, not the batch"]
+    lines = [f"  batch-size ramp-up over {warmup.num_steps:,} steps; the learning rate follows the step, not the batch"]
     for step, tokens in global_batch_sizes(stage):
         arithmetic = batch_arithmetic(stage, world_size, tokens)
         line = f"  from step {step + 1:,}: {tokens:,} tokens, {arithmetic.accumulation_steps} accumulation"
@@ -142,7 +178,7 @@ def flops_lines(config: RunConfig) -> list[str]:
         flops = flops_per_token(
             config.model,
             stage.sequence_length,
-            config.data.max_mlm_probability,
+            stage.data.max_mlm_probability,
             config.data.has_sentence_pairs,
         )
         total += flops * tokens_of_stage(stage, 0, steps)
@@ -185,15 +221,15 @@ def activation_lines(config: RunConfig, world_size: int) -> list[str]:
 def shard_lines(config: RunConfig, world_size: int, expects_shards: bool = False) -> Iterator[str]:
     """Describe the shards: contents, sufficiency, downloads and cache of each node."""
     manifests = []
-    for component in config.data.components:
+    for url in config.data_sets:
         try:
-            check_is_data_set(component.url)
-            manifests.append(read_manifest(component.url))
+            check_is_data_set(url)
+            manifests.append(read_manifest(url))
         except UserError as error:
             is_expected = error.code == "missing-path" and not expects_shards
             yield f"{'skipped' if is_expected else 'warning'}: {error} [{error.code}]"
             continue
-        yield from _describe_shards(storage.redact(component.url), manifests[-1], config, world_size)
+        yield from _describe_shards(storage.redact(url), manifests[-1], config, world_size)
     if manifests:
         yield from reading_lines(manifests, config.data.cache_bytes)
 
@@ -233,7 +269,7 @@ def initial_weights_lines(config: RunConfig, source: str) -> list[str]:
     if complete:
         return [f"skipped: {config.output_dir} has checkpoints, and the run resumes from the newest"]
     try:
-        fingerprint = read_manifest(config.data.components[0].url).tokenizer.fingerprint
+        fingerprint = read_manifest(config.data_sets[0]).tokenizer.fingerprint
     except UserError:  # reported under "Shards"; without them there is nothing to compare the tokenizer with
         fingerprint = None
     return look_at_initial_weights(config.model, source, config.tracking.uri, fingerprint)
@@ -241,14 +277,14 @@ def initial_weights_lines(config: RunConfig, source: str) -> list[str]:
 
 def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size: int) -> Iterator[str]:
     if manifest.tokenizer.vocab_size > config.model.vocab_size:
-        raise UserError(
+        raise UsageError(
             f"the shards at {url} have ids up to {manifest.tokenizer.vocab_size - 1:,}, and "
             f"model.vocab_size is {config.model.vocab_size:,}",
             fix=f"set model.vocab_size={manifest.tokenizer.vocab_size}",
             code="vocabulary-too-small",
         )
     train = manifest.train
-    asked = tokens_of_run(config.stages, config.steps_by_stage)
+    asked = config.tokens_after()
     yield (
         f"{url}: {counted(len(train.shards), 'train shard')} for {counted(world_size, 'rank')} (any number of "
         f"ranks reads any number of shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import Stage
+from trainer.config.stages import Stage
 from trainer.engine.deepspeed_config import BATCH_KEYS, deepspeed_config
 from trainer.model.sizes import flops_per_token, num_parameters
 from trainer.preflight.scale import sent_bytes
@@ -69,7 +69,7 @@ def step_traffic(config: RunConfig, stage: Stage, world_size: int, achieved_flop
     """A step of `stage` on `world_size` ranks that each reach `achieved_flops` operations per second."""
     cut = batch_arithmetic(stage, world_size)
     flops = flops_per_token(
-        config.model, stage.sequence_length, config.data.max_mlm_probability, config.data.has_sentence_pairs
+        config.model, stage.sequence_length, stage.data.max_mlm_probability, config.data.has_sentence_pairs
     )
     row_seconds = flops * stage.sequence_length / achieved_flops
     compute_seconds = cut.micro_batch_rows * cut.accumulation_steps * row_seconds

@@ -57,7 +57,7 @@ class Answer:
 def check_hosts(hosts: Sequence[str], config: RunConfig) -> Iterator[Finding]:
     """That each host lets us in by ssh, has the same versions and time, and sees the same folders."""
     here = [sys.version.split()[0], *(importlib.metadata.version(package) for package in PACKAGES)]
-    local_shards = [part.url for part in config.data.components if not is_remote(part.url)]
+    local_shards = [url for url in config.data_sets if not is_remote(url)]
     folder = Path(config.output_dir).absolute()
     there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
     probe = there / f".clozeworks-doctor-{secrets.token_hex(4)}"

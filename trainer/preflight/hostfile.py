@@ -35,9 +35,9 @@ def read_hostfile(path: str) -> dict[str, int]:
             continue
         match = _HOST_LINE.fullmatch(text)
         if match is None or match[1] in hosts:
-            shown = repr(text[:_SHOWN_CHARACTERS])
+            quoted = repr(text[:_SHOWN_CHARACTERS])
             raise UsageError(
-                f"hostfile {path}, line {number}: {shown} is not 'HOST slots=N', each host once",
+                f"hostfile {path}, line {number}: {quoted} is not 'HOST slots=N', each host once",
                 fix="correct the line",
                 code="invalid-hostfile",
             )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import Stage, ZeroStage
+from trainer.config.stages import Stage
+from trainer.config.training_settings import ZeroStage
 from trainer.model.sizes import memory_per_rank
 
 TENSORS_ONLY = "tensors only; add about 0.7 GiB for the process"
@@ -29,7 +30,7 @@ def memory_in_stage(config: RunConfig, stage: Stage, zero_stage: ZeroStage, worl
         micro_batch_tokens=batch_arithmetic(stage, world_size).micro_batch_tokens,
         sequence_length=stage.sequence_length,
         precision=precision,
-        mlm_probability=config.data.max_mlm_probability,
+        mlm_probability=stage.data.max_mlm_probability,
         next_sentence=config.data.has_sentence_pairs,
         activation_checkpointing=config.training.activation_checkpointing,
     )

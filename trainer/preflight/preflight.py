@@ -25,7 +25,7 @@ from trainer.checkpoint.upload import check_upload_wait
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.config.schedule import global_batch_sizes
-from trainer.config.training_settings import Stage
+from trainer.config.stages import Stage
 from trainer.distributed.process_group import extensions_folder
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.model.numerics import fast_precision
@@ -55,9 +55,9 @@ def cheap_findings(config: RunConfig, world_size: int, device: torch.device) -> 
 def check_batches(config: RunConfig, world_size: int) -> Iterator[Finding]:
     """The batch arithmetic of every stage, and that DeepSpeed's settings follow from the YAML."""
     deepspeed_config(config, world_size)
-    for number, stage in enumerate(config.stages):
+    for stage in config.stages:
         arithmetic = batch_arithmetic(stage, world_size)
-        where = f"stage {number}: " if len(config.stages) > 1 else ""
+        where = f"{stage.label}: " if len(config.stages) > 1 else ""
         if arithmetic.padding_share > NOTABLE_FILLING:
             text = f"{where}{arithmetic}; set global_batch_tokens to a multiple, or lower micro_batch_tokens"
             yield Finding("warn", "batch", text)

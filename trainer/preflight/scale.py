@@ -23,7 +23,7 @@ from typing import Literal
 
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import Stage
+from trainer.config.stages import Stage
 from trainer.model.sizes import flops_per_token, num_parameters
 from trainer.preflight.disk_checks import CHECKPOINT_BYTES_PER_PARAMETER
 from trainer.preflight.memory_estimate import memory_in_stage
@@ -65,7 +65,7 @@ def scaled(config: RunConfig, stage: Stage, world_size: int, zero_stage: Literal
     cut = batch_arithmetic(stage, world_size)
     parts = memory_in_stage(config, stage, zero_stage, world_size)
     flops = flops_per_token(
-        config.model, stage.sequence_length, config.data.max_mlm_probability, config.data.has_sentence_pairs
+        config.model, stage.sequence_length, stage.data.max_mlm_probability, config.data.has_sentence_pairs
     )
     state = sum(parts[name] for name in _STATE)
     return Scaled(

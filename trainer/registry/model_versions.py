@@ -125,12 +125,12 @@ def promote(
         candidate = next((each for each in versions if str(each.version) == version), None)
         if candidate is None:
             known = ", ".join(str(each.version) for each in versions) or "none"
-            raise UserError(
+            raise UsageError(
                 f"{name} has no version {version}, only {known}",
                 fix="give one of them with --version",
                 code="unknown-model-version",
             )
-        holders = {bearer: each for each in versions for bearer in each.aliases}
+        holders = {alias_name: each for each in versions for alias_name in each.aliases}
         named = {each: holders[each].scores if each in holders else None for each in aliases_of(conditions)}
         verdict = judge(conditions, candidate.scores, named, alias)
         if not verdict.holds:
@@ -178,7 +178,7 @@ def _versions(client: Any, name: str | None) -> list[ModelVersion]:
     wanted = f"name='{name}'" if name is not None else None
     models = list(_all_pages(client.search_registered_models, wanted))
     if name is not None and name not in {each.name for each in models}:
-        raise UserError(
+        raise UsageError(
             f"there is no registered model {name}",
             fix="see the Models page of the server for the names, or register the model first",
             code="unknown-model",

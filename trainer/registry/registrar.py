@@ -113,7 +113,7 @@ class Registrar:
             else:
                 self._registered.add(step)
                 self._note({"step": step, **value})
-                self._tell(step, value)
+                self._report(step, value)
 
     def _answer(self, request: Request) -> dict[str, Any]:
         """What the process that registers says of the version."""
@@ -133,7 +133,7 @@ class Registrar:
         value: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
         return value
 
-    def _tell(self, step: int, value: dict[str, Any]) -> None:
+    def _report(self, step: int, value: dict[str, Any]) -> None:
         newest = max(self._registered)
         promotion = f"no alias moves back from step {newest:,}" if newest > step else value["promotion"]
         ending = f"; {promotion}" if promotion else ""

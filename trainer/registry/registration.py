@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import regex
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 from trainer.config.registry_names import check_names
 from trainer.inference.export_origin import read_provenance
@@ -309,7 +309,7 @@ def _training_run(client: MlflowClient, run_id: str | None, required: bool) -> R
         run = None
     if run is None or run.info.lifecycle_stage == "deleted":
         if required:
-            raise UserError(
+            raise UsageError(
                 f"the server has no run {run_id}",
                 fix="give a run of this server, or leave it out",
                 code="unknown-run",

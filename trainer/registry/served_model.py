@@ -41,7 +41,7 @@ class ServedModel:
     """Tokens at which MLflow's function cuts a text."""
 
     @property
-    def shown_example(self) -> str:
+    def example_text(self) -> str:
         """The example on one line."""
         return self.example if isinstance(self.example, str) else " | ".join(self.example.values())
 

@@ -125,8 +125,8 @@ def _read(model: PretrainingModel, source: str, tracking_uri: str | None, tokeni
     family, note = _check(folder, source, model.config, tokenizer_fingerprint)
     loaded, missing = load_pretrained(_ARCHITECTURES[family], folder, "the beginning of a run (init_from)")
     weights = {name: weight for name, weight in loaded.state_dict().items() if name not in missing}
-    converted, lacking = from_hugging_face(weights, (name for name, _ in model.named_parameters()), family)
-    if of_encoder := [names for name, names in lacking.items() if name.startswith("encoder.")]:
+    converted, incomplete = from_hugging_face(weights, (name for name, _ in model.named_parameters()), family)
+    if of_encoder := [names for name, names in incomplete.items() if name.startswith("encoder.")]:
         raise UserError(
             f"init_from={storage.redact(source)} lacks {', '.join(of_encoder[0])} of the encoder",
             fix="give a complete checkpoint of this architecture",

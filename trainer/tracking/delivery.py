@@ -62,13 +62,13 @@ def read_cursor(journal: Journal, tracking_uri: str) -> Cursor:
 
     Sending everything again is harmless.
     """
-    beginning = Cursor(tracking_uri=tracking_uri, run_uuid=journal.record.run_uuid)
+    start = Cursor(tracking_uri=tracking_uri, run_uuid=journal.record.run_uuid)
     try:
         cursor = Cursor.model_validate_json(cursor_path(journal.folder, tracking_uri).read_bytes())
     except (OSError, ValidationError):
-        return beginning
-    if cursor.run_uuid != beginning.run_uuid:
-        return beginning
+        return start
+    if cursor.run_uuid != start.run_uuid:
+        return start
     if cursor.offset > journal.size or cursor.revision > journal.record.revision:  # restored from an older copy
         cursor = cursor.model_copy(update={"offset": 0, "revision": 0})
     return cursor
@@ -146,7 +146,7 @@ class Delivery:
             self._run_is_known = False
             raise
 
-    def _lacks(self, record: RunRecord, field: str) -> bool:
+    def _needs(self, record: RunRecord, field: str) -> bool:
         return record.changed_at.get(field, 0) > self.cursor.revision
 
     def _find_run(self) -> None:
@@ -165,7 +165,7 @@ class Delivery:
                 f"{self._journal.folder / 'run.json'} before the next start for a new run",
                 code="mlflow-run-deleted",
             )
-        if run.info.status != record.status and (record.status == "RUNNING" or not self._lacks(record, "status")):
+        if run.info.status != record.status and (record.status == "RUNNING" or not self._needs(record, "status")):
             self._set_status(record)
         self._run_is_known = True
 
@@ -203,14 +203,14 @@ class Delivery:
     def _send_params(self, record: RunRecord) -> None:
         from mlflow.entities import Param
 
-        params = [Param(*item) for item in record.params.items()] if self._lacks(record, "params") else []
+        params = [Param(*item) for item in record.params.items()] if self._needs(record, "params") else []
         for start in range(0, len(params), MAX_BATCH_PARAMS):
             self._client.log_batch(self._run_id, params=params[start : start + MAX_BATCH_PARAMS], synchronous=True)
 
     def _send_tags(self, record: RunRecord) -> None:
         from mlflow.entities import RunTag
 
-        if self._lacks(record, "tags"):
+        if self._needs(record, "tags"):
             tags = [RunTag(*item) for item in record.tags.items()]
             self._client.log_batch(self._run_id, tags=tags, synchronous=True)
 
@@ -225,7 +225,7 @@ class Delivery:
             self.advance(parent_run_id=parent.info.run_id)
 
     def _send_data_sets(self, record: RunRecord) -> None:
-        if self._lacks(record, "data_sets"):
+        if self._needs(record, "data_sets"):
             self._client.log_inputs(self._run_id, datasets=[_as_mlflow(each) for each in record.data_sets])
 
     def _send_points(self) -> None:
@@ -279,7 +279,7 @@ class Delivery:
         return left_out
 
     def _send_status(self, record: RunRecord) -> None:
-        if self._lacks(record, "status"):
+        if self._needs(record, "status"):
             self._set_status(record)
 
     def _set_status(self, record: RunRecord) -> None:

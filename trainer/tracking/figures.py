@@ -85,11 +85,11 @@ def smooth(values: Sequence[float]) -> np.ndarray:
 def _limit(axes: Axes, panel: TrainingPanel) -> None:
     """Let single outliers of the raw curve leave the picture rather than flatten all other curves."""
     assert panel.train is not None
-    shown = [*np.quantile(panel.train.y, [0.002, 0.998])]
-    shown += panel.valid.y if panel.valid is not None else []
-    shown += [panel.baseline[1]] if panel.baseline is not None else []
-    margin = 0.05 * max(max(shown) - min(shown), 1e-12)
-    axes.set_ylim(min(shown) - margin, max(shown) + margin)
+    limits = [*np.quantile(panel.train.y, [0.002, 0.998])]
+    limits += panel.valid.y if panel.valid is not None else []
+    limits += [panel.baseline[1]] if panel.baseline is not None else []
+    margin = 0.05 * max(max(limits) - min(limits), 1e-12)
+    axes.set_ylim(min(limits) - margin, max(limits) + margin)
 
 
 def draw_curves(panels: Sequence[tuple[str, Mapping[str, Mapping[str, Curve]]]], x_label: str, title: str) -> bytes:
@@ -114,7 +114,7 @@ def draw_heads(weights: np.ndarray, tokens: Sequence[str], titles: Sequence[str]
     side = min(max(1.8, 0.17 * len(tokens) + 0.9), 8.0)
     figure = _figure(side * columns, side * rows)
     grid = np.atleast_1d(figure.subplots(rows, columns)).ravel()
-    places = range(len(tokens))
+    indices = range(len(tokens))
     size = 7 if len(tokens) <= 24 else 4
     for number, axes in enumerate(grid):
         if number >= len(weights):
@@ -122,8 +122,8 @@ def draw_heads(weights: np.ndarray, tokens: Sequence[str], titles: Sequence[str]
             continue
         axes.imshow(weights[number], cmap="Blues", vmin=0.0, vmax=max(float(weights[number].max()), 1e-6))
         axes.set_title(titles[number], fontsize=8)
-        axes.set_xticks(places, [_plain(token) for token in tokens], rotation=90, fontsize=size)
-        axes.set_yticks(places, [_plain(token) for token in tokens], fontsize=size)
+        axes.set_xticks(indices, [_plain(token) for token in tokens], rotation=90, fontsize=size)
+        axes.set_yticks(indices, [_plain(token) for token in tokens], fontsize=size)
     return _png(figure)
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, field_validator
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 
 ENTROPY_PARAM = "data.unigram_entropy_nats"
@@ -119,7 +119,7 @@ class Journal:
         """
         record = read_record(folder)
         if record is None:
-            raise UserError(
+            raise UsageError(
                 f"{folder} has no {RECORD_NAME}: no run was tracked there",
                 fix="give the OUTPUT_DIR of a run",
                 code="nothing-tracked",
@@ -332,8 +332,8 @@ def _begins_with(path: Path, other: Path) -> bool:
     """Whether the file at `path` begins with the contents of `other`; a missing file is empty."""
     if not path.exists():
         return other.stat().st_size == 0
-    with open(path, "rb") as file, open(other, "rb") as beginning:
-        while piece := beginning.read(1 << 20):
+    with open(path, "rb") as file, open(other, "rb") as prefix:
+        while piece := prefix.read(1 << 20):
             if file.read(len(piece)) != piece:
                 return False
     return True

@@ -223,12 +223,12 @@ def registry_view_hint(tracking_uri: str, name: str, version: str | int | None =
 
 
 def _hint_for(tracking_uri: str, path: str) -> str:
-    shown = storage.hide_secrets(tracking_uri)
+    uri = storage.hide_secrets(tracking_uri)
     if tracking_uri.startswith(("http://", "https://")):
-        return f"{shown.rstrip('/')}/{path}".rstrip("/")
+        return f"{uri.rstrip('/')}/{path}".rstrip("/")
     if urlsplit(tracking_uri).scheme.partition("+")[0] not in DATABASES:
-        return shown
-    return f"mlflow ui --backend-store-uri {quote(shown)}, then open {DEFAULT_UI}/{path}"
+        return uri
+    return f"mlflow ui --backend-store-uri {quote(uri)}, then open {DEFAULT_UI}/{path}"
 
 
 @contextlib.contextmanager
@@ -251,7 +251,7 @@ def request_limits(max_retries: int, timeout_seconds: int) -> Iterator[None]:
         yield
     finally:
         with _limits_lock:
-            del _open_limits[next(place for place, held in enumerate(_open_limits) if held is limits)]
+            del _open_limits[next(index for index, each in enumerate(_open_limits) if each is limits)]
             _apply_limits()
 
 

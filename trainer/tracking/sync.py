@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 from trainer.tracking.delivery import Delivery
 from trainer.tracking.journal import RECORD_NAME, Journal, read_record
@@ -40,7 +40,7 @@ def tracking_folders(output_dir: Path) -> list[Path]:
     """
     found = [path.parent for path in output_dir.rglob(RECORD_NAME) if (path.parent / "artifacts").is_dir()]
     if not found:
-        raise UserError(
+        raise UsageError(
             f"{output_dir} has no tracking/{RECORD_NAME}: no run was tracked there",
             fix="give the OUTPUT_DIR of a run",
             code="nothing-tracked",

@@ -128,15 +128,15 @@ class Tracker:
             ) from None
         before = journal.record.tracking_uri
         tracking_uri = resolve_tracking_uri(settings.uri, before or None)
-        shown_uri = storage.hide_secrets(tracking_uri)
-        if before not in ("", shown_uri):
-            warn(f"tracking URI changed from {before} to {shown_uri}: all metrics are sent to a new run there")
+        display_uri = storage.hide_secrets(tracking_uri)
+        if before not in ("", display_uri):
+            warn(f"tracking URI changed from {before} to {display_uri}: all metrics are sent to a new run there")
         if journal.copied_from is not None:
             warn(f"{folder} is a copy of {journal.copied_from}: starting a new MLflow run with the metrics so far")
         if journal.num_damaged_lines:
             warn(f"{journal.points_path} has {journal.num_damaged_lines} damaged lines, which are skipped")
         parent_uuid = parent_uuid or journal.record.parent_uuid
-        journal.update(status="RUNNING", parent_uuid=parent_uuid, tracking_uri=shown_uri)
+        journal.update(status="RUNNING", parent_uuid=parent_uuid, tracking_uri=display_uri)
         return cls(journal, tracking_uri, warn, patience_seconds)
 
     @property

@@ -32,7 +32,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_misspelt_folder_or_a_file_is_told_and_nothing_is_made(
     command: Command, original: Path, tmp_path: Path
 ) -> None:
-    assert command("remove", tmp_path / "nope", "--source", "south") == 1 and str(tmp_path / "nope") in command.errors
+    assert command("remove", tmp_path / "nope", "--source", "south") == 2 and str(tmp_path / "nope") in command.errors
     assert command("verify", original / "manifest.json") == 2
     assert str(original) in command.errors
     assert not list(tmp_path.iterdir())
@@ -67,7 +67,7 @@ def test_a_source_goes_in_two_steps(command: Command, folder: Path) -> None:
     assert command("remove", folder, "--purge") == 0
     assert "deleted 10 files" in command.output
     assert command("verify", folder, "--workers", 1) == 0 and "note:" not in command.output
-    assert command("verify", folder, "--version", "1") == 1
+    assert command("verify", folder, "--version", "1") == 2
     assert "version 1" in command.errors and "2 (" in command.errors
     assert not set(before) & {name for name in files(folder) if name.endswith(".tar")}
 
@@ -79,7 +79,7 @@ def test_documents_go_by_a_file_of_ids(command: Command, folder: Path, tmp_path:
     assert command("remove", folder, "--documents", listed, "--purge", "--workers", 1) == 0
     assert "removed 3 documents" in command.output and "deleted" in command.output
     assert not set(ids) & set(document_ids(folder))
-    assert command("inspect", folder, "--document", f"{ids[0]:016x}") == 1
+    assert command("inspect", folder, "--document", f"{ids[0]:016x}") == 2
     assert "[unknown-document]" in command.errors
     assert command("verify", folder, "--workers", 1) == 0
     assert command("remove", folder, "--documents", listed, "--purge") == 0, "and once more"
@@ -90,7 +90,7 @@ def test_documents_go_by_a_file_of_ids(command: Command, folder: Path, tmp_path:
     ("arguments", "status", "message"),
     [
         ([], 2, "[missing-argument]"),
-        (["--source", "west"], 1, "'north', 'south'"),
+        (["--source", "west"], 2, "'north', 'south'"),
         (["--documents", "none.txt"], 2, "[missing-path]"),
         (["--source", "south", "--documents", "x"], 2, "not allowed with argument"),
         (["--source", "north", "--source", "south"], 2, "north and south"),

@@ -27,7 +27,7 @@ def test_every_document_is_found_and_read_as_it_stands_in_its_tar(small_shards: 
         for key, record, _ in read_records(small_shards / shard.name):
             starts = record.documents.tolist()
             for start, stop in zip(starts, [*starts[1:], len(record.tokens)], strict=True):
-                place = documents.place(number)
+                place = documents.location(number)
                 assert (place.record_key, starts[place.number_in_record]) == (key, start)
                 assert place.document_id == record.document_ids[place.number_in_record]
                 assert documents.numbers_of(place.document_id) == [number]

@@ -379,7 +379,7 @@ def test_a_document_is_found_by_each_of_its_names(command: Command, folder: Path
         assert command("inspect", folder, option, value) == 0
         assert f"document id   {second:016x}" in command.output and f"corpus id     id-{second}" in command.output
         assert "source url    -" in command.output and f"document url  {url_of(second)}" in command.output
-    assert command("inspect", folder, "--id", "b3") == 1 and "[unknown-document]" in command.errors
+    assert command("inspect", folder, "--id", "b3") == 2 and "[unknown-document]" in command.errors
     assert command("inspect", folder, "--document", "b3") == 2
     assert "--id" in command.errors and "[malformed-document-id]" in command.errors
 

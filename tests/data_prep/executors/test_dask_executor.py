@@ -27,7 +27,8 @@ from data_prep.executors import dask_executor
 from data_prep.executors.dask_executor import DaskExecutor
 from data_prep.filters.registry import load_filters
 from data_prep.pipeline.plan import Plan, make_plan
-from data_prep.pipeline.preparation import prepare_shards
+from data_prep.pipeline.preparation import map_range, merge_ranges, prepare_shards
+from data_prep.pipeline.shard_range import ShardRange
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
@@ -96,8 +97,8 @@ def tokenizer(small_tokenizer: Path) -> Tokenizer:
     return Tokenizer.load(small_tokenizer)
 
 
-def plan_of(corpus: Path, tokenizer: Tokenizer) -> Plan:
-    return make_plan(load_config(None, OVERRIDES, [str(corpus)]), tokenizer)
+def plan_of(corpus: Path, tokenizer: Tokenizer, *overrides: str) -> Plan:
+    return make_plan(load_config(None, [*OVERRIDES, *overrides], [str(corpus)]), tokenizer)
 
 
 def lack_the_filter(unit: int) -> None:
@@ -177,10 +178,10 @@ def two_workers(scheduler: str, tmp_path: Path) -> Iterator[list[subprocess.Pope
 
 @pytest.mark.fault(
     row=12,
-    fault="a Dask worker killed during tokenizer, verify or remove",
+    fault="a Dask worker killed during tokenizer, merge, verify or remove",
     required="another worker repeats its units and lost results: the same bytes as one process",
 )
-@pytest.mark.parametrize("command", ["tokenizer", "verify", "remove"])
+@pytest.mark.parametrize("command", ["tokenizer", "merge", "verify", "remove"])
 def test_row_12_a_dask_worker_killed_in_any_command_costs_nothing(
     small_corpus: Path,
     tokenizer: Tokenizer,
@@ -192,6 +193,11 @@ def test_row_12_a_dask_worker_killed_in_any_command_costs_nothing(
     settings = {"shards": {"min_shards": 3, "valid_fraction": 0.1, "unit_bytes": 20_000}}
     if command == "tokenizer":
         train_tokenizer(small_corpus, output=tmp_path / "one", vocab_size=600, config=settings, num_workers=1)
+    elif command == "merge":
+        plan = plan_of(small_corpus, tokenizer, "deduplication.near=true")
+        prepare_shards(plan, tokenizer, str(tmp_path / "one"), 1)
+        for number in (1, 2):
+            map_range(plan, tokenizer, str(tmp_path / "two"), 1, ShardRange(number, 2))
     else:
         prepare(small_corpus, tokenizer=tokenizer, output=tmp_path / "one", config=settings, num_workers=1)
         shutil.copytree(tmp_path / "one", tmp_path / "two")
@@ -199,6 +205,8 @@ def test_row_12_a_dask_worker_killed_in_any_command_costs_nothing(
     with KillsAfterFirst(scheduler, two_workers) as executor:
         if command == "tokenizer":
             train_tokenizer(small_corpus, output=tmp_path / "two", vocab_size=600, config=settings, executor=executor)
+        elif command == "merge":
+            merge_ranges(plan, tokenizer, str(tmp_path / "two"), executor)
         elif command == "verify":
             assert verify(tmp_path / "two", executor=executor).num_documents == 200
         else:

@@ -55,5 +55,5 @@ def test_a_lost_lock_stops_the_phase(tmp_path: Path) -> None:
 
 def test_results_that_lie_on_another_machine_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "_APPEARANCE_SECONDS", 0.1)
-    with pytest.raises(UserError, check=coded("output-not-shared")):
+    with pytest.raises(UserError, check=coded("result-not-visible")):
         run(tmp_path, [1, 2], Lock(), write=False)

@@ -90,7 +90,7 @@ def test_documents_of_a_shard_are_shown_from_any_place(folder: Path) -> None:
 def test_the_first_shard_is_shown_where_a_removal_has_written_shards_anew(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "set")
     manifest = read_manifest(str(folder))
-    first = ShardDocuments(str(folder), manifest, "train", manifest.train.shards[0]).place(0)
+    first = ShardDocuments(str(folder), manifest, "train", manifest.train.shards[0]).location(0)
     remove_documents(str(tmp_path / "set"), RemovalRequest(ids=np.array([first.document_id], np.uint64)), 1)
     assert read_manifest(str(tmp_path / "set")).train.shards[0].name == "train-000003.tar"
     heads = [line for line in inspect_report(str(tmp_path / "set"), "train", None, 1) if line.startswith("===")]

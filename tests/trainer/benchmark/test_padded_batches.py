@@ -10,9 +10,9 @@ import torch
 from transformers import BertConfig, BertForPreTraining
 
 from tests.benchmarks.padded_batches import to_padded
+from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.model_settings import ModelSettings
-from trainer.config.training_settings import Stage
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import ShardSet, open_shard_set
@@ -20,7 +20,7 @@ from trainer.model.hugging_face import hugging_face_config, to_hugging_face
 from trainer.model.pretraining import PretrainingModel
 
 LENGTH = 64
-STAGE = Stage(steps=1, sequence_length=LENGTH, micro_batch_tokens=8 * LENGTH, global_batch_tokens=8 * LENGTH)
+STAGE = StageShape(steps=1, sequence_length=LENGTH, micro_batch_tokens=8 * LENGTH, global_batch_tokens=8 * LENGTH)
 MODES = ["none", "next_sentence", "sentence_order"]
 
 

@@ -8,7 +8,7 @@ from tests.support.toy_training import make_config
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_compatible, current_versions
 from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import BatchWarmup, TrainingSettings
+from trainer.config.training_settings import BatchWarmup, StageSettings, TrainingSettings
 
 NUMERICS = {"attention kernel": "by_sequence", "torch build": "2.13.0+cpu"}
 IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fingerprint")
@@ -113,7 +113,9 @@ def test_what_changes_the_bits_of_a_loss_is_reported():
 def test_one_stage_written_as_stages_is_the_same_run():
     (stage,) = CONFIG.stages
     unset = {"micro_batch_tokens": None, "global_batch_tokens": None}
-    training = TrainingSettings(**CONFIG.training.model_dump() | unset | {"stages": (stage,)})
+    sizes = ("steps", "sequence_length", "micro_batch_tokens", "global_batch_tokens")
+    item = StageSettings(**{name: getattr(stage, name) for name in sizes})
+    training = TrainingSettings(**CONFIG.training.model_dump() | unset | {"stages": (item,)})
     other = CONFIG.model_copy(update={"training": training})
     assert check_compatible(saved_with(CONFIG), other, IDENTITY, 2, NUMERICS) == []
 

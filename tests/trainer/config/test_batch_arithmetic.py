@@ -1,12 +1,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config.batch_arithmetic import batch_arithmetic
-from trainer.config.training_settings import Stage
+from trainer.config.batch_arithmetic import StageShape, batch_arithmetic
 
 
-def stage(length: int, micro_rows: int, global_rows: int) -> Stage:
-    return Stage(
+def stage(length: int, micro_rows: int, global_rows: int) -> StageShape:
+    return StageShape(
         steps=1,
         sequence_length=length,
         micro_batch_tokens=length * micro_rows,

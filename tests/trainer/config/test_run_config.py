@@ -134,11 +134,6 @@ def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
         (["zero.stage=0", "zero.offload_optimizer=true"], "offload-needs-zero", "zero.stage=0"),
         (["zero.stage=4"], "invalid-setting", "zero.stage=4 must be one of 0, 1, 2 or 3"),
         (["data.mask_share=0.9", "data.random_share=0.2"], "mask-shares-exceed-one", "data.random_share=0.2"),
-        (
-            ["training.stages=[{steps: 1, sequence_length: 64, micro_batch_tokens: 64, global_batch_tokens: 64}]"],
-            "setting-of-stages",
-            "training.micro_batch_tokens",
-        ),
         (["trainning.seed=3"], "unknown-setting", "did you mean training"),
         (
             ["data.sentence_pairs=next_sentence", "model.type_vocab_size=1"],

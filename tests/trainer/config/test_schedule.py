@@ -1,9 +1,11 @@
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.schedule import (
     global_batch_sizes,
@@ -14,7 +16,7 @@ from trainer.config.schedule import (
     tokens_of_run,
     tokens_of_stage,
 )
-from trainer.config.training_settings import BatchWarmup, ScheduleSettings, Stage
+from trainer.config.training_settings import BatchWarmup, ScheduleSettings
 
 
 def rates(max_steps: int, **settings: object) -> list[float]:
@@ -84,8 +86,8 @@ def test_the_masking_rate_goes_straight_from_the_first_step_to_the_last() -> Non
     assert {masking_rate(step, 9, constant) for step in range(9)} == {0.15}
 
 
-def growing(initial: int, full: int, warmup_steps: int) -> Stage:
-    return Stage(
+def growing(initial: int, full: int, warmup_steps: int) -> StageShape:
+    return StageShape(
         steps=1000,
         sequence_length=8,
         micro_batch_tokens=8,
@@ -101,7 +103,7 @@ def test_a_batch_grows_by_its_first_size_and_each_size_has_as_many_steps():
 
 def test_the_sizes_are_told_with_their_first_steps():
     assert global_batch_sizes(growing(8, 32, 6)) == [(0, 8), (2, 16), (4, 24), (6, 32)]
-    assert global_batch_sizes(growing(8, 32, 6).model_copy(update={"batch_warmup": None})) == [(0, 32)]
+    assert global_batch_sizes(replace(growing(8, 32, 6), batch_warmup=None)) == [(0, 32)]
 
 
 def test_the_sizes_of_modernbert():

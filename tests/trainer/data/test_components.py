@@ -12,8 +12,8 @@ import pytest
 
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
+from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
-from trainer.config.training_settings import Stage
 from trainer.data.batch import IGNORED
 from trainer.data.components import check_budgets, components_of
 from trainer.data.loader import Loader, Position
@@ -21,7 +21,7 @@ from trainer.data.sample_settings import row_settings
 from trainer.data.shard_set import ShardSet
 
 LENGTH, ROWS = 32, 64
-STAGE = Stage(steps=1, sequence_length=LENGTH, micro_batch_tokens=LENGTH * ROWS, global_batch_tokens=LENGTH * ROWS)
+STAGE = StageShape(steps=1, sequence_length=LENGTH, micro_batch_tokens=LENGTH * ROWS, global_batch_tokens=LENGTH * ROWS)
 NAMES = ("wiki", "wiki", "web", "web", "books")
 """Source of each train shard."""
 
@@ -87,7 +87,7 @@ def test_a_run_over_all_budgets_uses_each_source_by_its_own(
     # "All budgets together": the positions of every source, special tokens included, as often as it is used.
     tokens_per_position = sum(natural.values()) / (LENGTH * sum(_rows(component.shards) for component in components))
     steps = int(sum(expected.values()) / tokens_per_position / (LENGTH * ROWS))
-    check_budgets(components, steps * LENGTH * ROWS, LENGTH)
+    check_budgets([components], [steps * LENGTH * ROWS], LENGTH)
     used = used_tokens(corpus, shard_set, data, steps)
     for name, number in expected.items():
         assert used[name] == pytest.approx(number, rel=0.03), (used, expected)
@@ -110,9 +110,12 @@ def test_a_run_beyond_a_budget_is_refused_with_the_longest_one(
     positions = sum(
         LENGTH * _rows(component.shards) * (3 if component.name == "wiki" else 1) for component in components
     )
-    check_budgets(components, positions, LENGTH)
+    check_budgets([components], [positions], LENGTH)
+    check_budgets([components] * 2, [positions // 2, positions // 2], LENGTH)
     with pytest.raises(UserError, check=coded("source-budget-exceeded"), match="wiki"):
-        check_budgets(components, 2 * positions, LENGTH)
+        check_budgets([components], [2 * positions], LENGTH)
+    with pytest.raises(UserError, check=coded("source-budget-exceeded"), match="wiki"):
+        check_budgets([components] * 2, [positions, positions], LENGTH)  # two stages together
 
 
 def test_a_data_set_without_budgets_is_one_component(corpus: Any) -> None:

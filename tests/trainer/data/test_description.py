@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from data_prep.tokenizer.tokenizer import Tokenizer
-from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.batch_arithmetic import StageShape, batch_arithmetic
 from trainer.config.data_settings import DataSettings
-from trainer.config.training_settings import Stage
 from trainer.data.batch import Batch
 from trainer.data.description import describe_batch, rows_as_data
 from trainer.data.loader import Loader, Position
@@ -24,7 +23,9 @@ def shard_set(small_shards) -> ShardSet:
 
 
 def batch_of(shard_set: ShardSet, rows: int = 6, **data: object) -> Batch:
-    stage = Stage(steps=1, sequence_length=LENGTH, micro_batch_tokens=rows * LENGTH, global_batch_tokens=rows * LENGTH)
+    stage = StageShape(
+        steps=1, sequence_length=LENGTH, micro_batch_tokens=rows * LENGTH, global_batch_tokens=rows * LENGTH
+    )
     assert batch_arithmetic(stage, 1).global_rows == rows
     settings = DataSettings(shards=shard_set.url, num_workers=0, **data)
     loader = Loader([shard_set], settings, stage, Position(0, 0, 0), 0, 0, 1, lambda step: settings.mlm_probability, 0)

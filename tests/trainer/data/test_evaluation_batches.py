@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
-from trainer.config.training_settings import Stage
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches, origins_of
 from trainer.data.shard_set import open_shard_set
 
-STAGE = Stage(steps=1, sequence_length=32, micro_batch_tokens=4 * 32, global_batch_tokens=4 * 32)
+STAGE = StageShape(steps=1, sequence_length=32, micro_batch_tokens=4 * 32, global_batch_tokens=4 * 32)
 SOURCES = ("books", "web", "letters")
 
 

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
+from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
-from trainer.config.training_settings import BatchWarmup, Stage
+from trainer.config.training_settings import BatchWarmup
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.loader import GlobalBatch, Loader, Position
@@ -34,8 +36,8 @@ START = Position(stage=0, epoch=0, next_sample=0)
 MODES = ["none", "next_sentence", "sentence_order"]
 
 
-def stage_of(micro_rows: int = 4, global_rows: int = GLOBAL_ROWS, length: int = LENGTH) -> Stage:
-    return Stage(
+def stage_of(micro_rows: int = 4, global_rows: int = GLOBAL_ROWS, length: int = LENGTH) -> StageShape:
+    return StageShape(
         steps=1,
         sequence_length=length,
         micro_batch_tokens=micro_rows * length,
@@ -530,7 +532,7 @@ def test_a_growing_batch_is_the_same_samples_on_any_ranks_from_any_step(
     stage_start = 100  # the warm-up counts from the stage's first step
 
     def batches(rank: int, ranks: int, rows: int, start: int, position: Position) -> list[GlobalBatch]:
-        stage = stage_of(rows).model_copy(update={"batch_warmup": WARMUP})
+        stage = replace(stage_of(rows), batch_warmup=WARMUP)
         data = data_of(corpus, num_workers=num_workers)
         loader = Loader(
             [corpus.shard_set], data, stage, position, 0, rank, ranks, lambda step: 0.15, stage_start + start,

@@ -13,12 +13,12 @@ from data_prep.base.errors import UserError
 from data_prep.storage import retries, storage
 from tests.support.fault_proxy import Fault, FaultProxy, run_proxy
 from tests.support.s3_server import S3Bucket
+from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
-from trainer.config.training_settings import Stage
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
 
-STAGE = Stage(steps=1, sequence_length=32, micro_batch_tokens=5 * 32, global_batch_tokens=15 * 32)
+STAGE = StageShape(steps=1, sequence_length=32, micro_batch_tokens=5 * 32, global_batch_tokens=15 * 32)
 STEPS = 12
 
 

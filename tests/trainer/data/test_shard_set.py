@@ -22,7 +22,7 @@ from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import document_starts
 from trainer.data.randomness import root_key
 from trainer.data.shard_cache import DamagedFile
-from trainer.data.shard_set import Shard, check_own_tokenizer, check_tokenizer, open_shard_set
+from trainer.data.shard_set import Shard, check_own_tokenizer, check_tokenizer, open_shard_set, tokenizer_of_run
 
 DOCUMENTS = [[[4, 3], [5]], [[2], [2, 2], [9], [1]]]
 
@@ -148,9 +148,23 @@ def test_the_tokenizer_must_be_that_of_the_shards(
         check_tokenizer([one, two], None, vocab_size=1000)
     with pytest.raises(UserError, check=coded("another-tokenizer"), match=f"{folder}.*{'a' * 64}.*{'b' * 64}"):
         check_tokenizer([two], str(folder), vocab_size=1000)
-    for missing, code in (("bert-base-uncased", "hub-name-as-tokenizer"), ("/no/such/folder", "missing-path")):
-        with pytest.raises(UserError, check=coded(code), match=missing):
-            check_tokenizer([one], missing, vocab_size=1000)
+    with pytest.raises(UserError, check=coded("missing-path"), match="/no/such/folder"):
+        check_tokenizer([one], "/no/such/folder", vocab_size=1000)
+
+
+def test_a_tokenizer_on_the_hub_is_downloaded_or_answered_with_the_command(
+    tmp_path: Path, corpus_at: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = corpus_at(tmp_path / "one", DOCUMENTS, fingerprint="a" * 64).shard_set
+    assert tokenizer_of_run(None, one) == one.tokenizer_folder
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UsageError, match=r"hf download someone/tiny --local-dir tiny", check=coded("hub-name-offline")):
+        check_tokenizer([one], "someone/tiny", vocab_size=1000)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **options: f"{tmp_path}/cache/{name}")
+    assert tokenizer_of_run("someone/tiny", one) == f"{tmp_path}/cache/someone/tiny"
+    (tmp_path / "someone" / "tiny").mkdir(parents=True)
+    assert tokenizer_of_run("someone/tiny", one) == "someone/tiny"
 
 
 def test_what_is_no_data_set_is_answered_with_what_it_is(tmp_path: Path) -> None:

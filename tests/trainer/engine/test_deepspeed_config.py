@@ -6,7 +6,7 @@ from data_prep.base.errors import UsageError
 from tests.support.error_codes import coded
 from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import OptimizerSettings, Stage, TrainingSettings, ZeroSettings
+from trainer.config.training_settings import OptimizerSettings, StageSettings, TrainingSettings, ZeroSettings
 from trainer.engine.deepspeed_config import deepspeed_config
 
 
@@ -41,8 +41,8 @@ def test_with_stages_the_first_one_counts():
         micro_batch_tokens=None,
         global_batch_tokens=None,
         stages=(
-            Stage(steps=5, sequence_length=128, micro_batch_tokens=256, global_batch_tokens=1024),
-            Stage(steps=5, sequence_length=512, micro_batch_tokens=512, global_batch_tokens=1024),
+            StageSettings(steps=5, sequence_length=128, micro_batch_tokens=256, global_batch_tokens=1024),
+            StageSettings(steps=5, sequence_length=512, micro_batch_tokens=512, global_batch_tokens=1024),
         ),
     )
     assert deepspeed_config(config, 1)["train_micro_batch_size_per_gpu"] == 2

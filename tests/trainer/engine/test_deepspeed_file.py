@@ -24,7 +24,7 @@ def test_the_file_stands_for_the_block(tmp_path):
     [
         ("{", "invalid-deepspeed-file"),
         ("[1]", "invalid-deepspeed-file"),
-        (None, "unreadable-file"),
+        (None, "unreadable-config"),
         ('{"comet":' * 100_000 + "1" + "}" * 100_000, "invalid-deepspeed-file"),
         ('{"comet":' + "[" * 100 + "]" * 100 + "}", "invalid-deepspeed-file"),
         ('{"gradient_predivide_factor": NaN}', "invalid-deepspeed-file"),

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from trainer.evaluation.masked_scorers import PretrainingScorer, SentenceEncoder, scorer_of
 from trainer.evaluation.minimal_pairs import (
@@ -67,7 +67,7 @@ def test_a_pair_is_a_line_of_either_kind_of_file(tmp_path: Path) -> None:
 )
 def test_bad_files_are_refused_with_file_and_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UserError, match=message):
         read_minimal_pairs(tmp_path)
 
 

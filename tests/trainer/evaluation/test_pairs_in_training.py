@@ -13,8 +13,8 @@ import torch
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.writer import ALONE
+from trainer.config.batch_arithmetic import StageShape
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import Stage
 from trainer.distributed.process_group import Ranks
 from trainer.evaluation import pairs_in_training as module
 from trainer.evaluation.masked_scorers import PretrainingScorer, SentenceEncoder
@@ -49,8 +49,10 @@ def pairs(folder: Path) -> MinimalPairs:
     return open_minimal_pairs(str(folder), Tokenizer.load(GOLDEN / "run" / "tokenizer"), 64)
 
 
-def stage_of(rows: int, length: int = 64) -> Stage:
-    return Stage(steps=1, sequence_length=length, micro_batch_tokens=rows * length, global_batch_tokens=rows * length)
+def stage_of(rows: int, length: int = 64) -> StageShape:
+    return StageShape(
+        steps=1, sequence_length=length, micro_batch_tokens=rows * length, global_batch_tokens=rows * length
+    )
 
 
 class PlainEngine:
@@ -73,7 +75,7 @@ class PlainEngine:
 
 
 @pytest.mark.parametrize("stage", [stage_of(1), stage_of(3), stage_of(40)], ids=["1 row", "3 rows", "40 rows"])
-def test_shares_are_those_of_the_command(trained: Any, pairs: MinimalPairs, stage: Stage) -> None:
+def test_shares_are_those_of_the_command(trained: Any, pairs: MinimalPairs, stage: StageShape) -> None:
     engine = PlainEngine(trained.model.model)
     found = pairs.evaluate(engine, stage, ALONE)  # type: ignore[arg-type]
     encode, scorer = SentenceEncoder(trained.tokenizer), PretrainingScorer(trained.model.model.eval())

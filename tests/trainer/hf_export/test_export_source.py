@@ -63,7 +63,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(run_folder, place):
 
 def test_a_missing_or_foreign_tokenizer_is_refused(run_folder, tmp_path):
     (run_folder / "tokenizer").rename(tmp_path / "moved")
-    with pytest.raises(UserError, match="tokenizer", check=coded("missing-tokenizer")):
+    with pytest.raises(UserError, match="tokenizer", check=coded("missing-data-file")):
         read_source(run_folder)
     train_tokenizer(["another text altogether"] * 3, run_folder / "tokenizer", TokenizerSettings(vocab_size=366))
     with pytest.raises(UserError, match="fingerprint", check=coded("other-tokenizer")):

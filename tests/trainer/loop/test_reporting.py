@@ -25,7 +25,7 @@ def test_a_long_evaluation_is_announced_and_a_short_one_is_not():
             config=CONFIG.model_copy(update={"evaluation": evaluation}), shard_sets=[SimpleNamespace(manifest=valid)]
         )
         metrics = {"train/tokens_per_second": speed} if speed else {}
-        return reporting.long_evaluation(run, Progress(NonFiniteSteps(20), metrics=metrics))
+        return reporting.long_evaluation(run, TrainState(), Progress(NonFiniteSteps(20), metrics=metrics))
 
     assert text(10_000.0) == "evaluating 3,000,000 tokens, about 1:40"
     assert text(10_000.0, max_tokens=30_000) is None

@@ -9,7 +9,7 @@ import torch
 from data_prep.base.processor import Processor
 from data_prep.base.settings import load_settings
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import Stage
+from trainer.config.training_settings import StageSettings
 from trainer.distributed.process_group import Ranks
 from trainer.model import numerics
 from trainer.model.numerics import (
@@ -138,7 +138,7 @@ def test_a_precision_that_was_set_is_kept_and_no_rank_is_asked() -> None:
 
 def test_a_checkpoint_names_the_attention_kernels_of_all_stages_and_torchs_build() -> None:
     sizes = {"steps": 5, "micro_batch_tokens": 512, "global_batch_tokens": 1024}
-    stages = tuple(Stage(sequence_length=length, **sizes) for length in (64, 256))
+    stages = tuple(StageSettings(sequence_length=length, **sizes) for length in (64, 256))
     config = config_of()
     training = config.training.model_copy(update={"stages": stages})
     staged = config.model_copy(update={"training": training})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -12,6 +13,7 @@ import tomllib
 from contextlib import ExitStack
 from pathlib import Path
 
+import mlflow
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
@@ -312,3 +314,27 @@ def test_the_hint_of_a_registered_model_opens_its_version() -> None:
     assert registry_view_hint("http://host", "my bert", 3) == f"http://host/{opened}"
     assert registry_view_hint("sqlite:///m.db", "my bert", "3").endswith(f"http://127.0.0.1:5000/{opened}")
     assert registry_view_hint("http://host", "b").endswith("#/models/b?workflowType=machine_learning")
+
+
+def test_the_urls_are_routes_of_the_front_end_that_is_installed() -> None:
+    """The routes as MLflow's own pages register them, and the query that leads to the model-training view."""
+    folder = Path(mlflow.__file__).parent / "server" / "js" / "build" / "static" / "js"
+    (main,) = folder.glob("main.*.js")
+    routes = set(re.findall(r'"(/(?:models|experiments)/:[^"]*)"', main.read_text(encoding="utf-8")))
+    assert {"/models/:modelName", "/models/:modelName/versions/:version"} <= routes
+    assert "/experiments/:experimentId/runs/:runUuid/*" in routes
+    parts = {":modelName": "bert", ":version": "3", ":experimentId": "7", ":runUuid": "ab12"}
+
+    def opened(route: str) -> str:
+        for name, value in parts.items():
+            route = route.replace(name, value)
+        return f"http://host/#{route}"
+
+    query = "?workflowType=machine_learning"
+    assert registry_view_hint("http://host", "bert") == opened("/models/:modelName") + query
+    assert registry_view_hint("http://host", "bert", 3) == opened("/models/:modelName/versions/:version") + query
+    run = opened("/experiments/:experimentId/runs/:runUuid/*").replace("*", "model-metrics")
+    assert view_hint("http://host", "7", "ab12") == run + query
+    scripts = [path.read_text(encoding="utf-8") for path in folder.glob("*.js")]
+    for word in ('"model-metrics"', '"workflowType"', '"machine_learning"'):
+        assert any(word in script for script in scripts), word

@@ -1,0 +1,296 @@
+"""The stages of a run with every setting resolved: what an item of `training.stages` does not set, it inherits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+
+from data_prep.base.settings import SettingError
+from trainer.config.batch_arithmetic import StageShape
+from trainer.config.data_settings import DataSettings, WeightedShards
+from trainer.config.model_settings import ModelSettings
+from trainer.config.run_settings import EvaluationSettings
+from trainer.config.schedule import (
+    global_batch_tokens,
+    learning_rate,
+    masking_rate,
+    steps_for_tokens,
+    tokens_of_stage,
+    with_ramp_steps,
+    with_schedule_steps,
+)
+from trainer.config.training_settings import ScheduleSettings, StageSettings
+
+if TYPE_CHECKING:
+    from trainer.config.run_config import RunConfig
+
+T = TypeVar("T")
+ROPE_BASES = ("global_rope_theta", "local_rope_theta")
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Steps over which a schedule runs: those of the run, or of one stage."""
+
+    first_step: int
+    """Completed steps of the run where it begins."""
+    steps: int
+
+    def elapsed(self, step: int) -> int:
+        """Return the completed steps of the schedule after `step` of the run; at the end, those before the last."""
+        return min(max(step - self.first_step, 0), self.steps - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage(StageShape):
+    """One stage of a run; every part of the project reads it instead of the settings that it follows from."""
+
+    number: int
+    """Index among the stages of the run."""
+    name: str | None
+    prefix: str | None
+    """What leads to its settings, such as `training.stages.1.`; None for a run without that list."""
+    first_step: int
+    """Completed steps of the run where it begins."""
+    taken_steps: int
+    """Steps of it that the run takes; `training.max_steps` may end the run earlier."""
+    data: DataSettings
+    """Its data and its masking."""
+    data_sets: tuple[int, ...]
+    """Its data sets: indices into `RunConfig.data_sets`, in the order of `data.components`."""
+    evaluation_data: DataSettings
+    """Masking of every evaluation, that of the end of the run, so that valid losses are comparable."""
+    evaluation: EvaluationSettings
+    model: ModelSettings
+    """The model with the RoPE bases of this stage."""
+    peak_learning_rate: float
+    schedule: ScheduleSettings
+    """With warmup and decay in steps of `rate_clock`."""
+    has_own_schedule: bool
+    rate_clock: Clock
+    """Of the stage if the schedule is its own, else of the run."""
+    masking_clock: Clock
+    gradient_clipping: float
+
+    @property
+    def label(self) -> str:
+        """The stage in messages: `stage 1 (decay)`."""
+        return f"stage {self.number}" + (f" ({self.name})" if self.name else "")
+
+    @property
+    def last_step(self) -> int:
+        """Completed steps of the run where the stage ends."""
+        return self.first_step + self.steps
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the steps that the run takes."""
+        return tokens_of_stage(self, 0, self.taken_steps)
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of the step after `step` completed ones of the run."""
+        clock = self.rate_clock
+        return learning_rate(clock.elapsed(step), clock.steps, self.peak_learning_rate, self.schedule)
+
+    def masking_rate(self, step: int) -> float:
+        """Return the masking rate of the step after `step` completed ones of the run."""
+        return masking_rate(self.masking_clock.elapsed(step), self.masking_clock.steps, self.data)
+
+    def global_batch_tokens_at(self, step: int) -> int:
+        """Return the tokens in the global batch after `step` completed steps of the run."""
+        return global_batch_tokens(step - self.first_step, self)
+
+    def select(self, of_run: Sequence[T]) -> list[T]:
+        """Return the entries of its data sets, given one for every data set of the run."""
+        return [of_run[number] for number in self.data_sets]
+
+    def continues(self, earlier: Stage) -> bool:
+        """Return whether its samples are those of `earlier`, so that it goes on at the position where that ended."""
+        return _samples_of(self) == _samples_of(earlier)
+
+
+def _samples_of(stage: Stage) -> tuple[Any, ...]:
+    """Return what the order of a stage's samples depends on, beside the seed."""
+    data = stage.data
+    return (
+        stage.sequence_length,
+        [(component.url, component.weight) for component in data.components],
+        data.sampling_alpha,
+        data.sentence_pairs,
+        data.short_seq_probability,
+    )
+
+
+def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
+    """Return the stages of a run; one without `training.stages`.
+
+    Raises:
+        SettingError: a required setting is missing, or a stage contradicts itself or the run.
+    """
+    settings = config.training.stages or (StageSettings(steps=config.training.max_steps or 1),)
+    shapes = [_shape(config, item, number) for number, item in enumerate(settings)]
+    history: list[StageShape] = []
+    numbers = [*range(len(settings))]
+    if config.branch is not None:
+        number = _branch_number(config, settings)
+        history = _cut(shapes, config.branch.step)
+        settings, shapes, numbers = (settings[number],), [shapes[number]], [number]
+    begin = sum(shape.steps for shape in history)
+    max_steps = config.training.max_steps or begin + sum(shape.steps for shape in shapes)
+    run_clock = Clock(0, max_steps)
+    taken = _cut([*history, *shapes], max_steps)
+    run_schedule = with_schedule_steps(config.schedule, taken, [*history, *shapes])
+    stages, first_step = [], begin
+    for number, (item, shape) in enumerate(zip(settings, shapes, strict=True)):
+        own_clock = Clock(first_step, shape.steps)
+        where = f"training.stages.{numbers[number]}" + (f" ({item.name})" if item.name else "")
+        masks = {name: getattr(item, name) for name in ("mlm_probability", "mask_unit") if getattr(item, name)}
+        if item.mlm_probability is not None:
+            masks["final_mlm_probability"] = item.final_mlm_probability
+        stages.append(
+            Stage(
+                **{field.name: getattr(shape, field.name) for field in fields(StageShape)},
+                number=number,
+                name=item.name,
+                prefix=f"training.stages.{numbers[number]}." if config.training.stages else None,
+                first_step=first_step,
+                taken_steps=min(max(max_steps - first_step, 0), shape.steps),
+                data=_data(config.data, item, {"sequence_length": shape.sequence_length, **masks}, where),
+                data_sets=(),
+                evaluation_data=config.data,
+                evaluation=_evaluation(config.evaluation, item, where),
+                model=_model(config.model, item, where),
+                peak_learning_rate=item.learning_rate or config.optimizer.learning_rate,
+                schedule=run_schedule if item.schedule is None else with_schedule_steps(item.schedule, [shape]),
+                has_own_schedule=item.schedule is not None,
+                rate_clock=run_clock if item.schedule is None else own_clock,
+                masking_clock=run_clock if item.mlm_probability is None else own_clock,
+                gradient_clipping=config.training.gradient_clipping
+                if item.gradient_clipping is None
+                else item.gradient_clipping,
+            )
+        )
+        first_step += shape.steps
+    members = iter(_data_sets([stage.data.components for stage in stages])[0])
+    last = stages[-1].data
+    return tuple(replace(stage, data_sets=next(members), evaluation_data=last) for stage in stages)
+
+
+def data_sets_of(stages: Sequence[Stage]) -> tuple[str, ...]:
+    """Return the URLs of all data sets of a run, in the order in which its stages first use them."""
+    return _data_sets([stage.data.components for stage in stages])[1]
+
+
+def _data_sets(
+    components: Sequence[Sequence[WeightedShards]],
+) -> tuple[list[tuple[int, ...]], tuple[str, ...]]:
+    """Return each stage's indices into the run's data sets, and their URLs; a mixture may name one URL twice."""
+    urls: list[str] = []
+    members = []
+    for mixture in components:
+        numbers: list[int] = []
+        for component in mixture:
+            free = [n for n, url in enumerate(urls) if url == component.url and n not in numbers]
+            if not free:
+                urls.append(component.url)
+                free = [len(urls) - 1]
+            numbers.append(free[0])
+        members.append(tuple(numbers))
+    return members, tuple(urls)
+
+
+def _shape(config: RunConfig, item: StageSettings, number: int) -> StageShape:
+    training = config.training
+    sizes: dict[str, int] = {}
+    for name in ("micro_batch_tokens", "global_batch_tokens"):
+        value = getattr(item, name) or getattr(training, name)
+        if value is None:
+            where = f"training.stages.{number}.{name} is not set, nor is " if training.stages else ""
+            raise SettingError(
+                f"{where}training.{name}" + ("" if where else " is required and not set"),
+                fix=f"set training.{name}" + (f", or {name} in the stage" if where else ""),
+                code="missing-setting",
+            )
+        sizes[name] = value
+    if not training.stages and training.max_steps is None:
+        raise SettingError(
+            "training.max_steps is required and not set", fix="set training.max_steps", code="missing-setting"
+        )
+    warmup = item.batch_warmup or (training.batch_warmup if number == 0 else None)
+    shape = StageShape(
+        steps=item.steps or 1,
+        sequence_length=item.sequence_length or config.data.sequence_length,
+        batch_warmup=warmup and with_ramp_steps(warmup, sizes["global_batch_tokens"]),
+        **sizes,
+    )
+    if item.tokens is None:
+        return shape
+    return replace(shape, steps=steps_for_tokens(item.tokens, [replace(shape, steps=item.tokens)]))
+
+
+def _cut(shapes: Sequence[StageShape], steps: int) -> list[StageShape]:
+    """Return the stages of the first `steps` steps; the last stage is lengthened where they are fewer."""
+    found, left = [], steps
+    for shape in shapes:
+        if left > 0:
+            found.append(replace(shape, steps=min(shape.steps, left)))
+            left -= found[-1].steps
+    return [*found[:-1], replace(found[-1], steps=found[-1].steps + left)]
+
+
+def _branch_number(config: RunConfig, settings: Sequence[StageSettings]) -> int:
+    assert config.branch is not None
+    names = [item.name for item in settings]
+    if config.branch.stage not in names:
+        known = ", ".join(name for name in names if name) or "none has a name"
+        raise SettingError(
+            f"branch.stage={config.branch.stage} is not a stage of training.stages (names: {known})",
+            fix="name one of them, or add the stage",
+            code="unknown-stage",
+        )
+    return names.index(config.branch.stage)
+
+
+def _data(data: DataSettings, item: StageSettings, changes: dict[str, Any], where: str) -> DataSettings:
+    if item.data is not None:
+        changes |= dict(item.data)
+    with _named(where):
+        return DataSettings.model_validate({**dict(data), **changes})
+
+
+def _evaluation(evaluation: EvaluationSettings, item: StageSettings, where: str) -> EvaluationSettings:
+    changes = item.evaluation.model_dump(exclude_none=True) if item.evaluation is not None else {}
+    with _named(where):
+        return EvaluationSettings.model_validate({**dict(evaluation), **changes})
+
+
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Name the stage in the error of settings that contradict each other; single values were validated before."""
+    try:
+        yield
+    except ValidationError as error:
+        found: SettingError = error.errors()[0]["ctx"]["error"]
+        raise SettingError(f"{where}: {found}", fix=found.fix, code=found.code) from None
+
+
+def _model(model: ModelSettings, item: StageSettings, where: str) -> ModelSettings:
+    bases = {name: getattr(item, name) for name in ROPE_BASES}
+    changes = {name: value for name, value in bases.items() if value is not None}
+    for name, value in changes.items():
+        if model.position_embedding != "rotary":
+            why = f"model.position_embedding={model.position_embedding}"
+        elif name == "local_rope_theta" and "local" not in model.attention_kinds:
+            why = "no layer is local"
+        else:
+            continue
+        raise SettingError(
+            f"{where}: {name}={value:g} has no effect: {why}",
+            fix=f"remove {name} from the stage",
+            code="setting-without-effect",
+        )
+    return model.model_copy(update=changes)
