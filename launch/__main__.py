@@ -8,7 +8,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 from data_prep.base.errors import UsageError, run_command
@@ -17,13 +19,14 @@ from launch.command_table import COMMANDS, GROUPS, Command
 ENTRY_POINT = "clozeworks"
 MODULE = "python -m launch"
 
-DESCRIPTION = """\
+USAGE = """\
 usage: {prog} COMMAND [ARGUMENTS]
        {prog} COMMAND --help
        {prog} --help | --version
-
-Pretrain BERT-style encoders: corpus -> tokenizer -> shards -> training run -> exported and registered model.
 """
+PURPOSE = (
+    "Pretrain BERT-style encoders: corpus -> tokenizer -> shards -> training run -> exported and registered model."
+)
 
 EPILOG = """\
 Every command that writes has --dry-run. A command whose libraries are not installed prints the command that
@@ -78,12 +81,17 @@ def _answer(prog: str, words: list[str]) -> None:
 
 def help_text(prog: str) -> str:
     """Return the list of commands in their groups."""
-    width = max(map(len, COMMANDS)) + 2
+    width, columns = max(map(len, COMMANDS)) + 4, shutil.get_terminal_size().columns
     groups = (
-        f"{group}:\n" + "".join(f"  {command.name:<{width}}{command.summary}\n" for command in commands)
+        f"{group}:\n" + "".join(_row(f"  {each.name}".ljust(width), each.summary, columns) for each in commands)
         for group, commands in GROUPS.items()
     )
-    return "\n".join([DESCRIPTION.format(prog=prog), *groups, EPILOG])
+    usage = USAGE.format(prog=prog) + "\n" + _row("", PURPOSE, columns)
+    return "\n".join([usage, *groups, _row("", EPILOG, columns)])
+
+
+def _row(start: str, text: str, columns: int) -> str:
+    return textwrap.fill(text, columns, initial_indent=start, subsequent_indent=" " * len(start)) + "\n"
 
 
 if __name__ == "__main__":

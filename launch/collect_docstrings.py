@@ -25,7 +25,7 @@ from pathlib import Path
 from data_prep.base.errors import UserError, run_command
 from data_prep.base.progress import Progress
 from data_prep.storage import storage
-from launch.options import command_parser
+from launch.options import add_dry_run, command_parser
 
 ORDER_SEED = "clozeworks"
 MIN_DOCUMENT_CHARACTERS = 300
@@ -61,10 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--max-bytes", type=int, default=20_000_000, metavar="N", help="bytes of text to end at (default %(default)s)"
     )
+    add_dry_run(parser, "find the modules, but read and write nothing")
     options = parser.parse_args(arguments)
     if options.max_bytes <= 0:
         parser.error("--max-bytes must be over 0")
     modules = find_modules(Path(sysconfig.get_path("stdlib")), _site_packages())
+    if options.dry_run:
+        print(f"{options.output}: would read {len(modules):,} modules")
+        return
     num_documents, num_bytes, num_sources = write_corpus(modules, options.output, options.max_bytes)
     size = f"{num_documents} documents from {num_sources} packages, {num_bytes / 1e6:.1f} MB of text"
     print(f"{options.output}: {size}")

@@ -20,8 +20,8 @@ DATA_PREP = "data_prep.__main__"
 GROUPS: dict[str, tuple[Command, ...]] = {
     "prepare": (
         Command("tokenizer", "train a SentencePiece BPE tokenizer on text files", DATA_PREP),
-        Command("shards", "make a data set (webdataset shards and a manifest) of text files", DATA_PREP),
-        Command("merge", "finish a data set that several jobs prepared with shards --shard-range", DATA_PREP),
+        Command("shards", "make a data set (shards and a manifest) of text files", DATA_PREP),
+        Command("merge", "finish a data set that several jobs prepared (--shard-range)", DATA_PREP),
         Command("verify", "check every byte and count of a data set", DATA_PREP),
         Command("inspect", "print documents of a data set, or the tokens of a text", DATA_PREP),
         Command("stats", "report counts, lengths and frequencies of a data set", DATA_PREP),

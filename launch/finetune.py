@@ -1,7 +1,8 @@
 """Fine-tune a pretrained encoder on labeled text, and compare it with training from scratch.
 
-    clozeworks finetune --model models:/NAME@ALIAS --task classification --train train.tsv --test dev.tsv \\
-        --text-column sentence --label-column label --compare scratch,frozen,full --output fitted
+    clozeworks finetune --model models:/NAME@ALIAS --task classification \\
+        --train train.tsv --test dev.tsv --text-column sentence \\
+        --label-column label --compare scratch,frozen,full --output fitted
 
 Without --valid and --test the command splits off a tenth of --train for each, by seed and stratified by class. The
 valid score selects the learning rate and the epoch. Reported scores are computed on the test examples, or on the valid
@@ -28,6 +29,7 @@ VARIANTS: tuple[Variant, ...] = ("scratch", "frozen", "full")
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = command_parser("finetune.py", __doc__)
+    parser.usage = "%(prog)s --model MODEL --task TASK --train FILE [OPTIONS]"
     task = parser.add_argument_group("model and task")
     add_model(task)
     task.add_argument("--task", required=True, choices=TASKS, metavar="TASK", help=", ".join(TASKS))

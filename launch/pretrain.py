@@ -20,6 +20,7 @@ import sys
 
 from data_prep.base.arguments import Joined
 from data_prep.base.errors import UsageError, run_command
+from data_prep.base.help_format import wrapped_settings
 from data_prep.base.settings import describe, setting_names, to_yaml
 from launch.options import command_parser
 from trainer.config.load import check_output_dir, load_config
@@ -40,7 +41,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """
     parser = command_parser("pretrain.py", __doc__)
     parser.allow_abbrev = False  # an abbreviation such as --deepspeed is an unknown option, which gets advice
-    parser.epilog = "settings:\n" + "\n".join(describe(RunConfig))
+    parser.epilog = "settings:\n" + wrapped_settings(describe(RunConfig))
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML file, or the name of a preset")
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings that replace the file's")
     parser.add_argument("--dry-run", action="store_true", help="explain the run (sizes, batches, memory) and stop")

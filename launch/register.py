@@ -1,6 +1,7 @@
 """Register a model in MLflow, compare registered versions, and move aliases.
 
-    clozeworks register --checkpoint DIR --name NAME --promote champion --if "valid/mlm_loss < champion"
+    clozeworks register --checkpoint DIR --name NAME --promote champion \\
+        --if "valid/mlm_loss < champion"
     clozeworks register --model FOLDER --name NAME --alias ALIAS
     clozeworks register --name NAME --version 3 --promote champion
     clozeworks register --name NAME --list
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = command_parser("register.py", __doc__)
-    subject = parser.add_argument_group("what to register, promote or list (one of)")
+    parser.usage = "%(prog)s SUBJECT [OPTIONS]"
+    subject = parser.add_argument_group("subject: what to register, promote or list (one of)")
     what = subject.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--checkpoint", type=Path, metavar="DIR", help="a checkpoint or a run's output_dir; it is exported first"

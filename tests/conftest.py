@@ -18,6 +18,7 @@ from data_prep.pipeline.preparation import prepare_shards
 from data_prep.storage.known_secrets import secrets_of
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
+from tests.support import fork_server
 from tests.support.data_prep_command import Command
 from tests.support.mlflow_servers import Server, run_mlflow_server
 from tests.support.s3_server import S3Bucket, S3Server, run_server
@@ -67,6 +68,11 @@ _OPENINGS = (
     "",
 )
 _NAMES = "Müller Okafor Tanaka García Johansson O'Neill Petrović Zhang Dubois Rossi Novák Haddad".split()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None):  # which workers do not have
+        fork_server.share()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import textwrap
 from collections.abc import Collection, Sequence
 
 from data_prep.api.preparation_request import Request, num_workers, open_for, request_preparation, resolve_config
+from data_prep.base.help_format import wrapped_settings
 from data_prep.base.settings import describe
 from data_prep.config.preparation_config import (
     WORKER_BASE_BYTES,
@@ -16,8 +15,6 @@ from data_prep.config.preparation_config import (
     PreparationConfig,
 )
 from data_prep.executors.executors import Executor, ExecutorOptions, open_executor
-
-_WIDEST = 100
 
 
 def add_preparation(command: argparse.ArgumentParser, sections: Collection[str], output_help: str) -> None:
@@ -97,12 +94,8 @@ def add_executor(command: argparse.ArgumentParser, memory: str = "") -> None:
 
 def settings_help(sections: Collection[str]) -> str:
     """Describe the settings of these sections, a paragraph each, wrapped to the terminal."""
-    width = min(_WIDEST, shutil.get_terminal_size().columns) - 2
-    lines = ["settings, as section.name=value here or in the file of --config:"]
-    for line in describe(PreparationConfig):
-        if line.strip().partition(" ")[0].partition(".")[0] in sections:
-            lines.extend(textwrap.wrap(line.strip(), width, initial_indent="  ", subsequent_indent="      "))
-    return "\n".join(lines)
+    lines = (each for each in describe(PreparationConfig) if each.split()[0].partition(".")[0] in sections)
+    return "settings, as section.name=value here or in the file of --config:\n" + wrapped_settings(lines)
 
 
 def configured(arguments: argparse.Namespace, overrides: Sequence[str]) -> PreparationConfig:

@@ -1,4 +1,4 @@
-"""What differs between two preparations, in words: settings, tokenizer, inputs."""
+"""Differences between two preparations as text: settings, tokenizer, inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from data_prep.storage import storage
 
 
 def description(plan: Plan) -> dict[str, Any]:
-    """What a preparation's result depends on, as plain values without secrets."""
+    """Return what determines the result of a preparation, as plain values without secrets."""
     sources = plan.config.sources
     return {
         "tokenizer": plan.tokenizer_fingerprint,
@@ -26,7 +26,7 @@ def description(plan: Plan) -> dict[str, Any]:
 
 
 def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
-    """What differs between two descriptions; the "parent" and the "units" are compared where both have them."""
+    """Return the differences between two descriptions; "parent" and "units" are compared if both have them."""
     found = []
     if theirs["tokenizer"] != mine["tokenizer"]:
         found.append(f"the tokenizer was {theirs['tokenizer'][:16]} and is now {mine['tokenizer'][:16]}")
@@ -42,7 +42,7 @@ def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]
                 f"input {url} had {before[1]} bytes (source {before[0]}) and now has {now[1]} (source {now[0]})"
             )
         elif "units" in theirs and "units" in mine and theirs["units"][url] != mine["units"][url]:
-            # Of a Parquet file, whose units are ranges of its row groups.
+            # For a Parquet file, whose units are ranges of row groups.
             found.append(
                 f"input {url} was written again: it had {counted(theirs['units'][url], 'part')} and now has other ones"
             )
@@ -50,11 +50,11 @@ def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]
 
 
 def rewritten_inputs(plan: Plan, fingerprints: Mapping[str, str], finished_at: float | None) -> Iterator[str]:
-    """Name the inputs of unchanged size that were written after `finished_at` and hold other bytes now.
+    """Return the inputs of unchanged size that were written after `finished_at` and have other bytes now.
 
     Args:
         fingerprints: by redacted URL, as `file_fingerprint` gives them.
-        finished_at: when the result was complete, in seconds since 1970; None where that clock is not known.
+        finished_at: when the result was complete, in seconds since 1970; None if unknown.
     """
     suspects = set()
     for file in plan.inputs:
@@ -68,13 +68,13 @@ def rewritten_inputs(plan: Plan, fingerprints: Mapping[str, str], finished_at: f
 
 
 def check_inputs_unchanged(plan: Plan, digests: Sequence[str]) -> None:
-    """See that every input still is what was read; one that was only touched or copied back is.
+    """Check that every input has the content that was read; touching or copying a file is no change.
 
     Args:
         digests: of each part, sha256 of what was read.
 
     Raises:
-        UserError: one was written since the plan was made, with other content.
+        UserError: the content of an input changed after planning.
     """
     for file in plan.inputs:
         if storage.stamp(file.url) == file.stamp:
@@ -95,14 +95,14 @@ def _digest_now(plan: Plan, number: int) -> str:
 
 
 def file_fingerprint(digests: Sequence[str]) -> str:
-    """Fingerprint of an input from the digests of its parts; of a file that is one part, the sha256 of its bytes."""
+    """Return the fingerprint of an input from the digests of its parts; for a single part, the sha256 of its bytes."""
     if len(digests) == 1:
         return f"sha256:{digests[0]}"
     return f"sha256-of-{len(digests)}-parts:{hashlib.sha256(''.join(digests).encode()).hexdigest()}"
 
 
 def _without_patterns(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without the sources' patterns: the files that they match are compared themselves."""
+    """Return the settings without the patterns of sources, whose matching files are compared instead."""
     sources = [{name: value for name, value in source.items() if name != "input"} for source in config["sources"]]
     return {**config, "sources": sources}
 
@@ -120,7 +120,7 @@ def _config_differences(theirs: Any, mine: Any, where: str) -> list[str]:
 
 
 def _filter_differences(theirs: Sequence[Mapping[str, Any]], mine: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Name the filters that changed, and what of them."""
+    """Return the changed filters and what changed."""
     names = [[each["name"] for each in filters] for filters in (theirs, mine)]
     if names[0] != names[1]:
         was, is_now = (", ".join(each) or "empty" for each in names)

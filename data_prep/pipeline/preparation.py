@@ -1,7 +1,7 @@
-"""Making a shard set: read and encode every unit, find what to leave out, write every shard, publish.
+"""Preparation of a data set: encodes every unit, finds documents to drop, writes every shard, publishes.
 
-Everything that is unfinished lies in OUTPUT/.work. A stopped run goes on from the finished units; the result
-is the same, byte for byte, however often it was stopped and however many processes and machines worked on it.
+Unfinished work is in OUTPUT/.work. A stopped run resumes from the finished units. The result has the same bytes for any
+number of interruptions, processes and machines.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _SHOWN = 5
 def prepare_shards(
     plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | int, fresh: bool = False
 ) -> tuple[Manifest, bool]:
-    """Make the shard set that `plan` describes in the folder `output`; returns its manifest, and whether it was new.
+    """Make the data set that `plan` describes in the folder `output`; return its manifest, and whether it is new.
 
     Raises:
-        UserError: input cannot be read, `output` cannot be written, holds other work or is being worked on.
+        UserError: input cannot be read, or `output` cannot be written, holds other work or is locked.
     """
     check_output_apart(plan, output)
     with storage.hold_lock(output) as lock:
@@ -75,12 +75,12 @@ def prepare_shards(
 
 
 def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | int, shard_range: ShardRange) -> bool:
-    """Do one range's share of the first phase; returns whether there was anything to do.
+    """Run the map phase of one range; return whether there was work to do.
 
-    All ranges of an array may run at once, and on machines that share nothing but inputs, tokenizer and output.
+    All ranges of an array may run at once, on machines that share only inputs, tokenizer and output.
 
     Raises:
-        UserError: as `prepare_shards`; or the range is being worked on.
+        UserError: as `prepare_shards`; or another job runs this range.
     """
     check_output_apart(plan, output)
     with storage.hold_lock(output, shard_range.name) as lock:
@@ -96,7 +96,7 @@ def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor 
 
 
 def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | int) -> tuple[Manifest, bool]:
-    """Do what is left once every range is done; returns as `prepare_shards`.
+    """Do the remaining work once every range is done; return as `prepare_shards`.
 
     Raises:
         UserError: as `prepare_shards`; or units of some ranges are not done.
@@ -107,7 +107,7 @@ def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Execut
         if manifest is not None:
             return manifest, False
         tasks = _map_tasks(plan, tokenizer, output)
-        if not has_begun(output):  # and so without a plan that ranges of other settings would be refused for
+        if not has_begun(output):  # without a recorded plan, for which ranges of other settings would be refused
             check_all_mapped(tasks, None)
         first_shard = begin_work(plan, output)
         remove_unfinished(plan, output)
@@ -117,23 +117,23 @@ def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Execut
 
 
 def clear(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
-    """Remove what preparations wrote into `output`, so that all ranges start again.
+    """Remove what preparations wrote into `output`, so that all ranges start over.
 
     Raises:
-        UserError: it is being worked on.
+        UserError: another command uses it.
     """
     with storage.hold_lock(output):
         remove_outputs(plan, output, keep_tokenizer=is_own_tokenizer(tokenizer, output))
 
 
 def _map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
-    """The tasks of the first phase; those that are done in this process take the tokenizer that it has."""
+    """Return the tasks of the map phase; tasks in this process use its loaded tokenizer."""
     keep_tokenizer(tokenizer, absolute(tokenizer.url))
     return map_tasks(plan, tokenizer, output)
 
 
 def _complete_already(plan: Plan, output: str) -> Manifest | None:
-    """The manifest, where `output` holds this plan's result; what a run killed at its end has left is removed."""
+    """Return the manifest if `output` holds this plan's result, after removing remains of a killed run; else None."""
     manifest = finished_manifest(plan, output)
     if manifest is not None:
         remove_work(plan, output)
@@ -143,10 +143,10 @@ def _complete_already(plan: Plan, output: str) -> Manifest | None:
 
 
 def _check_sizes(manifest: Manifest, output: str) -> None:
-    """See that the files of a finished data set are there and of the sizes that the manifest names.
+    """Check that the files of a finished data set exist with the sizes in the manifest.
 
     Raises:
-        UserError: names those that are not.
+        UserError: lists the other files.
     """
     problems = size_problems(file_tasks(output, manifest))
     if problems:
@@ -161,7 +161,7 @@ def _check_sizes(manifest: Manifest, output: str) -> None:
 def _finish(
     plan: Plan, tokenizer: Tokenizer, output: str, map_tasks: Sequence[MapTask], first_shard: int, runner: PhaseRunner
 ) -> Manifest:
-    """Everything after the first phase."""
+    """Run everything after the map phase."""
     mapped = summarize(plan, map_tasks, runner)
     run_exclusions(plan, map_tasks, output, runner)
     summary = gather(plan, tokenizer, output, mapped, runner)
@@ -169,7 +169,7 @@ def _finish(
     _check_sources(plan, mapped, summary, totals)
     check_inputs_unchanged(plan, summary.digests)
     runner.lock.check()
-    remove_unfinished(plan, output)  # of workers that were killed on the way
+    remove_unfinished(plan, output)  # of killed workers
     keep_dropped(plan, tokenizer, output, summary, runner)
     manifest = publish_shards(plan, tokenizer, output, summary, totals)
     remove_work(plan, output)
@@ -177,7 +177,7 @@ def _finish(
 
 
 def _check_sources(plan: Plan, mapped: MapSummary, summary: MapSummary, totals: ShardTotals) -> None:
-    """Warn of sources whose documents are all duplicates or were removed; those without any were reported before.
+    """Warn about sources whose documents are all duplicates or removed; empty sources were reported before.
 
     Raises:
         UserError: such a source has a weight, max_tokens or epochs.

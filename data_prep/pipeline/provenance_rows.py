@@ -1,4 +1,4 @@
-"""How a document's provenance travels through work files: JSON of source, id, URL, metadata and maybe kept_as."""
+"""Provenance of documents in work files: JSON with source, id, URL, metadata and optional kept_as."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from data_prep.text.cleaning import replace_surrogates
 
 
 def has_provenance(settings: DocumentSettings) -> bool:
-    """Whether shards get a provenance sidecar."""
+    """Return whether shards get a provenance sidecar."""
     return bool(settings.id_field or settings.url_field or settings.metadata_fields)
 
 
 def pack_provenance(documents: Sequence[Document]) -> dict[str, np.ndarray]:
-    """`provenance_lengths` and `provenance` of a `Section` of these documents."""
+    """Return `provenance_lengths` and `provenance` of a `Section` of these documents."""
     packed = [_packed(document).encode() for document in documents]
     return {
         "provenance_lengths": np.array([len(data) for data in packed], np.uint32),
@@ -31,7 +31,7 @@ def pack_provenance(documents: Sequence[Document]) -> dict[str, np.ndarray]:
 
 
 def unpack_provenance(section: Section) -> Iterator[ProvenanceRow]:
-    """The rows of those documents that have provenance."""
+    """Return the rows of the documents with provenance."""
     if not len(section.provenance):
         return
     data, starts = section.provenance.tobytes(), starts_of(section.provenance_lengths).tolist()
@@ -44,7 +44,7 @@ def unpack_provenance(section: Section) -> Iterator[ProvenanceRow]:
 
 
 def with_kept_as(section: Section, kept_as: np.ndarray) -> Section:
-    """The provenance alone of dropped documents for which those of ids (D,) uint64 stand."""
+    """Return only the provenance of dropped documents that the documents of ids (D,) uint64 represent."""
     data, starts = section.provenance.tobytes(), starts_of(section.provenance_lengths).tolist()
     packed = []
     for start, length, kept in zip(starts, section.provenance_lengths.tolist(), kept_as.tolist(), strict=True):
@@ -62,7 +62,7 @@ def with_kept_as(section: Section, kept_as: np.ndarray) -> Section:
 
 
 def find_removed(section: Section, names: RemovedNames) -> np.ndarray:
-    """Which documents (D,) bool have a URL or corpus id that was removed from the data set."""
+    """Return which documents (D,) bool have a URL or corpus id that was removed from the data set."""
     urls, corpus_ids = set(names.urls.tolist()), set(names.corpus_ids.tolist())
     found = np.zeros(len(section.document_ids), bool)
     data, starts = section.provenance.tobytes(), starts_of(section.provenance_lengths).tolist()

@@ -1,4 +1,4 @@
-"""The end of a preparation: what stands beside the shards is written, and the manifest last."""
+"""The last step of a preparation: writes the files beside the shards, and the manifest last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 
 
 def publish_shards(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, totals: ShardTotals) -> Manifest:
-    """Make a data set of the finished shards; of an addition, the next version of the one that it is added to.
+    """Make a data set of the finished shards; for an addition, the next version of the extended data set.
 
     Raises:
         UserError: no document is left to train on, or `output` cannot be written.
@@ -38,6 +38,6 @@ def publish_shards(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSu
 
 
 def is_own_tokenizer(tokenizer: Tokenizer, output: str) -> bool:
-    """Whether the tokenizer lies where the output's copy of it is to lie."""
+    """Return whether the tokenizer is in the folder of the output's copy."""
     own = storage.canonical(absolute(storage.join(output, TOKENIZER_FOLDER)))
     return storage.canonical(absolute(tokenizer.url)).rstrip("/") == own

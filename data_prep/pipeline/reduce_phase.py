@@ -1,5 +1,6 @@
-"""The last phases as a whole: groups are gathered where there are such, each shard is made, and an empty validation
-split gets a document."""
+"""The gather and reduce phases: gathers groups if there are any, makes each shard, gives an empty valid split a
+document.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +28,17 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class ShardTotals:
-    """What was made of the documents.
+    """The results of the reduce phase.
 
     Attributes:
-        shards: those that hold documents, train first, by number.
-        empty: names of files that were written of shards that hold none.
-        detached_provenance: of shards that hold no document.
-        dropped: of each source of the plan, documents left out by reason, in these phases.
+        shards: shards with documents, train first, by number.
+        empty: names of files of shards without documents.
+        detached_provenance: of shards without documents.
+        dropped: of each source of the plan, documents dropped in these phases by reason.
         source_counts: (num_sources, 5) documents, sentences, tokens, words and bytes of text of each source.
         token_counts: of train and valid, (vocab_size,) int64 how often each token id occurs.
-        smallest: the smallest document id of train, its destination, and how many documents that holds; None where
-            train holds none.
+        smallest: the smallest document id of train, its destination, and the number of documents there; None if train
+            is empty.
     """
 
     shards: tuple[ShardRecord, ...]
@@ -53,10 +54,10 @@ class ShardTotals:
 
 
 def gather(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, runner: PhaseRunner) -> MapSummary:
-    """Gather the groups, where the plan has such; returns the summary with the counts of each destination.
+    """Gather the groups, if the plan has any; return the summary with the counts of each destination.
 
     Raises:
-        UserError: a work file is not as it was written.
+        UserError: a work file is damaged.
     """
     destinations = plan.destinations
     if not destinations.num_groups:
@@ -94,16 +95,15 @@ def make_shards(
     runner: PhaseRunner,
     only: frozenset[str] | None = None,
 ) -> ShardTotals:
-    """Make every shard; those of each split are numbered from `first_shard`.
+    """Make every shard; shards of each split are numbered from `first_shard`.
 
-    A destination all of whose documents are left out has a shard without documents, which counts them.
-
-    Where train has documents and valid none, the document of the smallest id, whose hash is the next to say valid, is
-    held out: its shard is written again without it. An addition adds to a data set that holds out some already.
+    If all documents of a destination are dropped, its shard is empty and counts them. If train has documents and valid
+    has none, the document with the smallest id (the hash nearest to valid) is held out, and its shard is rewritten
+    without it. The data set of an addition has a valid split already.
 
     Args:
         summary: as `gather` returns it.
-        only: names of shards such as train-000000.tar; the others are not made, and no document is held out.
+        only: names of the shards to make, such as train-000000.tar; no document is held out then.
 
     Raises:
         UserError: no document is left to train on beside the held-out one.
@@ -129,7 +129,7 @@ def make_shards(
 def _with_one_held_out(
     plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, first_shard: int, totals: ShardTotals
 ) -> list[ReduceTask]:
-    """The tasks of all shards, with the document of the smallest id in a validation shard of its own."""
+    """Return the tasks of all shards, with the document of the smallest id in its own valid shard."""
     assert totals.smallest is not None
     identity, destination, num_documents = totals.smallest
     counts = summary.document_counts.copy()
@@ -141,7 +141,7 @@ def _with_one_held_out(
     others = [
         dataclasses.replace(task, without=identity) if task.destination == destination else task for task in tasks
     ]
-    # Copies of the document are counted where no other task of its destination counts them.
+    # Count copies of the document if no other task of its destination counts them.
     alone = dataclasses.replace(whole, name=shard_name("valid", number), only=identity, counts_drops=num_documents == 1)
     return [*others, alone]
 
@@ -162,7 +162,7 @@ def nothing_to_train_on(plan: Plan) -> UserError:
 def _tasks(
     plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, first_shard: int, only: int | None = None
 ) -> list[ReduceTask]:
-    """One task for each destination that has documents, or for destination `only` alone."""
+    """Return one task for each destination with documents, or for destination `only`."""
     destinations, settings, sources = plan.destinations, plan.config.shards, plan.config.sources
     numbers = {"train": first_shard, "valid": first_shard}
     tasks = []
@@ -195,7 +195,7 @@ def _tasks(
 
 
 def _run(plan: Plan, tasks: Sequence[ReduceTask], runner: PhaseRunner, name: str) -> ShardTotals:
-    """Do the tasks that are not done; returns the totals of all."""
+    """Run the unfinished tasks; return the totals of all."""
     runner.run("writing", reduce_shard, tasks, result_url, lambda task: 1, ("shards", 1.0))
     urls = [result_url(task) for task in tasks]
     work_folder = tasks[0].work_folder if tasks else ""
@@ -221,7 +221,7 @@ def _run(plan: Plan, tasks: Sequence[ReduceTask], runner: PhaseRunner, name: str
 
 
 def _add_up_shards(urls: Sequence[str]) -> dict[str, Any]:
-    """The sum of the results of shards; the first gives the shapes of the counts."""
+    """Return the sum of the results of shards; the first one has the shapes of the counts."""
     token_counts: dict[str, Any] = {"train": 0, "valid": 0}
     source_counts: Any = 0
     dropped = Counter[tuple[int, str]]()
@@ -252,7 +252,7 @@ def _add_up_shards(urls: Sequence[str]) -> dict[str, Any]:
 
 
 def _add_up_groups(urls: Sequence[str]) -> dict[str, Any]:
-    """The sum of what was gathered: documents of each destination, and what was left out."""
+    """Return the sums over groups: documents of each destination, and dropped documents."""
     document_counts, dropped = Counter[int](), Counter[tuple[int, str]]()
     for url in urls:
         values, counts = read_summary(url)

@@ -1,4 +1,4 @@
-"""The last phase of preparation: one shard is made of its documents, each text once, in seeded order."""
+"""The reduce task: makes one shard of its documents, each text once, in seeded order."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ HELD_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class ReduceTask:
-    """A shard, with all that is needed to make it anywhere.
+    """A shard, with everything needed to make it in any process.
 
     Attributes:
         name: of the shard, such as train-000000.
         first_source: number in the manifest of the plan's first source.
-        source: name of the source whose documents alone the shard holds; None where sources share shards.
-        only: take the document of this id alone (a valid split made of one document).
-        without: leave out the document of this id (it makes the valid split).
-        counts_drops: no other task of the destination counts what is left out.
+        source: name of the shard's only source; None if sources share shards.
+        only: use only the document of this id (a valid split of one document).
+        without: drop the document of this id (it forms the valid split).
+        counts_drops: no other task of the destination counts the dropped documents.
     """
 
     name: str
@@ -65,13 +65,13 @@ class ReduceTask:
 
 @dataclass(frozen=True)
 class ReduceResult:
-    """A finished shard and what the manifest needs of it.
+    """A finished shard and its facts for the manifest.
 
     Attributes:
-        dropped: source in the plan, reason, and documents left out.
+        dropped: source in the plan, reason, and number of dropped documents.
         source_counts: (num_sources, 5) documents, sentences, tokens, words and bytes of text of each source.
         token_counts: (vocab_size,) int64 how often each token id occurs.
-        smallest_id: of its documents; None where it holds none.
+        smallest_id: of its documents; None if it is empty.
     """
 
     shard: ShardRecord
@@ -83,14 +83,14 @@ class ReduceResult:
 
 
 def result_url(task: ReduceTask) -> str:
-    """Where the mark that the shard is done lies."""
+    """Return the URL of the file that marks the shard as done."""
     variants = {"only": task.only, "without": task.without}
     variant = "".join(f".{name}-{value:016x}" for name, value in variants.items() if value is not None)
     return storage.join(task.work_folder, f"{task.name}.{task.destination:06d}{variant}.done.json")
 
 
 def read_result(url: str) -> ReduceResult:
-    """The result that a finished task left."""
+    """Return the result of a finished task."""
     values = read_state(url)
     return ReduceResult(
         shard=ShardRecord.model_validate(values["shard"]),
@@ -103,7 +103,7 @@ def read_result(url: str) -> ReduceResult:
 
 
 def reduce_shard(task: ReduceTask) -> int:
-    """Write the shard, its index and its sidecar, then the mark that it is done. Returns the number of its tokens."""
+    """Write the shard, its index and its sidecar, then the file that marks it as done; return its number of tokens."""
     documents, rows, dropped = _read(task)
     tokenizer = cached_tokenizer(task.tokenizer_folder, task.tokenizer_fingerprint)
     counts = RecordCounts(task.vocab_size, task.num_sources, PieceText.of(tokenizer))
@@ -123,12 +123,12 @@ def reduce_shard(task: ReduceTask) -> int:
 
 
 def seeded_order(document_ids: np.ndarray, seed: int) -> np.ndarray:
-    """The order (D,) of documents in a shard; it depends on ids and seed alone, equal ids stay as they were."""
+    """Return the order (D,) of documents in a shard; it depends on ids and seed alone and is stable for equal ids."""
     return np.argsort(mix(document_ids ^ mix(np.array([seed], np.uint64))), kind="stable")
 
 
 def _read(task: ReduceTask) -> tuple[Section, list[ProvenanceRow], list[tuple[int, str, int]]]:
-    """The documents of the shard, the rows of its sidecar, and what was left out of it, where that is decided here."""
+    """Return the documents of the shard, the rows of its sidecar, and the documents that this task drops."""
     dtype = np.uint16 if task.token_dtype == "uint16" else np.uint32
     held, rows = _Held(dtype), list[ProvenanceRow]()
     selection = None
@@ -167,7 +167,7 @@ def _sections(task: ReduceTask, dtype: type[np.unsignedinteger]) -> Iterator[Sec
 
 
 class _Held:
-    """Documents of a shard as they come; about 22 bytes of memory each beside the lengths of their sentences."""
+    """Collected documents of a shard; about 22 bytes of memory each, plus the lengths of their sentences."""
 
     def __init__(self, token_dtype: type[np.unsignedinteger]) -> None:
         self._arrays: dict[str, list[np.ndarray]] = {
@@ -182,7 +182,7 @@ class _Held:
 
     def add(self, section: Section) -> None:
         for name, arrays in self._arrays.items():
-            arrays.append(np.array(getattr(section, name)))  # a copy: what was read with it is let go
+            arrays.append(np.array(getattr(section, name)))  # a copy, which frees the rest of what was read
         self._tokens.write(np.ascontiguousarray(section.tokens).data)
         if isinstance(self._tokens, io.BytesIO) and self._tokens.tell() > HELD_BYTES:
             file: Any = tempfile.TemporaryFile(prefix="clozeworks-")
@@ -190,7 +190,7 @@ class _Held:
             self._tokens = file
 
     def documents(self) -> Section:
-        """All of them, in the order in which they came."""
+        """Return all documents in the order in which they were added."""
         if isinstance(self._tokens, io.BytesIO):
             tokens = np.frombuffer(self._tokens.getbuffer(), self._dtype)
         else:
@@ -200,14 +200,14 @@ class _Held:
 
 
 def _counted(records: Iterable[Record], counts: RecordCounts) -> Iterator[Record]:
-    """Pass the records on, counted."""
+    """Yield the records and count them."""
     for record in records:
         counts.add(record)
         yield record
 
 
 def _records(task: ReduceTask, documents: Section) -> Iterator[Record]:
-    """Whole documents in seeded order, as many to a record as fit; a longer one alone."""
+    """Yield records of whole documents in seeded order; a document that is too long gets its own record."""
     order = seeded_order(documents.document_ids, task.seed)
     token_starts, sentence_starts = starts_of(documents.document_lengths), starts_of(documents.sentence_counts)
     for first, last in _blocks(documents.document_lengths[order], task.record_tokens):
@@ -224,7 +224,7 @@ def _records(task: ReduceTask, documents: Section) -> Iterator[Record]:
 
 
 def _blocks(lengths: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
-    """The first and last + 1 of runs of documents that are together no longer than `most`; a longer one alone."""
+    """Yield (first, stop) of runs of documents of at most `most` tokens together; a longer document is a run."""
     stops = np.cumsum(lengths, dtype=np.int64)
     first = 0
     while first < len(stops):

@@ -1,7 +1,7 @@
-"""Rebuilding the damaged files of a finished data set, which its inputs and settings decide byte for byte.
+"""Repair of a finished data set: rebuilds damaged files, whose bytes its inputs and settings determine.
 
-The shards are made once more in OUTPUT/.repair, of the damaged ones alone, and take the places of those only once all
-of them are found to be what the manifest names. A stopped repair resumes from its finished units.
+The damaged shards are made again in OUTPUT/.repair. They replace the damaged files only after all of them match the
+manifest. A stopped repair resumes from its finished units.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _SHOWN = 5
 
 
 def find_damage(plan: Plan, output: str, executor: Executor | int) -> tuple[Manifest, list[str]]:
-    """Read every shard, index and the token counts of a finished data set; returns what is wrong, a line each.
+    """Read every shard, index and the token counts of a finished data set; return the problems, a line each.
 
     Raises:
-        UserError: `output` holds no finished data set, or that of another preparation.
+        UserError: `output` holds no finished data set, or one of another preparation.
     """
     manifest = _manifest(plan, output)
     return manifest, list(_damaged_files(manifest, output, executor).values())
 
 
 def repair(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | int) -> tuple[Manifest, list[str]]:
-    """Rebuild what is damaged; returns the manifest, which stays as it is, and the names of the files replaced.
+    """Rebuild damaged files; return the unchanged manifest and the names of the replaced files.
 
     Raises:
-        UserError: as `find_damage`; or what is damaged cannot be made again: its input is another one now, or another
-            command wrote it. Nothing that differs from the manifest takes a file's place.
+        UserError: as `find_damage`; or a file cannot be made again, because its input changed or another command wrote
+            it. A file that differs from the manifest replaces nothing.
     """
     with storage.hold_lock(output) as lock:
         manifest = _manifest(plan, output)
@@ -96,7 +96,7 @@ def _manifest(plan: Plan, output: str) -> Manifest:
 
 
 def _damaged_files(manifest: Manifest, output: str, executor: Executor | int) -> dict[str, str]:
-    """What is wrong, by the file's name."""
+    """Return the problems by file name."""
     tasks = file_tasks(absolute(output), manifest)
     found = {}
     with Progress("checking", sum(task.file.bytes for task in tasks), "MB", 1e6) as progress:
@@ -115,10 +115,10 @@ def _rebuild(
     wanted: Sequence[ShardRecord],
     runner: PhaseRunner,
 ) -> list[ShardRecord]:
-    """Make the shards once more in the work folder, those that this plan makes; returns them.
+    """Make the shards of this plan again in the work folder; return them.
 
     Raises:
-        UserError: an input or a shard is not what the manifest names.
+        UserError: an input or a shard differs from the manifest.
     """
     work = storage.join(output, REPAIR_WORK)
     keep_tokenizer(tokenizer, absolute(tokenizer.url))
@@ -126,7 +126,7 @@ def _rebuild(
     try:
         first_shard = begin_work(plan, work)
         check_finished_units(plan, work, tasks, runner.executor)
-    except UserError:  # of an earlier repair, maybe with other settings or inputs: nobody needs it
+    except UserError:  # of an earlier repair, maybe with other settings or inputs; it is not needed
         storage.remove(work)
         first_shard = begin_work(plan, work)
     run_map(tasks, runner)
@@ -136,7 +136,7 @@ def _rebuild(
     run_exclusions(plan, tasks, work, runner)
     names = frozenset(shard.name for shard in wanted)
     summary = gather(plan, tokenizer, work, summary, runner)
-    # Whether a validation shard holds the one document that was held out is known once all shards are made.
+    # Only after all shards are made it is known whether a valid shard holds the single held-out document.
     is_held_out = any(shard.documents == 1 for shard in manifest.valid.shards)
     totals = make_shards(plan, tokenizer, work, summary, first_shard, runner, None if is_held_out else names)
     made = {shard.name for shard in totals.shards}
@@ -153,10 +153,10 @@ def _rebuild(
 
 
 def _check_inputs(plan: Plan, manifest: Manifest, digests: Sequence[str]) -> None:
-    """See that the inputs hold what the data set was made of.
+    """Check that the inputs still have the content of the data set.
 
     Raises:
-        UserError: names the first one that does not.
+        UserError: an input changed; names the first one.
     """
     fingerprints = {file.url: file.fingerprint for file in manifest.inputs}
     for file in plan.inputs:
@@ -170,7 +170,7 @@ def _check_inputs(plan: Plan, manifest: Manifest, digests: Sequence[str]) -> Non
 
 
 def _rewrite_token_counts(output: str, manifest: Manifest, executor: Executor | int) -> None:
-    """Count the tokens of all shards, which are sound now, and write the counts."""
+    """Count the tokens of all shards, which are sound by now, and write the counts."""
     tasks = [
         CheckTask(absolute(output), shard, len(manifest.sources), manifest.tokenizer, None) for shard in manifest.shards
     ]

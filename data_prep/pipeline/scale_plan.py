@@ -1,4 +1,4 @@
-"""How much work a corpus of any size is: numbers of units, shards and groups, and of files that are opened."""
+"""The scale of a preparation: numbers of units, shards, groups and opened files for a corpus of any size."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from data_prep.pipeline.units import unit_bytes_for
 TEXT_BYTES_PER_TOKEN = 4.0
 MAX_DIRECT_OPENS = 100_000
 """Sections that shards read from units' files without a gathering step: one for each pair of a unit and a shard."""
-_SOURCE_GROUPS = 8  # at least, where sources have shards of their own
+_SOURCE_GROUPS = 8  # at least, if sources have shards of their own
 
 
 @dataclass(frozen=True)
 class ScalePlan:
-    """The plan of a corpus, with the most files that its preparation opens, by step.
+    """The plan of a corpus, with the maximum number of files that its preparation opens, by step.
 
     Attributes:
         num_parts: files of the inputs, or parts of files.
@@ -50,7 +50,7 @@ class ScalePlan:
 
 
 def scale_plan(num_tokens: float, config: PreparationConfig, token_bytes: int = 2) -> ScalePlan:
-    """The plan of `num_tokens` tokens in one source of large files that can be split, with these settings."""
+    """Return the plan for `num_tokens` tokens in one source of large splittable files with these settings."""
     text_bytes = num_tokens * TEXT_BYTES_PER_TOKEN
     unit_bytes = unit_bytes_for(text_bytes, config.shards.unit_bytes)
     num_units = max(1, math.ceil(text_bytes / unit_bytes))
@@ -68,11 +68,11 @@ def plan_destinations(
     is_addition: bool,
     has_source_shards: bool = False,
 ) -> Destinations:
-    """As many shards as text of this size of each source about fills; an addition has no need of `min_shards`.
+    """Return the destinations: about as many shards as the text of each source fills; an addition ignores `min_shards`.
 
     Args:
         text_bytes: of each source.
-        has_source_shards: sources have shards of their own though none has a budget.
+        has_source_shards: sources have shards of their own although none has a budget.
 
     Raises:
         UsageError: there would be too many shards.
@@ -120,9 +120,9 @@ def file_opens(
 ) -> dict[str, int]:
     """Files that a preparation opens, by step; fewer where a group or shard is empty.
 
-    A file that is written is opened a second time to wait until it is on the disk, and so is its folder; a shard is
-    opened once more to be hashed. Not counted: a few files of each command (plan, manifest, card, tokenizer in each
-    process), and each Parquet file once when the plan is made.
+    A written file is opened a second time to wait until it is on disk, and so is its folder; a shard is opened once
+    more for its hash. Not counted: a few files of each command (plan, manifest, card, tokenizer in each process), and
+    each Parquet file once when the plan is made.
 
     Args:
         has_near: near-duplicates are searched, in at most `num_near_parts` parts.
@@ -141,5 +141,5 @@ def file_opens(
 
 
 def _adding_opens(num_results: int) -> int:
-    """Files of sums, each written and read."""
+    """Return the opens of the files of sums, each written and read."""
     return 4 * -(-num_results // FAN_IN) if num_results > FAN_IN else 0

@@ -1,8 +1,8 @@
-"""A work file of encoded documents in sections, so that whoever needs the documents of one section reads these alone.
+"""Work files: encoded documents in sections, so that a reader of one section reads only its documents.
 
-A file is written front to back in bounded memory: now and then the buffered documents are written as one section for
-each number, and the table of all sections stands at the end. Every part has its checksum behind it, since work may lie
-on a disk for weeks: reading raises a `UserError` where one is not as it was written, or another release wrote it.
+A file is written front to back in bounded memory: from time to time the buffered documents are written as one section
+for each number, and the table of all sections is at the end. Every part is followed by its checksum, because work may
+wait on a disk for weeks: reading raises `UserError` if a part is damaged or another release wrote it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ _NONE = np.empty(0, np.uint8)
 
 @dataclass(frozen=True)
 class Section:
-    """Documents in the order in which they were read.
-
-    A document without tokens is one that was dropped and of which the provenance stays.
+    """Documents in the order in which they were read. A document without tokens was dropped, and only its provenance is
+    kept.
 
     Attributes:
         document_ids: (D,) uint64.
@@ -43,8 +42,8 @@ class Section:
         sentence_counts: (D,) uint32 sentences of each.
         sentence_lengths: (S,) uint32 tokens of each sentence.
         tokens: (T,) uint16 or uint32.
-        sources: (D,) uint16 number of the source of each in the plan; 0 where it is not given.
-        provenance_lengths: (D,) uint32 bytes of each in `provenance`; 0 where it is not given.
+        sources: (D,) uint16 number of the source of each in the plan; 0 if not given.
+        provenance_lengths: (D,) uint32 bytes of each in `provenance`; 0 if not given.
         provenance: (P,) uint8 see `data_prep.pipeline.provenance_rows`.
     """
 
@@ -80,7 +79,7 @@ _DOCUMENT_DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class SectionWriter:
-    """Writes a work file; `close` ends it with its table and a summary."""
+    """Writer of a work file; `close` appends the table and a summary."""
 
     def __init__(self, file: BinaryIO, num_sections: int, token_dtype: type[np.unsignedinteger]) -> None:
         self._file = file
@@ -110,7 +109,7 @@ class SectionWriter:
         self._file.write(sealed(_TRAILER.pack(_MAGIC, *sizes)))
 
     def _flush(self) -> None:
-        """Write the waiting documents in order of their sections, else in the order in which they came."""
+        """Write the buffered documents ordered by section, then by the order in which they were added."""
         documents = join_sections([section for section, _ in self._waiting])
         numbers = np.concatenate([numbers for _, numbers in self._waiting])
         self._waiting, self._waiting_bytes = [], 0
@@ -140,7 +139,7 @@ class SectionWriter:
         self._entries.append(b"".join(entries))
 
     def _write_runs(self, values: np.ndarray, starts: np.ndarray, lengths: np.ndarray, hasher: xxhash.xxh3_64) -> None:
-        """Write runs of values one after the other, a bounded number at once."""
+        """Write runs of values in order, a bounded number at once."""
         stops = np.cumsum(lengths, dtype=np.int64)
         cuts = np.searchsorted(stops, np.arange(_VALUES_AT_ONCE, int(stops[-1]), _VALUES_AT_ONCE))
         for first, last in itertools.pairwise([0, *cuts.tolist(), len(lengths)]):
@@ -152,7 +151,7 @@ class SectionWriter:
 
 
 def take_runs(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Runs of values, given by starts and lengths (n,), one after the other."""
+    """Return the concatenated runs of values, given by starts and lengths (n,)."""
     if len(starts) == 1:
         return values[starts[0] : starts[0] + lengths[0]]
     offsets = np.repeat(starts - starts_of(lengths), lengths) + np.arange(lengths.sum(dtype=np.int64))
@@ -161,7 +160,7 @@ def take_runs(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np
 
 
 def select_documents(section: Section, is_kept: np.ndarray) -> Section:
-    """The documents of a mask (D,) alone."""
+    """Return only the documents of a mask (D,)."""
     if is_kept.all():
         return section
 
@@ -181,14 +180,14 @@ def select_documents(section: Section, is_kept: np.ndarray) -> Section:
 
 
 def join_sections(sections: Sequence[Section]) -> Section:
-    """The documents of all sections in order; there is one at least. One alone, maybe of a huge document, as it is."""
+    """Return the documents of all sections in order; a single section, maybe a huge one, is returned as it is."""
     if len(sections) == 1:
         return sections[0]
     return Section(*(np.concatenate(arrays) for arrays in zip(*map(Section.arrays, sections), strict=True)))
 
 
 def read_summary(url: str) -> tuple[dict[str, Any], np.ndarray]:
-    """The summary of a work file, and the number of documents of each section, (num_sections,) int64."""
+    """Return the summary of a work file, and the number of documents of each section, (num_sections,) int64."""
     with storage.open_read(url) as file:
         flushes, num_sections, table_offset, summary_bytes = _read_trailer(file, url)
         table_bytes = flushes * num_sections * (_ENTRY.size + CHECKSUM_BYTES)
@@ -197,7 +196,7 @@ def read_summary(url: str) -> tuple[dict[str, Any], np.ndarray]:
 
 
 def read_sections(url: str, number: int, token_dtype: type[np.unsignedinteger]) -> Iterator[Section]:
-    """The documents of the section of this number, in the parts and the order in which they were written."""
+    """Yield the documents of the section of this number, in the parts and order in which they were written."""
     entry_bytes = _ENTRY.size + CHECKSUM_BYTES
     with storage.open_read(url) as file:
         flushes, num_sections, table_offset, _ = _read_trailer(file, url)
@@ -209,7 +208,7 @@ def read_sections(url: str, number: int, token_dtype: type[np.unsignedinteger]) 
 
 
 class _Location(NamedTuple):
-    """Where a section begins, and how much it holds."""
+    """Start and size of a section."""
 
     offset: int
     documents: int

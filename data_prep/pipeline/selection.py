@@ -1,4 +1,4 @@
-"""Which documents stay: of equal texts the first, and none that the exclusions name; each drop with its reason."""
+"""Selection of documents: keeps the first of equal texts and drops excluded ones, with the reason of each drop."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from data_prep.pipeline.sections import Section, join_sections, select_documents
 
 
 class SeenIds:
-    """Ids that were met; 8 bytes each, twice that for a moment.
-
-    They lie in sorted runs, each more than twice as long as the next, so an id is moved and looked up a logarithmic
-    number of times.
+    """A set of ids; 8 bytes each, temporarily 16. Ids are in sorted runs, each more than twice as long as the next, so
+    an id is moved and looked up a logarithmic number of times.
     """
 
     def __init__(self) -> None:
         self._runs: list[np.ndarray] = []
 
     def add(self, ids: np.ndarray) -> np.ndarray:
-        """Add ids (n,) uint64; returns (n,) bool which are met for the first time, one of equal ones."""
+        """Add ids (n,) uint64; return which are new, (n,) bool: the first of equal ones."""
         unique, firsts = np.unique(ids, return_index=True)
         is_new = np.ones(len(unique), bool)
         for run in self._runs:
@@ -38,16 +36,16 @@ class SeenIds:
 
 
 class Selection:
-    """Selects among documents that come in the order of the inputs, all copies of a text through the same object."""
+    """Selects documents in the order of the inputs; all copies of a text go through the same object."""
 
     def __init__(self, is_exact: bool, exclusions: Mapping[str, np.ndarray]) -> None:
-        """Take exclusions by reason, (n, 2) uint64 sorted: the id, and the id that stands for it or 0 for none."""
+        """Take exclusions by reason, (n, 2) uint64 sorted: the id, and the id that represents it or 0."""
         self._seen = SeenIds() if is_exact else None
         self._exclusions = exclusions
         self._dropped: Counter[tuple[int, str]] = Counter()
 
     def select(self, section: Section) -> Section:
-        """The documents that stay; after them those that do not and whose provenance stays, without tokens."""
+        """Return the kept documents, followed by dropped ones whose provenance is kept, without tokens."""
         ids = section.document_ids
         kept_as = ids.copy()
         is_kept, is_excluded = np.ones(len(ids), bool), np.zeros(len(ids), bool)
@@ -72,7 +70,7 @@ class Selection:
         return join_sections([kept, with_kept_as(select_documents(section, has_row), kept_as[has_row])])
 
     def counts(self) -> list[tuple[int, str, int]]:
-        """Source in the plan, reason, and number of documents left out."""
+        """Return source in the plan, reason, and number of dropped documents."""
         return [(source, reason, count) for (source, reason), count in sorted(self._dropped.items())]
 
     def _drop(self, reason: str, sources: np.ndarray) -> None:

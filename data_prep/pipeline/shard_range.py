@@ -1,4 +1,4 @@
-"""A range of an array of jobs: which units of the first phase are its share."""
+"""A range of an array of jobs: its share of the units of the map phase."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from data_prep.base.errors import UsageError
 
-# What a unit costs beside its bytes, in bytes: so that a million tiny files are shared out by number too.
+# Cost of a unit besides its bytes, in bytes, so that many tiny files are also divided evenly by number.
 _UNIT_OVERHEAD_BYTES = 1 << 16
-_MOST_RANGES = 100_000  # more than any scheduler gives an array
+_MOST_RANGES = 100_000  # more than schedulers allow for an array
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ShardRange:
 
     @property
     def name(self) -> str:
-        """What its lock is called, such as range-003-of-016."""
+        """Name of its lock, such as range-003-of-016."""
         return f"range-{self.number:03d}-of-{self.num_ranges:03d}"
 
     def __str__(self) -> str:
@@ -47,10 +47,10 @@ class ShardRange:
 
 
 def assign_ranges(unit_bytes: Sequence[int], num_ranges: int) -> list[int]:
-    """Of each unit, by its number, the range (from 1) that works on it.
+    """Return the range (from 1) of each unit, by number.
 
-    A function of the sizes alone, so that the ranges' jobs agree without talking. The largest unit first, each to the
-    range that has the least so far (Graham 1969): no range gets over 4/3 of what the best division would give it.
+    A function of the sizes alone, so that jobs agree without communication. Each unit, largest first, goes to the range
+    with the least work so far (Graham 1969): no range gets more than 4/3 of the optimum.
     """
     loads = [(0, number) for number in range(1, num_ranges + 1)]
     ranges = [0] * len(unit_bytes)

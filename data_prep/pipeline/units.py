@@ -1,4 +1,4 @@
-"""Units of the first phase: as many as workers need and files can bear, small files together in one."""
+"""Units of the map phase: enough for the workers, few enough for the number of files; small files share a unit."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Unit:
 
     @property
     def bytes(self) -> int:
-        """Its share of the files' sizes, to show progress."""
+        """Its share of the files' sizes, for progress."""
         return sum(part.bytes for part in self.parts)
 
 
 def unit_bytes_for(text_bytes: float, unit_bytes: int) -> int:
-    """Bytes of text of a unit: those of the settings, more where there would be over `MAX_UNITS`."""
+    """Return the bytes of text of a unit: those of the settings, more if there would be over `MAX_UNITS`."""
     return max(unit_bytes, -int(-text_bytes // MAX_UNITS))
 
 
 def group_parts(parts: Sequence[InputUnit], unit_bytes: int) -> tuple[Unit, ...]:
-    """Put consecutive parts of a source together as long as a unit holds at most `unit_bytes` of text.
+    """Group consecutive parts of a source into units of at most `unit_bytes` of text.
 
-    Any two neighbours of one source that are below `MAX_PARTS` hold more than `unit_bytes` together, so there are at
+    Any two neighbors of one source that are below `MAX_PARTS` hold more than `unit_bytes` together, so there are at
     most 2 * text bytes / unit_bytes + parts / MAX_PARTS + sources + 1 units.
     """
     return tuple(Unit(tuple(group)) for group in _groups(parts, unit_bytes))

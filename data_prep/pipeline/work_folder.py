@@ -1,4 +1,4 @@
-"""The state of an output folder: nothing, work that was begun, a finished result; of this plan, or of another."""
+"""The state of an output folder: empty, unfinished work or a finished result, of this plan or another."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.plan_changes import description, differences, rewritten_inputs
 from data_prep.storage import storage
 
-# Not in the work folder: it is written before that is made and removed after it, so a folder whose removal was cut
-# short is never taken for another plan's.
+# Not in the work folder: it is written before the work folder exists and removed after it, so a partly removed folder
+# is never mistaken for another plan's.
 _PLAN_NAME = ".plan.json"
 _RANGES_NAME = "ranges.json"
 _SHOWN = 5
 
 
 def finished_manifest(plan: Plan, output: str) -> Manifest | None:
-    """The manifest, if `output` holds the finished result of exactly this plan; None where none is finished.
+    """Return the manifest if `output` holds the finished result of this plan; None if nothing is finished.
 
     Raises:
-        UserError: it holds another preparation's result; the message names what differs.
+        UserError: it holds the result of another preparation; the message lists the differences.
     """
     if not storage.exists(storage.join(output, MANIFEST_NAME)):
         return None
     manifest = read_manifest(output)
     taken = {source.name for source in plan.config.sources} & {source.name for source in manifest.sources}
     if plan.parent is not None and not taken:
-        return None  # it is what is added to
+        return None  # it is the data set to extend
     found = _differences_to(plan, manifest, output, sorted(taken))
     if found and plan.parent is not None:
         check_source_names(manifest, taken)
@@ -58,13 +58,13 @@ def finished_manifest(plan: Plan, output: str) -> Manifest | None:
 
 
 def begin_work(plan: Plan, output: str) -> int:
-    """Begin work in `output`, or make sure that the work begun there is this plan's.
+    """Begin work in `output`, or check that the unfinished work there is of this plan.
 
-    Work that stopped at bad input is gone on with where such input is to be left out now: what it has finished held
-    none. Returns the number of the first shard to write, of either split.
+    Work that stopped at bad input resumes if bad input is skipped now: its finished units had none. Returns the number
+    of the first shard to write, of either split.
 
     Raises:
-        UserError: other work was begun in `output`; the message names what differs.
+        UserError: `output` holds other unfinished work; the message lists the differences.
     """
     url = storage.join(output, _PLAN_NAME)
     mine = {
@@ -97,13 +97,13 @@ def begin_work(plan: Plan, output: str) -> int:
 
 
 def check_finished_units(plan: Plan, output: str, tasks: Sequence[MapTask], executor: Executor | int) -> None:
-    """See that the finished units among the tasks were made of what their inputs hold now.
+    """Check that the finished units were made from the current content of their inputs.
 
-    Content is compared where an input's stamp is not the one noted when the work was begun: it was written again, or
-    only touched, copied or moved. With all tasks of the plan the new stamps are noted, and not looked at twice.
+    Content is compared if an input's time stamp differs from the recorded one: it was rewritten, touched, copied or
+    moved. With all tasks of the plan, the new stamps are recorded.
 
     Raises:
-        UserError: an input has other content than a finished unit was made of.
+        UserError: an input changed after a unit was made from it.
     """
     url = storage.join(output, _PLAN_NAME)
     begun = read_state(url)
@@ -128,21 +128,21 @@ def check_finished_units(plan: Plan, output: str, tasks: Sequence[MapTask], exec
 
 
 def forget_empty_work(plan: Plan, output: str) -> None:
-    """Forget what was begun and stopped before its first unit was done, as at bad input: it binds nobody.
+    """Discard work that stopped before its first unit was done, such as at bad input.
 
-    Nobody else may be at work. What adds to a data set is kept, for its plan says where its shards begin.
+    No other process may be working. Work of an addition is kept, because its plan has the number of its first shard.
     """
     if has_begun(output) and plan.parent is None and not storage.list_names(plan.work_folder(output)):
         storage.remove(storage.join(output, _PLAN_NAME))
 
 
 def has_begun(output: str) -> bool:
-    """Whether work was begun in `output` and not finished."""
+    """Return whether `output` holds unfinished work."""
     return storage.exists(storage.join(output, _PLAN_NAME))
 
 
 def _with_policy_of(mine: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
-    """What was begun, as if its policy for bad input had been mine, where it was `error` and is `skip` now."""
+    """Return the unfinished plan with the new policy for bad input, if it was `error` and is `skip` now."""
     policies = [values["config"]["documents"].get("on_bad_input") for values in (begun, mine)]
     if policies != ["error", "skip"]:
         return begun
@@ -151,38 +151,38 @@ def _with_policy_of(mine: dict[str, Any], begun: dict[str, Any]) -> dict[str, An
 
 
 def _is_over(begun: dict[str, Any], plan: Plan, output: str) -> bool:
-    """Whether the plan is all that is left of work that made the data set that is now added to."""
+    """Return whether the plan is a remainder of the work that made the data set to extend."""
     is_earlier = plan.parent is not None and begun["parent"] != plan.parent.digest
     return is_earlier and not storage.exists(plan.work_folder(output))
 
 
 def note_num_ranges(plan: Plan, output: str, num_ranges: int) -> None:
-    """Note of how many ranges the array is, for the message that names those that are missing."""
+    """Record the number of ranges of the array, for the message about missing ranges."""
     write_state(storage.join(plan.work_folder(output), _RANGES_NAME), num_ranges)
 
 
 def noted_num_ranges(plan: Plan, output: str) -> int | None:
-    """What the range that began last noted; None where none did."""
+    """Return the last recorded number of ranges; None if there is none."""
     url = storage.join(plan.work_folder(output), _RANGES_NAME)
     return read_state(url) if storage.exists(url) else None
 
 
 def remove_unfinished(plan: Plan, output: str) -> None:
-    """Remove what killed processes left half-written; nobody else may be at work."""
+    """Remove half-written files of killed processes; no other process may be working."""
     for folder in (output, plan.work_folder(output)):
         storage.remove_unfinished(folder)
 
 
 def remove_work(plan: Plan, output: str) -> None:
-    """Remove all that is unfinished, or was needed until the result was."""
+    """Remove unfinished work and files that only the work needed."""
     storage.remove(plan.work_folder(output))
     storage.remove(storage.join(output, _PLAN_NAME))
 
 
 def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
-    """Remove what preparations write into `output`, the manifest first; other files stay.
+    """Remove the files of preparations in `output`, the manifest first; other files stay.
 
-    Of a data set that is added to only what no version of it names is removed.
+    If the data set is being extended, only files of no version are removed.
 
     Raises:
         UserError: the data set has removals or additions, which a fresh start would undo; or a removal from the data
@@ -210,7 +210,7 @@ def refuse_to_undo_changes(output: str) -> None:
     try:
         manifest = read_manifest(output) if storage.exists(storage.join(output, MANIFEST_NAME)) else None
     except UserError:
-        manifest = None  # a damaged manifest is replaced, unless other files show that there were removals
+        manifest = None  # a damaged manifest is replaced, unless other files prove removals
     if manifest is None:
         traces = [name for name in owned_files(output) if REMOVED_NAME.fullmatch(name)]
         if traces:
@@ -242,7 +242,7 @@ def refuse_to_undo_changes(output: str) -> None:
 
 
 def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str]) -> list[str]:
-    """What differs from the preparation that made the manifest, or that part of it which has the plan's sources."""
+    """Return the differences to the preparation of the manifest, or to the part of it with the plan's sources."""
     removed = sorted(manifest.removed_sources.intersection(taken))
     if removed:
         return [f"source {name} was removed from it" for name in removed]

@@ -18,7 +18,7 @@ _Identity = tuple[int, int]  # device and inode of a folder
 
 
 def local_matches(path: Path) -> list[str]:
-    """The files that a path or a pattern (`*`, `?`, `[...]`, `**`) names, sorted; none where nothing matches.
+    """Return the sorted files of a path or a pattern (`*`, `?`, `[...]`, `**`); empty if nothing matches.
 
     A file whose name equals the pattern wins over the pattern. Hidden names match only patterns that begin with a dot.
     Links are followed, except back into a folder that contains them.

@@ -3,9 +3,9 @@
 The rules exist twice: here, and as regular expressions in tokenizer.json
 (`data_prep.tokenizer.hugging_face_tokenizer`). Character ranges are explicit, so that the Unicode tables of Python and
 Rust cannot disagree. In order: lone surrogates become U+FFFD; control and invisible formatting characters are removed
-(the joiners U+200C and U+200D stay, since emoji and several scripts need them); the Unicode form; case and accents
-where asked for; each run of white space, newlines and U+2581 included, becomes one space, and one space is put before
-the text.
+(the joiners U+200C and U+200D stay, since emoji and several scripts need them); the Unicode form; case and accents if
+configured; each run of white space, newlines and U+2581 included, becomes one space, and one space is put before the
+text.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _INERT = _ranges(
     "1DFCD-1DFFF 1E030-1E06D 1E08F 1E130-1E136 1E2AE 1E2EC-1E2EF 1E4EC-1E4EF 1E5EE-1E5EF 1E6E3 1E6E6 1E6EE-1E6EF "
     "1E6F5 1F16C 1FBF0-1FBF9"
 )
-# The tokenizers library normalizes by the tables of Unicode 9; these are the characters since then that newer
-# tables reorder, compose or decompose. Both sides leave them as they are.
+# The tokenizers library normalizes by the tables of Unicode 9; these are the characters since then that newer tables
+# reorder, compose or decompose. Both sides keep them unchanged.
 
 _LATE_CAPITALS = {
     **{0x1C89: 0x1C8A, 0xA7CB: 0x264, 0xA7CC: 0xA7CD, 0xA7CE: 0xA7CF, 0xA7D2: 0xA7D3, 0xA7D4: 0xA7D5},
@@ -79,8 +79,8 @@ _LATE_CAPITALS = {
     **{capital: capital + 0x20 for capital in range(0x10D50, 0x10D66)},
     **{capital: capital + 0x1B for capital in range(0x16EA0, 0x16EB9)},
 }
-# Capitals of Unicode 16 and 17, which older Pythons leave as they are, and sigma, which `str.lower` alone treats
-# by its place in the word; the tokenizers library lowers character by character.
+# Capitals of Unicode 16 and 17, which older Pythons do not lower, and sigma, which only `str.lower` treats by its
+# position in the word; the tokenizers library lowers character by character.
 
 
 class Normalization(Settings):
@@ -103,7 +103,7 @@ def normalize(text: str, normalization: Normalization) -> str:
     """Return the text for the tokenizer: words with one space before each, or "" if nothing is left.
 
     Raises:
-        UserError: more than twice `MAX_MARKS` stand in a row.
+        UserError: more than twice `MAX_MARKS` combining marks in a row.
     """
     words = clean(text, normalization).split()
     return (b" " + b" ".join(words)).decode() if words else ""
@@ -115,7 +115,7 @@ def clean_paragraphs(text: str, normalization: Normalization) -> list[str]:
     `normalize(text)` is exactly `"".join(" " + paragraph for paragraph in clean_paragraphs(text))`.
 
     Raises:
-        UserError: more than twice `MAX_MARKS` stand in a row.
+        UserError: more than twice `MAX_MARKS` combining marks in a row.
     """
     paragraphs = _PARAGRAPH_BREAK.split(clean(text, normalization))
     return [b" ".join(words).decode() for words in map(bytes.split, paragraphs) if words]
@@ -127,7 +127,7 @@ def clean(text: str, normalization: Normalization) -> bytes:
     The only white space left is spaces and newlines; a run with two or more newlines separates paragraphs.
 
     Raises:
-        UserError: more than twice `MAX_MARKS` stand in a row.
+        UserError: more than twice `MAX_MARKS` combining marks in a row.
     """
     data = text.encode("utf-8", "surrogatepass")
     if not text.isascii() and not _is_plain(data, normalization):
@@ -152,7 +152,7 @@ def has_too_many_marks(text: str, most: int = MAX_MARKS) -> bool:
     size = most // 2
     firsts = "" if text.isascii() else text[::size]
     if _OTHERS_IN_ROW.isdisjoint(firsts) and not any(map(unicodedata.combining, firsts)):
-        return False  # nearly always, and few characters are inspected
+        return False  # the usual case; few characters are inspected
     # A row of that length contains one of these pieces completely.
     pieces = (text[start : start + size] for start in range(0, len(text) - size + 1, size))
     if not any(all(map(_is_in_row, piece)) for piece in pieces):
@@ -193,10 +193,12 @@ def _kinds(form: Literal["NFC", "NFKC", "none"]) -> np.ndarray:
 
 
 def _stays(character: str, form: Literal["NFC", "NFKC", "none"]) -> bool:
-    """Whether the character is neither removed nor white space, and is unchanged in `form` beside any other such."""
+    """Return whether the character is kept, is not white space, and is unchanged in `form` next to any other such
+    character.
+    """
     if _REMOVED.match(character) or _RARE_WHITE_SPACE.match(character) or _SURROGATES.match(character):
         return False
-    # Marks, and the vowels and final consonants of Hangul, may join with what stands before them.
+    # Marks, and the vowels and final consonants of Hangul, may join with the preceding character.
     joins = unicodedata.category(character)[0] == "M" or "\u1100" <= character <= "\u11ff"
     return form == "none" or not (
         joins or character in _INERT_CHARACTERS or unicodedata.normalize(form, character) != character
@@ -205,7 +207,7 @@ def _stays(character: str, form: Literal["NFC", "NFKC", "none"]) -> bool:
 
 def _clean_thoroughly(text: str, normalization: Normalization) -> str:
     """Apply all rules except those for ASCII white space."""
-    if has_too_many_marks(text, 2 * MAX_MARKS):  # a text that was read and cleaned before has up to twice as many
+    if has_too_many_marks(text, 2 * MAX_MARKS):  # a text that was cleaned before has up to twice as many
         raise UserError(
             f"a text has more than {2 * MAX_MARKS:,} combining marks (such as accents) in a row",
             fix="remove them or the text",

@@ -43,7 +43,7 @@ _THREE_LETTER_CODES = frozenset(
 
 
 def check_language(language: str) -> None:
-    """Raise on an unknown language code, for which sentencex would silently use the rules of English.
+    """Refuse an unknown language code, for which sentencex would silently use the rules of English.
 
     Raises:
         UsageError: neither a code of ISO 639-1 nor one of the three-letter codes without a shorter one.
@@ -83,8 +83,8 @@ def batch_sentence_starts(batch: TextBatch, languages: Sequence[str]) -> np.ndar
 def sentence_starts(paragraphs: Sequence[str], language: str) -> list[int]:
     """Return the byte offsets (UTF-8) in the normalized text " p1 p2 ..." at which sentences begin.
 
-    A sentence begins at the space before it where there is one. The first offset is 0, they rise strictly, and every
-    paragraph begins a sentence. `paragraphs` are those of `clean_paragraphs`.
+    A sentence begins at the space before it where there is one. The first offset is 0, offsets ascend strictly, and
+    every paragraph begins a sentence. `paragraphs` are those of `clean_paragraphs`.
 
     Raises:
         UsageError: the language is not known.
@@ -99,9 +99,8 @@ def sentence_starts(paragraphs: Sequence[str], language: str) -> list[int]:
 
 
 def raw_sentence_starts(text: str, language: str) -> list[int]:
-    """Return the characters of a text as it was written at which sentences begin, rising strictly.
-
-    `language` is a known one. What stands before a sentence's first character is of the sentence before it.
+    """Return the character offsets in an original text at which sentences begin, strictly ascending. `language` is a
+    known one. Characters before the first character of a sentence belong to the previous sentence.
     """
     code = _base_code(language)
     starts: list[int] = []
@@ -119,12 +118,12 @@ def raw_sentence_starts(text: str, language: str) -> list[int]:
 
 
 def _parts_paragraphs(white_space: str) -> bool:
-    """Whether white space is a blank line or U+2029."""
+    """Return whether white space is a blank line or U+2029."""
     return "\u2029" in white_space or len(_LINE_BREAK.findall(white_space)) > 1
 
 
 def _add_starts(starts: list[int], paragraph: str, offset: int, code: str) -> None:
-    """Add where the sentences of a paragraph begin, whose space has this offset."""
+    """Add the starts of the sentences of a paragraph, whose space has this offset."""
     starts.append(offset)
     split = _split if len(paragraph) <= _WINDOW_CHARACTERS else _split_in_windows
     sentences = split(paragraph, code)
@@ -133,19 +132,19 @@ def _add_starts(starts: list[int], paragraph: str, offset: int, code: str) -> No
     is_ascii = paragraph.isascii()
     for sentence in sentences[:-1]:
         offset += len(sentence if is_ascii else sentence.encode())
-        # A space between two sentences ends the first; and one space stands before the paragraph.
+        # A space between two sentences ends the first one; one space precedes the paragraph.
         starts.append(offset if sentence[-1] == " " else offset + 1)
 
 
 def _split_in_windows(paragraph: str, code: str) -> list[str]:
     sentences: list[str] = []
-    begun: list[str] = []  # of a sentence that no window held
+    begun: list[str] = []  # of a sentence longer than a window
     position, window = 0, _WINDOW_CHARACTERS
     while position + window < len(paragraph):
         piece = paragraph[position : position + window]
         found = _split(piece, code)
         if len(found) > 1:
-            # The last sentence may go on beyond the window: begin again with it.
+            # The last sentence may continue beyond the window: the next window begins with it.
             sentences.append("".join([*begun, found[0]]))
             sentences.extend(found[1:-1])
             position, window, begun = position + len(piece) - len(found[-1]), _WINDOW_CHARACTERS, []
@@ -159,7 +158,7 @@ def _split_in_windows(paragraph: str, code: str) -> list[str]:
 
 
 def _split(text: str, code: str) -> list[str]:
-    """The text cut into its sentences, each with the white space after it; none is white space alone."""
+    """Return the sentences of the text, each with the white space after it; none is only white space."""
     sentences: list[str]
     if not text.isascii() and any(stop in text for stop in _FULL_WIDTH_STOPS):
         replaced = _DIGIT_OF_A_SENTENCE.sub("\\1\uff10", text)

@@ -15,7 +15,7 @@ import numpy as np
 from data_prep.text.cleaning import MAX_WORD_BYTES, Normalization, clean, is_stable
 
 _PIECE_CHARACTERS = 1 << 17  # numpy's arrays of a piece then stay in a core's own cache
-_CUT = re.compile("[!-~] [!-~]")  # a space that is surely no part of a paragraph break, nor met by a combining mark
+_CUT = re.compile("[!-~] [!-~]")  # a space that is neither part of a paragraph break nor followed by a combining mark
 _SPACE, _NEWLINE = b" \n"
 
 
@@ -25,7 +25,7 @@ class TextBatch:
 
     Attributes:
         data: all texts, UTF-8.
-        document_starts: (D + 1,) int64 offsets of the documents in `data`, and its end; an empty one has no bytes.
+        document_starts: (D + 1,) int64 offsets of the documents in `data`, and its end; an empty document has no bytes.
         paragraph_starts: (P,) int64 offsets of the paragraphs, each at a space; a document begins with one.
     """
 
@@ -69,7 +69,7 @@ def normalize_batch(texts: Sequence[str], normalization: Normalization) -> TextB
 
 
 def _groups(texts: Sequence[str], normalization: Normalization) -> Iterator[tuple[list[str], list[bool]]]:
-    """Pieces of about a size, and of each whether a document begins with it."""
+    """Yield pieces of similar size, each with whether it begins a document."""
     pieces: list[str] = []
     begins: list[bool] = []
     characters = 0
@@ -86,14 +86,14 @@ def _groups(texts: Sequence[str], normalization: Normalization) -> Iterator[tupl
 
 
 def pieces_of_text(text: str) -> Iterator[tuple[str, bool]]:
-    """The text as it was written, a long one in pieces, and of each whether it goes on with a word that was cut.
+    """Yield the original text, a long one in pieces, each with whether it continues a cut word.
 
-    Each other but the first begins with a space between two ASCII words. What holds no such space in MAX_WORD_BYTES
-    of UTF-8 is cut there, at a character.
+    Every piece after the first begins with a space between two ASCII words. A text without such a space in
+    MAX_WORD_BYTES of UTF-8 is cut there, at a character.
     """
     start, is_cut = 0, False
     while len(text) - start > _PIECE_CHARACTERS:
-        # After a cut the piece ends with the word, so that another long one is another one.
+        # After a cut the piece ends with the word, so that another long word is a separate one.
         cut = _CUT.search(text, start + _PIECE_CHARACTERS * (not is_cut), start + MAX_WORD_BYTES)
         stop = cut.start() + 1 if cut else len(text)
         if stop - start > MAX_WORD_BYTES // 4:  # else it has no more bytes
@@ -106,10 +106,10 @@ def pieces_of_text(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _pieces(text: str, normalization: Normalization) -> Iterator[str]:
-    """The text, a long one in pieces that are normalized one by one as they are together.
+    """Yield the text, a long one in pieces whose separate normalization equals that of the whole.
 
-    Each but the first begins with a space between two ASCII words or, where there is none for long, such as in Chinese
-    text, with a character that nothing joins with.
+    Every piece after the first begins with a space between two ASCII words or, in text without such spaces (such as
+    Chinese), with a character that joins with nothing.
     """
     start = 0
     while len(text) - start > _PIECE_CHARACTERS:
@@ -124,8 +124,8 @@ def _pieces(text: str, normalization: Normalization) -> Iterator[str]:
 
 
 def _join(pieces: Sequence[bytes], begins: Sequence[bool]) -> tuple[bytes, np.ndarray, np.ndarray]:
-    """Make each run of white space one space; returns the text and the offsets of its pieces and paragraphs."""
-    # A blank line before each document: a paragraph begins with it. Other pieces begin with a space of their own.
+    """Replace each run of white space by one space; return the text and the offsets of its pieces and paragraphs."""
+    # A blank line before each document begins a paragraph. Other pieces begin with their own space.
     parts = [b"\n\n" + piece if begin else piece for piece, begin in zip(pieces, begins, strict=True)]
     buffer = np.frombuffer(b"".join(parts), np.uint8)
     is_space = buffer <= _SPACE
@@ -136,7 +136,7 @@ def _join(pieces: Sequence[bytes], begins: Sequence[bool]) -> tuple[bytes, np.nd
     text = np.where(is_newline, _SPACE, buffer)[~is_dropped]
     if is_space[-1]:
         text = text[:-1]
-    # Bytes of one run all lead to the one space that is left of it.
+    # All bytes of one run map to its remaining space.
     newlines = np.flatnonzero(is_newline)
     newlines -= np.searchsorted(dropped, newlines, "right")
     is_second = np.append(newlines, -1)[1:] == newlines

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.progress import Progress
 from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, clean_paragraphs, has_too_many_marks
 from data_prep.tokenizer.hugging_face_tokenizer import compare_with_hugging_face, write_hugging_face_files
@@ -153,7 +154,7 @@ def _alphabet(sample: TrainingSample, settings: TokenizerSettings) -> Alphabet:
 
 def _train_model(sample: TrainingSample, alphabet: Alphabet, settings: TokenizerSettings) -> bytes:
     try:
-        return _run_trainer(sample, alphabet, settings.vocab_size, settings)
+        return _run_trainer(sample, alphabet, settings.vocab_size, settings, shows_progress=True)
     except RuntimeError as error:
         message = str(error)
     smallest = re.search(r"required_chars\. \d+ vs (\d+)", message)
@@ -197,14 +198,30 @@ def _limit(
     return None
 
 
-def _run_trainer(sample: TrainingSample, alphabet: Alphabet, vocab_size: int, settings: TokenizerSettings) -> bytes:
+def _run_trainer(
+    sample: TrainingSample,
+    alphabet: Alphabet,
+    vocab_size: int,
+    settings: TokenizerSettings,
+    shows_progress: bool = False,
+) -> bytes:
+    lines = training_lines(sample.lines(), alphabet, settings.user_symbols)
     return train_model(
-        training_lines(sample.lines(), alphabet, settings.user_symbols),
+        _with_progress(lines, sample.num_bytes) if shows_progress else lines,
         vocab_size=max(vocab_size, len(SPECIAL_TOKENS)),  # below that, the trainer's errors name no limit
         byte_fallback=settings.byte_fallback,
         user_symbols=settings.user_symbols,
         max_line_bytes=MAX_LINE_BYTES,
     )
+
+
+def _with_progress(lines: Iterator[str], num_bytes: int) -> Iterator[str]:
+    """Yield the lines and show how many MB the trainer has read; it does not report the phases that follow."""
+    with Progress("tokenizer: SentencePiece reads the sample", num_bytes, "MB", 1e6) as progress:
+        for line in lines:
+            yield line
+            progress.add(len(line.encode()))
+    _say("counting words and merging tokens (SentencePiece gives no estimate)")
 
 
 def _say(message: str) -> None:

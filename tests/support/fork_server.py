@@ -1,10 +1,12 @@
-"""Python scripts started as forks of one process that has imported torch and DeepSpeed: a start takes milliseconds.
+"""Python scripts started as forks of one process that has imported what a training run imports, at once or later.
 
-A fork is a process of its own as a started one is: it has its own pid, environment, working folder, standard streams
-and signals, runs the script as `__main__`, and ends as Python ends. Only what is read while torch and DeepSpeed are
-imported is the server's: with an environment that differs there, `start` starts a new process.
+A new process spends 7 CPU seconds on imports; a fork takes milliseconds. It is a process of its own as a started one
+is: it has its own pid, environment, working folder, standard streams and signals, runs the script as `__main__`, counts
+lines where coverage asks for it, and ends as Python ends. Only what is read while torch and DeepSpeed are imported is
+the server's: with an environment that differs there, `start` starts a new process.
 
-The server is started once per process of the tests, with the first script, and ends with it.
+The workers of pytest-xdist share one server, which tests/conftest.py starts; without them a process of the tests starts
+its own with the first script. It ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import array
 import atexit
 import contextlib
 import functools
+import gc
 import json
 import os
 import runpy
@@ -28,9 +31,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-_IMPORTED = (
-    "torch torch.distributed deepspeed transformers mlflow webdataset trainer.loop.train launch.pretrain".split()
-)
+ADDRESS_VARIABLE = "CLOZEWORKS_FORK_SERVER"
+# With what set-up and end of a run import: optimizers and engines, MLflow's stores, figures.
+_IMPORTED = """
+torch torch.distributed torch._dynamo torch._inductor.compile_fx deepspeed transformers webdataset
+mlflow mlflow.store.tracking.sqlalchemy_store mlflow.store.model_registry.sqlalchemy_store sqlalchemy.dialects.sqlite
+trainer.loop.train trainer.loop.finished trainer.tracking.curves launch.pretrain
+""".split()
 _READ_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "MKL_", "DS_", "TORCH", "HF_", "TRANSFORMERS_", "MLFLOW_", "NUMEXPR")
 _FIXED = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 
@@ -100,11 +107,8 @@ Started = ForkedProcess | subprocess.Popen[str]
 
 
 def can_fork(environment: Mapping[str, str]) -> bool:
-    """Whether a script with this environment finds torch and DeepSpeed imported as it would import them.
-
-    Not where lines are counted: coverage counts them in processes that it saw starting.
-    """
-    return "COVERAGE_PROCESS_CONFIG" not in environment and _of_imports(environment) == _of_imports(os.environ | _FIXED)
+    """Whether a script with this environment finds torch and DeepSpeed imported as it would import them."""
+    return _of_imports(environment) == _of_imports(os.environ | _FIXED)
 
 
 def start(arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: int | None = None) -> Started:
@@ -125,7 +129,7 @@ def start(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
     pipes = [os.pipe() for _ in range(2)] if output is None else []
     files = [write for _, write in pipes] or [output, output]
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(_server())
+    connection.connect(_address())
     request = json.dumps({"arguments": list(arguments), "folder": str(folder), "environment": dict(environment)})
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * len(request))
     socket.send_fds(connection, [len(request).to_bytes(8, "big")], files)
@@ -140,14 +144,23 @@ def _of_imports(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(_READ_BY_IMPORTS)}
 
 
+def share() -> None:
+    """Start a server for the processes that this one starts."""
+    os.environ[ADDRESS_VARIABLE] = _own_server()
+
+
+def _address() -> str:
+    return "\0" + (os.environ.get(ADDRESS_VARIABLE) or _own_server())
+
+
 @functools.cache
-def _server() -> str:
-    """The address of this process's server, which listens."""
-    address = f"\0clozeworks-tests-{os.getpid()}-{time.monotonic_ns()}"
+def _own_server() -> str:
+    """Start this process's server and return its address, where it listens while it still imports."""
+    address = f"clozeworks-tests-{os.getpid()}-{time.monotonic_ns()}"
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", __file__, address[1:]],
+        [sys.executable, "-W", "ignore", __file__, address],
         cwd=ROOT,
-        env=os.environ | _FIXED,
+        env={name: value for name, value in (os.environ | _FIXED).items() if not name.startswith("COVERAGE_PROCESS")},
         stdin=subprocess.PIPE,  # its end tells the server that the tests are gone
         stdout=subprocess.PIPE,
         text=True,
@@ -162,17 +175,20 @@ def _serve(address: str) -> dict[str, Any] | None:
     """Fork for every request until standard input ends; returns the request in the fork, None in the server."""
     import threading
 
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind("\0" + address)
+    listener.listen(100)
+    print("listening", flush=True)
+    os.environ["TORCH_WARM_POOL"] = "0"  # no processes of torch's compiler
     for name in _IMPORTED:
         __import__(name)
     assert threading.active_count() == 1, f"threads do not survive a fork: {threading.enumerate()}"
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind("\0" + address)
-    listener.listen()
+    gc.collect()
+    gc.freeze()  # a fork's collections do not touch, and so copy, what is imported
     woken, wakes = socket.socketpair()
     wakes.setblocking(False)
     signal.set_wakeup_fd(wakes.fileno())
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    print("listening", flush=True)
     running: dict[int, socket.socket] = {}
     while True:
         ready, _, _ = select.select([listener, woken, sys.stdin], [], [])
@@ -228,6 +244,10 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     random.seed()
+    if "COVERAGE_PROCESS_CONFIG" in os.environ:
+        import coverage
+
+        coverage.process_startup(force=True)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, TypeVar
@@ -14,7 +14,15 @@ import torch
 from trainer.distributed.process_group import Ranks
 
 Result = TypeVar("Result")
-_OPERATIONS = ("gather_objects", "broadcast_object", "barrier", "gather_bytes", "broadcast_bytes", "all_reduce_sum")
+_OPERATIONS = (
+    "gather_objects",
+    "broadcast_object",
+    "barrier",
+    "gather_bytes",
+    "broadcast_bytes",
+    "all_reduce_sum",
+    "exchange",
+)
 
 
 class ThreadedRanks:
@@ -55,6 +63,11 @@ class ThreadedRanks:
 
     def all_reduce_sum(self, values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
         return torch.stack(self.gather_objects(values, ranks)).sum(0)
+
+    def exchange(self, sent: Sequence[torch.Tensor], sizes: Sequence[int], ranks: Ranks) -> list[torch.Tensor]:
+        received = [by_rank[ranks.rank] for by_rank in self.gather_objects(sent, ranks)]
+        assert [each.numel() for each in received] == list(sizes)
+        return received
 
     def barrier(self, ranks: Ranks) -> None:
         self._met.wait()

@@ -59,11 +59,13 @@ def run_jobs(folder: Path, world_size: int, jobs: list[dict[str, Any]]) -> list[
     return json.loads(plan.with_suffix(".out").read_text())
 
 
-OPTIMIZERS = ("adamw", "stable_adamw")
+OPTIMIZERS = ("adamw", "stable_adamw", "muon")
 
 
 def precisions_of(stage: int, optimizer: str) -> tuple[str, ...]:
-    """Those in which `trained` stops and resumes."""
+    """Those in which `trained` stops and resumes; StableAdamW has AdamW's states, so once will do."""
+    if optimizer == "stable_adamw":
+        return ("bf16",) if stage == 3 else ()
     if stage == 0:
         return ("fp32",)
     return ("fp32", "bf16") if optimizer == "adamw" else ("bf16",)

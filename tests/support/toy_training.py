@@ -60,7 +60,7 @@ class ToyModel(nn.Module):
             self.decoder(hidden).float().flatten(0, 1), labels_of(rows).flatten(), reduction="sum", ignore_index=-100
         )
 
-    def hidden_matrices(self) -> dict[nn.Parameter, int]:
+    def hidden_matrices(self) -> dict[torch.Tensor, int]:
         """As `PretrainingModel.hidden_matrices`."""
         return {self.gated.weight: 2, self.dense.weight: 1}
 

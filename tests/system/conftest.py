@@ -118,12 +118,15 @@ class Training:
 
 
 @pytest.fixture(scope="module")
-def training(tmp_path_factory: pytest.TempPathFactory, small_shards: Path) -> Iterator[Callable[..., Training]]:
-    """Make runs on the small shards, each in a folder of its own."""
+def training(
+    tmp_path_factory: pytest.TempPathFactory, small_shards: Path, empty_database: Path
+) -> Iterator[Callable[..., Training]]:
+    """Make runs on the small shards, each in a folder of its own, with MLflow's tables already in its database."""
     made: list[Training] = []
 
     def make(*overrides: str, **env: str) -> Training:
         made.append(Training(tmp_path_factory.mktemp("training"), small_shards, overrides, env))
+        shutil.copy(empty_database, made[-1].folder / "mlflow.db")
         return made[-1]
 
     yield make

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
+import signal
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.launcher, pytest.mark.spawn]
+from tests.support.plain_ranks import final_tensors, finish, run, send, start, wait_until
+
+pytestmark = pytest.mark.spawn
 NUM_STEPS = 60  # enough for a kill after step 17 to come before the end on a busy machine too
 LONGER = (f"training.max_steps={NUM_STEPS}",)
 BITWISE = (
@@ -36,34 +37,32 @@ def curves(training) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def final_tensors(training) -> dict[str, str]:
-    """sha256 of every rank's file of the last checkpoint: weights and optimizer state."""
-    marker = json.loads(newest_checkpoint(training).joinpath("checkpoint.json").read_text())
-    return {file["name"]: file["sha256"] for file in marker["files"] if file["name"].endswith(".safetensors")}
-
-
-def newest_checkpoint(training) -> Path:
-    return max((training.output_dir / "checkpoints").iterdir())
+def kill_after_step(training, step: int) -> None:
+    """Start two ranks, and SIGKILL both once `step` was logged."""
+    ranks = start(training, 2)
+    wait_until(lambda: training.last_logged_step() >= step, ranks)
+    send(signal.SIGKILL, *ranks)
+    assert finish(ranks) == [-signal.SIGKILL] * 2, "the training ended before it was killed"
 
 
 @pytest.fixture(scope="module")
 def never_stopped(training):
-    straight = training(*LONGER)
-    straight.run()
+    straight = training(*LONGER, LOCAL_SIZE="2")  # as a launcher of one host says
+    run(straight, 2)
     return straight
 
 
 @pytest.mark.fault(
     row="23",
-    fault="SIGKILL of the launcher and all ranks, twice, at any step",
+    fault="SIGKILL of all ranks, twice, at any step",
     required="the same command goes on in the same MLflow run: bitwise the same losses, weights and optimizer state",
 )
 def test_row_23_a_killed_training_goes_on_bitwise_in_the_same_mlflow_run(training, never_stopped, observed):
     killed = training(*LONGER)
-    killed.kill_after_step(3)  # before the first checkpoint: begins again
-    killed.kill_after_step(17)  # between the checkpoints of steps 14 and 21
+    kill_after_step(killed, 3)  # before the first checkpoint: begins again
+    kill_after_step(killed, 17)  # between the checkpoints of steps 14 and 21
     logged = killed.last_logged_step()
-    output = killed.run()
+    output = run(killed, 2)
     resumed = re.search(rf"resuming after step (14|21|28|35|42|49|56) of {NUM_STEPS}\b", output)
     assert resumed, output
 
@@ -82,6 +81,6 @@ def test_row_23_a_killed_training_goes_on_bitwise_in_the_same_mlflow_run(trainin
 
 def test_a_finished_training_started_again_says_so_and_changes_nothing(never_stopped):
     before = final_tensors(never_stopped), curves(never_stopped)
-    output = never_stopped.run()
+    output = run(never_stopped, 2)
     assert f"is finished: step {NUM_STEPS}/{NUM_STEPS}" in output
     assert (final_tensors(never_stopped), curves(never_stopped)) == before

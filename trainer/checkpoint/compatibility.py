@@ -67,7 +67,7 @@ def check_compatible(
 
     Raises:
         UserError: a difference makes it another run (model, data, seed, batch, schedule ...), unless `allow_change`,
-            which lists it among the others.
+            which lists it among the others; or the optimizer is another one, whose states the checkpoint lacks.
     """
     # An earlier release hid less, and wrote URLs otherwise.
     before, after = (_comparable(without_secrets(each)) for each in (_saved_config(saved), config))
@@ -79,6 +79,13 @@ def check_compatible(
     after |= {"world_size": world_size, "data.manifest_digests": list(data.manifest_digests)}
     before["tokenizer_fingerprint"] = saved.data.tokenizer_fingerprint
     after["tokenizer_fingerprint"] = data.tokenizer_fingerprint
+    if before["optimizer.name"] != after["optimizer.name"]:
+        raise UserError(
+            f"the checkpoint of step {saved.state.step} has the optimizer states of "
+            f"optimizer.name={before['optimizer.name']}, and optimizer.name={after['optimizer.name']}",
+            fix="set it back, or start a new run in another output_dir (init_from takes an export of this one)",
+            code="another-optimizer",
+        )
     harmless: list[str] = []
     dangerous: list[str] = []
     for name in [*before, *(name for name in after if name not in before)]:

@@ -33,8 +33,8 @@ SYNONYMS: tuple[Synonym, ...] = (
     Synonym(
         ("optim", "optimizer_type", "optimizer_name", "optim_args"),
         "optimizer.name",
-        "adamw or stable_adamw",
-        "set optimizer.name to adamw or stable_adamw",
+        "adamw, stable_adamw or muon",
+        "set optimizer.name to adamw, stable_adamw or muon",
     ),
     Synonym(
         ("max_grad_norm", "clip_grad", "grad_clip", "clip_grad_norm", "gradient_clip_val"),

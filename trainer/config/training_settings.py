@@ -235,13 +235,16 @@ class TrainingSettings(Settings):
 class OptimizerSettings(Settings):
     """The optimizer; weight decay applies to matrices, not to biases and norms."""
 
-    name: Literal["adamw", "stable_adamw"] = Field(
-        "adamw", description="adamw, or stable_adamw (AdamW with its step clipped per parameter)"
+    name: Literal["adamw", "stable_adamw", "muon"] = Field(
+        "adamw",
+        description="adamw, stable_adamw (AdamW with its step clipped per parameter), or muon (for the matrices inside "
+        "the blocks; AdamW for the other parameters)",
     )
     learning_rate: PositiveFloat = Field(1e-4, description="peak learning rate")
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.9, description="decay rate of the first moment of Adam")
     beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.999, description="decay rate of the second moment of Adam")
     eps: PositiveFloat = Field(1e-6, description="epsilon of Adam")
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.95, description="decay rate of the momentum of Muon")
     weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.01, description="decoupled weight decay of matrices")
 
 

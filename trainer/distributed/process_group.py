@@ -12,7 +12,7 @@ import os
 import platform
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -190,6 +190,20 @@ def broadcast_object(value: Any, ranks: Ranks) -> Any:
     if ranks.world_size > 1:
         torch.distributed.broadcast_object_list(holder, src=0, device=ranks.device)
     return holder[0]
+
+
+def exchange(sent: Sequence[torch.Tensor], sizes: Sequence[int], ranks: Ranks) -> list[torch.Tensor]:
+    """Send the i-th tensor to rank i; return what each rank sends here, of these numbers of elements.
+
+    All tensors are 1-D and of one dtype; what is returned is on the rank's device.
+    """
+    outgoing = torch.cat([tensor.to(ranks.device) for tensor in sent])
+    item = outgoing.element_size()
+    incoming = torch.empty(sum(sizes) * item, dtype=torch.uint8, device=ranks.device)
+    torch.distributed.all_to_all_single(
+        incoming, outgoing.view(torch.uint8), [size * item for size in sizes], [each.numel() * item for each in sent]
+    )
+    return list(incoming.view(outgoing.dtype).split(list(sizes)))
 
 
 def gather_bytes(value: bytes, ranks: Ranks) -> list[bytes]:

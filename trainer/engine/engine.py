@@ -30,7 +30,7 @@ from trainer.distributed.overlapped_reduction import OverlappedReduction, cut_in
 from trainer.distributed.process_group import Ranks, set_timeout_on_all_groups
 from trainer.engine import fragments
 from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.optimizer import attach_partitions, build_optimizer
+from trainer.engine.optimizer import attach_partition, build_optimizer
 
 
 class Engine:
@@ -47,6 +47,8 @@ class Engine:
         self._engine = engine
         self._reduction = reduction
         self._initial: dict[str, torch.Tensor] | None = initial
+        self.optimizer_steps = 0
+        """Number of updates by the optimizer; skipped steps do not count."""
         self.ranks = ranks
         self.stage: int = config.zero.stage
         self.precision: str = config.training.precision
@@ -93,9 +95,14 @@ class Engine:
         """
         if self.stage > 0:
             self._engine.step()
-            reduced_norm: float | torch.Tensor = self._engine.get_global_grad_norm()
-            return reduced_norm
-        # In fp32 at stage 0 DeepSpeed keeps no norm and would write NaN into Adam's moments.
+            norm: float | torch.Tensor = self._engine.get_global_grad_norm()
+        else:
+            norm = self._step_whole_gradients()
+        self.optimizer_steps += self.was_step_applied
+        return norm
+
+    def _step_whole_gradients(self) -> torch.Tensor:
+        """In fp32 at stage 0 DeepSpeed keeps no norm and would write NaN into the optimizer's state."""
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if torch.isfinite(norm):
@@ -161,14 +168,10 @@ class Engine:
         return list(fragments.fragments(self.module, optimizer, self.stage, self.ranks.rank, self.ranks.world_size))
 
     def finish_setting(self, steps: int) -> None:
-        """After all fragments were set: Adam's number of updates and the weights of the forward; all ranks together."""
+        """After all fragments were set: the number of updates and the weights of the forward; all ranks together."""
+        self.optimizer_steps = steps
         fragments.set_optimizer_steps(self._engine.optimizer, self.stage, steps)
         fragments.refresh_model_weights(self._engine.optimizer, self.stage)
-
-    @property
-    def optimizer_steps(self) -> int:
-        """Number of updates by Adam; skipped steps do not count."""
-        return fragments.optimizer_steps(self._engine.optimizer, self.stage)
 
     def loss_scaler_state(self) -> dict[str, float | int] | None:
         """The dynamic loss scale of fp16 and its counters; None in other precisions."""
@@ -222,7 +225,7 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
         with contextlib.redirect_stdout(io.StringIO()):
             engine, *_ = deepspeed.initialize(
                 model=model,
-                optimizer=build_optimizer(model, config.optimizer),
+                optimizer=build_optimizer(model, config.optimizer, config.training.precision),
                 config=settings,
                 dist_init_required=False,
             )
@@ -234,7 +237,7 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
             code="deepspeed-settings",
         ) from None
     set_timeout_on_all_groups(config.distributed.timeout_seconds)
-    attach_partitions(engine.module, engine.optimizer, config.zero.stage, ranks)
+    attach_partition(engine.module, engine.optimizer, config.zero.stage, ranks)
     if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
         # At the smallest scale DeepSpeed would raise; what a step that is not finite means is judged by its caller.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer.distributed.process_group import Ranks
+
 WEIGHT = "weight"
 """The kind of tensor that is not a state of the optimizer."""
 
@@ -90,23 +92,51 @@ def fragments(module: nn.Module, optimizer: Any, stage: int, rank: int, world_si
             yield _flattened_fragment(name, parameter, optimizer)
 
 
+@dataclass(frozen=True)
+class Partition:
+    """What the tensors that a torch optimizer updates hold of the model's parameters."""
+
+    fragments: list[Fragment]
+    tensors: list[torch.Tensor]
+    """In the same order on every rank, also where one holds nothing but padding."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of whole parameters by name, in one order on every rank."""
+    device: torch.device | None = None
+    """That of the forward pass; the tensors may be elsewhere (`zero.offload_optimizer`)."""
+    shared_by: Ranks | None = None
+    """The ranks that hold the other parts; None where this one holds everything."""
+
+
+def whole_parameters(module: nn.Module, optimizer: torch.optim.Optimizer) -> Partition:
+    """The partition of an optimizer of the model's parameters themselves."""
+    held = list(fragments(module, optimizer, stage=0, rank=0, world_size=1))
+    return Partition(held, [fragment.held_in for fragment in held], parameter_shapes(module))
+
+
+def partition_of(module: nn.Module, optimizer: Any, stage: int, ranks: Ranks) -> Partition:
+    """The partition of the torch optimizer inside DeepSpeed's; it need not have made a step."""
+    held = list(fragments(module, optimizer, stage, ranks.rank, ranks.world_size))
+    if stage == 0:
+        tensors = [fragment.held_in for fragment in held]
+    elif stage == 3:
+        tensors = list(optimizer.fp32_partitioned_groups_flat)
+    else:
+        tensors = [tensor for group in optimizer.optimizer.param_groups for tensor in group["params"]]
+    shared_by = ranks if stage and ranks.world_size > 1 else None
+    return Partition(held, tensors, parameter_shapes(module), ranks.device, shared_by)
+
+
 def base_optimizer(optimizer: Any, stage: int) -> torch.optim.Optimizer:
     """The torch optimizer inside DeepSpeed's (at stage 0 in fp32 there is no wrapper)."""
     base: torch.optim.Optimizer = optimizer if stage == 0 else optimizer.optimizer
     return base
 
 
-def optimizer_steps(optimizer: Any, stage: int) -> int:
-    """Number of updates by Adam; skipped steps do not count."""
-    counts = {int(state["step"]) for state in base_optimizer(optimizer, stage).state.values()}
-    assert len(counts) == 1, f"the optimizer's parts have made different numbers of updates: {sorted(counts)}"
-    return counts.pop()
-
-
 def set_optimizer_steps(optimizer: Any, stage: int, steps: int) -> None:
-    """Set the number of updates that Adam's bias correction starts from."""
+    """Set the number of updates that bias corrections start from, where the optimizer has any."""
     for state in base_optimizer(optimizer, stage).state.values():
-        state["step"].fill_(steps)
+        if "step" in state:
+            state["step"].fill_(steps)
 
 
 @torch.no_grad()

@@ -1,14 +1,15 @@
 """The optimizer that DeepSpeed wraps, by `optimizer.name`; weight decay applies to matrices only.
 
-name             states                  source
-adamw            exp_avg, exp_avg_sq     Loshchilov and Hutter 2017; Devlin et al. 2018, appendix A.2
-stable_adamw     exp_avg, exp_avg_sq     `trainer/engine/stable_adamw.py`
+name             states                                        source
+adamw            exp_avg, exp_avg_sq                           Loshchilov and Hutter 2017 (arXiv 1711.05101)
+stable_adamw     exp_avg, exp_avg_sq                           `trainer/engine/stable_adamw.py`
+muon             momentum of the matrices inside the blocks,   `trainer/engine/muon.py`
+                 exp_avg and exp_avg_sq of the others
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -16,7 +17,16 @@ from torch import nn
 from trainer.config.training_settings import OptimizerSettings
 from trainer.distributed.process_group import Ranks
 from trainer.engine import fragments
+from trainer.engine.muon import Muon
 from trainer.engine.stable_adamw import StableAdamW
+
+
+@runtime_checkable
+class HasBlocks(Protocol):
+    """A model that says which of its weights are matrices inside the blocks."""
+
+    def hidden_matrices(self) -> dict[torch.Tensor, int]:
+        """The weights of the linear layers inside the blocks, and how many matrices are stacked in the rows of each."""
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -32,19 +42,46 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
-def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
-    """Return the optimizer of the model's whole parameters; AdamW's fused kernel runs on CUDA and on the CPU."""
+def build_optimizer(model: nn.Module, settings: OptimizerSettings, precision: str = "fp32") -> torch.optim.Optimizer:
+    """Return the optimizer of the model's whole parameters; AdamW's fused kernel runs on CUDA and on the CPU.
+
+    `precision` is that of the forward pass (`training.precision`).
+    """
     groups = parameter_groups(model, settings.weight_decay)
     rate, betas, eps = settings.learning_rate, (settings.beta1, settings.beta2), settings.eps
+    optimizer: StableAdamW | Muon
+    if settings.name == "adamw":
+        return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps, fused=True)
     if settings.name == "stable_adamw":
-        return StableAdamW(groups, lr=rate, betas=betas, eps=eps)
-    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps, fused=True)
+        optimizer = StableAdamW(groups, lr=rate, betas=betas, eps=eps)
+    else:
+        assert isinstance(model, HasBlocks), "roles come from the model"
+        stacked = {p: number for p, number in model.hidden_matrices().items() if p.requires_grad}
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        optimizer = Muon(
+            groups=[part for group in groups for part in _by_role(group, stacked)],
+            lr=rate,
+            betas=betas,
+            eps=eps,
+            momentum=settings.momentum,
+            dtype=dtype,
+            stacked={name: stacked[p] for name, p in model.named_parameters() if p in stacked},
+        )
+    optimizer.attach(fragments.whole_parameters(model, optimizer))
+    return optimizer
 
 
-def attach_partitions(module: nn.Module, optimizer: Any, stage: int, ranks: Ranks) -> None:
-    """Tell an optimizer that looks at whole parameters what the partitions hold that DeepSpeed's `optimizer` made."""
+def _by_role(group: dict[str, Any], stacked: dict[torch.Tensor, int]) -> list[dict[str, Any]]:
+    """A group as the matrices inside the blocks and the others; an empty part is left out."""
+    parts = [
+        {**group, "params": [p for p in group["params"] if (p in stacked) == orthogonal], "orthogonal": orthogonal}
+        for orthogonal in (True, False)
+    ]
+    return [part for part in parts if part["params"]]
+
+
+def attach_partition(module: nn.Module, optimizer: Any, stage: int, ranks: Ranks) -> None:
+    """Tell an optimizer that looks at whole parameters what the tensors hold that DeepSpeed's `optimizer` made."""
     base = fragments.base_optimizer(optimizer, stage)
-    if isinstance(base, StableAdamW):
-        held = list(fragments.fragments(module, optimizer, stage, ranks.rank, ranks.world_size))
-        sizes = {name: math.prod(shape) for name, shape in fragments.parameter_shapes(module).items()}
-        base.attach(held, sizes, shared_by=ranks if stage else None)
+    if isinstance(base, StableAdamW | Muon):
+        base.attach(fragments.partition_of(module, optimizer, stage, ranks))

@@ -8,41 +8,32 @@ ModernBERT, src/optimizer.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
 from typing import Any
 
 import torch
 
-from trainer.distributed.process_group import Ranks, all_reduce_sum
-from trainer.engine.fragments import Fragment
+from trainer.distributed.process_group import all_reduce_sum
+from trainer.engine.fragments import Fragment, Partition
 
 
 class StableAdamW(torch.optim.Optimizer):
     """Clip by the mean over the whole parameter, on any number of ranks that hold parts of it.
 
-    Each rank sums over its fragments, and one all-reduce of a float per parameter adds the sums. Until `attach` says
-    which ranges of ZeRO's flat partitions belong to which parameter, every tensor of the groups is a whole parameter.
+    Each rank sums over its fragments, and one all-reduce of a float per parameter adds the sums. Call `attach` before
+    the first step.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
-        tensors = [tensor for group in self.param_groups for tensor in group["params"]]
-        whole = [
-            Fragment(str(number), 0, tensor.numel(), 0, tensor.numel(), tensor, 0, 0, self.state)
-            for number, tensor in enumerate(tensors)
-        ]
-        self.attach(whole, {fragment.name: fragment.stop for fragment in whole}, shared_by=None)
 
-    def attach(self, fragments: Sequence[Fragment], sizes: Mapping[str, int], shared_by: Ranks | None) -> None:
-        """Set what this rank's tensors hold, and the elements of whole parameters by name, in one order everywhere.
-
-        `shared_by` are the ranks that hold the other parts; None where this one holds everything.
-        """
-        self._sizes = torch.tensor(list(sizes.values()), dtype=torch.float32)
-        self._shared_by = shared_by
-        numbers = {name: number for number, name in enumerate(sizes)}
+    def attach(self, partition: Partition) -> None:
+        """Set what the tensors of the groups hold."""
+        self._sizes = torch.tensor([math.prod(shape) for shape in partition.shapes.values()], dtype=torch.float32)
+        self._shared_by = partition.shared_by
+        numbers = {name: number for number, name in enumerate(partition.shapes)}
         self._fragments: dict[torch.Tensor, list[tuple[int, Fragment]]] = {}
-        for fragment in fragments:
+        for fragment in partition.fragments:
             self._fragments.setdefault(fragment.held_in, []).append((numbers[fragment.name], fragment))
 
     @torch.no_grad()

@@ -93,6 +93,10 @@ class SelfAttention(nn.Module):
         output: torch.Tensor = self.output(attended.flatten(1))
         return output
 
+    def matrices(self) -> dict[torch.Tensor, int]:
+        """The weights, and how many matrices are stacked in the rows of each: those of queries, keys and values."""
+        return {self.qkv.weight: 3, self.output.weight: 1}
+
 
 class FeedForward(nn.Module):
     """Two linear layers with the activation between."""
@@ -107,6 +111,10 @@ class FeedForward(nn.Module):
         """(T, hidden_size) to (T, hidden_size)."""
         hidden_states = self.output(self.activation(self.intermediate(hidden_states)))
         return hidden_states
+
+    def matrices(self) -> dict[torch.Tensor, int]:
+        """The weights, and how many matrices are stacked in the rows of each."""
+        return {self.intermediate.weight: 1, self.output.weight: 1}
 
 
 class GatedFeedForward(nn.Module):
@@ -123,6 +131,10 @@ class GatedFeedForward(nn.Module):
         values, gates = self.intermediate(hidden_states).chunk(2, dim=-1)
         hidden_states = self.output(self.dropout(F.gelu(values) * gates))
         return hidden_states
+
+    def matrices(self) -> dict[torch.Tensor, int]:
+        """The weights, and how many matrices are stacked in the rows of each: those of values and gates."""
+        return {self.intermediate.weight: 2, self.output.weight: 1}
 
 
 def build_feed_forward(config: ModelSettings) -> nn.Module:

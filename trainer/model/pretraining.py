@@ -17,6 +17,7 @@ from trainer.data.batch import IGNORED, Batch
 from trainer.model.encoder import Encoder
 from trainer.model.heads import MaskedLanguageModelHead, NextSentenceHead, Pooler
 from trainer.model.initialization import initialize
+from trainer.model.layers import FeedForward, GatedFeedForward, SelfAttention
 
 MAX_GRAPHS = 64
 """Of all blocks: ModernBERT has 3 kinds, in training and evaluation 6 graphs a stage. Beyond torch's own limit of 8 a
@@ -112,6 +113,17 @@ class PretrainingModel(nn.Module):
     def initialize(self, seed: int) -> None:
         """Initialize every weight from `seed`, the same on every device."""
         initialize(self, seed, self.config)
+
+    def hidden_matrices(self) -> dict[torch.Tensor, int]:
+        """The weights of the linear layers inside the blocks, and how many matrices are stacked in the rows of each.
+
+        They are what Muon updates (`trainer/engine/muon.py`); embeddings, norms, biases and heads are the others.
+        """
+        matrices: dict[torch.Tensor, int] = {}
+        for module in self.encoder.layers.modules():
+            if isinstance(module, SelfAttention | FeedForward | GatedFeedForward):
+                matrices |= module.matrices()
+        return matrices
 
     def set_rope_bases(self, config: ModelSettings) -> None:
         """Rotate queries and keys with the bases of `config` from now on."""

@@ -1,4 +1,4 @@
-"""Help texts: paragraphs and list items are wrapped, examples and tables stay."""
+"""Help texts: paragraphs and list items are wrapped, long examples and rows of tables are broken."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def test_paragraphs_and_items_are_filled_and_examples_stay(monkeypatch: pytest.M
     assert lines == [
         "Do something with a file.",
         "",
-        "    example --of a line that is longer than the terminal and stays",
+        "    example --of a line that is longer \\",
+        "        than the terminal and stays",
         "",
         "One fact per sentence and more words",
         "than a line holds.",

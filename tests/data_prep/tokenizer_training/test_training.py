@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import fsspec
@@ -27,6 +28,16 @@ def test_training_depends_on_the_documents_not_on_their_order(tokenizer: Tokeniz
     assert infos[0] == infos[1]
     other_seed = train_tokenizer(shuffled, tmp_path, smaller.model_copy(update={"seed": 1}))
     assert other_seed.fingerprint != infos[0].fingerprint
+
+
+def test_the_trainers_reading_is_shown_and_the_phase_without_an_estimate_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_tokenizer(documents(), tmp_path, SMALL)
+    lines = capsys.readouterr().err.splitlines()
+    (read,) = [number for number, line in enumerate(lines) if "reads the sample: " in line]
+    assert re.search(r": [\d.]+ MB in [\d.]+ s \([\d.,]+ MB/s\)$", lines[read])
+    assert "no estimate" in lines[read + 1] and "trained in" in lines[read + 2]
 
 
 def test_the_fingerprint_knows_the_normalization(tokenizer: Tokenizer, tmp_path: Path) -> None:

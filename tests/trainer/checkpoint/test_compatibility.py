@@ -134,3 +134,16 @@ def test_secrets_and_addresses_that_an_earlier_release_kept_are_no_difference():
     other = given.model_copy(update={"deepspeed": {"comet": {"enabled": True, "api_key": "hunter2"}}})
     (line,) = check_compatible(saved_with(earlier), other, IDENTITY, 2, NUMERICS)
     assert line.startswith("deepspeed was") and "hunter" not in line
+
+
+@pytest.mark.parametrize("allow_change", [False, True])
+def test_another_optimizer_is_refused_because_its_states_are_missing(allow_change):
+    config = changed(CONFIG, "optimizer", name="muon")
+    with pytest.raises(UserError, match="adamw.*muon", check=coded("another-optimizer")):
+        check_compatible(saved_with(CONFIG), config, IDENTITY, 2, NUMERICS, allow_change)
+
+
+def test_a_checkpoint_of_a_release_without_optimizer_name_is_adamws():
+    saved = saved_with(CONFIG)
+    del saved.config["optimizer"]["name"]
+    assert check_compatible(saved, CONFIG, IDENTITY, 2, NUMERICS) == []

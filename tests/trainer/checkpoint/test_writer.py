@@ -43,11 +43,10 @@ class StillEngine:
     def fragments(self) -> list[fragments.Fragment]:
         return list(fragments.fragments(self.module, self.optimizer, 0, 0, 1))
 
-    @property
-    def optimizer_steps(self) -> int:
-        return fragments.optimizer_steps(self.optimizer, 0)
+    optimizer_steps = 1
 
     def finish_setting(self, steps: int) -> None:
+        self.optimizer_steps = steps
         fragments.set_optimizer_steps(self.optimizer, 0, steps)
 
     def loss_scaler_state(self) -> None:
@@ -420,7 +419,9 @@ def sets_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
             assert target.isnan().all(), "held twice"
             target.copy_(piece.read(piece.start, piece.stop))
     assert not any(tensor.isnan().any() for tensor in whole.values())
-    assert len(whole) == 3 * len(shapes)
+    with_momentum = {key.removeprefix("momentum ") for key in whole if key.startswith("momentum ")}
+    assert with_momentum in (set(), {"gated.weight", "dense.weight"})
+    assert len(whole) == 3 * len(shapes) - len(with_momentum)
     return whole | {"steps": torch.tensor(checkpoint.saved.optimizer_steps)}
 
 
@@ -451,10 +452,11 @@ def test_a_stopped_and_resumed_run_is_bitwise_the_run_never_stopped(stage, optim
 
 @pytest.mark.spawn
 @pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_resuming_in_new_processes_is_bitwise_too(stage, world_size, tmp_path):
-    common = {"stage": stage, "accumulation": 2, "precision": "bf16" if stage else "fp32"}
+def test_resuming_in_new_processes_is_bitwise_too(stage, world_size, optimizer, tmp_path):
+    common = {"stage": stage, "accumulation": 2, "precision": "bf16" if stage else "fp32", "optimizer": optimizer}
     whole = common | {"output_dir": str(tmp_path / "whole"), "steps": 4}
     half = common | {"output_dir": str(tmp_path / "halves"), "steps": 2}
     (report,) = run_jobs(tmp_path, world_size, [whole])
@@ -470,8 +472,8 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("from_stage", "stage", "world_size", "optimizer"),
     [
-        (1, 3, 3, "stable_adamw"),
-        (3, 1, 1, "adamw"),
+        (1, 3, 3, "muon"),
+        (3, 1, 1, "stable_adamw"),
         *(
             pytest.param(a, b, world, optimizer, marks=SLOW)
             for optimizer in OPTIMIZERS

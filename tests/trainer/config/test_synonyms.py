@@ -68,7 +68,7 @@ def test_a_name_means_one_thing():
 
 
 def test_a_look_alike_with_another_meaning_is_not_suggested():
-    for name in ("save_total", "tokens_seen", "model_path", "momentum", "betas"):
+    for name in ("save_total", "tokens_seen", "model_path", "dampening", "betas"):
         with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
             load_settings(RunConfig, None, [*REQUIRED, f"{name}=1"])
         assert "did you mean" not in str(caught.value), str(caught.value)

@@ -113,6 +113,16 @@ def test_auto_and_agreeing_values_are_taken_from_the_yaml():
     assert deepspeed_config(make_config(), 2, user) == deepspeed_config(make_config(), 2)
 
 
+def test_an_optimizer_of_this_projects_own_is_deepspeeds_only_by_that_name():
+    config = make_config()
+    config = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"name": "muon"})})
+    merged = deepspeed_config(config, 2, {"optimizer": {"type": "muon", "params": {"lr": "auto"}}})
+    assert merged["zero_allow_untested_optimizer"] is True and "optimizer" not in merged
+    for other in ("AdamW", "Muon"):
+        with pytest.raises(UsageError, match=f"optimizer.type='{other}'", check=coded("deepspeed-settings")):
+            deepspeed_config(config, 2, {"optimizer": {"type": other}})
+
+
 def test_the_micro_batch_of_the_yaml_agrees_where_many_ranks_need_a_smaller_one():
     for size in (2, 1):
         settings = deepspeed_config(make_config(), 16, {"train_micro_batch_size_per_gpu": size})

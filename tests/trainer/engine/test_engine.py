@@ -70,9 +70,11 @@ def test_a_step_with_nan_changes_nothing(stage, optimizer):
 
 @pytest.mark.spawn
 @SLOW
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("stage", "precision"), [(1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (3, "bf16")])
-def test_offload_trains_as_without(stage, precision, tmp_path):
+def test_offload_trains_as_without(stage, precision, optimizer, tmp_path):
     common = {"stage": stage, "precision": precision, "accumulation": 2, "steps": 3, "dropout": False}
+    common["optimizer"] = optimizer
     plain, offloaded = run_jobs(
         tmp_path,
         2,

@@ -14,7 +14,6 @@ from trainer.engine.fragments import (
     Fragment,
     base_optimizer,
     fragments,
-    optimizer_steps,
     parameter_shapes,
     refresh_model_weights,
     set_optimizer_steps,
@@ -154,14 +153,9 @@ def test_the_number_of_updates_is_set_in_all_parts(stage: int) -> None:
     _, optimizer = MAKERS[stage](0, 1)
     base = optimizer if stage == 0 else optimizer.optimizer
     assert base_optimizer(optimizer, stage) is base
-    assert optimizer_steps(optimizer, stage) == 3
+    base.state[torch.zeros(1)] = {"momentum": torch.zeros(1)}
     set_optimizer_steps(optimizer, stage, 17)
-    assert optimizer_steps(optimizer, stage) == 17
-    assert {int(state["step"]) for state in base.state.values()} == {17}
-    next(iter(base.state.values()))["step"].fill_(16)
-    if len(base.state) > 1:
-        with pytest.raises(AssertionError, match=r"\[16, 17\]"):
-            optimizer_steps(optimizer, stage)
+    assert {int(state["step"]) for state in base.state.values() if "step" in state} == {17}
 
 
 def test_the_weights_of_the_forward_are_refreshed_as_each_stage_does_after_an_update() -> None:

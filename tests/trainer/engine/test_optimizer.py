@@ -45,3 +45,32 @@ def test_with_zero_gradients_only_matrices_move():
     after = dict(model.named_parameters())
     torch.testing.assert_close(after["embedding.weight"], before["embedding.weight"] * 0.95)
     assert all(torch.equal(after[name], before[name]) for name in before if "norm" in name or "bias" in name)
+
+
+class Blocks(nn.Module):
+    """Two linear layers inside a block, one of two stacked matrices, and others with two dimensions outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.gated = nn.Linear(4, 6)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.decoder = nn.Linear(4, 7)
+
+    def hidden_matrices(self) -> dict[torch.Tensor, int]:
+        return {self.gated.weight: 2, self.frozen.weight: 1}
+
+
+def test_muon_has_the_matrices_inside_the_blocks_and_adamw_the_rest():
+    model = Blocks()
+    optimizer = build_optimizer(model, OptimizerSettings(name="muon", weight_decay=0.1))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = [
+        (group["orthogonal"], group["weight_decay"], [names[id(parameter)] for parameter in group["params"]])
+        for group in optimizer.param_groups
+    ]
+    assert groups == [
+        (True, 0.1, ["gated.weight"]),
+        (False, 0.1, ["embedding.weight", "decoder.weight"]),
+        (False, 0.0, ["gated.bias", "decoder.bias"]),
+    ]

@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 
+from tests.support.flat_partitions import flat_fragments, flat_part
 from tests.support.threaded_ranks import ThreadedRanks
 from trainer.distributed.process_group import Ranks
 from trainer.engine import stable_adamw
-from trainer.engine.fragments import Fragment
+from trainer.engine.fragments import Partition, whole_parameters
 from trainer.engine.stable_adamw import StableAdamW
 
 SHAPES = {"matrix": (5, 3), "bias": (5,), "last": (7,)}
@@ -53,7 +54,10 @@ def trained_by_formula() -> tuple[dict[str, torch.Tensor], set[str]]:
 
 
 def optimizer_of(tensors: list[torch.nn.Parameter]) -> StableAdamW:
-    return StableAdamW([{"params": tensors, "weight_decay": DECAY}], lr=RATE, betas=BETAS, eps=EPS)
+    """Of whole parameters."""
+    optimizer = StableAdamW([{"params": tensors, "weight_decay": DECAY}], lr=RATE, betas=BETAS, eps=EPS)
+    optimizer.attach(whole_parameters(torch.nn.ParameterList(tensors), optimizer))
+    return optimizer
 
 
 def test_one_rank_updates_as_the_formulas_say():
@@ -82,24 +86,14 @@ def test_a_parameter_without_gradient_stays():
 def test_the_clipping_is_that_of_the_whole_parameter_however_ranks_hold_its_parts(world_size, monkeypatch):
     """Parameters end to end in equal flat partitions, as at ZeRO 1 and 2; borders lie inside of parameters."""
     group = ThreadedRanks(world_size, (stable_adamw,), monkeypatch)
-    sizes = {name: math.prod(shape) for name, shape in SHAPES.items()}
-    part = -(-sum(sizes.values()) // world_size)
-
-    def cut(tensors: dict[str, torch.Tensor], rank: int) -> torch.Tensor:
-        whole = torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
-        return torch.cat([whole, torch.zeros(part * world_size - len(whole))])[rank * part : (rank + 1) * part]
 
     def train(ranks: Ranks) -> torch.Tensor:
-        flat = torch.nn.Parameter(cut(initial(), ranks.rank).clone())
-        optimizer, held, at = optimizer_of([flat]), [], -ranks.rank * part
-        for name, size in sizes.items():
-            start, stop = max(-at, 0), min(part - at, size)
-            if start < stop:
-                held.append(Fragment(name, start, stop, start, stop, flat, at + start, 0, optimizer.state))
-            at += size
-        optimizer.attach(held, sizes, shared_by=ranks)
+        flat = torch.nn.Parameter(flat_part(initial(), ranks))
+        optimizer = optimizer_of([flat])
+        held = flat_fragments(SHAPES, flat, optimizer.state, ranks)
+        optimizer.attach(Partition(held, [flat], SHAPES, shared_by=ranks))
         for step in range(STEPS):
-            flat.grad = cut(gradients(step), ranks.rank)
+            flat.grad = flat_part(gradients(step), ranks)
             optimizer.step()
         return flat.detach()
 

@@ -216,6 +216,22 @@ def test_without_next_sentence_there_is_no_pooler(tiny_config):
     assert names and not [name for name in names if "pooler" in name or "next_sentence" in name]
 
 
+@pytest.mark.parametrize("family", ["tiny", "modern"])
+def test_hidden_matrices_are_the_blocks_weights_of_two_dimensions(family, tiny_config, modern_config):
+    """What Muon updates: neither embeddings nor heads, pooler or classifier, which have two dimensions too."""
+    config = {"tiny": tiny_config, "modern": modern_config}[family]
+    model = PretrainingModel(config, next_sentence=family == "tiny")
+    matrices = model.hidden_matrices()
+    names = {name for name, parameter in model.named_parameters() if parameter in matrices}
+    in_blocks = {n for n, p in model.named_parameters() if n.startswith("encoder.layers.") and p.dim() > 1}
+    assert names == in_blocks and len(names) == 4 * config.num_hidden_layers
+    width, inner = config.hidden_size, config.intermediate_size
+    per_block = [(width, width)] * 4 + [(inner, width)] * (2 if family == "modern" else 1) + [(width, inner)]
+    stacked = [(len(parameter) // number, parameter.shape[1]) for parameter, number in matrices.items()]
+    found = [shape for shape, number in zip(stacked, matrices.values(), strict=True) for _ in range(number)]
+    assert sorted(found) == sorted(per_block * config.num_hidden_layers)
+
+
 def test_compiled_blocks_are_called_in_place(tiny_config, make_model, make_documents, pack, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append(function) or function)
