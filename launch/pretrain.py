@@ -14,6 +14,7 @@ join (rerun the same command after both).
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import sys
@@ -91,6 +92,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="N",
         help="epoch of --skip-samples, if it is a later one of the same stage",
     )
+    parser.add_argument(
+        "--branch-from",
+        metavar="RUN:STEP",
+        help="start from this checkpoint of another run (its output_dir) and train --stage; rerun it to resume",
+    )
+    parser.add_argument("--stage", metavar="NAME", help="with --branch-from: the stage of training.stages to train")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=None, help=argparse.SUPPRESS)
     words = sys.argv[1:] if arguments is None else arguments
     parsed, unknown = parser.parse_known_intermixed_args(words)
@@ -118,7 +125,7 @@ def explain_unknown_option(option: str, words: list[str]) -> UsageError:
 def main() -> None:
     arguments = parse_arguments()
     check_has_dry_run(arguments)
-    config = load_config(arguments.config, arguments.overrides)
+    config = load_config(arguments.config, [*arguments.overrides, *branch_settings(arguments)])
     explains = arguments.print_config or arguments.dry_run
     check_output_dir(config.output_dir)
     config = with_deepspeed_file(config, arguments.deepspeed_config)
@@ -221,6 +228,28 @@ def branch_of(arguments: argparse.Namespace) -> Branch | None:
             code="skip-epoch-without-samples",
         )
     return None if arguments.resume_from is None else Branch(arguments.resume_from, skip, arguments.skip_epoch)
+
+
+def branch_settings(arguments: argparse.Namespace) -> list[str]:
+    """Return --branch-from and --stage as overrides.
+
+    Raises:
+        UsageError: one of them is missing, or --branch-from is not RUN:STEP.
+    """
+    source, stage = arguments.branch_from, arguments.stage
+    if source is None and stage is None:
+        return []
+    if source is None or stage is None:
+        alone, other = ("--stage", "--branch-from RUN:STEP") if source is None else ("--branch-from", "--stage NAME")
+        raise UsageError(f"{alone} needs {other}", fix=f"add {other}", code="branch-without-stage")
+    run, _, step = source.rpartition(":")
+    if not run or not step.isdecimal():
+        raise UsageError(
+            f"--branch-from {source} is not RUN:STEP",
+            fix="write it as in --branch-from runs/stable:20000",
+            code="invalid-branch",
+        )
+    return [f"branch={json.dumps({'run': run, 'step': int(step), 'stage': stage})}"]
 
 
 def is_first_of_host() -> bool:

@@ -21,7 +21,15 @@ from data_prep.base.errors import UsageError, UserError, run_command
 from data_prep.base.terminal import duration
 from launch.options import command_parser
 from trainer.metrics.process_identity import is_alive
-from trainer.metrics.status import DEAD_AFTER_SECONDS, STATUS_NAME, last_sign, read_history, read_status
+from trainer.metrics.status import (
+    DEAD_AFTER_SECONDS,
+    STATUS_NAME,
+    BranchRecord,
+    last_sign,
+    read_branches,
+    read_history,
+    read_status,
+)
 
 PATIENCE_SECONDS, PATIENCE_INTERVALS = 60.0, 10.0
 """A run that has not written its status for these seconds plus so many log intervals may have been killed."""
@@ -84,8 +92,48 @@ def main() -> None:
             fix="rerun the command of the run, which rewrites the file",
             code="unreadable-status",
         )
+    branches = list(tree(arguments.output_dir))
     figures = summarize(status, read_history(arguments.output_dir), time.time(), is_alive(status))
+    figures |= {"branch": status.get("branch"), "tree": branches if len(branches) > 1 else []}
     print(json.dumps(figures, indent=1) if arguments.json else "\n".join(describe(figures)))
+
+
+def tree(output_dir: Path) -> Iterator[dict[str, Any]]:
+    """Yield the runs that branched from each other, the first one before its branches.
+
+    `depth` counts from the first run; `is_this` marks `output_dir`. A run that was removed or moved is left out with
+    all its branches.
+    """
+    root, seen = output_dir, {output_dir.resolve()}
+    while (branch := (read_status(root) or {}).get("branch")) is not None:
+        parent = Path(branch["run"])
+        if parent.resolve() in seen or read_status(parent) is None:
+            break
+        root = parent
+        seen.add(root.resolve())
+    yield from _subtree(root, output_dir.resolve(), 0, None, set())
+
+
+def _subtree(
+    run: Path, this: Path, depth: int, branch: BranchRecord | None, shown: set[Path]
+) -> Iterator[dict[str, Any]]:
+    status = read_status(run)
+    if status is None or run.resolve() in shown:
+        return
+    shown.add(run.resolve())
+    yield {
+        "depth": depth,
+        "output_dir": str(run),
+        "is_this": run.resolve() == this,
+        "from_step": branch.step if branch is not None else None,
+        "stage": branch.stage if branch is not None else None,
+        "state": status["state"] if is_alive(status) is not False or status["state"] != "running" else "dead",
+        "step": status.get("step"),
+        "max_steps": status.get("max_steps"),
+        "valid_mlm_loss": (status.get("metrics") or {}).get("valid/mlm_loss"),
+    }
+    for child in sorted(read_branches(run), key=lambda each: (each.step, each.output_dir)):
+        yield from _subtree(Path(child.output_dir), this, depth + 1, child, shown)
 
 
 def sessions(status: dict[str, Any], history: Sequence[dict[str, Any]]) -> list[Session]:
@@ -200,6 +248,8 @@ def summarize(
         "last_checkpoint_at": newest.get("saved", {}).get("at"),
         "valid_step": valid.get("step"),
         "valid_mlm_loss": valid.get("metrics", {}).get("valid/mlm_loss"),
+        "suite_step": newest.get("scored", {}).get("step"),
+        "suite_scores": newest.get("scored", {}).get("metrics"),
         "train_loss": status.get("metrics", {}).get("train/loss"),
     }
 
@@ -233,6 +283,9 @@ def describe(figures: dict[str, Any]) -> Iterator[str]:
     yield f"loss              {display(figures['train_loss'], lambda loss: f'{loss:.4f}', 'none')} (train)" + display(
         figures["valid_mlm_loss"], lambda loss: f", {loss:.4f} (valid MLM, step {figures['valid_step']:,})"
     )
+    if figures["suite_scores"]:
+        scores = ", ".join(f"{name} {score:.4f}" for name, score in figures["suite_scores"].items())
+        yield f"suite             {scores} (step {figures['suite_step']:,})"
     yield "last checkpoint   " + display(
         figures["last_checkpoint"], lambda step: f"step {step:,}, {at(figures['last_checkpoint_at'])}", "none"
     )
@@ -248,6 +301,15 @@ def describe(figures: dict[str, Any]) -> Iterator[str]:
     yield f"restarts          {len(figures['restarts'])}"
     for restart in figures["restarts"]:
         yield f"  {at(restart['at'])}  from step {restart['step']:,}, after: {restart['cause']}"
+    if figures.get("tree"):
+        yield "branches"
+    for run in figures.get("tree") or ():
+        origin = f"step {run['from_step']:,}: " if run["from_step"] is not None else ""
+        stage = f" ({run['stage']})" if run["stage"] else ""
+        loss = display(run["valid_mlm_loss"], lambda value: f", valid MLM loss {value:.4f}")
+        place = f"{run['state']}, step {run['step'] or 0:,} of {run['max_steps'] or 0:,}{loss}"
+        mark = "   <- this run" if run["is_this"] else ""
+        yield f"  {'  ' * run['depth']}{origin}{run['output_dir']}{stage}: {place}{mark}"
 
 
 def display(value: Any, text_of: Any, if_none: str = "") -> str:

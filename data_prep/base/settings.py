@@ -1,21 +1,17 @@
 """Reading a configuration: YAML and `section.field=value` overrides in, a frozen pydantic model out.
 
-OmegaConf reads the file (YAML without Python tags, `1e-4` a number); interpolations such as `${oc.env:HOME}` are
-refused, so that a file from elsewhere reads no environment. Every mistake becomes one `UsageError`.
+Every mistake becomes one `UsageError`. `yaml_values` is imported where there is something to read, since its libraries
+take a tenth of a second.
 """
 
 from __future__ import annotations
 
 import difflib
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args, get_origin
 
-import omegaconf
-import yaml
-from omegaconf import OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 import configs
@@ -85,14 +81,7 @@ Weight = Annotated[float, Field(gt=0.0, le=1e9)]
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
 _LARGEST_INTEGER = 2**63 - 1
-_MAX_NESTING = 100  # levels of a YAML document
 _MIN_LIKENESS = 0.75  # of two names (difflib's ratio): below it, a suggestion misleads
-_LONGEST_QUOTATION = 500  # characters of a file or of the command line in a message
-# PyYAML's constructors of tagged values (`!!timestamp x`, `!!bool x`, `!!int ''`) raise many classes of errors.
-_YAML_FAULTS = (
-    *(yaml.YAMLError, omegaconf.errors.OmegaConfBaseException, ValueError, LookupError, AttributeError, TypeError),
-    *(ArithmeticError, RecursionError),
-)
 
 
 def load_settings(schema: type[SettingsType], path: str | Path | None, overrides: Sequence[str] = ()) -> SettingsType:
@@ -103,7 +92,11 @@ def load_settings(schema: type[SettingsType], path: str | Path | None, overrides
             schema.
     """
     source = str(path) if path is not None else "the command line"
-    values = _merge(_read_yaml(find_config(path, schema)) if path is not None else OmegaConf.create({}), overrides)
+    values: dict[str, Any] = {}
+    if path is not None or overrides:
+        from data_prep.base.yaml_values import read_yaml_with_overrides
+
+        values = read_yaml_with_overrides(find_config(path, schema) if path is not None else None, overrides)
     _check_texts(values, source)
     typed = {name: text for name, _, text in (override.partition("=") for override in overrides)}
     return validate_settings(schema, values, source, typed)
@@ -160,11 +153,15 @@ def find_config(path: str | Path, schema: type[BaseModel] | None = None) -> Path
 
 
 def _is_of(schema: type[BaseModel], file: Path) -> bool:
+    from data_prep.base.yaml_values import read_yaml
+
     return read_yaml(file).keys() <= schema.model_fields.keys()
 
 
 def to_yaml(settings: Settings) -> str:
     """Return the resolved configuration as YAML text that `load_settings` reads back to an equal value."""
+    import yaml
+
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
@@ -181,93 +178,6 @@ def describe(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
         choices = [_display(choice) for choice in _choices(field.annotation)]
         others = ", ".join(choice for choice in choices if choice != default.removeprefix("default "))
         yield f"  {prefix}{name}  ({default}{f', or {others}' if others else ''})  {field.description or ''}".rstrip()
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a configuration file as plain values, without a schema.
-
-    Raises:
-        UsageError: the file is missing, or is not YAML with a mapping at its top level.
-    """
-    return OmegaConf.to_container(_read_yaml(path), resolve=False)  # type: ignore[return-value]  # a mapping
-
-
-def _read_yaml(path: Path) -> omegaconf.DictConfig:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror})", fix="check path and permissions", code="unreadable-config"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path} is not UTF-8 (byte {error.start})", fix="convert it, such as with iconv", code="not-utf8"
-        ) from None
-    try:
-        _check_depth(text)
-        values: Any = OmegaConf.load(io.StringIO(text))
-    except OSError:  # a number or a date
-        values = None
-    except _YAML_FAULTS as error:
-        raise UsageError(
-            f"{path} is not valid YAML: {_in_one_line(error)}",
-            fix="correct the file at that position",
-            code="invalid-yaml",
-        ) from None
-    if not isinstance(values, omegaconf.DictConfig) or (values and _is_bare_text(text)):
-        raise UsageError(
-            f"{path} has no mapping of settings at its top level",
-            fix="write settings such as 'output_dir: runs/one'",
-            code="config-not-a-mapping",
-        )
-    return values
-
-
-def _is_bare_text(text: str) -> bool:
-    """Whether the YAML is a single string, which OmegaConf takes for a setting of that name."""
-    events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return isinstance(next((event for event in events if isinstance(event, yaml.NodeEvent)), None), yaml.ScalarEvent)
-
-
-def _check_depth(text: str) -> None:
-    """Raise ValueError for deep nesting: libyaml recurses per level, and crashes the process at 20,000."""
-    level = 0
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if level > _MAX_NESTING:
-            assert event.start_mark is not None, "events of a text have a position"
-            raise ValueError(f"nested more than {_MAX_NESTING} levels deep at line {event.start_mark.line + 1}")
-
-
-def _in_one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return _cut(text if isinstance(error, (yaml.YAMLError, ValueError)) else f"{type(error).__name__}: {text}")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_QUOTATION else f"{text[:_LONGEST_QUOTATION]}..."
-
-
-def _merge(values: omegaconf.DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    for override in overrides:
-        name, separator, _ = override.partition("=")
-        if not separator or not name or name.startswith("-"):
-            raise UsageError(
-                f"override {override!r} is not of the form section.field=value",
-                fix="write settings as in optimizer.learning_rate=1e-4; --help lists all",
-                code="invalid-override",
-            )
-    try:
-        for override in overrides:
-            _check_depth(override.partition("=")[2])
-        merged = OmegaConf.merge(values, OmegaConf.from_dotlist(list(overrides)))
-        return OmegaConf.to_container(merged, resolve=False)  # type: ignore[return-value]  # a mapping
-    except _YAML_FAULTS as error:
-        raise UsageError(
-            f"the overrides {_cut(' '.join(overrides))} cannot be parsed: {_in_one_line(error)}",
-            fix="quote values that hold special characters, as in 'name=\"a: b\"'",
-            code="invalid-override",
-        ) from None
 
 
 def _check_texts(value: Any, source: str, where: str = "") -> None:

@@ -32,7 +32,7 @@ _MAX_KEPT_BYTES = 64
 
 _KEY_BYTES = 16
 _SLOT_WORDS = 4
-_EMPTY = ~np.uint64(0)  # no word's key: 0xFF is in no UTF-8
+_EMPTY = np.uint64(0)  # no word's key, which is inverted: 0xFF is in no UTF-8
 _NO_ID, _ELSEWHERE = PAD_TOKEN_ID, CLS_TOKEN_ID  # no text becomes these: padding of a slot, and "not in the table"
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)  # odd, without a pattern, for hashing
 
@@ -64,7 +64,7 @@ class WordCache:
         self._ids_per_slot = 8 // self._dtype.itemsize
         self._cuts = WordCuts(pieces)
         self._shift = np.uint64(64 - (num_slots.bit_length() - 1))
-        self._slots = np.full((num_slots, _SLOT_WORDS), _EMPTY)
+        self._slots = np.zeros((num_slots, _SLOT_WORDS), np.uint64)  # takes memory and time once slots are used
         self._others: dict[bytes, bytes] = {}
         self._max_others = max_others
 
@@ -241,11 +241,12 @@ _HIGH_MASKS = np.array([(1 << 8 * max(length - 8, 0)) - 1 for length in _LENGTHS
 
 
 def _keys(data: bytes, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first and second eight bytes of each word, filled up with zeros; both 0 for a longer word."""
+    """The first (inverted) and second eight bytes of each word, filled up with zeros; no bytes of a longer word."""
     padded = data + bytes(_KEY_BYTES)
     at_any_byte = np.ndarray((len(data) + 8 + 1,), "<u8", padded, strides=(1,))
     known = np.minimum(lengths, _KEY_BYTES + 1)
-    return at_any_byte[starts] & _LOW_MASKS[known], at_any_byte[starts + 8] & _HIGH_MASKS[known]
+    low = at_any_byte[starts] & _LOW_MASKS[known]
+    return np.invert(low, out=low), at_any_byte[starts + 8] & _HIGH_MASKS[known]
 
 
 def _first_of_slot(value: int, dtype: np.dtype) -> np.uint64:

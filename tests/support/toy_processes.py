@@ -59,12 +59,12 @@ def run_jobs(folder: Path, world_size: int, jobs: list[dict[str, Any]]) -> list[
     return json.loads(plan.with_suffix(".out").read_text())
 
 
-OPTIMIZERS = ("adamw", "stable_adamw", "muon")
+OPTIMIZERS = ("adamw", "stable_adamw", "muon", "tests.support.toy_optimizers:lion")
 
 
 def precisions_of(stage: int, optimizer: str) -> tuple[str, ...]:
-    """Those in which `trained` stops and resumes; StableAdamW has AdamW's states, so once will do."""
-    if optimizer == "stable_adamw":
+    """Those in which `trained` stops and resumes; once will do for StableAdamW, which has AdamW's states."""
+    if ":" in optimizer or optimizer == "stable_adamw":
         return ("bf16",) if stage == 3 else ()
     if stage == 0:
         return ("fp32",)

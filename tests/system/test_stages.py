@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import plain_ranks
+from launch import status
+from tests.support import launch_command, plain_ranks
 from tests.system.conftest import Training
 from trainer.checkpoint.format import read_state, step_folder
-from trainer.checkpoint.pieces import read_pieces
+from trainer.checkpoint.pieces import read_pieces, read_weights
 from trainer.hf_export.export import export_checkpoint
 from trainer.metrics.status import read_status
 
@@ -88,8 +89,8 @@ def test_three_ranks_go_on_across_a_border(straight, tmp_path) -> None:
 
 
 def test_status_history_and_checkpoints_follow_the_stages(straight) -> None:
-    status = read_status(straight.output_dir)
-    assert status is not None and status["stage"] == "stage 2 (decay)"
+    written = read_status(straight.output_dir)
+    assert written is not None and written["stage"] == "stage 2 (decay)"
     positions = [read_state(step_folder(straight.output_dir, step)).state for step in (3, 5, 8)]
     assert [(position.stage, position.epoch) for position in positions] == [(0, 0), (1, 1), (2, 1)]
     assert positions[2].next_sample > positions[1].next_sample, "the decay goes on with samples that were not read"
@@ -131,6 +132,59 @@ def _first_moments(folder: Path) -> dict[tuple[str, int], torch.Tensor]:
     """Adam's first moments of a checkpoint, by parameter and start of the piece."""
     pieces = [piece for file in sorted(folder.glob("rank-*.safetensors")) for piece in read_pieces(file)]
     return {(each.name, each.start): each.read(each.start, each.stop) for each in pieces if each.kind == "exp_avg"}
+
+
+def branch_of(straight: Training, step: int, folder: Path, name: str) -> tuple[Training, tuple[str, ...]]:
+    branch = Training(folder / name, straight.shards, straight.overrides)
+    branch.folder.mkdir()
+    command = ("--branch-from", f"{straight.output_dir}:{step}", "--stage", "decay")
+    return branch, (*command, f"tracking.uri={straight.tracking_uri}")
+
+
+def test_decays_branch_from_one_run_which_stays_as_it_is(straight, tmp_path, monkeypatch, capsys) -> None:
+    from mlflow import MlflowClient
+
+    before = {path: path.read_bytes() for path in straight.output_dir.rglob("*") if path.is_file()}
+    branch, command = branch_of(straight, 2, tmp_path, "first")
+    output = plain_ranks.run(branch, 2, *command)
+    assert f"branching from step 2 of {straight.output_dir}: stage 0 (decay)" in output
+    states = [read_state(step_folder(branch.output_dir, step)) for step in (2, 3, 5)]
+    assert [(each.state.stage, each.state.epoch, each.optimizer_steps) for each in states] == [
+        *((0, 1, 2), (0, 1, 3), (0, 1, 5))
+    ]
+    assert states[0].state.tokens_seen == read_state(step_folder(straight.output_dir, 2)).state.tokens_seen
+    weights = [read_weights(step_folder(run.output_dir, 2)) for run in (straight, branch)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert list(plain_ranks.losses(branch)) == [3, 4, 5]
+    assert {path: path.read_bytes() for path in before} == before
+
+    assert "is finished: step 5/5" in plain_ranks.run(branch, 1, *command), "the branch starts once"
+    client = MlflowClient(straight.tracking_uri)
+    (experiment,) = [found for found in client.search_experiments() if found.name == "clozeworks"]
+    younger, older = client.search_runs([experiment.experiment_id])
+    assert younger.data.tags["mlflow.parentRunId"] == older.info.run_id
+    assert younger.data.tags["clozeworks.branch.at_step"] == "2"
+    assert younger.data.tags["clozeworks.branch.from"] == str(straight.output_dir)
+
+    for run in (straight, branch):
+        launch_command.run(monkeypatch, status, run.output_dir, "--json")
+        tree = json.loads(capsys.readouterr().out)["tree"]
+        assert [(each["depth"], each["from_step"], each["stage"], each["step"]) for each in tree] == [
+            (0, None, None, LAST),
+            (1, 2, "decay", 5),
+        ]
+        assert [each["is_this"] for each in tree] == [run is straight, run is branch]
+
+
+@pytest.mark.slow
+def test_a_killed_branch_resumes_bitwise(straight, tmp_path) -> None:
+    branch, command = branch_of(straight, 3, tmp_path, "whole")
+    plain_ranks.run(branch, 2, *command)
+    other, command = branch_of(straight, 3, tmp_path, "killed")
+    killed = plain_ranks.start(other, 2, *command, trouble={"kill": {"rank": 0, "step": 5}})
+    plain_ranks.finish(killed)
+    plain_ranks.run(other, 2, *command)
+    assert plain_ranks.final_tensors(other) == plain_ranks.final_tensors(branch)
 
 
 def test_an_export_has_the_bases_of_its_step(straight, tmp_path) -> None:

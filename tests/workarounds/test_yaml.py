@@ -1,4 +1,4 @@
-"""What PyYAML does that `data_prep/base/settings.py` works around.
+"""What PyYAML does that `data_prep/base/yaml_values.py` works around.
 
 A test that fails here is good news: its message names the code that may be simpler now.
 """
@@ -15,16 +15,16 @@ from tests.workarounds.new_process import run_python
 def test_pyyaml_lets_the_errors_of_its_constructors_pass(text: str) -> None:
     with pytest.raises(Exception, match=".") as caught:
         yaml.safe_load(text)
-    assert not isinstance(caught.value, yaml.YAMLError), "_YAML_FAULTS of data_prep/base/settings.py may be shorter"
+    assert not isinstance(caught.value, yaml.YAMLError), "_YAML_FAULTS of data_prep/base/yaml_values.py may be shorter"
 
 
 @pytest.mark.spawn
 def test_libyaml_ends_the_process_on_a_deeply_nested_document() -> None:
     answer = run_python("import yaml; yaml.load('[' * 60_000 + ']' * 60_000, Loader=yaml.CSafeLoader)")
-    assert answer.returncode < 0, "_refuse_depth of data_prep/base/settings.py may be taken out"
+    assert answer.returncode < 0, "_refuse_depth of data_prep/base/yaml_values.py may be taken out"
 
 
 def test_pyyaml_takes_a_number_without_a_point_for_text() -> None:
     assert yaml.safe_load("1e-4") == "1e-4", (
-        "_read_yaml of data_prep/base/settings.py may be PyYAML's without OmegaConf's"
+        "_read_yaml of data_prep/base/yaml_values.py may be PyYAML's without OmegaConf's"
     )

@@ -15,6 +15,7 @@ from trainer.checkpoint.format import DataIdentity, SavedState
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.stages import ROPE_BASES, Stage
+from trainer.engine.custom_optimizer import optimizer_version
 
 VERSION = "version of "
 NUMERICS = "numerics: "
@@ -74,7 +75,8 @@ def check_compatible(
     before |= {f"{NUMERICS}{name}": value for name, value in saved.numerics.items()}
     after |= {f"{NUMERICS}{name}": value for name, value in numerics.items() if saved.numerics}
     before |= {f"{VERSION}{name}": value for name, value in saved.versions.items()}
-    after |= {f"{VERSION}{name}": value for name, value in current_versions().items()}
+    versions = current_versions() | optimizer_version(config.optimizer.name)
+    after |= {f"{VERSION}{name}": value for name, value in versions.items()}
     before |= {"world_size": saved.world_size, "data.manifest_digests": list(saved.data.manifest_digests)}
     after |= {"world_size": world_size, "data.manifest_digests": list(data.manifest_digests)}
     before["tokenizer_fingerprint"] = saved.data.tokenizer_fingerprint
@@ -170,6 +172,8 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _is_harmless(name: str) -> bool:
+    if name == f"{VERSION}optimizer":
+        return False
     return (
         name in _HARMLESS
         or name.split(".")[0] in _HARMLESS_SECTIONS

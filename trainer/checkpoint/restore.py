@@ -83,6 +83,24 @@ def find_latest(
     return None
 
 
+def open_verified(output_dir: str | Path, step: int, ranks: Ranks = ALONE) -> Checkpoint:
+    """The checkpoint of a step of another run, which all ranks see and verify together, and which is not changed.
+
+    Raises:
+        UserError: there is none, or it is damaged.
+    """
+    folder = step_folder(output_dir, step)
+    problems = [found for found in gather_objects(_first_problem(folder, ranks), ranks) if found]
+    if problems:
+        steps = ", ".join(map(str, list_steps(output_dir)[0])) or "none"
+        raise UserError(
+            f"there is no intact checkpoint of step {step} in {output_dir} ({problems[0]}); existing steps: {steps}",
+            fix="give one of the existing steps",
+            code="unknown-checkpoint-step",
+        )
+    return open_checkpoint(folder, verified=True)
+
+
 def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, say: Warn) -> list[int]:
     """Steps with a complete checkpoint on some node's disk or in the store, newest first; the same on all ranks."""
     in_turn(lambda: bring_back_replaced(output_dir), ranks, nodes_have_disks=remote is not None)

@@ -156,6 +156,12 @@ def _redacted(value: Any) -> Any:
 def _check_stages(config: RunConfig) -> None:
     """Check names, batch sizes and lengths."""
     training = config.training
+    if config.branch is not None and config.branch.run.rstrip("/") == config.output_dir.rstrip("/"):
+        raise SettingError(
+            f"output_dir={storage.redact(config.output_dir)} is the run that the branch starts from",
+            fix="set another output_dir for the branch",
+            code="branch-into-its-own-run",
+        )
     names = [stage.name for stage in training.stages if stage.name]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise SettingError(
@@ -242,6 +248,20 @@ def _check_kept(config: RunConfig) -> None:
             f"checkpoint.best_metric={best} is never measured without evaluation.minimal_pairs",
             fix="set evaluation.minimal_pairs to a directory, or checkpoint.best_metric=valid/mlm_loss",
             code="best-metric-not-measured",
+        )
+    if config.checkpoint.keep_best and best.startswith("suite/") and not config.evaluation.suite:
+        raise SettingError(
+            f"checkpoint.best_metric={best} is never measured without evaluation.suite",
+            fix="set evaluation.suite to that suite, or checkpoint.best_metric=valid/mlm_loss",
+            code="best-metric-not-measured",
+        )
+    every = config.evaluation.suite_every_steps
+    if every is not None and every % config.checkpoint.every_steps:
+        raise SettingError(
+            f"evaluation.suite_every_steps={every} is not a multiple of "
+            f"checkpoint.every_steps={config.checkpoint.every_steps}",
+            fix="set it to a multiple",
+            code="suite-steps",
         )
     if config.registry.when == "kept":
         check_kept(config.registry, config.checkpoint, config.evaluation.every_steps, config.max_steps)

@@ -33,8 +33,8 @@ SYNONYMS: tuple[Synonym, ...] = (
     Synonym(
         ("optim", "optimizer_type", "optimizer_name", "optim_args"),
         "optimizer.name",
-        "adamw, stable_adamw or muon",
-        "set optimizer.name to adamw, stable_adamw or muon",
+        "adamw, stable_adamw, muon or module:function",
+        "set optimizer.name to adamw, stable_adamw, muon or module:function",
     ),
     Synonym(
         ("max_grad_norm", "clip_grad", "grad_clip", "clip_grad_norm", "gradient_clip_val"),

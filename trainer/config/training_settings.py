@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -232,13 +233,17 @@ class TrainingSettings(Settings):
     )
 
 
+OPTIMIZERS = ("adamw", "stable_adamw", "muon")
+"""Names of the built-in optimizers."""
+
+
 class OptimizerSettings(Settings):
     """The optimizer; weight decay applies to matrices, not to biases and norms."""
 
-    name: Literal["adamw", "stable_adamw", "muon"] = Field(
+    name: str = Field(
         "adamw",
-        description="adamw, stable_adamw (AdamW with its step clipped per parameter), or muon (for the matrices inside "
-        "the blocks; AdamW for the other parameters)",
+        description="adamw, stable_adamw (AdamW with its step clipped per parameter), muon (for the matrices inside "
+        "the blocks; AdamW for the other parameters), or module:function of your own",
     )
     learning_rate: PositiveFloat = Field(1e-4, description="peak learning rate")
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.9, description="decay rate of the first moment of Adam")
@@ -246,6 +251,16 @@ class OptimizerSettings(Settings):
     eps: PositiveFloat = Field(1e-6, description="epsilon of Adam")
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.95, description="decay rate of the momentum of Muon")
     weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.01, description="decoupled weight decay of matrices")
+
+    @model_validator(mode="after")
+    def _check_name(self) -> OptimizerSettings:
+        if self.name not in OPTIMIZERS and not re.fullmatch(r"\w+(\.\w+)*:\w+", self.name):
+            raise SettingError(
+                f"optimizer.name={self.name} is unknown",
+                fix=f"set one of {', '.join(OPTIMIZERS)}, or module:function of your own",
+                code="unknown-optimizer",
+            )
+        return self
 
 
 ZeroStage = Literal[0, 1, 2, 3]

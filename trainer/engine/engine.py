@@ -29,6 +29,7 @@ from trainer.distributed.memory import explain_out_of_memory
 from trainer.distributed.overlapped_reduction import OverlappedReduction, cut_into_buckets
 from trainer.distributed.process_group import Ranks, set_timeout_on_all_groups
 from trainer.engine import fragments
+from trainer.engine.custom_optimizer import check_states, is_custom, settings_of_groups
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.optimizer import attach_partition, build_optimizer
 
@@ -51,6 +52,7 @@ class Engine:
         """Number of updates by the optimizer; skipped steps do not count."""
         self.ranks = ranks
         self.stage: int = config.zero.stage
+        self._optimizer_name = config.optimizer.name
         self.precision: str = config.training.precision
 
     @property
@@ -136,10 +138,12 @@ class Engine:
         shape ().
 
         Raises:
-            UserError: the device has too little memory, or the forward gives no finite number.
+            UserError: the device has too little memory, the forward gives no finite number, or a user's own optimizer
+                has states that a checkpoint cannot hold.
         """
         assert self._initial is not None, "the engine is prepared already"
-        scaler = self.loss_scaler_state()
+        scaler, base = self.loss_scaler_state(), fragments.base_optimizer(self._engine.optimizer, self.stage)
+        groups = settings_of_groups(base)
         self.train()
         self.set_learning_rate(0.0)
         with explain_out_of_memory(self.ranks, "in the rehearsal step"):
@@ -153,6 +157,8 @@ class Engine:
                 fix="check the settings of the model, and use training.precision=bf16 instead of fp16",
                 code="first-gradient-not-finite",
             )
+        if is_custom(self._optimizer_name):
+            check_states(base, self._optimizer_name, groups)
         self.set_loss_scaler_state(scaler)
         for fragment in self.fragments():
             initial = self._initial[fragment.name].view(-1)

@@ -5,6 +5,7 @@ adamw            exp_avg, exp_avg_sq                           Loshchilov and Hu
 stable_adamw     exp_avg, exp_avg_sq                           `trainer/engine/stable_adamw.py`
 muon             momentum of the matrices inside the blocks,   `trainer/engine/muon.py`
                  exp_avg and exp_avg_sq of the others
+module:function  its own                                       `trainer/engine/custom_optimizer.py`
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import nn
 from trainer.config.training_settings import OptimizerSettings
 from trainer.distributed.process_group import Ranks
 from trainer.engine import fragments
+from trainer.engine.custom_optimizer import build_custom_optimizer, is_custom
 from trainer.engine.muon import Muon
 from trainer.engine.stable_adamw import StableAdamW
 
@@ -49,6 +51,8 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings, precision: st
     """
     groups = parameter_groups(model, settings.weight_decay)
     rate, betas, eps = settings.learning_rate, (settings.beta1, settings.beta2), settings.eps
+    if is_custom(settings.name):
+        return build_custom_optimizer(groups, settings)
     optimizer: StableAdamW | Muon
     if settings.name == "adamw":
         return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps, fused=True)

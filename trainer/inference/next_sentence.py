@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import read_yaml
+from data_prep.base.yaml_values import read_yaml
 from trainer.inference.batches import Collator
 from trainer.inference.pretrained import Preprocessor, load_config, load_pretrained, load_text_tokenizer, max_length
 

@@ -1,7 +1,12 @@
-"""Branching from an earlier checkpoint: `pretrain.py --resume-from STEP --skip-samples A:B`.
+"""Branching from an earlier checkpoint, in the same output directory or in another one.
 
-The branch is a new MLflow run whose parent is the old one. Its first checkpoint replaces the one it started from, and
-records the branch: the same command again, after a crash or a requeue, resumes it and does not branch once more.
+`pretrain.py --resume-from STEP --skip-samples A:B`: the branch is a new MLflow run whose parent is the old one. Its
+first checkpoint replaces the one it started from, and records the branch: the same command again, after a crash or a
+requeue, resumes it and does not branch once more.
+
+`pretrain.py --branch-from RUN:STEP --stage NAME`: a run of its own, which leaves the other one as it is. It starts with
+weights, optimizer state and data position of that checkpoint and trains one stage. The first checkpoint in its own
+directory is the start; from then on it is resumed like any run.
 """
 
 from __future__ import annotations
@@ -9,11 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from data_prep.base.errors import UsageError
-from trainer.checkpoint.format import TrainState
+from data_prep.base.errors import UsageError, UserError
+from data_prep.storage import storage
+from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
 from trainer.checkpoint.store import remove_step, stored_steps
+from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.run_settings import TrackingSettings
+from trainer.config.stages import ROPE_BASES
+from trainer.config.training_settings import BranchSettings
 from trainer.data.sample_range import Branch, SampleRange
+from trainer.metrics.status import BranchRecord, add_branch
+from trainer.tracking.journal import read_record
 from trainer.tracking.tracker import Tracker
 
 
@@ -57,6 +68,67 @@ def remove_later_steps(url: str, step: int) -> None:
     for later in stored_steps(url):
         if later > step:
             remove_step(url, later)
+
+
+def check_branch(saved: SavedState, config: RunConfig, data: DataIdentity) -> None:
+    """Check that a run may branch from the checkpoint of another one.
+
+    Raises:
+        UserError: the model, the tokenizer, the optimizer or the seed differs.
+    """
+    before = RunConfig.model_validate(without_registry(saved.config))
+    pairs = {
+        "data.sentence_pairs": (before.data.sentence_pairs, config.data.sentence_pairs),
+        "optimizer.name": (before.optimizer.name, config.optimizer.name),
+        "training.seed": (before.training.seed, config.training.seed),
+        "the tokenizer's fingerprint": (saved.data.tokenizer_fingerprint, data.tokenizer_fingerprint),
+    }
+    own, other = dict(config.model), dict(before.model)
+    pairs |= {f"model.{name}": (other[name], own[name]) for name in own if name not in ROPE_BASES}
+    differences = [f"{name} was {old!r} and is {new!r}" for name, (old, new) in pairs.items() if old != new]
+    if differences:
+        assert config.branch is not None
+        raise UserError(
+            f"cannot branch from step {saved.state.step} of {config.branch.run}: {'; '.join(differences)}",
+            fix="set these as in that run; a branch may change data, masking, learning rate, schedule and lengths",
+            code="incompatible-branch",
+        )
+
+
+def begun_in(config: RunConfig, state: TrainState, saved: SavedState, data: DataIdentity) -> TrainState:
+    """Return the first state of a branch from another run.
+
+    It reads on where that run stood if its samples are the same; with other data or lengths it begins a new epoch.
+    """
+    before = RunConfig.model_validate(without_registry(saved.config))
+    ended, stage = before.stage_of(saved.state.step), without_secrets(config).stages[0]
+    is_same = stage.continues(ended) and (
+        ended.select(saved.data.manifest_digests) == stage.select(data.manifest_digests)
+    )
+    position = {} if is_same else {"epoch": saved.state.epoch + 1, "next_sample": 0}
+    begun = {"stage": 0, "skipped_samples": (), "branched_at": saved.state.step, "mlflow_run_id": None}
+    return state.model_copy(update={**begun, **position})
+
+
+def note_branch(branch: BranchSettings, output_dir: Path, warn: Callable[[str], None]) -> None:
+    """List a branch in the directory of the run that it started from."""
+    try:
+        add_branch(
+            Path(branch.run), BranchRecord(step=branch.step, stage=branch.stage, output_dir=str(output_dir.absolute()))
+        )
+    except OSError as error:
+        warn(f"{branch.run} cannot be written ({error.strerror}): clozeworks status does not list this branch there")
+
+
+def open_branch_tracker(config: RunConfig, branch: BranchSettings, warn: Callable[[str], None]) -> Tracker:
+    """Open the MLflow run of a branch, whose parent is the run that it started from, if that is in one experiment."""
+    record = read_record(Path(branch.run) / "tracking")
+    is_known = record is not None and record.experiment == storage.hide_secrets(config.tracking.experiment)
+    parent_uuid = record.run_uuid if record is not None and is_known else None
+    tracker = Tracker.open(config.tracking, Path(config.output_dir), warn, parent_uuid=parent_uuid)
+    source = {"from": storage.redact(branch.run), "at_step": str(branch.step), "stage": branch.stage}
+    tracker.log_tags({f"clozeworks.branch.{name}": value for name, value in source.items()})
+    return tracker
 
 
 def begin_mlflow_run(

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import UnknownVersion, read_manifest
 from data_prep.storage import storage
 from trainer.checkpoint.format import list_steps, read_state, step_folder
 from trainer.checkpoint.store import stored_state, stored_steps
-from trainer.config.run_config import RunConfig
+from trainer.config.run_config import RunConfig, without_registry, without_secrets
+from trainer.config.training_settings import BranchSettings
 from trainer.data.shard_set import ShardSet, open_shard_set
 
 
@@ -22,6 +25,8 @@ def open_data(config: RunConfig, allow_change: bool = False) -> list[ShardSet]:
     """
     data, output_dir = config.data, Path(config.output_dir)
     digests: Sequence[str | None] = () if allow_change else begun_with(output_dir, config.checkpoint.upload_to)
+    if not digests and config.branch is not None and not allow_change:
+        digests = _of_branch(config, config.branch)
     if len(digests) != len(config.data_sets):  # other data, which `check_compatible` reports
         digests = [None] * len(config.data_sets)
     try:
@@ -35,6 +40,17 @@ def open_data(config: RunConfig, allow_change: bool = False) -> list[ShardSet]:
             fix="restore it, start a new run in another output_dir, or give --allow-change to use the current version",
             code="missing-data-version",
         ) from None
+
+
+def _of_branch(config: RunConfig, branch: BranchSettings) -> list[str | None]:
+    """Return the versions of the data sets that the run has in common with the one it branches from."""
+    try:
+        saved = read_state(step_folder(branch.run, branch.step))
+        before = RunConfig.model_validate(without_registry(saved.config))
+    except (UserError, ValidationError):
+        return []  # the start of the branch reports it
+    known = dict(zip(before.data_sets, saved.data.manifest_digests, strict=False))
+    return [known.get(url) for url in without_secrets(config).data_sets]
 
 
 def begun_with(output_dir: str | Path, remote: str | None = None) -> tuple[str, ...]:

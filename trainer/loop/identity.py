@@ -21,12 +21,12 @@ from trainer.config.run_config import RunConfig, without_secrets
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.agreement import Fact, Facts
+from trainer.engine.custom_optimizer import optimizer_version
 from trainer.evaluation.minimal_pairs import read_minimal_pairs
 
 PER_HOST = {
     "data.shards.url": "the manifests are compared instead",
     "training.stages.data.shards.url": "the manifests are compared instead",
-    "branch.run": "hosts may have mounted the checkpoint of a branch elsewhere; rank 0's is read",
     "data.tokenizer": "its fingerprint is compared with the shards' instead",
     "evaluation.minimal_pairs": "their content is compared instead",
     "data.num_workers": "batches do not depend on it, and hosts may have other numbers of cores",
@@ -56,6 +56,10 @@ def facts_of(
         if (pairs := config.evaluation.minimal_pairs) is not None:
             equal["evaluation.minimal_pairs (content)"] = _fact(_digest_of_pairs(pairs))
     equal |= {f"version of {name}": _fact(installed_version(name)) for name in LIBRARIES}
+    if not isinstance(opened, UserError):
+        equal |= {
+            f"version of {name}": _fact(value) for name, value in optimizer_version(config.optimizer.name).items()
+        }
     equal |= {f"sha256 of {name}": Fact(digest, digest[:12]) for name, digest in source_digests()}
     per_host["version of python"] = _fact(sys.version.split()[0])
     return Facts(equal, per_host, opened if isinstance(opened, UserError) else None)

@@ -17,6 +17,7 @@ from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine
 from trainer.evaluation.pairs_in_training import MinimalPairs
+from trainer.evaluation.suites_in_training import SuitesInTraining
 from trainer.loop.console import PAIR_TASKS, StepBar, print_line
 from trainer.loop.recorder import Recorder
 from trainer.metrics.health import Health, NonFiniteSteps
@@ -65,6 +66,8 @@ class Run:
     uploader: Uploader | None = None
     registrar: Registrar | None = None
     """On rank 0 of a run that registers its model."""
+    suites: SuitesInTraining | None = None
+    """On rank 0 of a run whose checkpoints a suite evaluates."""
     status: RunStatus | None = None
     """On rank 0."""
     system: SystemMetrics | None = None

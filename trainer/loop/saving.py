@@ -8,7 +8,8 @@ from dataclasses import replace
 from data_prep.base.errors import UserError
 from trainer.checkpoint import writer
 from trainer.checkpoint.format import TrainState, step_folder
-from trainer.loop.branch import remove_later_steps
+from trainer.config.training_settings import BranchSettings
+from trainer.loop.branch import note_branch, remove_later_steps
 from trainer.loop.reporting import on_disk
 from trainer.loop.run import Progress, Run
 from trainer.metrics.status import append_history
@@ -36,7 +37,8 @@ def save(run: Run, state: TrainState, progress: Progress, is_end: bool) -> Progr
         on_disk(run, lambda: append_history(run.output_dir, "saved", values))
         if run.uploader is not None:
             run.uploader.submit(saved)
-        if run.registrar is not None:
+        is_scored_later = run.suites is not None and run.suites.submit(saved.step, saved.folder)
+        if run.registrar is not None and not is_scored_later:  # else once a gate can compare the scores
             run.registrar.submit(saved.step, saved.folder)
     elif is_end:
         raise UserError(
@@ -97,6 +99,8 @@ def finish_previous_start(run: Run, state: TrainState, progress: Progress) -> Pr
     progress = save_branch(run, state, progress)
     if run.registrar is not None:
         run.registrar.submit_missed()
+    if run.suites is not None:
+        run.suites.submit_missed()
     return progress
 
 
@@ -108,6 +112,16 @@ def save_branch(run: Run, state: TrainState, progress: Progress) -> Progress:
         remove_later_steps(run.config.checkpoint.upload_to, state.step)
     if run.registrar is not None:
         run.registrar.go_back(state.step)
+    if run.config.branch is not None and state.step == run.config.first_step:
+        return save_branch_of_run(run, run.config.branch, state, progress)
     skipped = ", ".join(str(range_) for range_ in state.skipped_samples) or "none"
     run.log(f"branching from step {state.step:,} | skipped samples: {skipped} | removing checkpoints of later steps")
+    return save(run, state, progress, is_end=False)
+
+
+def save_branch_of_run(run: Run, branch: BranchSettings, state: TrainState, progress: Progress) -> Progress:
+    """Save the first checkpoint of a branch from another run, and list the branch there for `clozeworks status`."""
+    run.log(f"branching from step {state.step:,} of {branch.run}: {run.config.stages[0].label}")
+    if run.ranks.is_first:
+        note_branch(branch, run.output_dir, run.warn)
     return save(run, state, progress, is_end=False)

@@ -15,7 +15,7 @@ from data_prep.tokenizer.foreign_tokenizer import copy_tokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_compatible
 from trainer.checkpoint.format import Checkpoint, TrainState
-from trainer.checkpoint.restore import find_latest, load
+from trainer.checkpoint.restore import find_latest, load, open_verified
 from trainer.checkpoint.upload import Uploader
 from trainer.checkpoint.writer import warn_on_stderr
 from trainer.config.batch_arithmetic import batch_arithmetic
@@ -32,7 +32,8 @@ from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
 from trainer.evaluation.pairs_in_training import MinimalPairs, open_minimal_pairs
-from trainer.loop.branch import begin_mlflow_run, branched, is_on
+from trainer.evaluation.suites_in_training import SuitesInTraining
+from trainer.loop.branch import begin_mlflow_run, begun_in, branched, check_branch, is_on, open_branch_tracker
 from trainer.loop.console import StepBar, print_line
 from trainer.loop.data_version import describe_versions
 from trainer.loop.recorder import Recorder
@@ -67,12 +68,19 @@ def set_up(
         warn_on_stderr(warning)
     output_dir, data = Path(config.output_dir), data_identity(shard_sets)
     latest, branch = find_start(config, ranks, branch)
+    begins_branch = latest is None and config.branch is not None
+    if config.branch is not None and latest is None:
+        latest = open_verified(config.branch.run, config.branch.step, ranks)
     saved_precision = latest.saved.config["training"]["precision"] if latest else None
     config, warning = with_precision_decided(config, ranks, saved_precision)
     if warning and ranks.is_first:
         warn_on_stderr(warning)
     numerics = describe_numerics(config, ranks.device)
-    changes = check_compatible(latest.saved, config, data, ranks.world_size, numerics, allow_change) if latest else []
+    changes: list[str] = []
+    if latest and not begins_branch:
+        changes = check_compatible(latest.saved, config, data, ranks.world_size, numerics, allow_change)
+    elif latest:
+        check_branch(latest.saved, config, data)
     next_sentence = config.data.has_sentence_pairs
     model = PretrainingModel(config.model, next_sentence, config.training.activation_checkpointing)
     model.initialize(config.training.seed)
@@ -97,13 +105,16 @@ def set_up(
     state = state.model_copy(update={"data_lineage": seen_data(shard_sets, earlier, ranks)})
     if branch is not None:
         state = branched(state, branch)
-    progress = Progress(NonFiniteSteps(config.health.max_nonfinite_steps), saved_step=latest.step if latest else None)
+    if latest and begins_branch:
+        state = begun_in(config, state, latest.saved, data)
+    saved_step = latest.step if latest and not begins_branch else None
+    progress = Progress(NonFiniteSteps(config.health.max_nonfinite_steps), saved_step=saved_step)
     status = read_status(output_dir)
     if status and status.get("step") == state.step:
         progress = replace(progress, metrics=status.get("metrics", {}))
     stage = config.stage_of(state.step + 1)
     uploader = Uploader(config.checkpoint, ranks, warn_on_stderr) if config.checkpoint.upload_to is not None else None
-    if uploader is not None and latest is not None and branch is None:
+    if uploader is not None and latest is not None and branch is None and not begins_branch:
         uploader.submit_if_missing(latest)
     run = Run(
         config=config,
@@ -117,6 +128,9 @@ def set_up(
         health=Health(config.health, training_entropy_nats(stage.data, stage.select(shard_sets))),
         minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
         uploader=uploader,
+        suites=SuitesInTraining(config, warn_on_stderr, print_line)
+        if ranks.is_first and config.evaluation.suite
+        else None,
         registrar=Registrar(config, warn_on_stderr, print_line) if ranks.is_first and config.registry.name else None,
         status=RunStatus(output_dir, partial(warn_of_disk, output_dir)) if ranks.is_first else None,
         system=SystemMetrics(output_dir, ranks.device) if ranks.is_first else None,
@@ -125,7 +139,7 @@ def set_up(
     for note in notes:
         run.log(note)
     log_run_summary(run, state, changes)
-    if latest and (warning := rate_jump(latest, config, state)):
+    if latest and not begins_branch and (warning := rate_jump(latest, config, state)):
         run.warn(warning)
     return run, state, progress
 
@@ -162,6 +176,8 @@ def open_tracker(config: RunConfig, ranks: Ranks, state: TrainState, begin: bool
         return NullTracker()
     if begin:
         return begin_mlflow_run(config.tracking, Path(config.output_dir), state, warn_on_stderr)
+    if config.branch is not None:
+        return open_branch_tracker(config, config.branch, warn_on_stderr)
     return Tracker.open(config.tracking, Path(config.output_dir), warn_on_stderr)
 
 

@@ -1,12 +1,13 @@
 """Where a run stands and what has happened to it, on disk, also where the launcher hides it.
 
 `output_dir/status.json` is replaced at every log line, and every `HEARTBEAT_SECONDS` while there is none;
-`output_dir/history.jsonl` grows by a line at each start, save, evaluation and end. `Status` and the four events say
+`output_dir/history.jsonl` grows by a line at each start, save, evaluation, suite and end. `Status` and the events say
 what stands in them, for writing and reading alike; anything else may stand beside it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,12 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from trainer.metrics.process_identity import own_identity
 
 STATUS_NAME = "status.json"
 HISTORY_NAME = "history.jsonl"
+BRANCHES_NAME = "branches.jsonl"
 
 HEARTBEAT_SECONDS = 15.0
 """At most so long passes between two writes of a run's status, whatever its steps take, unless the disk is slow."""
@@ -34,7 +36,7 @@ _LAUNCHED_AT = time.time()
 """Of this process, nearly: before anything that it notes of a run."""
 
 State = Literal["running", "finished", "stopped", "failed"]
-Event = Literal["started", "saved", "evaluated", "ended"]
+Event = Literal["started", "saved", "evaluated", "scored", "ended"]
 _Time = Annotated[float, Field(ge=0, lt=253_402_300_800)]
 """Seconds since 1970, before the year 10,000."""
 _Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -52,6 +54,8 @@ class Status(_Record):
     step: _Count | None = None
     max_steps: _Count = 0
     stage: str | None = None
+    branch: dict[str, str | int] | None = None
+    """Of a branch from another run: run, step, stage."""
     tokens_seen: _Count = 0
     skipped_steps: _Count = 0
     world_size: _Count = 0
@@ -70,8 +74,16 @@ class Status(_Record):
     heartbeat_at: _Time | None = None
 
 
+class BranchRecord(_Record):
+    """A branch that another run started from a checkpoint of this one: a line of branches.jsonl."""
+
+    step: _Count
+    stage: str
+    output_dir: str
+
+
 class Started(_Record):
-    """A line of the history, as the three that follow."""
+    """A line of the history, as the four that follow."""
 
     event: Literal["started"]
     at: _Time
@@ -96,6 +108,15 @@ class Evaluated(_Record):
     metrics: dict[str, float | None]
 
 
+class Scored(_Record):
+    """Scores of the checkpoint of a step, which a suite gave later."""
+
+    event: Literal["scored"]
+    at: _Time
+    step: _Count
+    metrics: dict[str, float | None]
+
+
 class Ended(_Record):
     event: Literal["ended"]
     at: _Time
@@ -107,7 +128,33 @@ class Ended(_Record):
 
 
 _STATUS: TypeAdapter[Any] = TypeAdapter(Status)
-_EVENT: TypeAdapter[Any] = TypeAdapter(Annotated[Started | Saved | Evaluated | Ended, Field(discriminator="event")])
+_EVENT: TypeAdapter[Any] = TypeAdapter(
+    Annotated[Started | Saved | Evaluated | Scored | Ended, Field(discriminator="event")]
+)
+
+
+def add_branch(run: Path, branch: BranchRecord) -> None:
+    """Append a branch to the list in the directory of the run that it started from.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    if branch not in read_branches(run):
+        with open(run / BRANCHES_NAME, "a", encoding="utf-8") as file:
+            file.write(branch.model_dump_json() + "\n")
+
+
+def read_branches(run: Path) -> list[BranchRecord]:
+    """Return the branches of a run; damaged lines are skipped."""
+    try:
+        lines = (run / BRANCHES_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValidationError):
+            found.append(BranchRecord.model_validate_json(line))
+    return found
 
 
 class RunStatus:

@@ -9,6 +9,7 @@ from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_compatible,
 from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BatchWarmup, StageSettings, TrainingSettings
+from trainer.engine.custom_optimizer import optimizer_version
 
 NUMERICS = {"attention kernel": "by_sequence", "torch build": "2.13.0+cpu"}
 IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fingerprint")
@@ -141,6 +142,16 @@ def test_another_optimizer_is_refused_because_its_states_are_missing(allow_chang
     config = changed(CONFIG, "optimizer", name="muon")
     with pytest.raises(UserError, match="adamw.*muon", check=coded("another-optimizer")):
         check_compatible(saved_with(CONFIG), config, IDENTITY, 2, NUMERICS, allow_change)
+
+
+def test_another_version_of_a_users_optimizer_is_another_run():
+    config = changed(CONFIG, "optimizer", name="tests.support.toy_optimizers:lion")
+    saved = saved_with(config, versions=current_versions() | optimizer_version(config.optimizer.name))
+    assert check_compatible(saved, config, IDENTITY, 2, NUMERICS) == []
+    saved = saved_with(config, versions=current_versions() | {"optimizer": "earlier"})
+    with pytest.raises(UserError, match="version of optimizer was 'earlier'", check=coded("incompatible-change")):
+        check_compatible(saved, config, IDENTITY, 2, NUMERICS)
+    assert len(check_compatible(saved, config, IDENTITY, 2, NUMERICS, allow_change=True)) == 1
 
 
 def test_a_checkpoint_of_a_release_without_optimizer_name_is_adamws():

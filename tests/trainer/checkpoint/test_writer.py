@@ -420,7 +420,7 @@ def sets_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
             target.copy_(piece.read(piece.start, piece.stop))
     assert not any(tensor.isnan().any() for tensor in whole.values())
     with_momentum = {key.removeprefix("momentum ") for key in whole if key.startswith("momentum ")}
-    assert with_momentum in (set(), {"gated.weight", "dense.weight"})
+    assert with_momentum in (set(), {"gated.weight", "dense.weight"}, set(shapes)), "AdamW, Muon or Lion"
     assert len(whole) == 3 * len(shapes) - len(with_momentum)
     return whole | {"steps": torch.tensor(checkpoint.saved.optimizer_steps)}
 

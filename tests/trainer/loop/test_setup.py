@@ -16,6 +16,7 @@ from data_prep.base.errors import UserError
 from data_prep.base.processor import Processor
 from data_prep.dataset.manifest import read_manifest, write_manifest
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.error_codes import coded
 from trainer.checkpoint import writer
 from trainer.checkpoint.compatibility import check_compatible
 from trainer.checkpoint.format import TrainState, read_state
@@ -164,6 +165,39 @@ def test_a_checkpoint_without_a_lineage_saw_its_shards(config: RunConfig, tmp_pa
     changed = on_other_data(config, tmp_path / "other")
     second = read_manifest(changed.data.shards).digest
     assert set_up(changed, allow_change=True)[1].data_lineage == (second, first)
+
+
+def branching(config: RunConfig, output_dir: Path, **changes: Any) -> RunConfig:
+    """A branch from step 2 of the run, to a stage that differs in its learning rate."""
+    values = config.model_dump()
+    stages = [{"name": "stable", "steps": 10}, {"name": "decay", "steps": 3, "learning_rate": 1e-5} | changes]
+    values["training"] |= {"stages": stages, "max_steps": None}
+    branch = {"run": config.output_dir, "step": 2, "stage": "decay"}
+    return RunConfig.model_validate(values | {"output_dir": str(output_dir), "branch": branch})
+
+
+def test_a_branch_reads_on_where_the_other_run_stood_if_its_samples_are_the_same(
+    config: RunConfig, tmp_path: Path, tracker: TagTracker
+) -> None:
+    run, state, progress = set_up(config)
+    save((run, state.model_copy(update={"next_sample": 16, "tokens_seen": 1024}), progress), 2)
+    begun, state, progress = set_up(branching(config, tmp_path / "same"))
+    assert (state.step, state.stage, state.epoch, state.next_sample, state.tokens_seen) == (2, 0, 0, 16, 1024)
+    assert (state.branched_at, progress.saved_step, begun.config.max_steps) == (2, None, 5)
+    _, state, _ = set_up(branching(config, tmp_path / "shorter", sequence_length=32))
+    assert (state.step, state.epoch, state.next_sample) == (2, 1, 0), "other rows are a new epoch"
+
+
+def test_a_branch_of_another_model_or_from_a_missing_step_is_refused(
+    config: RunConfig, tmp_path: Path, tracker: TagTracker
+) -> None:
+    with pytest.raises(UserError, check=coded("unknown-checkpoint-step"), match="step 2 .*existing steps: none"):
+        set_up(branching(config, tmp_path / "branch"))
+    save(set_up(config), 2)
+    other = branching(config, tmp_path / "branch")
+    other = other.model_copy(update={"training": other.training.model_copy(update={"seed": 5})})
+    with pytest.raises(UserError, check=coded("incompatible-branch"), match="training.seed was 0 and is 5"):
+        set_up(other)
 
 
 def test_a_damaged_status_hinders_no_resume(config: RunConfig, tracker: TagTracker) -> None:

@@ -1,0 +1,42 @@
+"""Optimizers as a user may bring them, `tests.support.toy_optimizers:NAME`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainer.config.training_settings import OptimizerSettings
+
+
+class Lion(torch.optim.Optimizer):
+    """The sign of a momentum, element by element, without a count of updates (Chen et al. 2023, arXiv 2302.06675)."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state["momentum"] = torch.zeros_like(weight)
+                direction = state["momentum"].lerp(weight.grad, 0.1).sign()
+                weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"])
+                state["momentum"].lerp_(weight.grad, 0.01)
+
+
+def lion(groups: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    return Lion(groups, {"lr": settings.learning_rate, "weight_decay": settings.weight_decay})
+
+
+def adafactor(groups: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Has factored states of matrices, which is not element by element."""
+    return torch.optim.Adafactor(groups, lr=settings.learning_rate)
+
+
+def nothing(groups: list[dict[str, Any]], settings: OptimizerSettings) -> None:
+    """Returns no optimizer."""
+
+
+A_NUMBER = 3

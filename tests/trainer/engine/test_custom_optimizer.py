@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from data_prep.base.errors import UserError
+from tests.support import toy_optimizers
+from tests.support.error_codes import coded
+from trainer.config.training_settings import OptimizerSettings
+from trainer.engine.custom_optimizer import check_states, optimizer_version, settings_of_groups
+from trainer.engine.optimizer import build_optimizer
+
+MODULE = "tests.support.toy_optimizers"
+
+
+def stepped(optimizer_of, learning_rate: float = 0.0, gradient: float = 0.0):
+    """An optimizer of one matrix after a step, and what its groups held before."""
+    weight = torch.nn.Parameter(torch.ones(3, 2))
+    optimizer = optimizer_of([{"params": [weight], "weight_decay": 0.1}], OptimizerSettings())
+    groups = settings_of_groups(optimizer)
+    weight.grad = torch.full((3, 2), gradient)
+    optimizer.param_groups[0]["lr"] = learning_rate
+    optimizer.step()
+    return optimizer, groups
+
+
+def test_a_function_gets_the_groups_and_the_settings():
+    model = torch.nn.Linear(3, 2)
+    optimizer = build_optimizer(model, OptimizerSettings(name=f"{MODULE}:lion", learning_rate=0.5, weight_decay=0.25))
+    assert type(optimizer).__name__ == "Lion"
+    assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.5, 0.25), (0.5, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("no.such.module:lion", "optimizer-not-importable"),
+        (f"{MODULE}:tiger", "optimizer-not-importable"),
+        (f"{MODULE}:A_NUMBER", "not-an-optimizer"),
+        (f"{MODULE}:nothing", "not-an-optimizer"),
+    ],
+)
+def test_what_is_no_optimizer_is_refused(name, code):
+    with pytest.raises(UserError, match=name, check=coded(code)):
+        build_optimizer(torch.nn.Linear(3, 2), OptimizerSettings(name=name))
+
+
+def test_the_version_is_the_functions_own_or_the_digest_of_its_file(monkeypatch):
+    assert optimizer_version("muon") == {}
+    (digest,) = optimizer_version(f"{MODULE}:lion").values()
+    assert len(digest) == 64
+    monkeypatch.setattr(toy_optimizers.lion, "version", "1.2", raising=False)
+    assert optimizer_version(f"{MODULE}:lion") == {"optimizer": "1.2"}
+
+
+def test_states_that_a_checkpoint_gives_back_are_accepted():
+    for optimizer_of in (toy_optimizers.lion, lambda groups, _: torch.optim.AdamW(groups)):
+        optimizer, groups = stepped(optimizer_of)
+        check_states(optimizer, "a:b", groups)
+
+
+@pytest.mark.parametrize(
+    "optimizer_of",
+    [
+        toy_optimizers.adafactor,
+        lambda groups, _: torch.optim.NAdam(groups),  # a running product of betas
+        lambda groups, _: torch.optim.Rprop(groups),  # step sizes that are not 0 at the start
+    ],
+)
+def test_states_that_a_checkpoint_would_lose_are_refused(optimizer_of):
+    optimizer, groups = stepped(optimizer_of)
+    with pytest.raises(UserError, match="a:b has the state", check=coded("optimizer-state")):
+        check_states(optimizer, "a:b", groups)
+
+
+def test_a_count_in_the_groups_is_refused():
+    optimizer, groups = stepped(toy_optimizers.lion)
+    optimizer.param_groups[0]["steps"] = 1
+    with pytest.raises(UserError, check=coded("optimizer-state")):
+        check_states(optimizer, "a:b", groups)

@@ -1,0 +1,114 @@
+"""An optimizer of the user's own: `optimizer.name: module:function`.
+
+The function takes the parameter groups (dicts of `params` and `weight_decay`) and the settings of `optimizer`, and
+returns a `torch.optim.Optimizer`. From ZeRO 1 on the optimizer gets flat fp32 tensors in which the parameters lie end
+to end, so its update must be element by element. A checkpoint holds its states that have an element for each of the
+weight's, as float32, and the number of updates as `step`. They must be 0 before the first update, since a run starts
+with a rehearsal step after which all of them are set to 0; other states cannot be resumed and are refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.source_digest import module_digest
+from trainer.config.training_settings import OptimizerSettings
+
+
+def is_custom(name: str) -> bool:
+    """Whether `optimizer.name` is a user's own."""
+    return ":" in name
+
+
+def build_custom_optimizer(groups: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """Call the user's function.
+
+    Raises:
+        UsageError: it cannot be imported or returns something else.
+    """
+    made = _imported(settings.name)(groups, settings)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise UsageError(
+            f"optimizer.name={settings.name} returned {type(made).__name__}",
+            fix="return a torch.optim.Optimizer",
+            code="not-an-optimizer",
+        )
+    return made
+
+
+def optimizer_version(name: str) -> dict[str, str]:
+    """The version of a user's optimizer for a checkpoint's record: its attribute `version`, or its file's sha256.
+
+    Empty for an optimizer of this project.
+
+    Raises:
+        UsageError: it cannot be imported, or has neither.
+    """
+    if not is_custom(name):
+        return {}
+    found = _imported(name)
+    version = getattr(found, "version", None) or module_digest(found)
+    if version is None:
+        raise UsageError(
+            f"the source of optimizer.name={name} cannot be read",
+            fix="give the function an attribute `version`",
+            code="optimizer-without-version",
+        )
+    return {"optimizer": str(version)}
+
+
+def settings_of_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """What the parameter groups hold besides tensors and the learning rate."""
+    return [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in optimizer.param_groups]
+
+
+def check_states(optimizer: torch.optim.Optimizer, name: str, groups_before: list[dict[str, Any]]) -> None:
+    """Refuse states that a checkpoint could not give back, after a step without gradient.
+
+    Raises:
+        UserError: see above.
+    """
+    if settings_of_groups(optimizer) != groups_before:
+        raise _unsupported(name, "changes its parameter groups in a step")
+    states: Mapping[torch.Tensor, Mapping[str, Any]] = optimizer.state
+    for tensor, state in states.items():
+        for kind, value in state.items():
+            if kind == "step":
+                continue
+            if not torch.is_tensor(value) or value.shape != tensor.shape or value.dtype != torch.float32:
+                raise _unsupported(name, f"has the state {kind}, which is no float32 number per element")
+            if value.any():
+                raise _unsupported(name, f"has the state {kind}, which is not 0 before the first update")
+
+
+def _unsupported(name: str, problem: str) -> UserError:
+    return UserError(
+        f"optimizer.name={name} {problem}",
+        fix="use one whose states are `step` and tensors of the parameter's shape that start at 0",
+        code="optimizer-state",
+    )
+
+
+def _imported(name: str) -> Callable[[list[dict[str, Any]], OptimizerSettings], Any]:
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"optimizer.name={name} cannot be imported ({error})",
+            fix="correct the name, and put the directory of your module on PYTHONPATH",
+            code="optimizer-not-importable",
+        ) from None
+    if not callable(found):
+        raise UsageError(
+            f"optimizer.name={name} is a {type(found).__name__}",
+            fix="name a function of parameter groups and settings",
+            code="not-an-optimizer",
+        )
+    factory: Callable[[list[dict[str, Any]], OptimizerSettings], Any] = found
+    return factory
