@@ -86,6 +86,8 @@ def proof(reports: Reports) -> Iterator[str]:
     yield ""
     published = (f"{name} {accuracy}" for name, accuracy in details["published"].items())
     yield f"Published, on 10 million words of other text: {'; '.join(published)}. Chance: 50."
+    yield ""
+    yield "![BLiMP by tokens](results/proof.png)"
 
 
 def fills(reports: Reports) -> Iterator[str]:
