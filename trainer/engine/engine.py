@@ -176,6 +176,10 @@ class Engine:
         """After all fragments were set: the number of updates and the weights of the forward; all ranks together."""
         self.optimizer_steps = steps
         fragments.set_optimizer_steps(self._engine.optimizer, self.stage, steps)
+        self.refresh_weights()
+
+    def refresh_weights(self) -> None:
+        """Give the forward the fp32 weights that the fragments hold; all ranks together."""
         fragments.refresh_model_weights(self._engine.optimizer, self.stage)
 
     def loss_scaler_state(self) -> dict[str, float | int] | None:
