@@ -249,6 +249,8 @@ def summarize(
         "valid_step": valid.get("step"),
         "valid_mlm_loss": valid.get("metrics", {}).get("valid/mlm_loss"),
         "average_mlm_loss": status.get("metrics", {}).get("average/mlm_loss"),
+        "suite_step": newest.get("scored", {}).get("step"),
+        "suite_scores": newest.get("scored", {}).get("metrics"),
         "train_loss": status.get("metrics", {}).get("train/loss"),
     }
 
@@ -284,6 +286,9 @@ def describe(figures: dict[str, Any]) -> Iterator[str]:
         + display(figures["valid_mlm_loss"], lambda loss: f", {loss:.4f} (valid MLM, step {figures['valid_step']:,})")
         + display(figures["average_mlm_loss"], lambda loss: f", {loss:.4f} (valid MLM, mean of checkpoints)")
     )
+    if figures["suite_scores"]:
+        scores = ", ".join(f"{name} {score:.4f}" for name, score in figures["suite_scores"].items())
+        yield f"suite             {scores} (step {figures['suite_step']:,})"
     yield "last checkpoint   " + display(
         figures["last_checkpoint"], lambda step: f"step {step:,}, {at(figures['last_checkpoint_at'])}", "none"
     )

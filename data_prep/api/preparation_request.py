@@ -24,7 +24,8 @@ from data_prep.tokenizer.tokenizer_info import INFO_NAME
 
 Config = str | Path | Mapping[str, Any] | PreparationConfig | None
 Inputs = str | Path | Sequence[str | Path]
-Filters = Iterable[str | Mapping[str, Any] | Callable[..., Any]]
+Filter = str | Mapping[str, Any] | Callable[..., Any]
+Filters = Filter | Iterable[Filter]
 
 _MOST_WORKERS = 4_096
 _TEXT_BYTES_PER_WORKER = 4e6  # takes about as long as another process needs to start
@@ -100,7 +101,7 @@ def resolve_config(
             fix="give --input FILES (in Python: inputs=), or sources in the configuration",
             code="missing-input",
         )
-    added = tuple(filters)
+    added = (filters,) if callable(filters) or isinstance(filters, (str, Mapping)) else tuple(filters)
     if added:
         from data_prep.filters.registry import filter_settings
 

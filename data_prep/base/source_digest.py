@@ -61,11 +61,11 @@ def _collect_references(function: types.FunctionType, parts: dict[str, str]) -> 
         references = inspect.getclosurevars(function)
     except ValueError:
         return False
-    parts[f"{function.__module__}.{function.__qualname__} defaults"] = repr(
-        (
-            function.__defaults__,
-            function.__kwdefaults__,
-        )
+    defaults = (function.__defaults__, function.__kwdefaults__)
+    if not _is_plain(defaults):
+        return False
+    parts[f"{function.__module__}.{function.__qualname__} defaults"] = (
+        _canonical(defaults) if any(defaults) else repr(defaults)
     )
     for name, value in {**references.globals, **references.nonlocals}.items():
         if isinstance(value, types.ModuleType):

@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     with plain_executor(arguments) as executor:
         request = _request(arguments, folder, executor)
         if arguments.dry_run:
-            _print_dry_run(folder, request, arguments.purge)
+            _print_dry_run(folder, request, arguments.purge, executor)
             return
         if request is not None:
             manifest, is_new = remove_documents(folder, request, executor, arguments.fresh)
@@ -145,9 +145,9 @@ def _nothing(request: RemovalRequest) -> str:
     return f"{request} removed before"
 
 
-def _print_dry_run(folder: str, request: RemovalRequest | None, purge: bool) -> None:
+def _print_dry_run(folder: str, request: RemovalRequest | None, purge: bool, executor: Executor) -> None:
     manifest = read_manifest(folder)
-    found = None if request is None else find_documents(folder, manifest, request)
+    found = None if request is None else find_documents(folder, manifest, request, executor)
     if request is not None and found is None:
         print(f"{_nothing(request)}; nothing would be done")
     if found is not None:

@@ -58,7 +58,7 @@ def remove_documents(
         parent = read_manifest(folder)
         refuse_unfinished(folder, (PREPARATION_WORK,))
         _discard_stale(folder, parent, fresh)
-        found = find_documents(folder, parent, request)
+        found = find_documents(folder, parent, request, executor)
         if found is None:
             return parent, False
         check_something_is_left(folder, parent, found)

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -36,6 +37,7 @@ URL_NAMES = ("url", "urls", "uri", "link")
 
 _ID = re.compile("[0-9a-fA-F]{16}")
 _SHOWN = 5
+_SHARDS_AT_ONCE = 16  # whose indexes or sidecars one task searches
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
@@ -123,10 +125,23 @@ class ListedDocuments(NamedTuple):
 
 @dataclass(frozen=True)
 class _SearchTask:
+    """Sidecars to search for values, which travel with every task."""
+
     folder: str
-    file: FileRecord
+    files: tuple[FileRecord, ...]
     column: Literal["id", "url"]
     values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _IndexSearch:
+    """Consecutive shards from the one of number `first`, in whose indexes a source or ids are searched."""
+
+    first: int
+    folder: str
+    shards: tuple[ShardRecord, ...]
+    source: int | None
+    ids: np.ndarray | None
 
 
 def read_list(url: str, names: Sequence[str]) -> list[tuple[int, str]]:
@@ -196,14 +211,18 @@ def find_listed(
             code="missing-provenance",
         )
     wanted = tuple(sorted(set(values)))
-    tasks = [_SearchTask(folder, file, column, wanted) for file in manifest.provenance_files]
+    files = manifest.provenance_files
+    tasks = [
+        _SearchTask(folder, files[first : first + _SHARDS_AT_ONCE], column, wanted)
+        for first in range(0, len(files), _SHARDS_AT_ONCE)
+    ]
     kept, own, found = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)], set[str]()
-    with Progress("searching provenance", sum(task.file.bytes for task in tasks), "MB", 1e6) as progress:
-        for task, (kept_as, document_ids, matched) in run_units(_search_sidecar, tasks, executor):
+    with Progress("searching provenance", sum(file.bytes for file in files), "MB", 1e6) as progress:
+        for task, (kept_as, document_ids, matched) in run_units(_search_sidecars, tasks, executor):
             kept.append(kept_as)
             own.append(document_ids)
             found |= matched
-            progress.add(task.file.bytes)
+            progress.add(sum(file.bytes for file in task.files))
     ids = np.unique(np.concatenate(kept))
     missing = [value for value in dict.fromkeys(values) if value not in found]
     earlier = removed_names(folder, files_of_removed_names(manifest))
@@ -219,7 +238,9 @@ def find_listed(
     )
 
 
-def find_documents(folder: str, manifest: Manifest, request: RemovalRequest) -> list[Found] | None:
+def find_documents(
+    folder: str, manifest: Manifest, request: RemovalRequest, executor: Executor | int = 1
+) -> list[Found] | None:
     """Return the documents of the request by shard, in the order of the manifest; None if they were removed before.
 
     Raises:
@@ -227,12 +248,13 @@ def find_documents(folder: str, manifest: Manifest, request: RemovalRequest) -> 
     """
     if request.source is not None:
         number = _source_number(folder, manifest, request.source)
-        return None if request.source in manifest.removed_sources else _search(folder, manifest, number, None)
+        is_gone = request.source in manifest.removed_sources
+        return None if is_gone else _search(folder, manifest, number, None, executor)
     assert request.ids is not None
     removed = removed_ids(folder, manifest)
     wanted = np.setdiff1d(request.ids, removed, assume_unique=True)
     if len(wanted):
-        return _search(folder, manifest, None, wanted)
+        return _search(folder, manifest, None, wanted, executor)
     is_new = request.absent is not None and len(np.setdiff1d(request.absent, removed, assume_unique=True)) > 0
     return [] if is_new else None
 
@@ -254,8 +276,23 @@ def _table_values(text: str, delimiter: str, names: Sequence[str], where: str) -
                 fix="name the column with the values in the header",
                 code="missing-column",
             )
+        if head[columns[0]] not in names and "://" in head[0]:
+            raise UsageError(
+                f"{where} line 1 is a value, not the name of a column",
+                fix=f"begin the file with a line that names the column, such as {names[0]}",
+                code="missing-column",
+            )
+        if head[columns[0]] not in names:
+            print(f"warning: {where} line 1 is taken as the name of the column: {head[0]!r}", file=sys.stderr)
         for row in rows:
-            if len(row) > columns[0] and (value := row[columns[0]].strip()):
+            if row and len(row) != len(head):
+                raise UserError(
+                    f"{where} line {rows.line_num} has {len(row)} cells, and the header has {len(head)}",
+                    fix=f"put quotation marks around a value that holds {delimiter!r}, or give the list as a text file "
+                    "with one value per line",
+                    code="invalid-list",
+                )
+            if row and (value := row[columns[0]].strip()):
                 yield rows.line_num, value
     except csv.Error as error:
         raise UserError(
@@ -263,11 +300,15 @@ def _table_values(text: str, delimiter: str, names: Sequence[str], where: str) -
         ) from None
 
 
-def _search_sidecar(task: _SearchTask) -> tuple[np.ndarray, np.ndarray, set[str]]:
+def _search_sidecars(task: _SearchTask) -> tuple[np.ndarray, np.ndarray, set[str]]:
     """Return the ids under which matching rows are kept, their own ids, and the matched values."""
-    rows = find_rows(read_provenance(task.folder, task.file), task.column, task.values)
-    kept = rows["kept_as"].drop_null().to_numpy().astype(np.uint64)
-    return kept, rows["document_id"].to_numpy().astype(np.uint64), set(rows[task.column].to_pylist())
+    kept, own, found = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)], set[str]()
+    for file in task.files:
+        rows = find_rows(read_provenance(task.folder, file), task.column, task.values)
+        kept.append(rows["kept_as"].drop_null().to_numpy().astype(np.uint64))
+        own.append(rows["document_id"].to_numpy().astype(np.uint64))
+        found |= set(rows[task.column].to_pylist())
+    return np.concatenate(kept), np.concatenate(own), found
 
 
 def _source_number(folder: str, manifest: Manifest, name: str) -> int:
@@ -280,25 +321,35 @@ def _source_number(folder: str, manifest: Manifest, name: str) -> int:
     return names.index(name)
 
 
-def _search(folder: str, manifest: Manifest, source: int | None, ids: np.ndarray | None) -> list[Found]:
-    found: list[Found] = []
-    met = np.zeros(0 if ids is None else len(ids), bool)
+def _search(
+    folder: str, manifest: Manifest, source: int | None, ids: np.ndarray | None, executor: Executor | int
+) -> list[Found]:
     shards = manifest.shards
+    tasks = [
+        _IndexSearch(first, folder, shards[first : first + _SHARDS_AT_ONCE], source, ids)
+        for first in range(0, len(shards), _SHARDS_AT_ONCE)
+    ]
+    found: dict[int, list[Found]] = {}
     with Progress("searching indexes", sum(shard.index.bytes for shard in shards), "MB", 1e6) as progress:
-        for shard in shards:
-            index = read_index(folder, shard)
-            if ids is None:
-                mine = index.document_sources == source
-            else:
-                positions = np.minimum(np.searchsorted(ids, index.document_ids), len(ids) - 1)
-                mine = ids[positions] == index.document_ids
-                met[positions[mine]] = True
-            if mine.any():
-                num_tokens = int(index.document_lengths[mine].sum(dtype=np.int64))
-                found.append(Found(shard, np.flatnonzero(mine), index.document_ids[mine], num_tokens))
-            progress.add(shard.index.bytes)
-    if ids is not None and not met.all():
-        raise _unknown(folder, ids[~met])
+        for task, of_shards in run_units(_search_indexes, tasks, executor):
+            found[task.first] = of_shards
+            progress.add(sum(shard.index.bytes for shard in task.shards))
+    in_order = [each for first in sorted(found) for each in found[first]]
+    if ids is not None:
+        unknown = np.setdiff1d(ids, np.concatenate([np.empty(0, np.uint64), *(each.ids for each in in_order)]))
+        if len(unknown):
+            raise _unknown(folder, unknown)
+    return in_order
+
+
+def _search_indexes(task: _IndexSearch) -> list[Found]:
+    found = []
+    for shard in task.shards:
+        index = read_index(task.folder, shard)
+        mine = index.document_sources == task.source if task.ids is None else np.isin(index.document_ids, task.ids)
+        if mine.any():
+            num_tokens = int(index.document_lengths[mine].sum(dtype=np.int64))
+            found.append(Found(shard, np.flatnonzero(mine), index.document_ids[mine], num_tokens))
     return found
 
 

@@ -41,8 +41,9 @@ def datatrove_filter(name: str, **parameters: Any) -> Callable[[Document], str |
         item for module in (filters, formatters) for item in vars(module) if inspect.isclass(vars(module)[item])
     )
     if name in _REFUSED or not inspect.isclass(found):
+        reason = _REFUSED.get(name, "datatrove has no filter or formatter of this name")
         raise UsageError(
-            f"datatrove:{name} cannot be used" + (f": {_REFUSED[name]}" if name in _REFUSED else ""),
+            f"datatrove:{name} cannot be used: {reason}",
             fix=f"give one of {', '.join(item for item in known if item not in _REFUSED)}",
             code="unknown-filter",
         )

@@ -5,9 +5,11 @@ Preparation, the tokenizer's sample and the estimate read through it.
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
@@ -84,6 +86,10 @@ class FilteredReader(DocumentReader):
             if reason is None and document is not original and has_too_many_marks(document.text):
                 reason = TOO_MANY_MARKS
             if reason is None:
+                if document.metadata and not _is_json(document.metadata):
+                    raise self._wrong(
+                        step, "put values into metadata that JSON does not have", "filter-result", original
+                    )
                 yield document
                 continue
             self._filtered[reason] += 1
@@ -105,15 +111,18 @@ class FilteredReader(DocumentReader):
                 f"{self._named(document)}: filter {step.name!r}: {error}",
                 fix="correct it, or skip such documents with documents.on_bad_input=skip",
             ) from None
-        except Exception as error:  # whatever a user's function raises is the user's to fix
+        except (Exception, SystemExit) as error:  # whatever a user's function raises is the user's to fix
             frame = traceback.extract_tb(error.__traceback__)[-1]
             what = f"failed at {frame.filename}:{frame.lineno} ({type(error).__name__}: {error})"
-            raise self._wrong(step, what, "filter-failed", document) from error
+            fix = ""
+            if isinstance(error, KeyError) and error.args and error.args[0] not in document.metadata:
+                fix = "name the fields that filters see in documents.metadata_fields, or correct the filter"
+            raise self._wrong(step, what, "filter-failed", document, fix) from error
         if outcome is None:
             return document
         if isinstance(outcome, Document):
-            if outcome.source != document.source or not isinstance(outcome.text, str):
-                raise self._wrong(step, "changed the source or made a text of another type", "filter-result", document)
+            if problem := _problem(outcome, document):
+                raise self._wrong(step, problem, "filter-result", document)
             return outcome
         if not isinstance(outcome, str):
             what = f"returned {type(outcome).__name__}; a filter returns None or a reason, a transform a document"
@@ -123,15 +132,37 @@ class FilteredReader(DocumentReader):
             raise self._wrong(step, what, "filter-reasons", document)
         return outcome
 
-    def _wrong(self, step: Step, what: str, code: str, document: Document | None = None) -> UserError:
-        return UserError(
-            f"filter {step.name!r} {what}, in {self._named(document)}",
-            fix="correct the filter; its reasons must come from a small fixed set of texts",
-            code=code,
-        )
+    def _wrong(self, step: Step, what: str, code: str, document: Document | None = None, fix: str = "") -> UserError:
+        if not fix:
+            is_reason = code == "filter-reasons"
+            fix = "correct the filter" + (
+                "; its reasons must come from a small fixed set of texts" if is_reason else ""
+            )
+        return UserError(f"filter {step.name!r} {what}, in {self._named(document)}", fix=fix, code=code)
 
     def _named(self, document: Document | None) -> str:
         """The document as messages name it: its file, line and id."""
         where = f" {self.place}" if document is not None and self.place else ""
         named = f" (document {document.id!r})" if document is not None and document.id is not None else ""
         return f"{storage.redact(self.unit.url)}{where}{named}"
+
+
+def _problem(outcome: Document, document: Document) -> str:
+    """What a transform may not do to a document, or an empty text."""
+    if outcome.source != document.source or (outcome.id != document.id and document.id is not None):
+        return "changed the source or the id, by which a takedown finds the document"
+    for name in ("text", "id", "url", "language"):
+        value = getattr(outcome, name)
+        if not isinstance(value, str) and (value is not None or name == "text"):
+            return f"made a document whose {name} is {type(value).__name__}, not text"
+    if not isinstance(outcome.metadata, Mapping):
+        return f"made a document whose metadata is {type(outcome.metadata).__name__}, not a mapping"
+    return ""
+
+
+def _is_json(values: Mapping[str, Any]) -> bool:
+    try:
+        json.dumps(dict(values), sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True

@@ -65,6 +65,12 @@ def filter_settings(item: str | Mapping[str, Any] | Callable[..., Any], /, **par
         return FilterSettings(name=item, **parameters)
     if isinstance(item, Mapping):
         return FilterSettings(**{**item, **parameters})
+    if not callable(item):
+        raise UsageError(
+            f"a filter is {type(item).__name__}, not a function, a class or a name",
+            fix="give a function that takes a document, or an entry as in documents.filters",
+            code="filter-not-callable",
+        )
     import cloudpickle
 
     name = f"{getattr(item, '__module__', '')}:{getattr(item, '__qualname__', type(item).__qualname__)}"

@@ -28,6 +28,8 @@ from data_prep.storage import storage
 from data_prep.text.cleaning import MAX_WORD_BYTES
 from data_prep.tokenizer.tokenizer import Tokenizer
 
+_MOST_REASONS = 8  # that a message lists
+
 
 @dataclass(frozen=True)
 class MapSummary:
@@ -205,7 +207,10 @@ def check_sources(
 
 def _reasons(dropped: Counter[str], num_empty_files: int = 0) -> str:
     """Return the reasons for dropped documents, most frequent first."""
-    reasons = [f"{count:,} {reason}" for reason, count in sorted(dropped.items(), key=lambda item: (-item[1], item[0]))]
+    in_order = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+    reasons = [f"{count:,} {reason}" for reason, count in in_order[:_MOST_REASONS]]
+    if others := sum(count for _, count in in_order[_MOST_REASONS:]):
+        reasons.append(f"{others:,} of {counted(len(in_order) - _MOST_REASONS, 'other reason')}")
     if num_empty_files:
         reasons.append(f"{counted(num_empty_files, 'file')} without a document")
     return ", ".join(reasons) or "no document in its files"

@@ -72,6 +72,10 @@ def is_transient(error: BaseException) -> bool:
     causes = list(_chain(error))
     if isinstance(error, UserError) or any(_UNTRUSTED in str(cause) for cause in causes):
         return False
+    if (
+        type(error).__name__ == "OfflineModeIsEnabled"
+    ):  # HF_HUB_OFFLINE, which huggingface_hub calls a broken connection
+        return False
     return any(_is_transient_itself(cause) for cause in causes)
 
 

@@ -8,9 +8,12 @@ is chosen here, and the trainer gets lines that hold this alphabet and nothing e
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from data_prep.text.cleaning import METASPACE, Normalization, normalize
 
@@ -22,6 +25,8 @@ RESERVED_CHARACTER = "\u2585"
 
 _TRAINER_RESOLUTION = 1 << 24
 """The trainer stops at a coverage of 1.0 in 32-bit floats: it misses the last characters that are rarer than this."""
+
+_COUNTED_CHARACTERS = 1 << 20
 
 
 class Alphabet(NamedTuple):
@@ -50,13 +55,32 @@ def required_characters(normalization: Normalization) -> frozenset[str]:
 def count_characters(texts: Iterable[str], user_symbols: Sequence[str]) -> Counter[str]:
     """Count the characters of normalized paragraphs (one a line), outside user symbols; a space as the metaspace."""
     symbols = re.compile("|".join(_alternatives(user_symbols))) if user_symbols else None
-    counts: Counter[str] = Counter()
+    totals = np.zeros(sys.maxunicode + 1, np.int64)
+    num_texts = 0
+    for group in _groups(texts):
+        num_texts += len(group)
+        text = "".join(symbols.sub("\0", each) if symbols else each for each in group)
+        codes = np.frombuffer(*((text.encode(), np.uint8) if text.isascii() else (text.encode("utf-32-le"), np.uint32)))
+        found = np.bincount(codes)
+        totals[: len(found)] += found
+    # Before the first word of each text stands another space.
+    totals[ord(METASPACE)] += num_texts + totals[ord(" ")] + totals[ord("\n")]
+    totals[[ord(" "), ord("\n"), 0]] = 0
+    return Counter({chr(code): int(totals[code]) for code in np.flatnonzero(totals).tolist()})
+
+
+def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the texts in groups that are counted at once."""
+    group: list[str] = []
+    num_characters = 0
     for text in texts:
-        counts.update(symbols.sub("\0", text) if symbols else text)
-        counts[METASPACE] += 1  # of the first word
-    counts[METASPACE] += counts.pop(" ", 0) + counts.pop("\n", 0)
-    del counts["\0"]
-    return counts
+        group.append(text)
+        num_characters += len(text)
+        if num_characters >= _COUNTED_CHARACTERS:
+            yield group
+            group, num_characters = [], 0
+    if group:
+        yield group
 
 
 def choose_alphabet(counts: Counter[str], coverage: float, required: frozenset[str]) -> Alphabet:
@@ -85,8 +109,12 @@ def training_lines(lines: Iterable[str], alphabet: Alphabet, user_symbols: Seque
     """
     left_out = "".join(map(re.escape, sorted({*alphabet.left_out, RESERVED_CHARACTER})))
     barrier = re.compile("|".join([*_alternatives(user_symbols), f"[{left_out}]"]))
+    keeps_ascii = not user_symbols and not any(map(str.isascii, alphabet.left_out))
     for line in lines:
-        yield from filter(None, barrier.sub(_symbol_or_cut, line).split("\n"))
+        if keeps_ascii and line.isascii():
+            yield line
+        else:
+            yield from filter(None, barrier.sub(_symbol_or_cut, line).split("\n"))
     for character in sorted(alphabet.characters):
         for _ in range(alphabet.copies):
             yield " " if character == METASPACE else character

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import re
@@ -15,27 +16,35 @@ import shutil
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO, TypeVar
 
+import numpy as np
+
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.progress import Progress
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
+from data_prep.documents.document import Document
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.executors.executors import Executor, run_units
 from data_prep.filters.filtered_reader import FilteredReader
 from data_prep.storage import storage
-from data_prep.text.cleaning import clean_paragraphs
+from data_prep.text.cleaning import Normalization
 from data_prep.text.sentences import check_language
+from data_prep.text.text_batch import normalize_batch
 from data_prep.tokenizer.tokenizer_info import TokenizerSettings
 from data_prep.tokenizer_training.bounded_choice import EVEN, Choice, key_of, tempering
 from data_prep.tokenizer_training.training_sample import HeldOut, HeldOutDocument, TrainingSample, hash_of
 
 UNKNOWN_LANGUAGE = "unknown"
 LIMIT_NAME = "limit"
+
+# Both bound memory: few long documents, or very many short ones.
+_BATCH_CHARACTERS = 1 << 20
+_BATCH_DOCUMENTS = 1 << 14
 
 _CHOSEN, _HELD_OUT = "chosen", "held out"
 
@@ -235,22 +244,45 @@ def _read(task: SampleTask, take: Callable[[str, str], None]) -> CorpusCounts:
     settings = task.documents
     reader = FilteredReader(task.unit, settings, task.source, task.text_field)
     try:
-        for document in reader:
-            language = language_label(document.language or task.language)
-            cleaned = "\n".join(clean_paragraphs(document.text, task.settings.normalization))
-            reason = _why_dropped(cleaned, settings)
-            if reason is not None:
-                counts.dropped[task.source, reason] += 1
-                continue
-            counts.documents[task.source, language] += 1
-            counts.text_bytes[task.source, language] += len(cleaned) if cleaned.isascii() else len(cleaned.encode())
-            take(language, cleaned)
+        for batch in _batches(reader):
+            texts = _cleaned([document.text for document in batch], task.settings.normalization)
+            for document, cleaned in zip(batch, texts, strict=True):
+                language = language_label(document.language or task.language)
+                reason = _why_dropped(cleaned, settings)
+                if reason is not None:
+                    counts.dropped[task.source, reason] += 1
+                    continue
+                counts.documents[task.source, language] += 1
+                counts.text_bytes[task.source, language] += len(cleaned) if cleaned.isascii() else len(cleaned.encode())
+                take(language, cleaned)
     except BadInput as error:
         if settings.on_bad_input == "error":
             raise
         return CorpusCounts(dropped=Counter({(task.source, error.reason): 1}), warnings=[str(error)])
     counts.dropped.update({(task.source, reason): count for reason, count in reader.dropped.items()})
     return counts
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    num_characters = 0
+    for document in documents:
+        batch.append(document)
+        num_characters += len(document.text)
+        if num_characters >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
+            yield batch
+            batch, num_characters = [], 0
+    if batch:
+        yield batch
+
+
+def _cleaned(texts: Sequence[str], normalization: Normalization) -> Iterator[str]:
+    """Yield each text as `clean_paragraphs` cleans it, one paragraph a line."""
+    batch = normalize_batch(texts, normalization)
+    lines = bytearray(batch.data)
+    np.frombuffer(lines, np.uint8)[batch.paragraph_starts] = ord("\n")
+    for start, stop in itertools.pairwise(batch.document_starts.tolist()):
+        yield lines[start + 1 : stop].decode()
 
 
 def _why_dropped(cleaned: str, settings: DocumentSettings) -> str | None:

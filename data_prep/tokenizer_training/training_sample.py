@@ -176,7 +176,7 @@ def chop(paragraph: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
     """
     words = paragraph.split()
     max_characters = (max_bytes - 1) // 4
-    if max(map(len, words), default=0) > max_characters:
+    if len(paragraph) > max_characters and max(map(len, words), default=0) > max_characters:
         words = [part for word in words for part in re.findall(f".{{1,{max_characters}}}", word, re.DOTALL)]
     data = f" {' '.join(words)}".encode() if words else b""
     start = 0

@@ -19,7 +19,8 @@ Every corpus has a tokenizer of its own, trained on every third document, which 
 that was normalized beforehand, untimed, and tokenizer.json without its normalizer and special tokens: the same ids with
 the least work. The figure is CPU seconds of the whole process and its children beyond those that the same command takes
 for a corpus of two documents (of SentencePiece, tokenizers and gigatoken: of encoding alone), so that importing does
-not count for anybody; the CPU seconds for two documents are recorded beside it. MB are those of the raw text. Memory is
+not count for anybody; the CPU seconds for two documents are recorded beside it. What ours takes by stage is measured
+in a process of its own (`preparation_stages.py`). MB are those of the raw text. Memory is
 measured by `memory.py`.
 """
 
@@ -94,7 +95,8 @@ def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python
     _checked([*_ours("verify"), str(folder / "ours")])
     _check_counts(runs, len(texts))
     text_mb = sum(len(text.encode(errors="replace")) for text in texts) / 1e6
-    return {"text_mb": text_mb, "documents": len(texts), "runs": runs}
+    stages = _stages(python, str(folder / "tokenizer"), files)
+    return {"text_mb": text_mb, "documents": len(texts), "runs": runs, "stages": stages}
 
 
 def run_contestant(name: str, python: str, files: list[str], folder: Path) -> dict[str, Any]:
@@ -121,6 +123,21 @@ def run_contestant(name: str, python: str, files: list[str], folder: Path) -> di
     splits = (manifest["train"], manifest["valid"])
     figures |= {key: sum(split[key] for split in splits) for key in ("documents", "tokens")}
     return figures | {"dropped": sum(sum(source["dropped"].values()) for source in manifest["sources"])}
+
+
+def _stages(python: str, tokenizer: str, files: list[str]) -> dict[str, float]:
+    """CPU seconds of the stages of ours, on one core; see `preparation_stages.py`."""
+    named = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "PYTHONPATH": REPOSITORY}
+    done = subprocess.run(
+        [python, str(Path(__file__).with_name("preparation_stages.py")), tokenizer, *files],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {name: str(value) for name, value in named.items()},
+        preexec_fn=lambda: os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]),
+    )
+    stages: dict[str, float] = json.loads(done.stdout)
+    return stages
 
 
 def _normalized(files: list[str], form: str, folder: Path) -> list[str]:

@@ -52,10 +52,8 @@ def test_wrong_arguments_are_refused_before_the_model_is_loaded(
 def test_a_suite_prints_its_table_and_a_dry_run_its_plan(
     tiny_hugging_face: Path, pairs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (pairs / "suite.yaml").write_text(
-        "name: order\n"
-        "tasks: {order: {function: minimal_pairs, files: {pairs: pairs.jsonl}, metrics: [accuracy, ties]}}\n"
-    )
+    task = "{function: minimal_pairs, files: {pairs: pairs.jsonl}, metrics: [accuracy, ties]}"
+    (pairs / "suite.yaml").write_text(f"name: order\ntasks: {{order: {task}}}\n")
     options = ["--model", tiny_hugging_face, "--suite", pairs / "suite.yaml", f"data={pairs}", "--no-tracking"]
     monkeypatch.chdir(pairs)
     run(monkeypatch, evaluate, *options, "--dry-run")

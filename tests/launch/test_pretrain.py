@@ -198,10 +198,30 @@ def test_a_dry_run_reckons_with_other_numbers_of_gpus(tmp_path):
     assert_refused(pretrain("--config", "tiny_cpu", "--dry-run", "--gpus", "8,x", cwd=tmp_path), 2, "--gpus 8,x")
 
 
-@pytest.mark.parametrize("option", ["--ranks=8", "--gpus=8,512"])
+@pytest.mark.parametrize("option", ["--ranks=8", "--gpus=8,512", "--tokens-per-second=9000"])
 def test_what_only_a_dry_run_reads_starts_no_training(tmp_path, monkeypatch, option):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["pretrain.py", "--config", "tiny_cpu", option])
     with pytest.raises(UsageError, check=coded("option-needs-dry-run"), match=option.replace("=", " ")):
+        main()
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--branch-from", "runs/stable:5"], "branch-without-stage"),
+        (["--stage", "decay"], "branch-without-stage"),
+        (["--branch-from", "runs/stable", "--stage", "decay"], "invalid-branch"),
+        (["--branch-from", "runs/stable:5", "--stage", "decay"], "unknown-stage"),
+        (["--branch-from", "run:5", "--stage", "decay", "output_dir=run"], "branch-into-its-own-run"),
+    ],
+)
+def test_a_branch_that_is_not_clear_is_refused(tmp_path, monkeypatch, options, code):
+    stages = "training.stages=[{name: decay, steps: 3}]" if code == "branch-into-its-own-run" else "training.seed=1"
+    steps = ["training.max_steps=null"] if "stages" in stages else []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pretrain.py", "--config", "tiny_cpu", stages, *steps, *options])
+    with pytest.raises(UsageError, check=coded(code)):
         main()
     assert not any(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The weighted mean of several checkpoints' weights, read piece by piece.
+"""Compute the weighted mean of the weights of several checkpoints, read piece by piece.
 
 Merging checkpoints of the stable phase stands in for a decay of the learning rate: with the weights `one_minus_sqrt`
 the mean is the sum of the updates between the checkpoints, scaled down as the 1-sqrt decay scales the learning rate

@@ -33,7 +33,7 @@ def find_latest(
     stage: int | None = None,
     step: int | None = None,
 ) -> Checkpoint | None:
-    """The newest checkpoint that is whole, the same one on all ranks; None where none was ever completed.
+    """Return the newest intact checkpoint, the same one on all ranks; None if there is no complete one.
 
     A damaged checkpoint is skipped with a warning.
 
@@ -92,7 +92,7 @@ def open_verified(output_dir: str | Path, step: int, ranks: Ranks = ALONE) -> Ch
     problems = [found for found in gather_objects(_first_problem(folder, ranks), ranks) if found]
     if problems:
         steps = ", ".join(map(str, list_steps(output_dir)[0])) or "none"
-        raise UserError(
+        raise UsageError(
             f"there is no intact checkpoint of step {step} in {output_dir} ({problems[0]}); existing steps: {steps}",
             fix="give one of the existing steps",
             code="unknown-checkpoint-step",

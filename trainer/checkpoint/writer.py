@@ -35,6 +35,8 @@ from trainer.checkpoint.format import (
     step_folder,
     step_of,
 )
+from trainer.checkpoint.late_scores import is_pending
+from trainer.checkpoint.late_scores import metrics_of as late_metrics
 from trainer.checkpoint.links import refuse_link, remove_checkpoint
 from trainer.checkpoint.retention import superfluous_steps
 from trainer.checkpoint.tensor_file import Part, write_tensors
@@ -212,6 +214,7 @@ def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: in
     complete, unfinished = list_steps(output_dir)
     metrics = {step: _metric(step_folder(output_dir, step), settings) for step in complete}
     superfluous = superfluous_steps(metrics, saved_step, settings) | {*unfinished}
+    superfluous -= {step for step in complete if step < saved_step and is_pending(step_folder(output_dir, step))}
     # What was set aside goes before its step does, whose marker keeps it from coming back.
     outdated = [step for step in _replaced_steps(output_dir) if step in {*complete, saved_step}]
     folders = [_replaced(step_folder(output_dir, step)) for step in outdated]
@@ -227,7 +230,7 @@ def _metric(folder: Path, settings: CheckpointSettings) -> float | None:
     if not settings.keep_best:
         return None
     try:
-        return read_state(folder).state.evaluation.get(settings.best_metric)
+        return {**read_state(folder).state.evaluation, **late_metrics(folder)}.get(settings.best_metric)
     except UserError:
         return None
 

@@ -249,8 +249,23 @@ def _check_kept(config: RunConfig) -> None:
             fix="set evaluation.minimal_pairs to a directory, or checkpoint.best_metric=valid/mlm_loss",
             code="best-metric-not-measured",
         )
+    if config.checkpoint.keep_best and best.startswith("suite/") and not config.evaluation.suite:
+        raise SettingError(
+            f"checkpoint.best_metric={best} is never measured without evaluation.suite",
+            fix="set evaluation.suite to that suite, or checkpoint.best_metric=valid/mlm_loss",
+            code="best-metric-not-measured",
+        )
+    every = config.evaluation.suite_every_steps
+    if every is not None and every % config.checkpoint.every_steps:
+        raise SettingError(
+            f"evaluation.suite_every_steps={every} is not a multiple of "
+            f"checkpoint.every_steps={config.checkpoint.every_steps}",
+            fix="set it to a multiple",
+            code="suite-steps",
+        )
     if config.registry.when == "kept":
-        check_kept(config.registry, config.checkpoint, config.evaluation.every_steps, config.max_steps)
+        for stage in config.stages:
+            check_kept(config.registry, config.checkpoint, stage.evaluation.every_steps, config.max_steps)
 
 
 def _check_zero(config: RunConfig) -> None:

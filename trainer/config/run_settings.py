@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from data_prep.base.settings import SettingError, Settings
 from trainer.config.setting_types import NonNegativeInt, Probability, Seconds
+
+BEST_METRICS = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy", "valid/minimal_pairs_accuracy")
+_SUITE_METRIC = re.compile(r"suite/[A-Za-z0-9_-]+/[A-Za-z0-9_-]+")
 
 
 class CheckpointSettings(Settings):
@@ -27,9 +31,11 @@ class CheckpointSettings(Settings):
     keep_best: NonNegativeInt = Field(
         0, description="number of best checkpoints to keep by best_metric, among those saved at an evaluated step"
     )
-    best_metric: Literal[
-        "valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy", "valid/minimal_pairs_accuracy"
-    ] = Field("valid/mlm_loss", description="metric for keep_best")
+    best_metric: str = Field(
+        "valid/mlm_loss",
+        description="metric for keep_best: valid/mlm_loss, valid/mlm_accuracy, valid/pair_accuracy, "
+        "valid/minimal_pairs_accuracy, or suite/NAME/TASK and suite/NAME/average of evaluation.suite",
+    )
     average_last: Annotated[int, Field(ge=2)] | None = Field(
         None,
         description="at evaluations, also evaluate the mean of the weights of this number of newest checkpoints "
@@ -61,6 +67,13 @@ class CheckpointSettings(Settings):
             )
         return self
 
+    @field_validator("best_metric")
+    @classmethod
+    def _check_best_metric(cls, name: str) -> str:
+        if name not in BEST_METRICS and _SUITE_METRIC.fullmatch(name) is None:
+            raise ValueError(f"must be one of {', '.join(BEST_METRICS)}, or suite/NAME/TASK")
+        return name
+
 
 class EvaluationSettings(Settings):
     """Evaluation on the valid shards, masked by seed, so that every evaluation predicts the same tokens."""
@@ -79,6 +92,20 @@ class EvaluationSettings(Settings):
     minimal_pairs_every_steps: PositiveInt | None = Field(
         None,
         description="steps between evaluations of minimal pairs, a multiple of every_steps (the default)",
+    )
+
+    suite: str | None = Field(
+        None,
+        min_length=1,
+        description="YAML file of an evaluation suite, or a preset, to run on checkpoints in a separate process "
+        "(launch/evaluate.py --suite); the last checkpoint is always evaluated",
+    )
+    suite_every_steps: PositiveInt | None = Field(
+        None, description="steps between checkpoints that the suite evaluates, a multiple of checkpoint.every_steps"
+    )
+    suite_overrides: tuple[str, ...] = Field((), description="overrides of the suite's settings, such as data=glue")
+    suite_wait_seconds: NonNegativeInt = Field(
+        3600, description="how long the end of a run waits for its suites; the rest is evaluated by the next start"
     )
 
     @property

@@ -92,7 +92,7 @@ class Engine:
     def step(self) -> float | torch.Tensor:
         """Clip, update, clear the gradients; return the global norm before clipping, shape ().
 
-        A norm that is not finite says that the step was skipped (`was_step_applied`).
+        A norm that is not finite means that the step was skipped (`was_step_applied`).
         """
         if self.stage > 0:
             self._engine.step()
@@ -129,6 +129,12 @@ class Engine:
         self._engine._config.gradient_clipping = max_norm
         if hasattr(self._engine.optimizer, "clip_grad"):
             self._engine.optimizer.clip_grad = max_norm
+
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """Set the weight decay of matrices for the next steps."""
+        for group in fragments.base_optimizer(self._engine.optimizer, self.stage).param_groups:
+            if group.get("decays"):
+                group["weight_decay"] = weight_decay
 
     def prepare(self, *losses: Callable[[], torch.Tensor]) -> None:
         """Take the rehearsal step and set the state of a fresh run; all ranks together, once.

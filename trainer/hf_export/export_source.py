@@ -16,6 +16,7 @@ from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.format import STATE_NAME, SavedState, list_steps, read_state, step_folder
+from trainer.checkpoint.late_scores import metrics_of as late_metrics
 from trainer.checkpoint.pieces import read_weights
 from trainer.config.run_config import RunConfig, without_registry
 from trainer.hf_export.model_card import TrainingFacts
@@ -93,7 +94,10 @@ def _facts(folder: Path, saved: SavedState, config: RunConfig) -> TrainingFacts:
         data_lineage=_lineage(saved, tags),
         data_digests=digests,
         sources=_sources(config, saved.data.manifest_digests),
-        scores=_overall(saved.state.evaluation) or _scores(folder.parent.parent, saved.state.step),
+        scores={
+            **(_overall(saved.state.evaluation) or _scores(folder.parent.parent, saved.state.step)),
+            **late_metrics(folder),
+        },
     )
 
 

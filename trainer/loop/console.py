@@ -71,6 +71,12 @@ def groups_line(metrics: Mapping[str, float]) -> str | None:
     return "  mlm loss " + " | ".join(parts) if parts else None
 
 
+def suite_line(step: int, metrics: Mapping[str, float]) -> str:
+    """Format the scores that a suite gave the checkpoint of a step."""
+    listed = ", ".join(f"{name.removeprefix('suite/')} {value:.4f}" for name, value in metrics.items())
+    return f"step {step} | suite {listed}"
+
+
 def scientific(value: float) -> str:
     """Format a number as `2.0e-3`."""
     mantissa, _, exponent = f"{value:.1e}".partition("e")
@@ -132,6 +138,6 @@ class StepBar:
 
 
 def print_line(text: str) -> None:
-    """Print a line, above the progress bar where there is one."""
+    """Print a line, above the progress bar if there is one."""
     tqdm.tqdm.write(text, file=sys.stdout)
     sys.stdout.flush()

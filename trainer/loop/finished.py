@@ -10,6 +10,7 @@ from pathlib import Path
 from data_prep.base.errors import UserError
 from trainer.checkpoint.compatibility import check_compatible
 from trainer.checkpoint.format import list_steps, read_state, step_folder
+from trainer.checkpoint.late_scores import read_late_scores
 from trainer.config.run_config import RunConfig
 from trainer.metrics.status import read_status
 from trainer.tracking.delivery import Delivery
@@ -41,8 +42,8 @@ class FinishedRun:
 def find_finished_run(config: RunConfig) -> FinishedRun | None:
     """Return the finished run of `config.output_dir`; None if anything may be left to do.
 
-    Something is left where settings changed, the model is to be registered, checkpoints are uploaded, or metrics are
-    unsent; and where ranks of several hosts would have to agree.
+    Something is left where settings changed, a suite is to evaluate a checkpoint, the model is to be registered,
+    checkpoints are uploaded, or metrics are unsent; and where ranks of several hosts would have to agree.
     """
     if not _is_one_host() or config.registry.name is not None or config.checkpoint.upload_to is not None:
         return None
@@ -53,6 +54,8 @@ def find_finished_run(config: RunConfig) -> FinishedRun | None:
         if status.get("state") != "finished" or not steps or steps[0] != config.max_steps:
             return None
         checkpoint = step_folder(output_dir, steps[0])
+        if config.evaluation.suite is not None and not _is_scored(output_dir, steps):
+            return None
         saved = read_state(checkpoint)
         precision = saved.config["training"]["precision"]
         if config.training.precision == "auto":  # resuming keeps the checkpoint's
@@ -69,6 +72,12 @@ def find_finished_run(config: RunConfig) -> FinishedRun | None:
     cursor = delivery.cursor
     hint = view_hint(uri, cursor.experiment_id, cursor.run_id)
     return FinishedRun(output_dir, steps[0], checkpoint, status.get("metrics", {}), cursor.run_id, hint)
+
+
+def _is_scored(output_dir: Path, steps: list[int]) -> bool:
+    """Whether the suite gave the scores of the last checkpoint, and none is left to evaluate."""
+    found = [read_late_scores(step_folder(output_dir, step)) for step in steps]
+    return found[0] is not None and all(each is None or each.state == "done" for each in found)
 
 
 def _is_one_host() -> bool:

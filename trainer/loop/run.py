@@ -17,6 +17,7 @@ from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine
 from trainer.evaluation.pairs_in_training import MinimalPairs
+from trainer.evaluation.suites_in_training import SuitesInTraining
 from trainer.loop.console import PAIR_TASKS, StepBar, print_line
 from trainer.loop.recorder import Recorder
 from trainer.metrics.health import Health, NonFiniteSteps
@@ -29,7 +30,7 @@ from trainer.tracking.tracker import MetricLog
 
 @dataclass(frozen=True)
 class Progress:
-    """What changes during a run beside the training state in a checkpoint (`TrainState`)."""
+    """The changing state of a run that is not part of the training state in a checkpoint (`TrainState`)."""
 
     nonfinite: NonFiniteSteps
     saved_at: float = field(default_factory=time.monotonic)
@@ -67,6 +68,8 @@ class Run:
     uploader: Uploader | None = None
     registrar: Registrar | None = None
     """On rank 0 of a run that registers its model."""
+    suites: SuitesInTraining | None = None
+    """On rank 0 of a run whose checkpoints a suite evaluates."""
     status: RunStatus | None = None
     """On rank 0."""
     system: SystemMetrics | None = None

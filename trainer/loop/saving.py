@@ -37,7 +37,8 @@ def save(run: Run, state: TrainState, progress: Progress, is_end: bool) -> Progr
         on_disk(run, lambda: append_history(run.output_dir, "saved", values))
         if run.uploader is not None:
             run.uploader.submit(saved)
-        if run.registrar is not None:
+        is_scored_later = run.suites is not None and run.suites.submit(saved.step, saved.folder)
+        if run.registrar is not None and not is_scored_later:  # else once a gate can compare the scores
             run.registrar.submit(saved.step, saved.folder)
     elif is_end:
         raise UserError(
@@ -98,6 +99,8 @@ def finish_previous_start(run: Run, state: TrainState, progress: Progress) -> Pr
     progress = save_branch(run, state, progress)
     if run.registrar is not None:
         run.registrar.submit_missed()
+    if run.suites is not None:
+        run.suites.submit_missed()
     return progress
 
 

@@ -32,6 +32,7 @@ from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
 from trainer.evaluation.pairs_in_training import MinimalPairs, open_minimal_pairs
+from trainer.evaluation.suites_in_training import SuitesInTraining
 from trainer.loop.branch import begin_mlflow_run, begun_in, branched, check_branch, is_on, open_branch_tracker
 from trainer.loop.console import StepBar, print_line
 from trainer.loop.data_version import describe_versions
@@ -127,6 +128,9 @@ def set_up(
         health=Health(config.health, training_entropy_nats(stage.data, stage.select(shard_sets))),
         minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
         uploader=uploader,
+        suites=SuitesInTraining(config, warn_on_stderr, print_line)
+        if ranks.is_first and config.evaluation.suite
+        else None,
         registrar=Registrar(config, warn_on_stderr, print_line) if ranks.is_first and config.registry.name else None,
         status=RunStatus(output_dir, partial(warn_of_disk, output_dir)) if ranks.is_first else None,
         system=SystemMetrics(output_dir, ranks.device) if ranks.is_first else None,
@@ -154,7 +158,7 @@ def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | N
 
 
 def find_start(config: RunConfig, ranks: Ranks, branch: Branch | None) -> tuple[Checkpoint | None, Branch | None]:
-    """The checkpoint to go on from, and the branch that is to be taken there, unless it was before.
+    """Return the checkpoint to resume from, and the branch to take there, unless it was taken before.
 
     Raises:
         UserError: there is no checkpoint of the branch's step, or none that is whole.
@@ -221,10 +225,11 @@ def one_of_each_shape(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def enter_stage(engine: Engine, stage: Stage) -> None:
-    """Set what differs between stages and is no argument of a step: RoPE bases and gradient clipping."""
+    """Set what differs between stages and is no argument of a step: RoPE bases, gradient clipping, weight decay."""
     assert isinstance(engine.module, PretrainingModel)
     engine.module.set_rope_bases(stage.model)
     engine.set_gradient_clipping(stage.gradient_clipping)
+    engine.set_weight_decay(stage.weight_decay)
 
 
 def _as_cut(stage: Stage, world_size: int) -> Stage:

@@ -42,11 +42,12 @@ from trainer.distributed.watchdog import Watchdog
 from trainer.engine.custom_optimizer import optimizer_version
 from trainer.engine.engine import check_precision
 from trainer.evaluation.minimal_pairs import read_minimal_pairs
+from trainer.evaluation.suites_in_training import check_suite_of
 from trainer.loop.averaging import log_average
 from trainer.loop.data_version import open_data
 from trainer.loop.global_batches import GlobalBatches, samples_of
 from trainer.loop.identity import facts_of
-from trainer.loop.reporting import log, log_evaluation, report_end, report_start, report_stop
+from trainer.loop.reporting import finish_suites, log, log_evaluation, report_end, report_start, report_stop
 from trainer.loop.run import Progress, Run
 from trainer.loop.run_lock import only_training
 from trainer.loop.saving import defer_save, finish_previous_start, save, state_of_checkpoint
@@ -77,7 +78,7 @@ class Ended:
     view_hint: str
     """Command and URL that show the run in MLflow."""
     all_registered: bool
-    """Whether everything that was to be registered was."""
+    """Whether everything that was to be registered was, and suites scored every checkpoint that they were to score."""
 
     @property
     def exit_status(self) -> int:
@@ -154,6 +155,8 @@ def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | U
         optimizer_version(config.optimizer.name)  # it must be importable
         if config.evaluation.minimal_pairs is not None:
             read_minimal_pairs(config.evaluation.minimal_pairs)
+        if config.evaluation.suite is not None and os.environ.get("RANK", "0") == "0":
+            check_suite_of(config.evaluation)
     except UserError as error:
         if world_size == 1:
             raise
@@ -369,6 +372,8 @@ def closed_if_it_fails(run: Run) -> Iterator[None]:
             yield
     except Exception:
         run.bar.close()
+        if run.suites is not None:
+            run.suites.stop()
         run.tracker.log_pictures()
         run.tracker.close("FAILED")
         raise
@@ -396,6 +401,8 @@ def finish(run: Run, ended: State) -> bool:
     if run.uploader is not None:
         run.uploader.close(run.watchdog.mark)
     report_end(run, ended, run.stop_signal.cause if ended == "stopped" else None)
+    if run.suites is not None and ended == "stopped":
+        run.suites.stop()
     if run.registrar is not None and ended == "stopped":
         # Before the other ranks end: a launcher kills a rank that outlives a stopped one.
         run.registrar.stop_after_current(run.watchdog.mark)
@@ -405,8 +412,11 @@ def finish(run: Run, ended: State) -> bool:
     run.watchdog.close()
     run.engine.destroy()
     leave_groups(run.ranks)  # no rank waits in it while rank 0 registers
-    if run.registrar is None or ended == "stopped":
+    if ended == "stopped":
         return True
+    all_scored = finish_suites(run, run.recorder.last_step)  # before the last checkpoint is registered
+    if run.registrar is None:
+        return all_scored
     # A run that was stopped before it registered its last checkpoint does so now.
     run.registrar.submit(run.recorder.last_step, step_folder(run.output_dir, run.recorder.last_step))
-    return run.registrar.close()
+    return run.registrar.close() and all_scored

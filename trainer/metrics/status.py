@@ -1,7 +1,7 @@
-"""Where a run stands and what has happened to it, on disk, also where the launcher hides it.
+"""The state and history of a run on disk, also when the launcher hides them.
 
 `output_dir/status.json` is replaced at every log line, and every `HEARTBEAT_SECONDS` while there is none;
-`output_dir/history.jsonl` grows by a line at each start, save, evaluation and end. `Status` and the four events say
+`output_dir/history.jsonl` grows by a line at each start, save, evaluation, suite and end. `Status` and the events say
 what stands in them, for writing and reading alike; anything else may stand beside it.
 """
 
@@ -36,7 +36,7 @@ _LAUNCHED_AT = time.time()
 """Of this process, nearly: before anything that it notes of a run."""
 
 State = Literal["running", "finished", "stopped", "failed"]
-Event = Literal["started", "saved", "evaluated", "ended"]
+Event = Literal["started", "saved", "evaluated", "scored", "ended"]
 _Time = Annotated[float, Field(ge=0, lt=253_402_300_800)]
 """Seconds since 1970, before the year 10,000."""
 _Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -47,7 +47,7 @@ class _Record(BaseModel):
 
 
 class Status(_Record):
-    """What stands in status.json; a run that ended before its first step has few of the figures."""
+    """The content of status.json; a run that ended before its first step has few of the figures."""
 
     state: State
     written_at: _Time
@@ -83,7 +83,7 @@ class BranchRecord(_Record):
 
 
 class Started(_Record):
-    """A line of the history, as the three that follow."""
+    """A line of the history, as the four that follow."""
 
     event: Literal["started"]
     at: _Time
@@ -108,6 +108,15 @@ class Evaluated(_Record):
     metrics: dict[str, float | None]
 
 
+class Scored(_Record):
+    """Scores of the checkpoint of a step, which a suite gave later."""
+
+    event: Literal["scored"]
+    at: _Time
+    step: _Count
+    metrics: dict[str, float | None]
+
+
 class Ended(_Record):
     event: Literal["ended"]
     at: _Time
@@ -119,7 +128,9 @@ class Ended(_Record):
 
 
 _STATUS: TypeAdapter[Any] = TypeAdapter(Status)
-_EVENT: TypeAdapter[Any] = TypeAdapter(Annotated[Started | Saved | Evaluated | Ended, Field(discriminator="event")])
+_EVENT: TypeAdapter[Any] = TypeAdapter(
+    Annotated[Started | Saved | Evaluated | Scored | Ended, Field(discriminator="event")]
+)
 
 
 def add_branch(run: Path, branch: BranchRecord) -> None:
@@ -163,7 +174,7 @@ class RunStatus:
 
     def update(self, state: State, values: dict[str, Any]) -> None:
         """Have the thread replace the file with these values soon."""
-        # A copy: training goes on to change what it has given.
+        # A copy, because training changes the original afterwards.
         self._latest = (state, {"written_at": round(time.time(), 3), **own_identity(), **_finite(values)})
         self._changed.set()
         if self._thread.ident is None:
@@ -221,7 +232,7 @@ def write_status(output_dir: Path, state: State, values: dict[str, Any]) -> None
 
 
 def read_status(output_dir: Path) -> dict[str, Any] | None:
-    """The status last written; None where there is none, or none that can be read (as after the loss of power)."""
+    """Return the last written status; None if there is none or it cannot be read (such as after a power loss)."""
     try:
         text = (Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8", errors="replace")
         return _whole(_STATUS, json.loads(text))
@@ -292,7 +303,7 @@ def last_sign(status: dict[str, Any]) -> float | None:
 
 
 def _whole(kind: TypeAdapter[Any], values: Any) -> dict[str, Any]:
-    """The values as they are, with what stands beside the named ones.
+    """Return the values unchanged, with the unnamed ones.
 
     Raises:
         ValidationError: they are not of this kind.

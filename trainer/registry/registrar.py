@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -23,13 +22,13 @@ from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from trainer.checkpoint.format import list_steps, step_folder
 from trainer.config.run_config import RunConfig
+from trainer.distributed.side_process import failure_reason, side_environment
 
 if TYPE_CHECKING:
     from trainer.registry.register_checkpoint import Request
 
 REGISTERED_NAME = "registered.jsonl"
 _POLL_SECONDS = 1.0
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Registrar:
@@ -120,7 +119,7 @@ class Registrar:
         answer = self._run(request)
         if answer.returncode:
             raise UserError(
-                _message(answer.stderr) or _ending(answer.returncode),
+                failure_reason(answer.returncode, answer.stderr, "registering"),
                 fix="register the checkpoint with `clozeworks register --checkpoint`",
                 code="registration-failed",
             )
@@ -151,10 +150,9 @@ class Registrar:
         return replace(request, alias=settings.alias, promote_to=settings.promote_to, only_if=settings.only_if)
 
     def _run(self, request: Request) -> subprocess.CompletedProcess[str]:
-        environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}  # the GPU belongs to the training
+        request_text = json.dumps(asdict(request))
         return subprocess.run(
-            command_line(), input=json.dumps(asdict(request)), env=environment, capture_output=True, text=True
+            command_line(), input=request_text, env=side_environment(), capture_output=True, text=True
         )
 
     def _note(self, note: dict[str, Any]) -> None:
@@ -171,19 +169,6 @@ class Registrar:
 def command_line() -> list[str]:
     """What registers a checkpoint for this process, and ends with it."""
     return [sys.executable, "-m", "trainer.registry.register_checkpoint", str(os.getpid())]
-
-
-def _message(stderr: str) -> str:
-    """What the registering process reports to be wrong, without the fix, which is that of a command."""
-    return storage.hide_secrets(stderr.strip()).removeprefix("error: ").partition(". Fix: ")[0]
-
-
-def _ending(returncode: int) -> str:
-    """How a process ended that reported nothing."""
-    if returncode >= 0:
-        return f"the registering process exited with status {returncode}"
-    name = next((each.name for each in signal.Signals if each == -returncode), f"signal {-returncode}")
-    return f"the registering process was killed by {name}"
 
 
 def registered_steps(output_dir: Path) -> list[int]:

@@ -134,10 +134,17 @@ class _Lines:
 
 def _header_fault(names: Sequence[str], wanted: Sequence[str], text: str) -> Fault | None:
     if text not in names:
+        if not all(map(_is_utf8, names)):
+            return Fault("is not UTF-8", "invalid UTF-8", "convert the file, for example with iconv")
         what = f"has no column {text!r} (its columns: {listed(names)})"
         return Fault(what, "missing field", NAME_THE_FIELD)
     twice = next((name for name in wanted if names.count(name) > 1), None)
     return None if twice is None else Fault(f"has several columns {twice!r}", "not text", "rename all but one")
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether the bytes of a name are UTF-8; others were read as surrogates."""
+    return text.encode(errors="replace").decode() == text
 
 
 def _number(cell: str) -> str | int | float:

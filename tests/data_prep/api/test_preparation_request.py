@@ -131,3 +131,11 @@ def test_a_tokenizer_on_the_hub_is_downloaded_or_answered_with_the_command(
     assert request.tokenizer == f"{tmp_path}/cache/someone/tiny"
     (tmp_path / "someone" / "tiny").mkdir(parents=True)
     assert request_preparation(config, tokenizer="someone/tiny", output="out").tokenizer == "someone/tiny"
+
+
+def test_one_filter_or_several_follow_those_of_the_configuration(tmp_path: Path) -> None:
+    config = {"documents": {"filters": [{"name": "language", "assign": True}]}}
+    entry = {"name": "metadata", "keep": "score > 1"}
+    for given in (entry, [entry], "my_filters:keep", ["my_filters:keep"], lambda document: None):
+        filters = resolve_config(config, tmp_path / "a.jsonl", filters=given).documents.filters
+        assert filters[0].name == "language" and len(filters) == 2

@@ -10,6 +10,7 @@ from data_prep.base.errors import UsageError
 from data_prep.base.settings import SettingError, Settings, describe, load_settings, to_yaml
 from data_prep.config.preparation_config import PreparationConfig
 from tests.support.error_codes import coded
+from tests.workarounds.new_process import run_python
 from trainer.config.run_config import RunConfig
 
 
@@ -134,3 +135,12 @@ def test_help_lists_every_setting_with_default_and_description():
 
 def test_a_quoted_number_is_not_a_number_and_a_plain_one_is():
     assert load_settings(Car, None, ["name=x", "engine.cylinders=6"]).engine.cylinders == 6
+
+
+def test_a_command_without_a_configuration_imports_no_yaml_library() -> None:
+    code = (
+        "import sys; from data_prep.config.preparation_config import PreparationConfig; "
+        "from data_prep.base.settings import load_settings; load_settings(PreparationConfig, None); "
+        "print(sorted({'omegaconf', 'yaml', 'tokenizers', 'pyarrow'} & set(sys.modules)))"
+    )
+    assert run_python(code).stdout.strip() == "[]"

@@ -42,8 +42,8 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     hub.server.shutdown()
 
 
-def read(endpoint: str, *patterns: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_none"}
+def read(endpoint: str, *patterns: str, offline: str = "0") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": offline, "HF_TOKEN": "hf_none"}
     environment["CLOZEWORKS_RETRY_SECONDS"] = "1"
     command = [sys.executable, "-c", READ, *patterns]
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
@@ -74,3 +74,9 @@ def test_a_hub_that_is_away_or_busy_is_retried_and_named(hub: Hub, status: int |
     last = done.stderr.splitlines()[-1]
     assert "hf://datasets/user/tales/data/one.jsonl.gz" in last and "UserError" in last, done.stderr
     assert ("; retrying in" in done.stderr) == is_retried, done.stderr
+
+
+def test_offline_mode_is_named_at_once(hub: Hub) -> None:
+    done = read(hub.url, "hf://datasets/user/tales/data/one.jsonl.gz", offline="1")
+    assert done.returncode == 1 and "retrying" not in done.stderr
+    assert "HF_HUB_OFFLINE" in done.stderr.splitlines()[-1] and not hub.requests, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,6 +66,14 @@ def test_filters_drop_and_transforms_replace_in_their_order(tmp_path: Path) -> N
         (lambda document: True, "filter-result"),
         (lambda document: replace(document, source="other"), "filter-result"),
         (lambda document: replace(document, text=None), "filter-result"),
+        (lambda document: replace(document, id="other"), "filter-result"),
+        (lambda document: replace(document, id=None), "filter-result"),
+        (lambda document: replace(document, url=5), "filter-result"),
+        (lambda document: replace(document, language=b"en"), "filter-result"),
+        (lambda document: replace(document, metadata=None), "filter-result"),
+        (lambda document: replace(document, metadata={"tags": {"a"}}), "filter-result"),
+        (lambda document: document.metadata.update(score={1}), "filter-result"),
+        (lambda document: sys.exit(3), "filter-failed"),
         (lambda document: "", "filter-reasons"),
         (lambda document: "a\nb", "filter-reasons"),
         (lambda document: "x" * 101, "filter-reasons"),
@@ -78,6 +87,11 @@ def test_a_wrong_filter_is_named_with_file_line_and_document(
     later.version = "1"  # type: ignore[attr-defined]
     with pytest.raises(UserError, check=coded(code), match=re.escape(f"{tmp_path / 'a.jsonl'} line 2 (document '1')")):
         list(reader(tmp_path, later))
+
+
+def test_a_field_that_is_not_read_is_named_in_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(UserError, check=coded("filter-failed"), match=r"Fix: .*documents\.metadata_fields"):
+        list(reader(tmp_path, lambda document: "low" if document.metadata["quality"] < 3 else None))
 
 
 def test_reasons_that_never_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

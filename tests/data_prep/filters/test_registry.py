@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,21 @@ def test_a_function_of_a_notebook_is_digested_with_what_it_uses(monkeypatch: pyt
     assert filter_settings(uses_limit).function_digest == first.function_digest
     monkeypatch.setattr(sys.modules[__name__], "_length", lambda document: 0)
     assert filter_settings(uses_limit).function_digest != first.function_digest, "a function that it uses"
+
+
+def test_a_default_value_counts_by_its_value_or_needs_a_version() -> None:
+    def with_default(words: object) -> Callable[[Document], str | None]:
+        def keep(document: Document, words: object = words) -> str | None:
+            return None if words else "none"
+
+        return keep
+
+    digests = [filter_settings(with_default(words)).function_digest for words in ({"a", "b"}, {"b", "a"}, {"a"})]
+    assert digests[0] == digests[1] != digests[2]
+    with pytest.raises(UserError, check=coded("filter-without-version")):
+        filter_settings(with_default(object()))
+    with pytest.raises(UserError, check=coded("filter-not-callable"), match="a filter is int"):
+        filter_settings(3)  # type: ignore[arg-type]
 
 
 def test_functions_of_one_name_and_version_are_not_confused() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data_prep.text.cleaning import Normalization
 from data_prep.tokenizer.sentencepiece_model import open_model, train_model, vocabulary_of
@@ -168,3 +170,14 @@ def test_a_character_that_the_text_lacks_has_a_token_in_text_of_forty_million_ch
     texts = (" ".join(draw.choices(words, k=1_000)) for _ in range(13_400))
     train_tokenizer(texts, tmp_path, TokenizerSettings(vocab_size=480))
     assert set(PRINTABLE_ASCII) <= set(Tokenizer.load(tmp_path).pieces)
+
+
+@given(st.lists(st.text(st.sampled_from("ab \n\u00e9\u4e2d\U0001f600"), max_size=20), max_size=5))
+def test_characters_are_counted_as_one_by_one(texts: list[str]) -> None:
+    expected = Counter("".join(texts).replace("\n", " ").replace(" ", "\u2581"))
+    expected["\u2581"] += len(texts)
+    assert count_characters(texts, []) == +expected
+
+
+def test_characters_of_user_symbols_are_not_counted() -> None:
+    assert count_characters(["a<x>b", "x"], ["<x>"]) == {"a": 1, "b": 1, "x": 1, "\u2581": 2}

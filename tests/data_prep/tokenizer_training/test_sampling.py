@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
 from data_prep.base.settings import validate_settings
 from data_prep.config.preparation_config import PreparationConfig, load_config
 from data_prep.documents.input_files import find_inputs, find_units
+from data_prep.text.cleaning import Normalization, clean_paragraphs
 from data_prep.tokenizer_training import sampling
-from data_prep.tokenizer_training.sampling import CorpusCounts, draw_sample, language_label
+from data_prep.tokenizer_training.sampling import CorpusCounts, _cleaned, draw_sample, language_label
 from data_prep.tokenizer_training.training_sample import TrainingSample
 
 WORDS = "river village teacher engine letter garden winter morning harbour library \u4f60\u597d caf\u00e9".split()
@@ -202,3 +205,13 @@ def test_later_units_write_only_what_may_still_be_needed(tmp_path: Path, monkeyp
 def test_the_command_line_source_is_one_source(tmp_path: Path) -> None:
     config = load_config(None, [], [write(tmp_path, "small.jsonl", SMALL)])
     assert set(drawn(config, tmp_path / "work")[1].documents) == {("corpus", "en")}
+
+
+@given(
+    st.lists(
+        st.text(st.sampled_from("aB .\r\n\t\u00a0\u00e9\u0301\u2029\u4e2d\U0001f600\x00"), max_size=40), max_size=5
+    )
+)
+def test_documents_are_cleaned_together_as_one_by_one(texts: list[str]) -> None:
+    expected = ["\n".join(clean_paragraphs(text, Normalization())) for text in texts]
+    assert list(_cleaned(texts, Normalization())) == expected

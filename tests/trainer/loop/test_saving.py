@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +10,11 @@ import pytest
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from trainer.checkpoint.format import TrainState
+from trainer.checkpoint.writer import ALONE
 from trainer.data.sample_range import SampleRange
+from trainer.evaluation.suites_in_training import Evaluated
 from trainer.loop import saving
+from trainer.loop.reporting import attach_suites
 from trainer.loop.run import Progress
 from trainer.metrics.health import NonFiniteSteps
 
@@ -32,12 +36,42 @@ def test_the_registrar_forgets_the_old_course_and_then_takes_what_was_missed(
         go_back=lambda step: did.append(f"go_back {step}"), submit_missed=lambda: did.append("submit_missed")
     )
     monkeypatch.setattr(saving, "save", lambda run, state, progress, is_end: did.append("save") or progress)
-    config = SimpleNamespace(checkpoint=SimpleNamespace(upload_to=None))
+    config = SimpleNamespace(checkpoint=SimpleNamespace(upload_to=None), branch=None)
     progress = Progress(NonFiniteSteps(20))
-    run = SimpleNamespace(config=config, registrar=registrar, log=lambda text: None)
+    run = SimpleNamespace(config=config, registrar=registrar, suites=None, log=lambda text: None)
     assert saving.finish_previous_start(run, state, progress) == progress
     assert did == done
-    saving.finish_previous_start(SimpleNamespace(config=config, registrar=None, log=lambda text: None), state, progress)
+    run.registrar = None
+    saving.finish_previous_start(run, state, progress)
+
+
+def test_a_checkpoint_that_a_suite_scores_is_registered_once_it_has_its_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a gate can compare them; where the suite fails, it is registered without."""
+    registered: list[int] = []
+    logged: list[tuple[int, dict[str, float]]] = []
+    ended = [Evaluated(8, tmp_path, {"suite/own/average": 0.5}), Evaluated(10, tmp_path, None)]
+    monkeypatch.setattr(saving.writer, "save", lambda *given: SimpleNamespace(step=given[2].step, folder=tmp_path))
+    run = SimpleNamespace(
+        config=SimpleNamespace(output_dir=str(tmp_path)),
+        output_dir=tmp_path,
+        ranks=ALONE,
+        engine=None,
+        data=None,
+        uploader=None,
+        watchdog=SimpleNamespace(mark=lambda doing: None),
+        log=lambda text: None,
+        tracker=SimpleNamespace(log=lambda step, metrics: logged.append((step, metrics))),
+        suites=SimpleNamespace(submit=lambda step, folder: step != 9, collect=lambda: ended),
+        registrar=SimpleNamespace(submit=lambda step, folder: registered.append(step)),
+    )
+    progress = Progress(NonFiniteSteps(20))
+    for step in (8, 9, 10):
+        progress = saving.save(run, TrainState(step=step), progress, is_end=False)
+    assert registered == [9]
+    assert attach_suites(run, progress).metrics == {"suite/own/average": 0.5}
+    assert registered == [9, 8, 10] and logged == [(8, {"suite/own/average": 0.5})]
 
 
 EIGHT = TrainState(step=8)
@@ -88,6 +122,7 @@ def run_that_continues() -> SimpleNamespace:
         data=None,
         uploader=None,
         registrar=None,
+        suites=None,
         log=lambda text: None,
         watchdog=SimpleNamespace(mark=lambda doing: None),
     )

@@ -74,6 +74,7 @@ def make_run(rank: int, **parts: Any) -> SimpleNamespace:
             "tracker": NullTracker(),
             "uploader": None,
             "registrar": None,
+            "suites": None,
             "watchdog": Watched(),
             "engine": SimpleNamespace(destroy=lambda: None),
             "stop_signal": SimpleNamespace(cause="a test"),

@@ -1,0 +1,52 @@
+"""Run a suite on a checkpoint, in a process of its own.
+
+`python -m trainer.evaluation.evaluate_checkpoint PID` is started by the trainer (its process id is PID) and ends with
+it: the request comes as JSON on standard input, the scores go to standard output. The process has the lowest priority
+and computes on the CPU, so that it takes no memory of a GPU and only idle time of the cores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from data_prep.base.errors import run_command
+from trainer.distributed.end_with_parent import end_with_parent
+from trainer.evaluation.evaluate_suite import evaluate_suite, prepare_suite
+from trainer.evaluation.suite_settings import load_suite
+from trainer.evaluation.suites_in_training import Request
+from trainer.hf_export.export import export_checkpoint
+
+LOWEST_PRIORITY = 19
+
+
+def evaluate_checkpoint(request: Request) -> dict[str, float]:
+    """Export the checkpoint and run what the results lack; returns the suite's scores by metric name.
+
+    Raises:
+        UserError: the export or a task failed; complete results stay and are not computed again.
+    """
+    suite = load_suite(request.suite, request.overrides)
+    output = Path(request.output)
+    with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
+        folder = export_checkpoint(request.checkpoint, Path(temporary) / "model").output
+        plan, model = prepare_suite(suite, str(folder))
+        model = model._replace(name=request.checkpoint)
+        result = evaluate_suite(plan, model, output, lambda text: print(text, file=sys.stderr), is_tracked=False)
+    shutil.rmtree(output / "models", ignore_errors=True)  # a run would collect them
+    return result.summary
+
+
+def main() -> None:
+    end_with_parent(int(sys.argv[1]))
+    os.nice(LOWEST_PRIORITY)
+    values = json.load(sys.stdin)
+    print(json.dumps(evaluate_checkpoint(Request(**{**values, "overrides": tuple(values["overrides"])}))))
+
+
+if __name__ == "__main__":
+    run_command(main)
