@@ -13,6 +13,7 @@ import yaml
 from data_prep.base.errors import UsageError
 from data_prep.base.settings import load_settings
 from launch.pretrain import main
+from tests.support import fork_server
 from tests.support.error_codes import coded
 from trainer.config.load import check_output_dir
 from trainer.config.run_config import RunConfig
@@ -21,14 +22,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def pretrain(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(REPOSITORY / "launch" / "pretrain.py"), *arguments],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu"} | env,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu"} | env
+    return fork_server.run([str(REPOSITORY / "launch" / "pretrain.py"), *arguments], cwd, environment)
 
 
 def assert_refused(result: subprocess.CompletedProcess[str], status: int, *said: str) -> None:
