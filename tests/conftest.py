@@ -70,6 +70,26 @@ _OPENINGS = (
 _NAMES = "Müller Okafor Tanaka García Johansson O'Neill Petrović Zhang Dubois Rossi Novák Haddad".split()
 
 
+LONGEST_FILES = """
+system/test_demo.py test_readme_example.py test_static.py system/test_faults_training_signals.py
+system/test_kill_and_resume.py system/test_lost_rank.py system/test_faults_tracking.py
+system/test_faults_training_numbers.py trainer/distributed/test_watchdog.py system/test_faults_preparation_kill.py
+system/test_faults_training_kill.py system/test_faults_registry.py trainer/checkpoint/test_writer.py
+system/test_faults_registry_files.py trainer/distributed/test_rendezvous.py test_benchmarks_page.py
+system/test_ranks.py system/test_faults_training_disk.py launch/test_finetune.py trainer/loop/test_contract5.py
+system/test_faults_ranks_differ.py system/test_without_this_project.py trainer/registry/test_registrar.py
+trainer/distributed/test_deepspeed_launcher.py trainer/finetuning/test_fit.py trainer/benchmark/test_side_by_side.py
+trainer/model/test_compilation.py system/test_faults_preparation_storage.py data_prep/storage/test_remote_files.py
+""".split()
+"""The files that take longest, by `--durations`: started first, so that no worker has a long one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    places = {tests / name: place for place, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None):  # which workers do not have
         fork_server.share()

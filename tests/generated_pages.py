@@ -22,6 +22,7 @@ from data_prep.config.preparation_config import PreparationConfig, Source
 from launch.command_table import DATA_PREP, GROUPS, Command
 from tests.test_layout import ORDER
 from trainer.config.run_config import RunConfig
+from trainer.config.stages import Stage
 from trainer.config.synonyms import markdown_table
 from trainer.config.training_settings import StageSettings
 from trainer.model.sizes import num_parameters
@@ -79,16 +80,22 @@ def recipes() -> Iterator[str]:
     for path in preset_files():
         config = load_settings(RunConfig, path)
         batches = dict.fromkeys(f"{stage.global_batch_tokens:,}" for stage in config.stages)
-        rates = dict.fromkeys(
-            (config.data.mlm_probability, config.data.final_mlm_probability or config.data.mlm_probability)
-        )
+        peaks = dict.fromkeys(f"{stage.peak_learning_rate:g}" for stage in config.stages)
+        decays = dict.fromkeys(f"{stage.weight_decay:g}" for stage in config.stages)
+        masks = dict.fromkeys(_masks(stage) for stage in config.stages)
         optimizer, schedule = config.optimizer, config.schedule
         warmup = config.stages[0].schedule.warmup_steps
         yield (
-            f"| `{path.stem}` | {config.max_steps:,} | {' then '.join(batches)} | {optimizer.learning_rate:g} | "
-            f"{schedule.name}, {warmup:,} | {optimizer.beta1:g}, {optimizer.beta2:g} | {optimizer.weight_decay:g} | "
-            f"{' to '.join(f'{rate:.0%}' for rate in rates)} |"
+            f"| `{path.stem}` | {config.max_steps:,} | {' then '.join(batches)} | {' then '.join(peaks)} | "
+            f"{schedule.name}, {warmup:,} | {optimizer.beta1:g}, {optimizer.beta2:g} | {' then '.join(decays)} | "
+            f"{' then '.join(masks)} |"
         )
+
+
+def _masks(stage: Stage) -> str:
+    """The masking rate at the start and the end of a stage."""
+    data = stage.data
+    return " to ".join(dict.fromkeys(f"{rate:.0%}" for rate in (data.mlm_probability, data.evaluated_mlm_probability)))
 
 
 def training_settings() -> Iterator[str]:

@@ -89,7 +89,8 @@ cores=$(env -u OMP_NUM_THREADS nproc) # nproc reads that variable if it is set
 workers=$((cores + (cores + 1) / 2))
 [[ -z ${CI:-} ]] || coverage=--cov
 status=0
-pytest -m "not slow" --numprocesses "$workers" --dist worksteal ${coverage:+--cov} || status=1
+# A worker runs whole files, the longest ones first (tests/conftest.py).
+pytest -m "not slow" --numprocesses "$workers" --dist loadfile --no-loadscope-reorder ${coverage:+--cov} || status=1
 if [[ $coverage ]]; then
     echo "uncovered lines by file: COVERAGE_FILE=$COVERAGE_FILE python -m coverage report --show-missing"
 fi

@@ -1,8 +1,12 @@
 """How much one must hold in one's head, in figures: packages, their imports, and the files on five ways.
 
 `python tests/structure.py` counts packages, the imports between them and sizes, and traces real runs: a training run of
-a few steps with a log line at every second step and a save, then the registration of its checkpoint. `--json` writes
-the figures, `--static` leaves out the runs. The figures are reported and never enforced.
+a few steps with a log line at every second step and a save, then the registration of its checkpoint.
+
+    python tests/structure.py --before c025165            the figures of that commit beside those of this tree
+    python tests/structure.py --before c025165 --tests    with the time of the default test run of both (minutes)
+
+`--json` writes the figures, `--static` leaves out the runs. The figures are reported and never enforced.
 """
 
 from __future__ import annotations
@@ -11,11 +15,14 @@ import argparse
 import ast
 import json
 import os
+import resource
 import runpy
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,8 +58,8 @@ def imported(path: Path, known: Iterable[str]) -> set[str]:
     return names & set(known)
 
 
-def in_cycles(edges: set[tuple[str, str]]) -> set[str]:
-    """The packages that reach themselves."""
+def in_cycles(edges: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """The imports that are part of a cycle of packages: no order of the packages has all of them go down."""
     reached: dict[str, set[str]] = defaultdict(set)
     for source, target in edges:
         reached[source].add(target)
@@ -61,7 +68,7 @@ def in_cycles(edges: set[tuple[str, str]]) -> set[str]:
             source: targets.union(*(reached.get(one, ()) for one in targets)) for source, targets in reached.items()
         }
         if wider == reached:
-            return {source for source, targets in reached.items() if source in targets}
+            return {(source, target) for source, target in edges if source in reached.get(target, ())}
         reached = defaultdict(set, wider)
 
 
@@ -77,13 +84,15 @@ def static_figures() -> dict[str, Any]:
             for other in imported(path, own)
             if package_of(name) != package_of(other)
         }
+        circular = in_cycles(edges)
         lines: dict[str, list[int]] = defaultdict(list)
         for name, path in own.items():
             lines[package_of(name)].append(len(path.read_text(encoding="utf-8").splitlines()))
         figures[top] = {
             "packages": len(lines),
             "imports_between_packages": len(edges),
-            "packages_in_import_cycles": len(in_cycles(edges)),
+            "imports_in_cycles": len(circular),
+            "packages_in_cycles": len({name for edge in circular for name in edge}),
             "files": sum(map(len, lines.values())),
             "lines": sum(map(sum, lines.values())),
             "by_package": {
@@ -177,6 +186,56 @@ def ways() -> dict[str, dict[str, int]]:
     }
 
 
+def time_of_tests() -> dict[str, float]:
+    """Wall and CPU seconds of the default test run, whose environment is made before where it is missing."""
+    script = str(ROOT / "tests" / "run.sh")
+    subprocess.run(["bash", script, "--co", "-q"], check=True, stdout=subprocess.DEVNULL)
+    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(["bash", script], stdout=sys.stderr)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall seconds": round(time.monotonic() - started), "CPU seconds": round(cpu)}
+
+
+def figures_at(commit: str, options: list[str]) -> dict[str, Any]:
+    """The figures of a commit, by this script."""
+    with tempfile.TemporaryDirectory() as name:
+        tree = Path(name) / "tree"
+        tree.mkdir()
+        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True)
+        subprocess.run(["tar", "-x", "-C", str(tree)], input=archive.stdout, check=True)
+        for script in ("structure.py", "sameness.py"):
+            shutil.copy(ROOT / "tests" / script, tree / "tests" / script)
+        output = Path(name) / "figures.json"
+        command = [sys.executable, str(tree / "tests" / "structure.py"), "--json", str(output), *options]
+        environment = os.environ | {"PYTHONPATH": str(tree)}
+        subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
+        figures: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+        return figures
+
+
+def rows_of(figures: dict[str, Any], names: tuple[str, ...] = ()) -> dict[tuple[str, ...], float]:
+    """Every number of nested figures by its path."""
+    rows: dict[tuple[str, ...], float] = {}
+    for name, value in figures.items():
+        path = (*names, name)
+        rows |= rows_of(value, path) if isinstance(value, dict) else {path: value}
+    return rows
+
+
+def table(after: dict[str, Any], before: dict[str, Any] | None) -> str:
+    """One line per figure; with `before` its values first, and `-` where one tree lacks the package."""
+    new, old = rows_of(after), rows_of(before or {})
+    names = sorted({*new, *old}, key=lambda path: (path not in new, list(new).index(path) if path in new else 0))
+    lines = [] if before is None else [f"{'':<66}{'before':>9}{'after':>9}"]
+    for path in names:
+        values = [new] if before is None else [old, new]
+        cells = "".join(f"{rows[path]:>9,}" if path in rows else f"{'-':>9}" for rows in values)
+        *names_above, figure = (name for name in path[1:] if name != "by_package")
+        lines.append(f"{'  '.join([*names_above, figure.replace('_', ' ')]):<66}{cells}")
+    return "\n".join(lines)
+
+
 def main() -> int:
     if sys.argv[1:2] == ["--follow"]:
         follow(Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
@@ -184,13 +243,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--static", action="store_true", help="leave out the runs")
+    parser.add_argument("--tests", action="store_true", help="also time the default test run")
+    parser.add_argument("--before", metavar="COMMIT", help="also measure this commit")
     arguments = parser.parse_args()
-    figures = {"packages": static_figures()} | ({} if arguments.static else {"ways": ways()})
-    for top, figure in figures["packages"].items():
-        counts = {name: count for name, count in figure.items() if name != "by_package"}
-        print(f"{top:<10}" + "".join(f"  {name.replace('_', ' ')} {count:,}" for name, count in counts.items()))
-    for way, count in figures.get("ways", {}).items():
-        print(f"{way:<22} {count['files']:>4} files  {count['functions']:>5} functions")
+    options = [option for option in ("--static", "--tests") if getattr(arguments, option[2:])]
+    before = figures_at(arguments.before, options) if arguments.before else None
+    figures: dict[str, Any] = {"packages": static_figures()}
+    if not arguments.static:
+        figures["ways"] = ways()
+    if arguments.tests:
+        figures["tests"] = {"default test run": time_of_tests()}
+    print(table(figures, before))
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0

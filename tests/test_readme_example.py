@@ -15,6 +15,7 @@ import yaml
 
 from data_prep.base.settings import validate_settings
 from data_prep.config.preparation_config import PreparationConfig
+from tests.support import fork_server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SMALLER = {"8192": "400", "max_steps=3000": "max_steps=4", "8_192": "400"}
@@ -54,7 +55,7 @@ def desk(small_corpus: Path, tmp_path: Path) -> Path:
 def run(command: list[str], desk: Path, **variables: str) -> str:
     search = [str(Path(sys.executable).parent), os.environ["PATH"]]
     environment = os.environ | variables | {"PATH": os.pathsep.join(search), "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, cwd=desk, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=desk, env=environment, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -74,7 +75,10 @@ def test_the_commands_run_from_text_to_predictions(desk: Path) -> None:
 def test_the_python_example_runs_from_text_to_scores(desk: Path) -> None:
     (desk / "example.py").write_text(example("python"), encoding="utf-8")
     variables = {"DS_ACCELERATOR": "cpu", "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
-    printed = run([sys.executable, "example.py"], desk, **variables)
+    environment = os.environ | variables | {"PYTHONPATH": str(REPOSITORY)}
+    done = fork_server.run([str(desk / "example.py")], desk, environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed = done.stdout
     assert re.search(r"<Dataset .*documents.*tokens.*>", printed)
     assert re.search(r"step 4: valid loss \d\.\d\d", printed)
     assert "Candidate(token=" in printed

@@ -58,7 +58,7 @@ def passed_on(root: Path, *arguments: str) -> list[str]:
 
 CORES = subprocess.run(["env", "-u", "OMP_NUM_THREADS", "nproc"], capture_output=True, text=True).stdout.strip()
 WORKERS = str(int(CORES) + (int(CORES) + 1) // 2)
-WHOLE = ["-m", "not slow", "--numprocesses", WORKERS, "--dist", "worksteal"]
+WHOLE = ["-m", "not slow", "--numprocesses", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def test_the_whole_run_is_every_test_that_is_not_slow(root: Path) -> None:

@@ -255,8 +255,8 @@ _KINDS = {
     "tuple_type": "a list",
     "list_type": "a list",
     "dict_type": "a mapping",
-    "model_type": "a section of settings",
-    "model_attributes_type": "a section of settings",
+    "model_type": "a section of settings; write section.setting=value",
+    "model_attributes_type": "a section of settings; write section.setting=value",
 }
 """Prefixes of pydantic's error types, and what each asks for."""
 

@@ -277,7 +277,7 @@ def _table_values(text: str, delimiter: str, names: Sequence[str], where: str) -
                 code="missing-column",
             )
         if head[columns[0]] not in names and "://" in head[0]:
-            raise UserError(
+            raise UsageError(
                 f"{where} line 1 is a value, not the name of a column",
                 fix=f"begin the file with a line that names the column, such as {names[0]}",
                 code="missing-column",

@@ -60,8 +60,7 @@ def count_characters(texts: Iterable[str], user_symbols: Sequence[str]) -> Count
     for group in _groups(texts):
         num_texts += len(group)
         text = "".join(symbols.sub("\0", each) if symbols else each for each in group)
-        codes = np.frombuffer(*((text.encode(), np.uint8) if text.isascii() else (text.encode("utf-32-le"), np.uint32)))
-        found = np.bincount(codes)
+        found = np.bincount(np.frombuffer(text.encode("utf-32-le"), np.uint32))
         totals[: len(found)] += found
     # Before the first word of each text stands another space.
     totals[ord(METASPACE)] += num_texts + totals[ord(" ")] + totals[ord("\n")]

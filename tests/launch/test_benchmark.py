@@ -13,6 +13,7 @@ import torch
 
 from data_prep.base.errors import UsageError
 from launch import benchmark
+from tests.support import fork_server
 from tests.support.error_codes import coded
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -26,15 +27,11 @@ NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 def run(*arguments: str, cwd: Path, ranks: int = 1, **env: str) -> subprocess.CompletedProcess[str]:
     script = [str(REPOSITORY / "launch" / "benchmark.py"), *arguments]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    return subprocess.run(
-        [sys.executable, *launcher, *script],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | env
+    if ranks == 1:
+        return fork_server.run(script, cwd, environment)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *script]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=1500)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import yaml
 from data_prep.base.errors import UsageError
 from data_prep.base.settings import load_settings
 from launch.pretrain import main
+from tests.support import fork_server
 from tests.support.error_codes import coded
 from trainer.config.load import check_output_dir
 from trainer.config.run_config import RunConfig
@@ -21,14 +22,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def pretrain(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(REPOSITORY / "launch" / "pretrain.py"), *arguments],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu"} | env,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu"} | env
+    return fork_server.run([str(REPOSITORY / "launch" / "pretrain.py"), *arguments], cwd, environment)
 
 
 def assert_refused(result: subprocess.CompletedProcess[str], status: int, *said: str) -> None:
@@ -198,10 +193,30 @@ def test_a_dry_run_reckons_with_other_numbers_of_gpus(tmp_path):
     assert_refused(pretrain("--config", "tiny_cpu", "--dry-run", "--gpus", "8,x", cwd=tmp_path), 2, "--gpus 8,x")
 
 
-@pytest.mark.parametrize("option", ["--ranks=8", "--gpus=8,512"])
+@pytest.mark.parametrize("option", ["--ranks=8", "--gpus=8,512", "--tokens-per-second=9000"])
 def test_what_only_a_dry_run_reads_starts_no_training(tmp_path, monkeypatch, option):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["pretrain.py", "--config", "tiny_cpu", option])
     with pytest.raises(UsageError, check=coded("option-needs-dry-run"), match=option.replace("=", " ")):
+        main()
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--branch-from", "runs/stable:5"], "branch-without-stage"),
+        (["--stage", "decay"], "branch-without-stage"),
+        (["--branch-from", "runs/stable", "--stage", "decay"], "invalid-branch"),
+        (["--branch-from", "runs/stable:5", "--stage", "decay"], "unknown-stage"),
+        (["--branch-from", "run:5", "--stage", "decay", "output_dir=run"], "branch-into-its-own-run"),
+    ],
+)
+def test_a_branch_that_is_not_clear_is_refused(tmp_path, monkeypatch, options, code):
+    stages = "training.stages=[{name: decay, steps: 3}]" if code == "branch-into-its-own-run" else "training.seed=1"
+    steps = ["training.max_steps=null"] if "stages" in stages else []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pretrain.py", "--config", "tiny_cpu", stages, *steps, *options])
+    with pytest.raises(UsageError, check=coded(code)):
         main()
     assert not any(tmp_path.iterdir())

@@ -38,6 +38,7 @@ torch torch.distributed torch._dynamo torch._inductor.compile_fx deepspeed trans
 mlflow mlflow.store.tracking.sqlalchemy_store mlflow.store.model_registry.sqlalchemy_store sqlalchemy.dialects.sqlite
 trainer.loop.train trainer.loop.finished trainer.tracking.curves launch.pretrain
 """.split()
+_READ_BY_USE = "MLFLOW_TRACKING_"
 _READ_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "MKL_", "DS_", "TORCH", "HF_", "TRANSFORMERS_", "MLFLOW_", "NUMEXPR")
 _FIXED = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 
@@ -140,8 +141,19 @@ def start(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
     return ForkedProcess(connection, pid, [read for read, _ in pipes])
 
 
+def run(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float = 1500
+) -> subprocess.CompletedProcess[str]:
+    """Run `python ARGUMENTS` as `start` does, to its end."""
+    process = start(arguments, folder, environment)
+    stdout, stderr = process.communicate(timeout=timeout)
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(list(arguments), process.returncode, stdout, stderr)
+
+
 def _of_imports(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(_READ_BY_IMPORTS)}
+    names = [name for name in environment if name.startswith(_READ_BY_IMPORTS) and not name.startswith(_READ_BY_USE)]
+    return {name: environment[name] for name in names}
 
 
 def share() -> None:
@@ -165,7 +177,8 @@ def _own_server() -> str:
         stdout=subprocess.PIPE,
         text=True,
     )
-    atexit.register(process.kill)
+    atexit.register(process.wait)
+    atexit.register(process.kill)  # before it is waited for
     assert process.stdout is not None
     assert process.stdout.readline() == "listening\n", "the fork server did not start"
     return address

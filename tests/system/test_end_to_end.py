@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.support import fork_server
 
 SCRIPT = Path(__file__).with_name("end_to_end.py")
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -14,9 +14,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def test_the_example_goes_from_text_to_filled_masks(small_corpus: Path, tmp_path: Path) -> None:
     output = tmp_path / "first"
-    command = [sys.executable, str(SCRIPT), str(small_corpus), str(output)]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=900)
+    done = fork_server.run([str(SCRIPT), str(small_corpus), str(output)], tmp_path, environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^[\d,]+ tokens$", done.stdout, re.MULTILINE)
     assert re.search(r"^step 20, valid loss \d+\.\d\d$", done.stdout, re.MULTILINE)

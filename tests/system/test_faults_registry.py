@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from launch import export
+from tests.support import fork_server
 from tests.support.error_codes import coded
 from tests.support.fault_proxy import Fault, Request, run_proxy
 from tests.support.launch_command import run
@@ -142,10 +141,10 @@ def test_row_33_a_registry_that_refuses_is_told(
 )
 def test_row_39_two_registrations_at_once_are_both_whole(exported: Path, database: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    python = [sys.executable, str(REPOSITORY / "launch/register.py"), "--model", str(exported)]
-    command = [*python, "--name", "birds", "--alias", "champion", "--tracking-uri", database]
-    both = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [(process.communicate(timeout=500)[1], process.returncode) for process in both] == [("", 0)] * 2
+    command = [str(REPOSITORY / "launch/register.py"), "--model", str(exported)]
+    command += ["--name", "birds", "--alias", "champion", "--tracking-uri", database]
+    both = [fork_server.start(command, Path.cwd(), environment) for _ in range(2)]
+    assert [(process.communicate(timeout=1500)[1], process.returncode) for process in both] == [("", 0)] * 2
     for version in (1, 2):
         assert (pull(f"models:/birds/{version}", tmp_path / str(version), database) / "model.safetensors").is_file()
     assert int(connect(database).get_model_version_by_alias("birds", "champion").version) in (1, 2)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import fork_server
 from tests.support.fault_proxy import Fault, run_proxy
 from tests.support.mlflow_servers import Server
 from tests.support.tracked_runs import Warnings, all_runs, assert_complete, log_steps, open_tracker, wait_until
@@ -241,8 +241,7 @@ storage_options: {{"s3://bucket": {{key: AKIA1234567890, secret: "{SECRETS["AWS_
 def pretrain(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | SECRETS | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     environment |= {"PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, str(REPOSITORY / "launch" / "pretrain.py"), *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
+    return fork_server.run([str(REPOSITORY / "launch" / "pretrain.py"), *arguments], folder, environment)
 
 
 def assert_no_secret(where: str, data: bytes) -> None:

@@ -9,7 +9,7 @@ RESOLUTION = 1 / 8
 
 
 def largest_that_fits(fits: Callable[[int], bool], first: int, limit: int) -> int:
-    """The largest number of rows up to `limit` for which `fits` holds, to within `RESOLUTION`; 0 where none does.
+    """Return the largest number of rows up to `limit` for which `fits` holds, to within `RESOLUTION`; 0 if none does.
 
     Doubles from `first` (halves where that is too large already) until one fits and one does not, then bisects. `fits`
     is asked of each number at most once.

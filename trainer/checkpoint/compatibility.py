@@ -148,6 +148,7 @@ def _stage_values(config: RunConfig, stage: Stage) -> dict[str, Any]:
     values["batch_warmup"] = stage.batch_warmup and stage.batch_warmup.model_dump(include={"initial_tokens", "steps"})
     own = {
         "learning_rate": (stage.peak_learning_rate, config.optimizer.learning_rate),
+        "weight_decay": (stage.weight_decay, config.optimizer.weight_decay),
         "gradient_clipping": (stage.gradient_clipping, config.training.gradient_clipping),
         "schedule": (stage.schedule.model_dump() if stage.has_own_schedule else None, None),
         **{f"model.{name}": (getattr(stage.model, name), getattr(config.model, name)) for name in ROPE_BASES},

@@ -17,7 +17,7 @@ LATE_SCORES_NAME = "scores.json"
 
 
 class LateScores(BaseModel):
-    """Whether the scores are there, and what they are."""
+    """The scores of a checkpoint, or their state."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 

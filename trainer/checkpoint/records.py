@@ -84,7 +84,7 @@ class SavedState(_Record):
 
 
 class Marker(_Record):
-    """Names every file of a checkpoint; its existence says that all of them were written."""
+    """The marker of a checkpoint: lists every file; it exists only after all of them are written."""
 
     format_version: Literal[1]
     step: Count

@@ -1,4 +1,4 @@
-"""Checkpoints in a remote store: the same folders as on disk, each complete once its marker is there.
+"""Checkpoints in a remote store: the same folders as on disk, each complete once its marker exists.
 
     URL/step-00000100/  the files of `trainer/checkpoint/format.py`, and beside each tensor file NAME.sha256
 
@@ -57,7 +57,7 @@ def stored_state(url: str, step: int) -> SavedState | None:
 
 
 def stored_metric(url: str, step: int, metric: str) -> float | None:
-    """The evaluation's metric at that step; None where there is none, or the state cannot be read."""
+    """Return the evaluation's metric at that step; None if there is none or the state cannot be read."""
     saved = stored_state(url, step)
     return None if saved is None else saved.state.evaluation.get(metric)
 

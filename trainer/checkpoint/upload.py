@@ -164,7 +164,7 @@ class Uploader:
         return True
 
     def _wait_for_parts(self, remote: str, marker: Marker) -> bool:
-        """Whether every rank's part of this save came, before a newer one was asked for or the run's end."""
+        """Return whether the parts of all ranks arrived before a newer save was requested or the run ended."""
         missing = {record.name: record.sha256 for record in marker.files if record.name != STATE_NAME}
         while True:
             missing = {name: sha256 for name, sha256 in missing.items() if not self._is_copied(remote, name, sha256)}

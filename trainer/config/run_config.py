@@ -264,7 +264,8 @@ def _check_kept(config: RunConfig) -> None:
             code="suite-steps",
         )
     if config.registry.when == "kept":
-        check_kept(config.registry, config.checkpoint, config.evaluation.every_steps, config.max_steps)
+        for stage in config.stages:
+            check_kept(config.registry, config.checkpoint, stage.evaluation.every_steps, config.max_steps)
 
 
 def _check_zero(config: RunConfig) -> None:

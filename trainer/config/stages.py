@@ -68,6 +68,7 @@ class Stage(StageShape):
     model: ModelSettings
     """The model with the RoPE bases of this stage."""
     peak_learning_rate: float
+    weight_decay: float
     schedule: ScheduleSettings
     """With warmup and decay in steps of `rate_clock`."""
     has_own_schedule: bool
@@ -109,12 +110,12 @@ class Stage(StageShape):
         return [of_run[number] for number in self.data_sets]
 
     def continues(self, earlier: Stage) -> bool:
-        """Return whether its samples are those of `earlier`, so that it goes on at the position where that ended."""
+        """Return whether its samples are those of `earlier`, so that it continues at the position where that ended."""
         return _samples_of(self) == _samples_of(earlier)
 
 
 def _samples_of(stage: Stage) -> tuple[Any, ...]:
-    """Return what the order of a stage's samples depends on, beside the seed."""
+    """Return what determines the order of a stage's samples, besides the seed."""
     data = stage.data
     return (
         stage.sequence_length,
@@ -165,6 +166,7 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
                 evaluation=_evaluation(config.evaluation, item, where),
                 model=_model(config.model, item, where),
                 peak_learning_rate=item.learning_rate or config.optimizer.learning_rate,
+                weight_decay=config.optimizer.weight_decay if item.weight_decay is None else item.weight_decay,
                 schedule=run_schedule if item.schedule is None else with_schedule_steps(item.schedule, [shape]),
                 has_own_schedule=item.schedule is not None,
                 rate_clock=run_clock if item.schedule is None else own_clock,

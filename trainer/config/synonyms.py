@@ -31,7 +31,7 @@ SYNONYMS: tuple[Synonym, ...] = (
     Synonym(("adam_beta2", "beta_2"), "optimizer.beta2", "decay rate"),
     Synonym(("adam_epsilon", "adam_eps", "epsilon"), "optimizer.eps", "absolute"),
     Synonym(
-        ("optim", "optimizer_type", "optimizer_name", "optim_args"),
+        ("optim", "optimizer", "optimizer_type", "optimizer_name", "optim_args"),
         "optimizer.name",
         "adamw, stable_adamw, muon or module:function",
         "set optimizer.name to adamw, stable_adamw, muon or module:function",
@@ -44,8 +44,8 @@ SYNONYMS: tuple[Synonym, ...] = (
     Synonym(
         ("lr_scheduler_type", "lr_scheduler", "lr_schedule", "lr_decay_style", "scheduler"),
         "schedule.name",
-        "linear, cosine or warmup_stable_decay",
-        "set schedule.name to linear, cosine or warmup_stable_decay",
+        "linear, cosine, one_minus_sqrt or warmup_stable_decay",
+        "set schedule.name to linear, cosine, one_minus_sqrt or warmup_stable_decay",
     ),
     Synonym(
         ("warmup_steps", "num_warmup_steps", "lr_warmup_iters", "lr_warmup_steps"), "schedule.warmup_steps", "steps"

@@ -151,6 +151,7 @@ class StageSettings(Settings):
     )
     mask_unit: MaskUnit | None = Field(None, description="as data.mask_unit")
     learning_rate: PositiveFloat | None = Field(None, description="peak learning rate, as optimizer.learning_rate")
+    weight_decay: Annotated[float, Field(ge=0.0)] | None = Field(None, description="as optimizer.weight_decay")
     schedule: ScheduleSettings | None = Field(
         None,
         description="a schedule that begins and ends with this stage; without it the stage has its part of the run's "

@@ -1,6 +1,6 @@
 """Samples by number: the rows of one data set epoch by epoch, or of a mixture of several.
 
-A sample's number is its position in the order of its epoch. In a mixture that number counts on without end, and each
+A sample's number is its position in the order of its epoch. In a mixture that number grows without end, and each
 component runs through passes of its own.
 """
 

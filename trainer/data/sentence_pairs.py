@@ -264,7 +264,7 @@ def _match(sizes: np.ndarray, kinds: np.ndarray, bits: Sequence[int], key: np.ui
     found = [np.empty((0, 2), np.int64)]
     for num_bits in (64, *bits):
         groups = (_leading_bits(sizes[left], num_bits) << shifts).sum(axis=1)
-        # In each group the kinds have an order of its own: the same kinds do not meet again and again.
+        # Each group has its own order of kinds, so that different kinds meet.
         order = np.lexsort((fold(fold(fold(key, _MATCH), groups), kinds[left]), groups))
         counts = np.unique(groups, return_counts=True)[1]
         half = np.repeat(counts // 2, counts)

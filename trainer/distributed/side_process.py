@@ -1,4 +1,4 @@
-"""Processes that rank 0 starts beside the training: their environment, and what they report when they fail."""
+"""Processes that rank 0 starts during training: their environment, and their reports of failures."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Engine:
     def step(self) -> float | torch.Tensor:
         """Clip, update, clear the gradients; return the global norm before clipping, shape ().
 
-        A norm that is not finite says that the step was skipped (`was_step_applied`).
+        A norm that is not finite means that the step was skipped (`was_step_applied`).
         """
         if self.stage > 0:
             self._engine.step()
@@ -130,6 +130,12 @@ class Engine:
         self._engine._config.gradient_clipping = max_norm
         if hasattr(self._engine.optimizer, "clip_grad"):
             self._engine.optimizer.clip_grad = max_norm
+
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """Set the weight decay of matrices for the next steps."""
+        for group in fragments.base_optimizer(self._engine.optimizer, self.stage).param_groups:
+            if group.get("decays"):
+                group["weight_decay"] = weight_decay
 
     def prepare(self, *losses: Callable[[], torch.Tensor]) -> None:
         """Take the rehearsal step and set the state of a fresh run; all ranks together, once.
@@ -177,6 +183,10 @@ class Engine:
         """After all fragments were set: the number of updates and the weights of the forward; all ranks together."""
         self.optimizer_steps = steps
         fragments.set_optimizer_steps(self._engine.optimizer, self.stage, steps)
+        self.refresh_weights()
+
+    def refresh_weights(self) -> None:
+        """Give the forward the fp32 weights that the fragments hold; all ranks together."""
         fragments.refresh_model_weights(self._engine.optimizer, self.stage)
 
     def loss_scaler_state(self) -> dict[str, float | int] | None:

@@ -82,7 +82,7 @@ def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def fragments(module: nn.Module, optimizer: Any, stage: int, rank: int, world_size: int) -> Iterator[Fragment]:
     """Yield this rank's fragments in the module's order; `optimizer` is DeepSpeed's, after its first step."""
-    parameter: Any  # DeepSpeed hangs attributes of its own on it
+    parameter: Any  # DeepSpeed adds attributes to it
     for name, parameter in _trainable(module):
         if stage == 0:
             yield _replicated_fragment(name, parameter, optimizer, rank, world_size)

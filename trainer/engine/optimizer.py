@@ -34,12 +34,14 @@ class HasBlocks(Protocol):
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """The trainable parameters as a group with decay (two dimensions or more) and one without (biases and norms).
 
-    A tied parameter is in one group, once; an empty group is left out.
+    A tied parameter is in one group, once; an empty group is left out. `decays` marks the group whose decay a stage of
+    the run may change.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for parameter in trainable if parameter.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [parameter for parameter in trainable if parameter.dim() < 2], "weight_decay": 0.0},
+    matrices, others = ([p for p in trainable if (p.dim() >= 2) == is_matrix] for is_matrix in (True, False))
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": weight_decay, "decays": True},
+        {"params": others, "weight_decay": 0.0, "decays": False},
     ]
     return [group for group in groups if group["params"]]
 

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -67,16 +68,16 @@ class Scorer(Protocol):
 
 
 def read_minimal_pairs(path: str | Path) -> list[MinimalPair]:
-    """The pairs of a `.jsonl` or `.jsonl.gz` file, or of all such files of a folder in the order of their names.
+    """Read the pairs of a `.jsonl` or `.jsonl.gz` file, or of all such files of a directory and its subdirectories.
 
-    A line is an object with `sentence_good` and `sentence_bad`; `UID` names the paradigm (by default the file does) and
-    `field` its field.
+    A line is an object with `sentence_good` and `sentence_bad`; `UID` names the paradigm (by default the path of the
+    file does) and `field` its field. Files are read in the order of their paths; hidden ones are skipped.
 
     Raises:
         UsageError: there is no such file, or a line is not a pair.
     """
     path = Path(path)
-    files = sorted(each for each in path.iterdir() if each.name.endswith(SUFFIXES)) if path.is_dir() else [path]
+    files = _files_in(path) if path.is_dir() else [path]
     if not files or not path.exists():
         what = "has no .jsonl or .jsonl.gz file" if path.is_dir() else "does not exist"
         raise UsageError(
@@ -84,7 +85,7 @@ def read_minimal_pairs(path: str | Path) -> list[MinimalPair]:
             fix="give a directory with files of minimal pairs, as BLiMP publishes them",
             code="no-minimal-pairs",
         )
-    pairs = [pair for file in files for pair in _read_file(file)]
+    pairs = [pair for file in files for pair in _read_file(file, _name_of(file, path))]
     if not pairs:
         raise UsageError(
             f"{path} has no minimal pair",
@@ -94,8 +95,17 @@ def read_minimal_pairs(path: str | Path) -> list[MinimalPair]:
     return pairs
 
 
-def _read_file(file: Path) -> Iterator[MinimalPair]:
-    name = file.name.removesuffix(".gz").removesuffix(".jsonl")
+def _files_in(folder: Path) -> list[Path]:
+    found = (each for each in folder.rglob("*") if each.name.endswith(SUFFIXES) and each.is_file())
+    return sorted(each for each in found if not any(part.startswith(".") for part in each.relative_to(folder).parts))
+
+
+def _name_of(file: Path, path: Path) -> str:
+    name = file.relative_to(path).as_posix() if file != path else file.name
+    return name.removesuffix(".gz").removesuffix(".jsonl")
+
+
+def _read_file(file: Path, name: str) -> Iterator[MinimalPair]:
     try:
         data = gzip.decompress(file.read_bytes()) if file.name.endswith(".gz") else file.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
@@ -234,8 +244,14 @@ class Report:
     """Accuracies over all pairs, by field and by paradigm."""
 
     overall: Accuracy
+    """The share of all pairs, so that a paradigm counts by its number of pairs."""
     fields: dict[str, Accuracy]
     paradigms: dict[str, Accuracy]
+
+    @property
+    def mean_of_paradigms(self) -> float:
+        """Mean accuracy of the paradigms, which is the overall one where all have the same number of pairs."""
+        return fmean(each.share for each in self.paradigms.values())
 
 
 def judge(pairs: Sequence[MinimalPair], scores: np.ndarray) -> Report:
@@ -274,6 +290,8 @@ def report_lines(report: Report) -> Iterator[str]:
             yield f"{name:<{width}}  {each.num_pairs:>7,}  {share:>7.2f}  {interval:>12}  {each.num_ties:>5,}"
         if group:
             yield ""
+    mean = f"{100 * report.mean_of_paradigms:.2f}%"
+    yield f"overall is the share of all pairs; the mean of the paradigms is {mean}. A tie is wrong."
     if any(
         each.num_pairs < FEWEST_PAIRS for each in (report.overall, *report.fields.values(), *report.paradigms.values())
     ):
@@ -285,6 +303,7 @@ def as_json(pairs: Sequence[MinimalPair], scores: np.ndarray, report: Report) ->
     groups = {"fields": report.fields, "paradigms": report.paradigms}
     return {
         "overall": report.overall.share,
+        "mean_of_paradigms": report.mean_of_paradigms,
         "interval": [report.overall.low, report.overall.high],
         "num_pairs": report.overall.num_pairs,
         "num_ties": report.overall.num_ties,

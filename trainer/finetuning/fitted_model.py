@@ -1,4 +1,4 @@
-"""A fitted model as a folder: Hugging Face format, loading without this project, with what made it written beside.
+"""The folder of a fitted model: Hugging Face format, loadable without this project, with its origin.
 
 config.json model.safetensors          the encoder with its head; class names in id2label
 tokenizer.json tokenizer.model ...     the encoder's tokenizer, byte for byte

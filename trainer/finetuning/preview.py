@@ -87,7 +87,7 @@ def estimate_seconds(experiment: Experiment) -> dict[str, float]:
 
 
 def trainable_parameters(model: PreTrainedModel, frozen: bool) -> list[ParameterRow]:
-    """The parts that are trained, and their sum last: counted, beside the closed form for BERT and ModernBERT."""
+    """Return the trained parts, and their sum last: counted, and by the closed form for BERT and ModernBERT."""
     counts = {"encoder": 0, "pooler": 0, "head": 0}
     for name, parameter in model.named_parameters():
         inside = name.removeprefix(f"{model.base_model_prefix}.")
@@ -133,7 +133,7 @@ def closed_forms(config: Any) -> dict[str, tuple[int, str]]:
 
 
 def letters_line(config: Any) -> str:
-    """What the letters of the formulas stand for, with their values."""
+    """Return the meaning and the values of the letters in the formulas."""
     named = {
         "V": ("vocabulary rows", "vocab_size"),
         "P": ("positions", "max_position_embeddings"),
@@ -143,7 +143,7 @@ def letters_line(config: Any) -> str:
         "I": ("feed-forward size", "intermediate_size"),
         "C": ("outputs of the head", "num_labels"),
     }
-    if config.model_type == "modernbert":  # its positions are rotary, and it tells no segments apart
+    if config.model_type == "modernbert":  # its positions are rotary, and it has no segments
         named = {letter: each for letter, each in named.items() if letter not in "PT"}
     found = ((letter, name, getattr(config, field, None)) for letter, (name, field) in named.items())
     return "; ".join(f"{letter} = {value:,} {name}" for letter, name, value in found if value is not None)

@@ -1,4 +1,4 @@
-"""What a task is: how its cells are read, its texts encoded, a model's outputs decoded, and predictions scored.
+"""Tasks: reading of cells, encoding of texts, decoding of outputs, scoring of predictions.
 
 Everything else (fits, comparison, prediction) knows tasks by the methods of `Task` alone. `AnswerTask` has a module of
 its own.

@@ -188,7 +188,7 @@ def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> Pretr
 
 @contextmanager
 def _new_folder(output: Path) -> Iterator[Path]:
-    """A temporary folder beside `output` that takes its name at the end, or is gone if that is not reached."""
+    """Yield a temporary folder next to `output` that is renamed to it at the end, or removed after an error."""
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
         with _explained(output):

@@ -122,7 +122,7 @@ def _token_id_cases(loaded: Any, tokenizer: Tokenizer) -> Iterator[tuple[str, An
             yield text, tokenizer.encode_marked(text), ids
             continue
         mask_index = ids.index(tokenizer.special_tokens.mask)
-        # No space is put in front of what follows a mask; one that is there stays.
+        # No space is added before the text that follows a mask; an existing one is kept.
         rest = normalize(after, tokenizer.normalization)[0 if after.startswith(" ") else 1 :]
         yield text, (prepared(before), rest), (ids[:mask_index], tokenizer.decode(ids[mask_index + 1 :]))
 

@@ -57,10 +57,10 @@ def attention_maps(folder: Path, first: str, second: str | None = None) -> Atten
 
 
 def choose(numbers: list[int] | None, count: int, option: str) -> list[int]:
-    """The numbers asked for, counted from 1 by people, as indices; all without any.
+    """Return the given numbers, counted from 1, as indices; all indices if none is given.
 
     Raises:
-        UsageError: one of them is not there.
+        UsageError: a number is out of range.
     """
     for number in numbers or []:
         if not 1 <= number <= count:

@@ -38,7 +38,7 @@ WORD = regex.compile(r"[\p{L}\p{M}\p{N}]+(?:['’][\p{L}\p{M}]+)*")
 
 
 class Neighbor(NamedTuple):
-    """A word and its cosine with the word asked for."""
+    """A word and its cosine with the given word."""
 
     word: str
     cosine: float
@@ -139,7 +139,7 @@ class Embedder:
     def contextual_neighbors(
         self, word: str, texts: Sequence[str], top_k: int = 10, layer: int = -1, batch_size: int = 32
     ) -> tuple[list[Neighbor], int]:
-        """The words of `texts` that are used most alike, and how often `word` itself was met.
+        """Return the words of `texts` that are used most similarly, and the number of occurrences of `word`.
 
         A word's vector is the mean over its occurrences, each the mean of its pieces' hidden states.
 

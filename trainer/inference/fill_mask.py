@@ -69,7 +69,7 @@ class MaskedText:
 
 
 class MaskedModel(Protocol):
-    """What is asked of a masked language model: transformers' own ones, and `CheckpointMaskedLM`."""
+    """The interface of masked language models: those of transformers, and `CheckpointMaskedLM`."""
 
     config: Any
 

@@ -110,7 +110,7 @@ def folder_digest(folder: Path) -> str:
 
 
 def read_card(folder: Path) -> str:
-    """The model card (README.md) without the metadata on top; empty where there is none."""
+    """Return the model card (README.md) without the metadata at the top; empty if there is none."""
     path = folder / CARD_FILE
     if not path.is_file():
         return ""
@@ -121,7 +121,7 @@ def read_card(folder: Path) -> str:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json; empty where there is none."""
+    """Return config.json; empty if there is none."""
     return read_json(folder / "config.json")
 
 

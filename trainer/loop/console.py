@@ -138,6 +138,6 @@ class StepBar:
 
 
 def print_line(text: str) -> None:
-    """Print a line, above the progress bar where there is one."""
+    """Print a line, above the progress bar if there is one."""
     tqdm.tqdm.write(text, file=sys.stdout)
     sys.stdout.flush()

@@ -53,7 +53,7 @@ def open_stage(
 def first_position(config: RunConfig, number: int, position: Position) -> Position:
     """Return where stage `number` begins, after an earlier stage ended at `position`.
 
-    A stage with the same samples goes on with those that were not read yet; any other begins a new epoch.
+    A stage with the same samples continues with those not read yet; any other begins a new epoch.
     """
     ended = config.stages[position.stage] if position.stage < len(config.stages) else None
     if ended is not None and config.stages[number].continues(ended):

@@ -30,7 +30,7 @@ from trainer.tracking.tracker import MetricLog
 
 @dataclass(frozen=True)
 class Progress:
-    """What changes during a run beside the training state in a checkpoint (`TrainState`)."""
+    """The changing state of a run that is not part of the training state in a checkpoint (`TrainState`)."""
 
     nonfinite: NonFiniteSteps
     saved_at: float = field(default_factory=time.monotonic)
@@ -41,6 +41,8 @@ class Progress:
     """Whether a checkpoint was due at a non-finite step and has not been saved since."""
     failed_saves: int = 0
     """Failed saves of this process."""
+    averaged_step: int | None = None
+    """Step of the newest checkpoint in the mean that was evaluated last (`checkpoint.average_last`)."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The newest value of each metric."""
     seconds_per_step: float | None = None

@@ -158,7 +158,7 @@ def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | N
 
 
 def find_start(config: RunConfig, ranks: Ranks, branch: Branch | None) -> tuple[Checkpoint | None, Branch | None]:
-    """The checkpoint to go on from, and the branch that is to be taken there, unless it was before.
+    """Return the checkpoint to resume from, and the branch to take there, unless it was taken before.
 
     Raises:
         UserError: there is no checkpoint of the branch's step, or none that is whole.
@@ -225,10 +225,11 @@ def one_of_each_shape(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def enter_stage(engine: Engine, stage: Stage) -> None:
-    """Set what differs between stages and is no argument of a step: RoPE bases and gradient clipping."""
+    """Set what differs between stages and is no argument of a step: RoPE bases, gradient clipping, weight decay."""
     assert isinstance(engine.module, PretrainingModel)
     engine.module.set_rope_bases(stage.model)
     engine.set_gradient_clipping(stage.gradient_clipping)
+    engine.set_weight_decay(stage.weight_decay)
 
 
 def _as_cut(stage: Stage, world_size: int) -> Stage:

@@ -26,7 +26,7 @@ def own_identity() -> dict[str, Any]:
 
 
 def is_alive(identity: Mapping[str, Any]) -> bool | None:
-    """Whether the process of the identity still runs; None where it cannot be told from here, as from another host."""
+    """Return whether the process of the identity still runs; None if unknown, such as on another host."""
     here = {"host": socket.gethostname(), "boot_id": _boot_id(), "pid_namespace": _pid_namespace()}
     if any(value is None or identity.get(name) != value for name, value in here.items()):
         return None

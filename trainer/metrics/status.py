@@ -1,4 +1,4 @@
-"""Where a run stands and what has happened to it, on disk, also where the launcher hides it.
+"""The state and history of a run on disk, also when the launcher hides them.
 
 `output_dir/status.json` is replaced at every log line, and every `HEARTBEAT_SECONDS` while there is none;
 `output_dir/history.jsonl` grows by a line at each start, save, evaluation, suite and end. `Status` and the events say
@@ -47,7 +47,7 @@ class _Record(BaseModel):
 
 
 class Status(_Record):
-    """What stands in status.json; a run that ended before its first step has few of the figures."""
+    """The content of status.json; a run that ended before its first step has few of the figures."""
 
     state: State
     written_at: _Time
@@ -174,7 +174,7 @@ class RunStatus:
 
     def update(self, state: State, values: dict[str, Any]) -> None:
         """Have the thread replace the file with these values soon."""
-        # A copy: training goes on to change what it has given.
+        # A copy, because training changes the original afterwards.
         self._latest = (state, {"written_at": round(time.time(), 3), **own_identity(), **_finite(values)})
         self._changed.set()
         if self._thread.ident is None:
@@ -232,7 +232,7 @@ def write_status(output_dir: Path, state: State, values: dict[str, Any]) -> None
 
 
 def read_status(output_dir: Path) -> dict[str, Any] | None:
-    """The status last written; None where there is none, or none that can be read (as after the loss of power)."""
+    """Return the last written status; None if there is none or it cannot be read (such as after a power loss)."""
     try:
         text = (Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8", errors="replace")
         return _whole(_STATUS, json.loads(text))
@@ -303,7 +303,7 @@ def last_sign(status: dict[str, Any]) -> float | None:
 
 
 def _whole(kind: TypeAdapter[Any], values: Any) -> dict[str, Any]:
-    """The values as they are, with what stands beside the named ones.
+    """Return the values unchanged, with the unnamed ones.
 
     Raises:
         ValidationError: they are not of this kind.

@@ -138,7 +138,7 @@ class Interval:
 
 
 def slow_rank(work_seconds: Sequence[float], ratio: float) -> int | None:
-    """The rank whose work takes over `ratio` times the median of the others'; None where there is none."""
+    """Return the rank whose work takes over `ratio` times the median of the others; None if there is none."""
     if len(work_seconds) < 2:
         return None
     slowest = max(range(len(work_seconds)), key=lambda rank: work_seconds[rank])
@@ -161,8 +161,9 @@ def peak_flops(config: RunConfig, device: torch.device) -> float | None:
 
 
 def data_sheet_flops(device_name: str, precision: str) -> float | None:
-    """What the data sheet says of a device; None for an unknown one, for a MIG slice, which is a part of one, and for
-    fp32, whose peak depends on settings."""
+    """Return the FLOP/s in the data sheet of a device; None for an unknown one, for a MIG slice, which is a part of
+    one, and for fp32, whose peak depends on settings.
+    """
     if precision == "fp32" or re.search(r"\bMIG\b", device_name):
         return None
     return next((flops for name, flops in PEAK_FLOPS.items() if re.search(rf"\b{name}\b", device_name)), None)

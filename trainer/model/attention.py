@@ -137,7 +137,7 @@ def _attend_varlen(
 ) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    # The maximum is the constant row length, not the longest sequence met: no copy to the host, no recompilation.
+    # The maximum is the constant row length, not the longest sequence: no copy to the host, no recompilation.
     length, reach = layout.sequence_length, -1 if layout.reach is None else layout.reach
     attended = varlen_attn(
         query, key, value, layout.cu_seqlens, layout.cu_seqlens, length, length, window_size=(reach, reach)

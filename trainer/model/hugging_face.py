@@ -93,7 +93,9 @@ def to_hugging_face(weights: Mapping[str, torch.Tensor], family: str) -> dict[st
 def from_hugging_face(
     weights: Mapping[str, torch.Tensor], names: Iterable[str], family: str
 ) -> tuple[dict[str, torch.Tensor], dict[str, list[str]]]:
-    """The tensors for our parameters `names` from transformers' state dict, and for the others what it lacks."""
+    """Return the tensors of our parameters `names` from transformers' state dict, and the missing ones of the
+    others.
+    """
     converted: dict[str, torch.Tensor] = {}
     incomplete: dict[str, list[str]] = {}
     for name in names:

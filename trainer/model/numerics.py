@@ -1,4 +1,4 @@
-"""What a run's numbers depend on beside its settings: precision, compiled blocks, attention kernel, build of torch.
+"""What determines a run's numbers besides its settings: precision, compiled blocks, attention kernel, torch build.
 
 Two choices among kernels give losses that agree within rounding and not bitwise. So all ranks make the same choice, a
 checkpoint stores it, and a resumed run compares it.

@@ -25,7 +25,7 @@ block would run uncompiled with a warning."""
 
 
 class Predictions(NamedTuple):
-    """What the model says of one micro-batch, in its own precision."""
+    """The model's predictions for one micro-batch, in its own precision."""
 
     mlm_logits: torch.Tensor
     """(P, padded_vocab_size) for `masked_positions`."""

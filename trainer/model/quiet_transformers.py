@@ -16,7 +16,7 @@ def quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging as transformers_logging
 
     if not torch.cuda.is_available():
-        # Saving and fitting go through accelerate, which imports a deepspeed that is there, which would warn of that.
+        # Saving and fitting use accelerate, which imports deepspeed if it is installed, which would print a warning.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     offline = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = True

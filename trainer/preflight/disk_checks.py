@@ -55,7 +55,7 @@ def check_clock(config: RunConfig) -> Iterator[Finding]:
 
 
 def _check_room(config: RunConfig, folder: Path, free: int) -> Finding:
-    """The checkpoints that will come to those that are there, against the free bytes of their disk."""
+    """Compare the size of future checkpoints with the free bytes of their disk."""
     settings = config.checkpoint
     size = CHECKPOINT_BYTES_PER_PARAMETER * num_parameters(config.model, config.data.has_sentence_pairs)
     kept = settings.keep_last + settings.keep_best + 1
@@ -73,7 +73,7 @@ def _check_room(config: RunConfig, folder: Path, free: int) -> Finding:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder itself, or the last part of the way to it that is there."""
+    """Return the folder, or its nearest existing parent."""
     return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
 
 

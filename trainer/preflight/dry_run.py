@@ -17,7 +17,7 @@ from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.schedule import global_batch_sizes, tokens_of_stage
 from trainer.config.stages import Stage
-from trainer.config.training_settings import ZeroStage
+from trainer.config.training_settings import BranchSettings, ZeroStage
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.shard_set import check_is_data_set
 from trainer.model.pretraining import PretrainingModel
@@ -72,9 +72,20 @@ def explain(
         ),
         ("Shards", list(shard_lines(config, world_size, expects_shards))),
     ]
+    if config.branch is not None:
+        parts.append(("Branch", [branch_line(config.branch)]))
     if config.init_from is not None:
         parts.append(("Initial weights", initial_weights_lines(config, config.init_from)))
     return "\n\n".join(f"{title}\n{'-' * len(title)}\n" + "\n".join(lines) for title, lines in parts)
+
+
+def branch_line(branch: BranchSettings) -> str:
+    """Report whether the checkpoint of --branch-from exists."""
+    steps, _ = list_steps(branch.run)
+    if branch.step in steps:
+        return f"starts from step {branch.step:,} of {storage.redact(branch.run)}, which has that checkpoint"
+    others = ", ".join(map(str, sorted(steps))) or "none"
+    return f"warning: {storage.redact(branch.run)} has no checkpoint of step {branch.step}; existing steps: {others}"
 
 
 def resume_line(config: RunConfig, step: int) -> str:

@@ -46,7 +46,7 @@ _COLLECTIVE_PREFIXES = ("GLOO_", "NCCL_", "OMP_", "DS_ACCELERATOR")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a host says of itself; the clock as seconds ahead of ours."""
+    """The answer of a host; its clock in seconds ahead of ours."""
 
     python: str
     versions: list[str]

@@ -1,4 +1,4 @@
-"""DeepSpeed's hostfile, read so that what the launcher would misread is refused."""
+"""Reading of DeepSpeed's hostfile; refuses lines that the launcher would misread."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _SHOWN_CHARACTERS = 100
 
 
 def read_hostfile(path: str) -> dict[str, int]:
-    """Slots by host, in the order of the file.
+    """Return the slots by host, in the order of the file.
 
     Raises:
         UsageError: it is missing (the deepspeed launcher would only warn, and train on one node), or a line is wrong.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")  # lines end where the launcher's do
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # lines end as in the launcher
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(

@@ -1,4 +1,4 @@
-"""How this process was launched, looked at before anything is computed: a hostfile that is not there, secrets in `ps`.
+"""Checks of the launch before any computation: a missing hostfile, secrets in `ps`.
 
 The `deepspeed` launcher only warns where the file of `--hostfile` is missing and trains on one node, and on several
 nodes it puts MLFLOW_ variables and the lines of `.deepspeed_env` on the command line of pdsh, ssh and the remote shell,
@@ -32,10 +32,10 @@ class Ancestor:
 
 
 def check_launch() -> None:
-    """Refuse a launch that went wrong before it came here.
+    """Refuse a launch that went wrong before this process started.
 
     Raises:
-        UsageError: the launcher's hostfile does not exist, or a secret stands in the arguments of a process.
+        UsageError: the launcher's hostfile does not exist, or the arguments of a process contain a secret.
     """
     above = list(ancestors(os.getppid()))
     for process in above:
@@ -102,7 +102,7 @@ def ancestors(pid: int) -> Iterator[Ancestor]:
 
 
 def missing_hostfile(process: Ancestor) -> str | None:
-    """The hostfile that a deepspeed launcher was told to use, where there is no such file."""
+    """Return the hostfile of a deepspeed launcher if the file does not exist; else None."""
     value = hostfile_of(process.words)
     return value if value is not None and not (process.folder / value).is_file() else None
 
@@ -122,6 +122,6 @@ def hostfile_of(words: Sequence[str]) -> str | None:
 
 
 def exposed(words: Iterable[str], environment: Mapping[str, str]) -> list[str]:
-    """Names of the secret variables whose values stand in the words of a process."""
+    """Return the names of secret variables whose values are in the arguments of a process."""
     text = "\0".join(words)
     return [name for name, value in secrets_of(environment).items() if value in text]

@@ -1,4 +1,4 @@
-"""Checks of what a run would be refused for once its ranks have met: precision, DeepSpeed's sections, first weights."""
+"""Checks of what would end a run after its ranks have joined: precision, DeepSpeed's sections, initial weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.registry.starting_weights import look_at_initial_weights
 
 
 def check_device(config: RunConfig, world_size: int, device: torch.device) -> Iterator[Finding]:
-    """That the device computes in the precision asked for, and that DeepSpeed takes the sections given to it."""
+    """Check that the device supports the precision, and that DeepSpeed accepts its sections."""
     check_precision(config, device.type)
     check_values(config, world_size, device.type)
     # The run itself may start on other hosts, with packages and disks of their own.

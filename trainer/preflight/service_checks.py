@@ -1,4 +1,4 @@
-"""Checks of what a run talks to: MLflow, and the other ranks of this machine."""
+"""Checks of services: MLflow, and the other ranks of this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed
@@ -26,14 +27,19 @@ COLLECTIVE_SECONDS = 120
 
 
 def check_mlflow(config: RunConfig) -> Iterator[Finding]:
-    """That the tracking server answers and that its registry takes and gives up a model's name.
+    """Check that the tracking server answers and that its registry accepts and deletes a model.
 
-    Either fails where the run is to register its model, for it would end with status 1, and is a warning elsewhere.
+    A problem is a failure if the run registers its model, because it would end with status 1; else a warning.
     """
     registered = config.registry.name
     level: Level = "warn" if registered is None else "fail"
     loss = "" if registered is None else f", but end with status 1: {registered} would not be registered"
     uri = resolve_tracking_uri(config.tracking.uri)
+    if uri.startswith("sqlite:////"):
+        path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
+        if not path.exists() and path.parent.is_dir() and os.access(path.parent, os.W_OK):
+            yield Finding("ok", "mlflow", f"{uri} does not exist yet; the run creates it")
+            return
     with request_limits(max_retries=0, timeout_seconds=REQUEST_SECONDS):
         try:
             client = connect(uri)
@@ -94,7 +100,7 @@ def describe_bandwidth(result: dict[str, float | int | str]) -> str:
 
 
 def measure_all_reduce(backend: str) -> dict[str, float | int | str]:
-    """The time of one all-reduce in the group that is there; bandwidth counts what each rank sends in a ring."""
+    """Measure one all-reduce in the current group; the bandwidth counts what each rank sends in a ring."""
     world_size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     device = torch.device("cuda", rank % torch.cuda.device_count()) if backend == "nccl" else torch.device("cpu")
     values = torch.full((COLLECTIVE_BYTES // 4,), float(rank), device=device)

@@ -35,7 +35,7 @@ class NotPromoted(UserError):
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """A registered version and what its tags say of it."""
+    """A registered version and its tags."""
 
     name: str
     version: int
@@ -69,12 +69,12 @@ class ModelVersion:
         return tuple(str(digest) for digest in values.values()) if isinstance(values, dict) else ()
 
     def tag(self, name: str) -> str:
-        """A tag of ours; "-" where there is none."""
+        """One of our tags; "-" if there is none."""
         return self.tags.get(TAG_PREFIX + name, "-")
 
 
 def list_model_versions(name: str | None, tracking_uri: str | None = None) -> list[ModelVersion]:
-    """All versions of a registered model, or without a name of all of them, by name, the oldest first.
+    """Return all versions of a registered model, or of all models without a name, by name, oldest first.
 
     Raises:
         UserError: there is none of that name, or the server does not answer.
@@ -107,7 +107,7 @@ def promote(
 ) -> Verdict:
     """Point `alias` to the version if the conditions hold; the version that held it becomes `previous`.
 
-    Promotions at once are judged one after another, so that each is compared with what the one before left. The
+    Simultaneous promotions are evaluated one after another, so that each is compared with what the one before left. The
     registered model's description becomes the version's.
 
     Raises:
@@ -218,6 +218,6 @@ def _number(text: str) -> float | None:
 
 
 def _short_revision(revision: str) -> str:
-    """A git revision of 10 digits, with what says that files differed."""
+    """Return a git revision of 10 digits, with the mark of modified files."""
     commit, dash, dirty = revision.partition("-")
     return commit[:10] + dash + dirty if commit else "-"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.benchmarks.encoder_table import best_lines
+from tests.support import fork_server
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "encoder.py"
 
@@ -40,14 +39,9 @@ def test_the_ratio_is_of_each_sides_best_mode_and_micro_batch() -> None:
 @pytest.mark.parametrize("modes", [["eager"], pytest.param(["eager", "compiled"], marks=pytest.mark.slow)])
 def test_one_command_compares_all_workloads_and_writes_what_it_measured(tmp_path: Path, modes: list[str]) -> None:
     output = tmp_path / "encoder.json"
-    command = [sys.executable, str(SCRIPT), "--smoke", "--precision", "fp32", "--profile", "--results", str(output)]
-    done = subprocess.run(
-        [*command, "--modes", *modes],
-        env=os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=550,
-    )
+    command = [str(SCRIPT), "--smoke", "--precision", "fp32", "--profile", "--results", str(output), "--modes", *modes]
+    environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = fork_server.run(command, tmp_path, environment)
     assert done.returncode == 0, done.stderr
     assert "bert_base fp32, full: " in done.stdout
     report = json.loads(output.read_text())

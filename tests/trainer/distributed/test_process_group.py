@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from data_prep.base.errors import UsageError
+from tests.support import fork_server
 from tests.support.error_codes import coded
 from tests.support.toy_processes import ROOT, finish, start_ranks
 from trainer.config.training_settings import DistributedSettings
@@ -58,7 +59,7 @@ def test_ranks_reduce_agree_gather_and_leave_with_the_status_asked_for():
 def test_plain_python_is_a_world_of_one():
     environment = {key: value for key, value in os.environ.items() if key not in LAUNCHER_VARIABLES}
     environment |= {"PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run([sys.executable, str(SCRIPT), "collectives"], env=environment, capture_output=True, text=True)
+    done = fork_server.run([str(SCRIPT), "collectives"], Path.cwd(), environment)
     assert done.returncode == 75, done.stderr
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 
 from trainer.config.training_settings import OptimizerSettings
+from trainer.engine.engine import Engine
 from trainer.engine.optimizer import build_optimizer, parameter_groups
 
 
@@ -74,3 +77,13 @@ def test_muon_has_the_matrices_inside_the_blocks_and_adamw_the_rest():
         (False, 0.1, ["embedding.weight", "decoder.weight"]),
         (False, 0.0, ["gated.bias", "decoder.bias"]),
     ]
+
+
+def test_a_stage_changes_the_decay_of_matrices_alone() -> None:
+    model = torch.nn.Linear(3, 2)
+    engine = object.__new__(Engine)
+    engine.stage, engine._engine = 0, SimpleNamespace(optimizer=build_optimizer(model, OptimizerSettings()))
+    for weight_decay in (0.5, 0.0, 0.25):
+        engine.set_weight_decay(weight_decay)
+        decays = [group["weight_decay"] for group in engine._engine.optimizer.param_groups]
+        assert decays == [weight_decay, 0.0]

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
+from tests.support.foreign_tokenizers import write_byte_level, write_wordpiece
 from trainer.evaluation.masked_scorers import PretrainingScorer, SentenceEncoder, scorer_of
 from trainer.evaluation.minimal_pairs import (
     Encoded,
@@ -49,6 +52,27 @@ def test_a_pair_is_a_line_of_either_kind_of_file(tmp_path: Path) -> None:
     assert first[:4] == ("a b", "b a", "order", "syntax")
     assert second[:4] == ("c", "d", "two", "")
     assert read_minimal_pairs(tmp_path / "one.jsonl") == [first]
+
+
+def test_files_of_other_systems_and_of_subdirectories_are_read(tmp_path: Path) -> None:
+    """A byte order mark, CRLF, text beyond the BMP, and files of one name in two directories; hidden files are not."""
+    line = json.dumps({"sentence_good": "naïve 漢字 🙂", "sentence_bad": "b"}, ensure_ascii=False)
+    for folder in ("a", "b", ".hidden"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "one.jsonl").write_bytes(b"\xef\xbb\xbf" + f"{line}\r\n{line}\r\n".encode())
+    (tmp_path / "a" / "._one.jsonl").write_bytes(b"\x00\x05\x16")
+    found = read_minimal_pairs(tmp_path)
+    assert [each.paradigm for each in found] == ["a/one", "a/one", "b/one", "b/one"]
+    assert {each.good for each in found} == {"naïve 漢字 🙂"} and found[1].where.endswith("line 2")
+    assert {each.field for each in found} == {""}
+
+
+def test_overall_counts_pairs_and_the_mean_counts_paradigms() -> None:
+    pairs = [pair("a", "b", "p")] * 3 + [pair("a", "b", "q")]
+    report = judge(pairs, np.array([[2.0, 1.0], [2.0, 1.0], [2.0, 1.0], [1.0, 1.0]]))
+    assert (report.overall.share, report.mean_of_paradigms) == (0.75, 0.5)
+    assert any("mean of the paradigms is 50.00%" in line for line in report_lines(report))
+    assert as_json(pairs, np.zeros((4, 2)), report)["mean_of_paradigms"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -177,16 +201,21 @@ def test_a_run_and_transformers_score_alike(tmp_path: Path, exported: FillMask) 
         pytest.param(torch.float64, 1e-6, id="float64"),
     ],
 )
-def test_scores_are_those_of_minicons(dtype: torch.dtype, tolerance: float, exported: FillMask) -> None:
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "wordpiece"])
+def test_scores_are_those_of_minicons(
+    kind: str, dtype: torch.dtype, tolerance: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """minicons masks and sums in its own way, in batches padded to the longest."""
     scorer = pytest.importorskip("minicons.scorer")
-    texts = [text for text in TEXTS if "[" not in text]
+    folder = GOLDEN / "export" if kind == "bert" else other_model(kind, tmp_path_factory.mktemp(kind))
+    model = FillMask.load(folder)
+    texts = [text for text in TEXTS if "[" not in text] + ["The cats " * 4, "zzz \u2603 unknown  words?"]
     pairs = [pair(good, bad) for good, bad in itertools.permutations(texts, 2)]
-    ours = scores_of(exported, pairs, dtype)
+    ours = scores_of(model, pairs, dtype)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # of the sums that minicons makes
     try:
-        peer = scorer.MaskedLMScorer(str(GOLDEN / "export"), "cpu")
+        peer = scorer.MaskedLMScorer(str(folder), "cpu")
         peer.model = peer.model.to(dtype)
         peer.tokenizer.batch_encode_plus = peer.tokenizer.__call__  # which transformers 5 has no longer
         for column, texts_of in enumerate(([each.good for each in pairs], [each.bad for each in pairs])):
@@ -194,4 +223,33 @@ def test_scores_are_those_of_minicons(dtype: torch.dtype, tolerance: float, expo
             assert ours[:, column] == pytest.approx(theirs, abs=tolerance)
     finally:
         torch.set_default_dtype(before)
-        exported.model.to(torch.float32)
+
+
+def other_model(kind: str, folder: Path) -> Path:
+    """A random model of another architecture and kind of tokenizer: byte-level BPE, or WordPiece with [UNK]."""
+    texts = [*TEXTS, "sat on the mat and it was written"] * 3
+    if kind == "roberta":
+        write_roberta_tokenizer(folder, texts)
+    else:
+        (write_wordpiece if kind == "wordpiece" else write_byte_level)(folder, texts, 400)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    classes = {"roberta": "Roberta", "modernbert": "ModernBert", "wordpiece": "Bert"}
+    config = getattr(transformers, f"{classes[kind]}Config")(
+        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, max_position_embeddings=66, **sizes
+    )
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{classes[kind]}ForMaskedLM")(config)
+    for parameter in model.parameters():  # scores that differ by more than rounding
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+def write_roberta_tokenizer(folder: Path, texts: list[str]) -> None:
+    """Byte-level BPE with <s>, </s> and a <mask> that takes the space before it, as roberta-base has it."""
+    backend = tokenizers.ByteLevelBPETokenizer()
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    backend.train_from_iterator(texts, 400, special_tokens=names, show_progress=False)
+    backend.save_model(str(folder))
+    transformers.RobertaTokenizerFast.from_pretrained(folder).save_pretrained(folder)

@@ -17,7 +17,8 @@ from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.shards import read_records
 from tests.support.toy_processes import finish, start_ranks
 from trainer.config.run_config import RunConfig
-from trainer.loop.identity import LIBRARIES, PER_HOST, may_differ, source_digests
+from trainer.loop.data_version import open_data
+from trainer.loop.identity import LIBRARIES, PER_HOST, facts_of, may_differ, source_digests
 
 SCRIPT = Path(__file__).with_name("toy_identity.py")
 REPOSITORY = SCRIPT.parents[3]
@@ -215,3 +216,15 @@ def test_every_source_file_of_the_project_counts():
     assert len(digests) - len(files) in (0, 1), "beside them the script that runs"
     assert all(len(digest) == 64 for digest in digests.values())
     assert {"torch", "deepspeed"} <= set(LIBRARIES)
+
+
+def test_the_data_of_every_stage_is_compared_and_may_lie_elsewhere(small_shards: Path, tmp_path: Path) -> None:
+    shutil.copytree(small_shards, tmp_path / "copy")
+    stages = [{"steps": 1}, {"steps": 1, "data": {"shards": str(tmp_path / "copy")}}]
+    sizes = {"micro_batch_tokens": 64, "global_batch_tokens": 64}
+    values = {"output_dir": "x", "data": {"shards": str(small_shards), "sequence_length": 64}}
+    config = RunConfig.model_validate(values | {"training": {"stages": stages, **sizes}})
+    facts = facts_of(config, False, None, open_data(config))
+    assert {f"the manifest of data.shards.{number}" for number in (0, 1)} <= facts.equal.keys()
+    assert "training.stages.1.data.shards.0.weight" in facts.equal
+    assert "training.stages.1.data.shards.0.url" in facts.per_host

@@ -9,11 +9,14 @@ from data_prep.base.errors import UserError
 from data_prep.base.settings import load_settings
 from data_prep.dataset.manifest import read_manifest
 from tests.support.error_codes import coded
+from trainer.checkpoint.format import step_folder
 from trainer.config.run_config import RunConfig
+from trainer.config.training_settings import BranchSettings
 from trainer.model.hugging_face import hugging_face_config
 from trainer.preflight.dry_run import (
     activation_lines,
     batch_lines,
+    branch_line,
     explain,
     flops_lines,
     memory_lines,
@@ -21,6 +24,7 @@ from trainer.preflight.dry_run import (
     reading_lines,
     resume_line,
     shard_lines,
+    stage_lines,
     windows_bytes,
 )
 
@@ -191,3 +195,32 @@ def test_the_step_to_go_back_to_is_looked_for_in_the_folder_and_in_the_store(tmp
     assert resume_line(config, 3) == "--resume-from 3: the checkpoint exists"
     both = load_settings(RunConfig, "tiny_cpu", [f"output_dir={run}", f"checkpoint.upload_to=file://{store}"])
     assert resume_line(both, 7) == "--resume-from 7: the checkpoint exists"
+
+
+def test_the_checkpoint_of_a_branch_is_looked_for(tmp_path: Path) -> None:
+    branch = BranchSettings(run=str(tmp_path), step=4, stage="decay")
+    assert branch_line(branch).startswith("warning: ") and "step 4; existing steps: none" in branch_line(branch)
+    for step in (2, 4):
+        folder = step_folder(tmp_path, step)
+        folder.mkdir(parents=True)
+        (folder / "checkpoint.json").touch()
+    assert "step 4" in branch_line(branch) and "warning" not in branch_line(branch)
+    assert branch_line(branch.model_copy(update={"step": 3})).endswith("existing steps: 2, 4")
+
+
+def test_the_table_of_stages_has_tokens_masks_rates_and_hours() -> None:
+    stages = [
+        {"name": "stable", "steps": 100},
+        {"name": "decay", "steps": 50, "mlm_probability": 0.3, "final_mlm_probability": 0.1, "mask_unit": "word"}
+        | {"learning_rate": 1e-3, "schedule": {"name": "one_minus_sqrt", "final_ratio": 0.5}},
+    ]
+    overrides = [f"training.stages={json.dumps(stages)}", "training.max_steps=140"]
+    config = load_settings(RunConfig, "tiny_cpu", [*overrides, "schedule={name: warmup_stable_decay, warmup_steps: 9}"])
+    header, stable, decay, total = stage_lines(config, tokens_per_second=2048 / 36)
+    columns = [re.split(r"  +", line) for line in (header, stable, decay)]
+    assert columns[1][:6] == ["0", "stable", "100", "204,800", "64", "0.15"]
+    assert columns[2][:6] == ["1", "decay", "40 of 50", "81,920", "64", "0.3 to 0.141, words"]
+    assert "0.002 at most, 0.002 at the end, 9 warmup steps" in stable
+    assert "0.001 at most, 0.00056 at the end, one_minus_sqrt" in decay
+    assert (columns[1][-1], columns[2][-1]) == ("1.0", "0.4") and total.endswith("1.4 hours")
+    assert stage_lines(config)[1].endswith("-") and "--tokens-per-second" in stage_lines(config)[-1]

@@ -40,6 +40,11 @@ def test_a_registry_that_cannot_be_written_fails_where_the_run_is_to_register_it
         assert (answers.level, registry.level) == ("ok", level) and "permission denied" in registry.text
 
 
+def test_a_database_that_the_run_creates_is_not_created_by_the_check(tmp_path: Path):
+    (finding,) = check_mlflow(config_of(f"sqlite:///{tmp_path}/new.db"))
+    assert finding.level == "ok" and "does not exist yet" in finding.text and not list(tmp_path.iterdir())
+
+
 def test_a_database_that_cannot_be_made_is_a_warning_without_a_traceback(tmp_path: Path):
     (tmp_path / "file").touch()
     (finding,) = check_mlflow(config_of(f"sqlite:///{tmp_path}/file/m.db"))

@@ -1,0 +1,109 @@
+"""The presets of published recipes: sizes, tokens and rates as published, in files that a person can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from data_prep.base.settings import load_settings
+from trainer.config.run_config import RunConfig
+from trainer.model.sizes import num_parameters
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+
+
+class Published(NamedTuple):
+    """Literals of the sources that a preset's comments name."""
+
+    million_parameters: int
+    billion_tokens: tuple[int, ...]
+    lengths: tuple[int, ...]
+    masks: tuple[float, ...]
+    peak_rates: tuple[float, ...]
+    last_shares: tuple[float, ...]
+    """Learning rate at the end of each stage, as a share of its peak."""
+    decoupled_decay: tuple[float, ...]
+    """The sources' weight decay, which a step multiplies by lr / lr_max."""
+    rope_bases: tuple[tuple[float, float], ...]
+    """Global, local."""
+
+
+LONG = (160_000.0, 160_000.0)
+MODERN_BASES = ((1e4, 1e4), (160_000.0, 1e4), (160_000.0, 1e4))
+ETTIN = ((1700, 250, 50), (1024, 7999, 7999), (0.3, 0.3, 0.15))
+ETTIN_ENDS = (1.0, 0.5, 0.04)
+PUBLISHED = {
+    "modernbert_base": Published(
+        149,
+        (1719, 250, 50),
+        (1024, 8192, 8192),
+        (0.3,) * 3,
+        (8e-4, 3e-4, 3e-4),
+        (1, 1, 0.001),
+        (1e-5,) * 3,
+        MODERN_BASES,
+    ),
+    "modernbert_large": Published(
+        395,
+        (900, 800, 250, 50),
+        (1024, 1024, 8192, 8192),
+        (0.3,) * 4,
+        (5e-4, 5e-5, 5e-5, 5e-5),
+        (1, 1, 1, 0.001),
+        (1e-5, 1e-6, 1e-6, 1e-6),
+        ((1e4, 1e4), *MODERN_BASES),
+    ),
+    "ettin_17m": Published(
+        17, *ETTIN, (3e-3, 3e-3, 1.5e-3), ETTIN_ENDS, (3e-4,) * 3, ((1e4, 1e4), (160_000.0, 1e4), LONG)
+    ),
+    "ettin_68m": Published(68, *ETTIN, (3e-3, 3e-3, 1.5e-3), ETTIN_ENDS, (3e-4,) * 3, ((1e4, 1e4), LONG, LONG)),
+    "ettin_150m": Published(150, *ETTIN, (8e-4, 8e-4, 4e-4), ETTIN_ENDS, (1e-5,) * 3, ((1e4, 1e4), LONG, LONG)),
+    "ettin_400m": Published(395, *ETTIN, (5e-4, 5e-4, 2.5e-4), ETTIN_ENDS, (1e-5,) * 3, ((1e4, 1e4), LONG, LONG)),
+    "mmbert_small": Published(
+        140,
+        (2300, 600, 100),
+        (1024, 8192, 8192),
+        (0.3, 0.15, 0.05),
+        (8e-4, 4e-4, 4e-4),
+        (1, 1, 0.04),
+        (8e-5, 4e-5, 4e-5),
+        ((1e4, 1e4), LONG, LONG),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_is_the_published_recipe(name: str) -> None:
+    published, config = PUBLISHED[name], load_settings(RunConfig, name)
+    stages = config.stages
+    assert num_parameters(config.model, False) / 1e6 == pytest.approx(published.million_parameters, rel=0.01)
+    assert tuple(stage.sequence_length for stage in stages) == published.lengths
+    assert tuple(stage.peak_learning_rate for stage in stages) == published.peak_rates
+    for stage, billions in zip(stages, published.billion_tokens, strict=True):
+        assert 0 <= stage.tokens - billions * 10**9 < stage.global_batch_tokens, "at most one step more"
+    assert tuple(stage.masking_rate(stage.first_step) for stage in stages) == published.masks
+    assert tuple(stage.masking_rate(stage.last_step - 1) for stage in stages) == published.masks
+    for stage, share in zip(stages, published.last_shares, strict=True):
+        assert stage.learning_rate(stage.last_step - 1) == pytest.approx(share * stage.peak_learning_rate, rel=0.06)
+    decoupled = [stage.weight_decay * stage.peak_learning_rate for stage in stages]
+    assert decoupled == pytest.approx(published.decoupled_decay, rel=2e-3), "AdamW multiplies by the learning rate"
+    assert tuple((s.model.global_rope_theta, s.model.local_rope_theta) for s in stages) == published.rope_bases
+    assert config.optimizer.name == "stable_adamw" and all(stage.gradient_clipping == 0 for stage in stages)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_is_short_and_names_its_sources(name: str) -> None:
+    lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 80
+    assert any("github.com/" in line or "arXiv" in line for line in lines[:8])
+
+
+def test_the_batch_of_modernbert_base_grows_over_50_billion_tokens() -> None:
+    """From 768 to 4,608 rows, each size for the same number of steps (Warner et al. 2024, section 2.2)."""
+    stage = load_settings(RunConfig, "modernbert_base").stages[0]
+    assert stage.batch_warmup is not None
+    sizes = [stage.global_batch_tokens_at(step) // 1024 for step in range(stage.batch_warmup.num_steps)]
+    assert sorted(set(sizes)) == [768, 1536, 2304, 3072, 3840]
+    assert sum(sizes) * 1024 == pytest.approx(50e9, rel=1e-3)
