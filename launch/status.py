@@ -248,6 +248,7 @@ def summarize(
         "last_checkpoint_at": newest.get("saved", {}).get("at"),
         "valid_step": valid.get("step"),
         "valid_mlm_loss": valid.get("metrics", {}).get("valid/mlm_loss"),
+        "average_mlm_loss": status.get("metrics", {}).get("average/mlm_loss"),
         "suite_step": newest.get("scored", {}).get("step"),
         "suite_scores": newest.get("scored", {}).get("metrics"),
         "train_loss": status.get("metrics", {}).get("train/loss"),
@@ -280,8 +281,10 @@ def describe(figures: dict[str, Any]) -> Iterator[str]:
         yield f"stage             {figures['stage'].removeprefix('stage ')}"
     yield "time left         " + display(figures["seconds_left"], long_duration, "unknown")
     yield f"tokens            {figures['tokens']:,}"
-    yield f"loss              {display(figures['train_loss'], lambda loss: f'{loss:.4f}', 'none')} (train)" + display(
-        figures["valid_mlm_loss"], lambda loss: f", {loss:.4f} (valid MLM, step {figures['valid_step']:,})"
+    yield (
+        f"loss              {display(figures['train_loss'], lambda loss: f'{loss:.4f}', 'none')} (train)"
+        + display(figures["valid_mlm_loss"], lambda loss: f", {loss:.4f} (valid MLM, step {figures['valid_step']:,})")
+        + display(figures["average_mlm_loss"], lambda loss: f", {loss:.4f} (valid MLM, mean of checkpoints)")
     )
     if figures["suite_scores"]:
         scores = ", ".join(f"{name} {score:.4f}" for name, score in figures["suite_scores"].items())

@@ -62,7 +62,8 @@ def test_no_page_states_a_speed_outside_the_generated_tables(path: Path) -> None
 
 
 def test_every_result_says_where_and_how_it_was_measured(measured: dict[str, reports.Report]) -> None:
-    assert {report["benchmark"] for report in measured.values()} == {benchmark.name for benchmark in BENCHMARKS}
+    unmeasured = {benchmark.name for benchmark in BENCHMARKS} - {report["benchmark"] for report in measured.values()}
+    assert unmeasured <= {"proof", "ablations"}, "their tables say so"
     for name, report in measured.items():
         benchmark = catalog.named(report["benchmark"])
         assert benchmark is catalog.of_file(f"{name}.json")
@@ -191,31 +192,89 @@ def test_a_block_that_cannot_be_made_is_an_error(measured: dict[str, reports.Rep
         readme_blocks.made("summary", {})
 
 
-def test_the_tables_of_pretraining_and_of_tasks_have_both_sides() -> None:
-    def scores(loss: float) -> dict[str, float]:
-        return {"mlm_loss": loss, "lowest": loss - 0.5, "highest": loss + 0.25}
+def described(**run: Any) -> dict[str, Any]:
+    return {"date": "2026-01-02", "cpu": "a cpu", "load_average": 1.5, "commit": "abcdef0", **run}
 
-    def points(*losses: float) -> list[dict[str, Any]]:
-        return [
-            {"step": step, "tokens": 1000 * step, "seconds": 2.0 * step, "documents": scores(loss)}
-            for step, loss in enumerate(losses, start=1)
-        ]
 
-    side = {"tokens_per_second": 500.0, "training_seconds": 4.0, "seeds": [{}, {}, {}]}
-    raw = raw_tokenizing() | {
-        "preset": "tiny_cpu",
-        "parameters": 1234,
-        "sides": {"ours": side | {"points": points(5.0, 3.0)}, "transformers": side | {"points": points(6.0, 4.0)}},
-        "reached": {"documents": {"tokens": 1500.0, "seconds": 3.0}},
-        "settings": {"data": {"mlm_probability": 0.5, "final_mlm_probability": 0.3}},
+def recipe(corpus: str, side: str, steps: int, seconds: float, reached: bool = True, **values: Any) -> dict[str, Any]:
+    found = {"corpus": corpus, "side": side, "steps": steps, "cpu_seconds": seconds, "reached": reached}
+    found |= {
+        "tokens": 2048 * steps,
+        "settings": ["training.global_batch_tokens=2048"],
+        "all_cpu_seconds": [seconds] * 3,
     }
-    report = reports.in_common_shape("pretraining", raw, rows.pretraining)
-    assert [row["ratio"] for row in report["rows"]] == pytest.approx([1.0, 4.0 / 3.0, 4.0 / 3.0])
-    text = readme_blocks.made("pretraining", {"pretraining_cpu": report})
-    assert "| 2,000 | 4 | 3.000 | 4 | 4.000 |" in text and "After 1,500 tokens and 3 s ours reaches" in text
-    assert "Medians of 3 seeds" in text and "2.500 to 3.250 (ours) and 3.500 to 4.250 (Trainer)" in text
-    assert "falls from 50% to 30%" in text
-    assert {row["runs"] for row in report["rows"]} == {3}
+    return described(**found, mean_loss=6.0, losses=[6.0] * 3, goal_nats=6.2, **values)
+
+
+def test_the_speed_run_compares_the_fewest_steps_that_reach_the_goal_on_every_corpus() -> None:
+    runs = [
+        *(recipe("a", "ours", 220, 80.0, commit="c025165"), recipe("b", "ours", 220, 90.0, commit="c025165")),
+        *(
+            recipe("a", "ours", 380, 30.0, reached=False),
+            recipe("a", "ours", 400, 40.0),
+            recipe("a", "ours", 420, 44.0),
+        ),
+        *(recipe("b", "ours", 400, 50.0), recipe("a", "run_mlm", 500, 160.0)),
+    ]
+    report = reports.in_common_shape("speedrun", raw_tokenizing() | {"runs": runs}, rows.speedrun)
+    trainer, before = reports.rows_of(report)
+    assert (trainer.ours, trainer.peer, trainer.ratio, trainer.runs) == (40.0, 160.0, 4.0, 3), (
+        "run_mlm has corpus a alone"
+    )
+    assert before.ratio == pytest.approx(170.0 / 90.0) and before.ratios == {"a": 2.0, "b": 1.8}
+    text = readme_blocks.made("speedrun", {"speedrun": report})
+    assert "| a, 6.200 | ours, abcdef0 | 2,048 | 400 | 819,200 | 40 (40, 40, 40) | 0.50 | 6.000 |" in text
+    assert "| 420 |" not in text and "Not enough: ours abcdef0 on a, 2,048, 380 steps (6.000)" in text
+
+
+def test_the_proof_table_shows_planned_rows_without_a_result_as_missing() -> None:
+    def run(side: str, seed: int, share: float) -> dict[str, Any]:
+        fields = dict.fromkeys(("morphology", "semantics", "syntax", "syntax_semantics"), share)
+        values = {"shape": "6 x 96", "side": side, "epochs": 1, "seed": seed, "parameters": 1234, "pairs": 67000}
+        return described(**values, loss=4.0 + seed, overall=share, fields=fields)
+
+    planned = [
+        {"shape": "6 x 96", "side": side, "epochs": 1, "seed": seed} for side in ("ours", "run_mlm") for seed in (1, 2)
+    ]
+    guesses = {"ours": ["x", "-y"], "run_mlm": ["z"]}
+    words = "a b c d e f g h i [MASK] j"
+    found = {
+        "epochs": 1,
+        "masks": 2,
+        "hits": {"ours": {"top_1": 0.5, "top_5": 1.0}, "unigram": {"top_1": 0.0, "top_5": 0.25}},
+        "sentences": [{"masked": "The [MASK].", **guesses}],
+        "shown": [{"masked": words, "word": "w|w", **guesses}],
+    }
+    raw = {"runs": [run("ours", 1, 0.6), run("ours", 2, 0.5)], "planned": planned, "published": {"RoBERTa": 69.5}}
+    raw |= {"corpus": {"words": 10, "documents": 2, "digest": "ab" * 32}, "fills": found}
+    report = reports.in_common_shape("proof", raw_tokenizing() | raw, rows.proof)
+    assert len(report["rows"]) == 2 and readme_blocks.compared_rows({"proof": report}) == []
+    text = readme_blocks.made("proof", {"proof": report})
+    spread = "55.0 (50.0 to 60.0)"
+    assert (
+        f"| ours, 6 x 96 | 1 | 2 of 2 | 1,234 | 5.500 (5.000 to 6.000) | {spread} (67,000 pairs) | {spread} |" in text
+    )
+    assert "| run_mlm, 6 x 96 | 1 | 0 of 2 | missing | missing |" in text and "RoBERTa 69.5" in text
+    text = readme_blocks.made("fills", {"proof": report})
+    assert "| ours | 50.0% | 100.0% |" in text and "| the most frequent words | 0.0% | 25.0% |" in text
+    assert "| … b c d e f g h i [MASK] j | w\\|w | x, -y | z |" in text
+    raw["fills"] = None
+    assert "missing" in readme_blocks.made("fills", {"proof": {"details": raw}})
+
+
+def test_ablations_show_the_best_rate_and_what_is_missing() -> None:
+    def run(variant: str, rate: float, seed: int, loss: float) -> dict[str, Any]:
+        return {"corpus": "a", "variant": variant, "learning_rate": rate, "seed": seed, "equal": "tokens", "loss": loss}
+
+    runs = [run("default", 1e-3, 1, 5.0), run("default", 2e-3, 1, 4.0), run("default", 2e-3, 2, 4.5)]
+    raw = {"runs": [described(**each, cpu_seconds=9.0) for each in runs], "planned": [*runs, run("Muon", 1e-3, 1, 0.0)]}
+    report = reports.in_common_shape("ablations", raw_tokenizing() | raw, rows.ablations)
+    text = readme_blocks.made("ablations", {"ablations": report})
+    assert "| default | tokens | 4.250 (4.000 to 4.500) (2 of 3 seeds) | 0.002, 9 |" in text
+    assert "| Muon | tokens | missing |  |" in text
+
+
+def test_the_table_of_tasks_has_every_variant() -> None:
     variants = {
         name: {"mean": {"accuracy": mean}, "spread": {"accuracy": 0.01}, "fits": [0, 0, 0]}
         for name, mean in (("scratch", 0.5), ("frozen", 0.6), ("full", 0.75))
@@ -397,7 +456,8 @@ def test_every_benchmark_that_needs_no_package_index_runs(
     own = [
         benchmark.name
         for benchmark in catalog.BENCHMARKS
-        if "--labeled" not in benchmark.quick and (not benchmark.peers_environment or _leaves_out_peers(benchmark))
+        if {"--labeled", "--minimal-pairs"}.isdisjoint(benchmark.quick)
+        and (not benchmark.peers_environment or _leaves_out_peers(benchmark))
     ]
     words = ["--quick", "--corpus", str(corpus), "--results", str(results), "--work", str(tmp_path), "--only", *own]
     assert command.main(words) == 0, capfd.readouterr().err

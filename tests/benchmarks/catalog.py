@@ -172,17 +172,39 @@ BENCHMARKS = (
         packages=TRANSFORMERS,
     ),
     Benchmark(
-        "pretraining",
-        "loss by tokens and by time compared with Trainer in the style of run_mlm.py",
-        "pretraining.py",
-        rows.pretraining,
-        40,
-        ["--config", "small_cpu", "--shards", "{shards}", "--tokens", "3000000", "--work", "{work}/pretraining"],
-        ["--smoke", "--shards", "{shards}", "--work", "{work}/pretraining"]
-        + ["--tokens", "2048", "--points", "2", "--seeds", "1", "--valid-tokens", "1024"],
+        "speedrun",
+        "CPU seconds until a small encoder has learned so much, compared with Trainer in the style of run_mlm.py",
+        "speedrun.py",
+        rows.speedrun,
+        5,
+        ["--corpus", "pack_small={corpus}/../pack_small.jsonl.gz", "--steps", "380", "400", "--work", "{work}/speedrun"]
+        + ["training.global_batch_tokens=2048", "training.micro_batch_tokens=2048"],
+        ["--corpus", "corpus={corpus}/*.jsonl.gz", "--work", "{work}/speedrun", "--vocab-size", "512"]
+        + ["--steps", "2", "--seeds", "1"],
         packages=TRANSFORMERS,
-        threads=0,
-        results="pretraining_{device}.json",
+    ),
+    Benchmark(
+        "proof",
+        "minimal pairs and loss after 1 to 10 epochs of 10 million words, compared with run_mlm and LTG-BERT",
+        "proof.py",
+        rows.proof,
+        600,
+        ["--corpus", "{corpus}/*.jsonl.gz", "--minimal-pairs", "{corpus}/../../evaluation/blimp"]
+        + ["--work", "{work}/proof"],
+        ["--corpus", "{corpus}/*.jsonl.gz", "--minimal-pairs", "{corpus}/../../evaluation/blimp"]
+        + ["--work", "{work}/proof", "--words", "20000", "--vocab-size", "512", "--runs", "1"],
+        packages=TRANSFORMERS,
+    ),
+    Benchmark(
+        "ablations",
+        "loss of one change at a time of the recipe: optimizers, schedule, masking, merging",
+        "ablations.py",
+        rows.ablations,
+        240,
+        ["--corpus", "{corpus}/../pack_small.jsonl.gz", "--other", "{corpus}/*.jsonl.gz", "--work", "{work}/ablations"],
+        ["--corpus", "{corpus}/*.jsonl.gz", "--other", "{corpus}/*.jsonl.gz", "--work", "{work}/ablations"]
+        + ["--vocab-size", "512", "--steps", "2", "--runs", "1"],
+        packages=TRANSFORMERS,
     ),
     Benchmark(
         "downstream",

@@ -6,6 +6,7 @@ import argparse
 import csv
 import glob
 import gzip
+import hashlib
 import json
 import os
 import sys
@@ -74,3 +75,40 @@ def take_part(files: list[str], limit_mb: float | None, folder: Path) -> list[st
                     break
         parts.append(str(part))
     return parts
+
+
+def select_documents(files: list[str], num_words: int, seed: int, output: Path) -> dict[str, int | str]:
+    """Write a jsonl.gz of documents of `files` with about `num_words` whitespace words, chosen by a seeded hash.
+
+    Documents are taken by ascending SHA-256 of "SEED:TEXT" until the words are reached, and written in that order.
+
+    Returns:
+        documents, words, and digest: the SHA-256 of the texts in their order, each with its length before it.
+    """
+    ranked = sorted(
+        (hashlib.sha256(f"{seed}:{text}".encode()).digest(), len(text.split()), number, file)
+        for file in files
+        for number, text in enumerate(read_texts(file))
+    )
+    taken: dict[tuple[str, int], int] = {}
+    words = 0
+    for place, (_, count, number, file) in enumerate(ranked):
+        if words >= num_words:
+            break
+        taken[file, number] = place
+        words += count
+    texts = [""] * len(taken)
+    for file in files:
+        for number, text in enumerate(read_texts(file)):
+            if (file, number) in taken:
+                texts[taken[file, number]] = text
+    digest = hashlib.sha256()
+    for text in texts:
+        encoded = text.encode()
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    new = output.with_name(f"new-{output.name}")
+    with gzip.open(new, "wt", encoding="utf-8", compresslevel=4) as target:
+        target.writelines(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+    new.replace(output)
+    return {"documents": len(texts), "words": words, "digest": digest.hexdigest()}

@@ -1,35 +1,26 @@
-"""What `pretraining.py` trains the peer on and judges both sides by, from one shard set.
+"""What `run_mlm` is trained on, and what every encoder is evaluated on, from one shard set.
 
 The peer's rows are those of transformers' `run_mlm.py`: every document in its [CLS] and [SEP], all of them one after
 another, cut at every `sequence_length` tokens (`group_texts`; what is left at the end is dropped). The ids are the
 shards' own, which are those that `AutoTokenizer` gives for the text (every export is checked for it).
-
-Both sides are judged by two sets of rows from the valid split, with masks that are drawn once:
-
-- documents: our rows, each piece of a document a padded row of its own, as both models read a text on its own;
-- grouped: the peer's rows, where documents follow one another in one attention.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from padded_batches import to_padded
 from torch.utils.data import Dataset
-from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling, PreTrainedTokenizerBase
+from transformers import AutoModelForMaskedLM
 
 from trainer.config.run_config import RunConfig
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.packing import document_starts
 from trainer.data.shard_set import ShardSet, Split
-
-MASK_SEED = 20
-FORMS = ("documents", "grouped")
 
 Rows = list[dict[str, torch.Tensor]]
 """Batches of a model's forward with `labels`."""
@@ -67,40 +58,24 @@ class GroupedRows(Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": torch.from_numpy(row), "special_tokens_mask": torch.from_numpy(is_special)}
 
 
-def valid_rows(
-    shard_set: ShardSet, config: RunConfig, tokenizer: PreTrainedTokenizerBase, tokens: int
-) -> dict[str, Rows]:
-    """Both forms of the valid split, about `tokens` places of each (or all that there are)."""
+def valid_rows(shard_set: ShardSet, config: RunConfig, tokens: int) -> Rows:
+    """Micro-batches of the valid split, about `tokens` positions (or all that there are), masked once.
+
+    Rows are ours, each piece of a document a padded row of its own, as every model reads a text on its own.
+    """
     (stage,) = config.stages
     batches = evaluation_batches([shard_set], config.data, stage, config.training.seed, 0, 1, tokens)
-    documents = [to_padded(batch.batch) for batch in batches]
-    length = stage.sequence_length
-    special = shard_set.manifest.tokenizer.special_tokens
-    rows = GroupedRows(grouped_rows(shard_set, "valid", length, max(1, tokens // length)), (special.cls, special.sep))
-    rate = config.data.evaluated_mlm_probability
-    collate = DataCollatorForLanguageModeling(tokenizer, mlm_probability=rate, seed=MASK_SEED)
-    grouped = [dict(collate(list(some))) for some in _batched(rows, max(1, stage.micro_batch_tokens // length))]
-    named = ("input_ids", "attention_mask", "token_type_ids", "labels")
-    return {
-        form: [{name: batch[name] for name in named if name in batch} for batch in found]
-        for form, found in zip(FORMS, (documents, grouped), strict=True)
-    }
+    named = ("input_ids", "attention_mask", "labels")
+    return [{name: padded[name] for name in named} for padded in (to_padded(batch.batch) for batch in batches)]
 
 
-def judge(folder: Path, rows: dict[str, Rows], device: torch.device) -> dict[str, dict[str, float]]:
-    """By form of rows: mean loss in nats over the predicted tokens, the share that is right, and their number."""
+def judge(folder: Path, rows: Rows, device: torch.device) -> dict[str, float]:
+    """Mean loss in nats over the predicted tokens, the share that is right, and their number, in transformers."""
     model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval().to(device)
-    takes_types = getattr(model.config, "type_vocab_size", 0) > 0
-    return {form: _judge(model, batches, device, takes_types) for form, batches in rows.items()}
-
-
-def _judge(model: torch.nn.Module, batches: Rows, device: torch.device, takes_types: bool) -> dict[str, float]:
     loss, right, predictions = 0.0, 0, 0
-    for batch in batches:
+    for batch in rows:
         inputs = {name: value.to(device) for name, value in batch.items()}
         labels = inputs.pop("labels")
-        if not takes_types:
-            inputs.pop("token_type_ids", None)
         with torch.inference_mode():
             logits = model(**inputs).logits[labels != IGNORED].float()
         wanted = labels[labels != IGNORED]
@@ -108,9 +83,3 @@ def _judge(model: torch.nn.Module, batches: Rows, device: torch.device, takes_ty
         right += int((logits.argmax(-1) == wanted).sum())
         predictions += len(wanted)
     return {"mlm_loss": loss / predictions, "mlm_accuracy": right / predictions, "predictions": predictions}
-
-
-def _batched(rows: GroupedRows, size: int) -> Iterator[list[dict[str, torch.Tensor]]]:
-    places = iter(range(len(rows)))
-    while some := list(itertools.islice(places, size)):
-        yield [rows[place] for place in some]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from data_prep.base.errors import UserError
-from tests.benchmarks import readme_tables
+from tests.benchmarks import language_tables, readme_tables
 from tests.benchmarks.readme_tables import Reports
 from tests.benchmarks.reports import Report, Row, figure, machine_of, rows_of
 
@@ -52,6 +52,7 @@ SUMMARY = {
     ("resume after 5G tokens of an indexed set", "mosaicml-streaming"): "resume after 5G tokens",
     ("training step, bert_base bf16, documents of like length together", "transformers, SDPA"): "training step, bf16",
     ("whole training loop, tiny_cpu", "Trainer, group_by_length"): "whole training loop, `tiny_cpu`",
+    ("training to the goal of the speed run", "Trainer, run_mlm's recipe"): "CPU seconds to a valid loss (speed run)",
 }
 """Rows of the overview that README.md shows, by name and peer, with their shorter names there."""
 
@@ -113,13 +114,13 @@ def overview(reports: Reports) -> Iterator[str]:
     yield f"Machines: {'; '.join(machines)}. Each result file names its own."
 
 
-_ELSEWHERE = ("cpu_steps", "encoder_compiled", "downstream", "pretraining")
+_ELSEWHERE = ("cpu_steps", "encoder_compiled", "downstream", "proof", "ablations")
 
 
 def compared_rows(reports: Reports) -> list[Row]:
     """The rows of the overview: every figure that a peer has, on text that was not used in development.
 
-    `cpu_steps`, `encoder_compiled`, `downstream` and `pretraining` have tables of their own.
+    `cpu_steps`, `encoder_compiled`, `downstream`, `proof` and `ablations` have tables of their own.
     """
     return [row for report in _compared(reports) for row in rows_of(report) if row.ratio is not None]
 
@@ -138,6 +139,9 @@ BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
     "roofline": readme_tables.roofline,
     "cpu_steps": readme_tables.cpu_steps,
     "training": readme_tables.training,
-    "pretraining": readme_tables.pretraining,
+    "speedrun": language_tables.speedrun,
+    "proof": language_tables.proof,
+    "fills": language_tables.fills,
+    "ablations": language_tables.ablations,
     "downstream": readme_tables.downstream,
 }

@@ -17,7 +17,7 @@ Reports = Mapping[str, Report]
 
 def preparation(reports: Reports) -> Iterator[str]:
     """Comparison with the peers by corpus; then the whole command by number of workers and by size."""
-    report = _needed(reports, "peers_preparation")
+    report = needed(reports, "peers_preparation")
     corpora = report["details"]["corpora"]
     yield (
         f"Text to verified shards, with exact deduplication and sentence splitting, on one core. Start-up time is "
@@ -152,7 +152,7 @@ def _listed(words: Sequence[str]) -> str:
 
 def loader(reports: Reports) -> Iterator[str]:
     """Throughput by kind of sample, and start-up."""
-    report = _needed(reports, "loader")
+    report = needed(reports, "loader")
     found = report["details"]["throughput"]
     form, peer = fastest_collator(report["details"])
 
@@ -185,7 +185,7 @@ def encoder(reports: Reports) -> Iterator[str]:
     """Ours and transformers by precision and device; then the effect of compilation."""
     names = [name for name in ("encoder_cuda", "encoder_cpu") if name in reports]
     for name in names or ["encoder_cpu"]:
-        yield from _encoder_table(name, _needed(reports, name))
+        yield from _encoder_table(name, needed(reports, name))
         yield ""
         if f"{name}_compiled" in reports:
             yield from _compiled(f"{name}_compiled", reports[f"{name}_compiled"])
@@ -235,7 +235,7 @@ def _compiled(name: str, report: Report) -> Iterator[str]:
 
 def cpu_steps(reports: Reports) -> Iterator[str]:
     """Steps by precision and kernel, with all instruction sets of the processor and with fewer."""
-    report = _needed(reports, "cpu_steps")
+    report = needed(reports, "cpu_steps")
     details = report["details"]
     yield (
         f"Whole steps with DeepSpeed on one rank and one core, in real tokens per CPU second. Bold: the attention "
@@ -263,7 +263,7 @@ def _marked(value: float, is_bold: bool) -> str:
 
 def training(reports: Reports) -> Iterator[str]:
     """The whole loop compared with Trainer, by corpus."""
-    report = _needed(reports, "training")
+    report = needed(reports, "training")
     details = report["details"]
     yield (
         f"The whole training loop at length {details['length']} with {details['tokens_per_step']:,} real tokens per "
@@ -287,36 +287,6 @@ def training(reports: Reports) -> Iterator[str]:
                 f"({min(ratios):.2f} to {max(ratios):.2f}) | {filled:.0%} | {peaks[0]:,.0f} | {peaks[1]:,.0f} | "
                 f"{peaks[1] / peaks[0]:.2f} |"
             )
-
-
-def pretraining(reports: Reports) -> Iterator[str]:
-    """Loss of both sides by tokens and by time."""
-    report = _either("pretraining", reports)
-    details = report["details"]
-    sides, forms = details["sides"], list(details["reached"])
-    yield (
-        f"Valid MLM loss of `{details['preset']}` ({details['parameters']:,} parameters) on {' and on '.join(forms)} "
-        f"rows (our kind of rows, and the peer's). Medians of {len(sides['ours']['seeds'])} seeds; "
-        f"{_masks(details['settings']['data'])}. {machine_of(report)}. `{report['command']}`"
-    )
-    yield ""
-    titles = [[f"{side}, s", *(f"{side}, {form}" for form in forms)] for side in ("ours", "Trainer")]
-    columns = " | ".join(title for side in titles for title in side)
-    yield f"| tokens | {columns} |"
-    yield "|---" * (1 + 2 * (1 + len(forms))) + "|"
-    for points in zip(sides["ours"]["points"], sides[PEER]["points"], strict=True):
-        cells = [f"{point['seconds']:,.0f} | " + " | ".join(_loss(point, form) for form in forms) for point in points]
-        yield f"| {points[0]['tokens']:,} | {' | '.join(cells)} |"
-    yield ""
-    for form, reached in details["reached"].items():
-        last, ours = (sides[side]["points"][-1] for side in (PEER, "ours"))
-        when = "Ours does not reach"
-        if reached is not None:
-            when = f"After {reached['tokens']:,.0f} tokens and {reached['seconds']:,.0f} s ours reaches"
-        yield (
-            f"- {form.capitalize()}: {when} the peer's last loss ({last['tokens']:,} tokens, {last['seconds']:,.0f} "
-            f"s). The final losses of the seeds are {_seeds(ours, form)} (ours) and {_seeds(last, form)} (Trainer)."
-        )
 
 
 def downstream(reports: Reports) -> Iterator[str]:
@@ -348,12 +318,12 @@ def _encoder_of(model: Mapping[str, Any]) -> str:
 
 def _either(name: str, reports: Reports) -> Report:
     """The report of a GPU machine if it exists, else that of the CPU."""
-    return reports[f"{name}_cuda"] if f"{name}_cuda" in reports else _needed(reports, f"{name}_cpu")
+    return reports[f"{name}_cuda"] if f"{name}_cuda" in reports else needed(reports, f"{name}_cpu")
 
 
 def roofline(reports: Reports) -> Iterator[str]:
     """Predictions for a GPU, not measured."""
-    report = _needed(reports, "roofline")
+    report = needed(reports, "roofline")
     details = report["details"]
     yield (
         f"Predictions, not measurements: throughput (tokens/s) and MFU of one H200, estimated kernel by kernel. "
@@ -382,7 +352,12 @@ def _rates(device: Mapping[str, float]) -> str:
     )
 
 
-def _needed(reports: Reports, name: str) -> Report:
+def needed(reports: Reports, name: str) -> Report:
+    """The report of that name.
+
+    Raises:
+        UserError: there is none.
+    """
     if name not in reports:
         raise UserError(
             f"a block needs tests/benchmarks/results/{name}.json, which does not exist",
@@ -390,22 +365,6 @@ def _needed(reports: Reports, name: str) -> Report:
             code="missing-benchmark-result",
         )
     return reports[name]
-
-
-def _masks(data: Mapping[str, Any]) -> str:
-    """The share of the tokens that each side predicts."""
-    first, last = data["mlm_probability"], data.get("final_mlm_probability")
-    if last is None:
-        return f"{first:.0%} of the tokens masked"
-    return f"our masking rate falls from {first:.0%} to {last:.0%}; Trainer and both valid sets use {last:.0%}"
-
-
-def _loss(point: Mapping[str, Any], form: str) -> str:
-    return f"{point[form]['mlm_loss']:.3f}"
-
-
-def _seeds(point: Mapping[str, Any], form: str) -> str:
-    return f"{point[form]['lowest']:.3f} to {point[form]['highest']:.3f}"
 
 
 def _speeds(comparison: Mapping[str, Any], workload: str, mode: str) -> tuple[float, float, float]:

@@ -102,6 +102,23 @@ def write(path: Path, report: Report) -> None:
     new.replace(path)
 
 
+def runs_in(path: Path) -> list[dict[str, Any]]:
+    """The runs of a result file that grows run by run; none if it does not exist."""
+    if not path.exists():
+        return []
+    report = read(path)
+    runs: list[dict[str, Any]] = report["details"]["runs"] if is_in_common_shape(report) else report["runs"]
+    return runs
+
+
+def add_run(path: Path, described: Mapping[str, Any], run: Mapping[str, Any], **values: Any) -> None:
+    """Add a run to such a file: `described` (of `machine.py`) is kept with the run, `values` with the file."""
+    where = {"date": described["date"], "cpu": described["cpu"], "load_average": round(described["load_average"], 1)}
+    command = without_folders(described["command"])
+    runs = [*runs_in(path), {**run, **where, "command": command}]
+    write(path, {**described, "command": command, **values, "runs": runs})
+
+
 def without_folders(command: str | Sequence[str]) -> str:
     """The command with every path from outside cut to its last part, without the folders that it wrote to."""
     words = shlex.split(command) if isinstance(command, str) else list(command)

@@ -218,19 +218,60 @@ def training(raw: Report) -> list[Row]:
     return sorted(rows, key=lambda row: row.unit == "MB")
 
 
-def pretraining(raw: Report) -> list[Row]:
-    """A pretraining at the same tokens: its speed, its loss, and the time to the peer's last loss."""
-    ours, theirs = (raw["sides"][name] for name in ("ours", PEER))
-    last, their_last = (side["points"][-1] for side in (ours, theirs))
-    named, title, runs = "run_mlm.py", f"pretraining {raw['preset']}", len(ours["seeds"])
-    rows = [Row(title, ours["tokens_per_second"], theirs["tokens_per_second"], named, "tokens/s", "more", runs)]
-    for form, reached in raw["reached"].items():
-        what, losses = f"{title}, valid loss on {form}", (last[form]["mlm_loss"], their_last[form]["mlm_loss"])
-        rows.append(Row(what, losses[0], losses[1], named, "nats", "less", runs))
-        if reached is not None:
-            what, seconds = f"{title}, to the peer's last loss on {form}", reached["seconds"]
-            rows.append(Row(what, seconds, theirs["training_seconds"], named, "s", "less", runs))
-    return rows
+def speedrun(raw: Report) -> list[Row]:
+    """CPU seconds to the goal over all corpora on which both sides reached it."""
+    names = {"run_mlm": "Trainer, run_mlm's recipe", "c025165": "this project at c025165"}
+    best: dict[str, dict[str, Report]] = {}
+    for corpus in dict.fromkeys(run["corpus"] for run in raw["runs"]):
+        for run in best_recipes(raw["runs"], corpus):
+            side = run["commit"] if run["commit"] in names else run["side"]
+            kept = best.setdefault(side, {}).get(corpus)
+            if kept is None or side == "ours" or run["cpu_seconds"] < kept["cpu_seconds"]:
+                best[side][corpus] = run  # ours is the newest
+    rows = []
+    for side, peer in names.items():
+        both = [corpus for corpus in best.get("ours", {}) if corpus in best.get(side, {})]
+        if both:
+            seconds = {name: {corpus: best[name][corpus]["cpu_seconds"] for corpus in both} for name in ("ours", side)}
+            ratios = {corpus: seconds[side][corpus] / seconds["ours"][corpus] for corpus in both}
+            runs = min(len(best["ours"][corpus]["losses"]) for corpus in both)
+            ours, theirs = (sum(seconds[name].values()) for name in ("ours", side))
+            title = "training to the goal of the speed run"
+            rows.append(Row(title, ours, theirs, peer, "CPU s", "less", runs, ratios))
+    last = raw["runs"][-1]
+    return rows or [Row("last recipe of the speed run", last["cpu_seconds"], None, None, "CPU s", "less", 1)]
+
+
+def best_recipes(runs: Sequence[Report], corpus: str) -> list[Report]:
+    """Of each side, commit and settings, the smallest number of steps that reached the goal; the oldest first."""
+    best: dict[tuple[Any, ...], Report] = {}
+    for run in runs:
+        key = (run["side"], run["commit"], tuple(run["settings"]))
+        if run["corpus"] == corpus and run["reached"] and (key not in best or run["steps"] < best[key]["steps"]):
+            best[key] = run
+    return list(best.values())
+
+
+def proof(raw: Report) -> list[Row]:
+    """Accuracy on minimal pairs of every run; the table has the comparison."""
+    return [
+        Row(
+            f"{run['side']}, {run['shape']}, {run['epochs']:g} epochs, seed {run['seed']}: minimal pairs",
+            *(100.0 * run["overall"], None, None, "%", "more", 1),
+        )
+        for run in raw["runs"]
+    ]
+
+
+def ablations(raw: Report) -> list[Row]:
+    """Valid loss of every run; the table has the comparison."""
+    return [
+        Row(
+            f"{run['variant']} on {run['corpus']}, equal {run['equal']}, {run['learning_rate']:g}, seed {run['seed']}",
+            *(run["loss"], None, None, "nats", "less", 1),
+        )
+        for run in raw["runs"]
+    ]
 
 
 def downstream(raw: Report) -> list[Row]:

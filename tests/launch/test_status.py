@@ -98,6 +98,9 @@ def test_the_figures_follow_from_status_and_history():
     text = "\n".join(describe(figures))
     for part in ("500 of 1,500, 3.600 s each", "1:00:00", "16.00 spent, 8.00 remaining", "40.00 spent", "62.5%"):
         assert part in text
+    assert figures["average_mlm_loss"] is None and "mean of checkpoints" not in text
+    averaged = STATUS | {"metrics": STATUS.get("metrics", {}) | {"average/mlm_loss": 4.25}}
+    assert "4.2500 (valid MLM, mean of checkpoints)" in "\n".join(describe(summarize(averaged, HISTORY, now=9060.0)))
     assert "GPU-hours" in text and "last update 0:01:00 ago" in text and "4.5000 (valid MLM, step 450)" in text
 
 

@@ -71,12 +71,18 @@ def precisions_of(stage: int, optimizer: str) -> tuple[str, ...]:
     return ("fp32", "bf16") if optimizer == "adamw" else ("bf16",)
 
 
+def averaged_name(stage: int) -> str:
+    """The optimizer and precision of the run `averaged`."""
+    return "muon-bf16" if stage else "muon-fp32"
+
+
 @functools.cache
 def trained(stage: int) -> tuple[Path, dict[str, dict[str, Any]]]:
     """Two ranks at one ZeRO stage: a folder of runs, and the report of each; made once a session.
 
     By optimizer and precision `OPTIMIZER-PRECISION-whole` of 4 steps, `OPTIMIZER-PRECISION-halves` of 2 steps and then
-    2 more in a new engine, both with dropout; and `OPTIMIZER-plain` of 2 steps without dropout. The whole ones and
+    2 more in a new engine, both with dropout; `averaged`, which evaluates the mean of all its
+    checkpoints after every step; and `OPTIMIZER-plain` of 2 steps without dropout. The whole ones and
     those named plain end with a step whose loss is NaN.
     """
     folder = Path(tempfile.mkdtemp(prefix="toy-training-"))
@@ -89,6 +95,9 @@ def trained(stage: int) -> tuple[Path, dict[str, dict[str, Any]]]:
             # The poisoned step at its end changes nothing: the course is compared bitwise with one that has none.
             whole = {"output_dir": str(folder / f"{name}-whole"), "steps": 4, "poison": True}
             jobs[f"{name}-whole"] = common | whole
+            if name == averaged_name(stage):
+                average = {"output_dir": str(folder / "averaged"), "steps": 4, "average": True}
+                jobs["averaged"] = common | average
             halves = common | {"output_dir": str(folder / f"{name}-halves"), "steps": 2}
             jobs[f"{name}-first-half"] = jobs[f"{name}-second-half"] = halves
         jobs[f"{optimizer}-plain"] = {

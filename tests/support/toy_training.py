@@ -20,7 +20,8 @@ from torch import nn
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from trainer.checkpoint import writer as checkpoints
-from trainer.checkpoint.format import DataIdentity, TrainState
+from trainer.checkpoint.format import DataIdentity, TrainState, step_folder
+from trainer.checkpoint.merging import averaged_weights
 from trainer.checkpoint.restore import find_latest, load
 from trainer.checkpoint.upload import Uploader
 from trainer.config.data_settings import DataSettings
@@ -137,10 +138,13 @@ def run_job(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     if found is not None:
         load(engine, found)
         first = found.step
-    results = [
-        take_step(engine, ranks, step, job["accumulation"], job.get("dropout", True))
-        for step in range(first, first + job["steps"])
-    ]
+    identity = DataIdentity(manifest_digests=("d",), tokenizer_fingerprint="f")
+    results, averages = [], []
+    for step in range(first, first + job["steps"]):
+        results.append(take_step(engine, ranks, step, job["accumulation"], job.get("dropout", True)))
+        if job.get("average"):
+            checkpoints.save(config.output_dir, engine, TrainState(step=step + 1), config, identity)
+            averages.append(average_of_all(engine, config.output_dir, step + 1))
     if job.get("poison"):
         before = engine.optimizer_steps
         engine.backward(engine.forward(global_batch(0)[:2]) * float("nan"), is_last_micro_batch=True)
@@ -150,7 +154,6 @@ def run_job(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     if job.get("blocked_rank") == ranks.rank:
         storage.local_write = refuse_to_write
     state = TrainState(step=first + job["steps"])
-    identity = DataIdentity(manifest_digests=("d",), tokenizer_fingerprint="f")
     saved = checkpoints.save(config.output_dir, engine, state, config, identity)
     if remote is not None:
         uploader = Uploader(config.checkpoint, ranks, print)
@@ -161,10 +164,20 @@ def run_job(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         "losses": [loss for loss, _ in results],
         "norms": [norm for _, norm in results],
         "saved": saved is not None,
+        "averages": averages,
     }
     engine.destroy()
     barrier(ranks)
     return report
+
+
+def average_of_all(engine: Engine, output_dir: str, step: int) -> float:
+    """The loss of a batch by the mean of the checkpoints up to `step`."""
+    folders = [step_folder(output_dir, number) for number in range(1, step + 1)]
+    engine.eval()
+    with averaged_weights(engine, folders) as problem, torch.no_grad():
+        assert problem is None, problem
+        return float(engine.forward(global_batch(0)))
 
 
 def refuse_to_write(url: object) -> None:

@@ -1,4 +1,4 @@
-"""Compute the weighted mean of the weights of several checkpoints, read piece by piece without an engine.
+"""Compute the weighted mean of the weights of several checkpoints, read piece by piece.
 
 Merging checkpoints of the stable phase stands in for a decay of the learning rate: with the weights `one_minus_sqrt`
 the mean is the sum of the updates between the checkpoints, scaled down as the 1-sqrt decay scales the learning rate
@@ -7,16 +7,20 @@ the mean is the sum of the updates between the checkpoints, scaled down as the 1
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 
 from data_prep.base.errors import UserError
-from trainer.checkpoint.format import open_checkpoint
-from trainer.checkpoint.pieces import check_pieces, read_pieces
+from trainer.checkpoint.format import open_checkpoint, parse_state, read_marker
+from trainer.checkpoint.pieces import check_coverage, check_pieces, own_first, read_pieces
+from trainer.distributed.process_group import gather_objects
+from trainer.engine.engine import Engine
+from trainer.engine.fragments import WEIGHT, Fragment, parameter_shapes
 
 MergeWeights = Literal["uniform", "one_minus_sqrt"]
 MERGE_WEIGHTS: tuple[MergeWeights, ...] = get_args(MergeWeights)
@@ -57,9 +61,71 @@ def merge_weights(folders: Sequence[Path], coefficients: Sequence[float]) -> dic
                 fix="merge checkpoints of one run",
                 code="checkpoints-differ",
             )
-        for name in checkpoint.tensor_files:
-            for piece in read_pieces(checkpoint.folder / name):
-                if piece.kind == "weight" and piece.name in merged:
-                    values = piece.read(piece.start, piece.stop)
-                    merged[piece.name].view(-1)[piece.start : piece.stop].add_(values, alpha=coefficient)
+        whole = {name: (0, mean.view(-1)) for name, mean in merged.items()}
+        add_weights(folder, checkpoint.tensor_files, coefficient, whole)
     return merged
+
+
+def add_weights(
+    folder: Path, tensor_files: Sequence[str], coefficient: float, sums: Mapping[str, tuple[int, torch.Tensor]]
+) -> None:
+    """Add a checkpoint's weights, times a coefficient, to sums: by parameter, the first element and the 1-D sums.
+
+    Files are read in the order given until all elements were seen; one that is not on this disk is left out.
+
+    Raises:
+        UserError: a file is damaged, or elements are missing.
+    """
+    missing = {name: total.numel() for name, (_, total) in sums.items()}
+    for path in (folder / name for name in tensor_files):
+        if not any(missing.values()):
+            break
+        for piece in read_pieces(path) if path.exists() else ():
+            if piece.kind != WEIGHT or piece.name not in sums:
+                continue
+            first, total = sums[piece.name]
+            start, stop = max(piece.start, first), min(piece.stop, first + total.numel())
+            if start < stop:
+                values = piece.read(start, stop).to(total.device)
+                total[start - first : stop - first].add_(values, alpha=coefficient)
+                missing[piece.name] -= stop - start
+    check_coverage(missing, folder)
+
+
+@contextlib.contextmanager
+def averaged_weights(engine: Engine, folders: Sequence[Path]) -> Iterator[str | None]:
+    """Let the engine's forward use the mean of checkpoints' weights; all ranks together, with the same folders.
+
+    Yields None, or why the mean could not be made on some rank; the weights are then those of the run. Afterwards they
+    are again, bit by bit. A copy of this rank's fp32 weights (4 bytes per element; of all elements at stage 0) is in
+    the host's memory meanwhile, and one piece of a checkpoint at a time.
+    """
+    fragments = engine.fragments()
+    kept = [fragment.view(WEIGHT).to("cpu", copy=True) for fragment in fragments]
+    try:
+        problem = _set_mean(engine, fragments, folders)
+        problems = [found for found in gather_objects(problem, engine.ranks) if found]
+        if not problems:
+            engine.refresh_weights()
+        yield problems[0] if problems else None
+    finally:
+        for fragment, weight in zip(fragments, kept, strict=True):
+            fragment.view(WEIGHT).copy_(weight)
+    engine.refresh_weights()
+
+
+def _set_mean(engine: Engine, fragments: Sequence[Fragment], folders: Sequence[Path]) -> str | None:
+    """Set this rank's weights to the mean; returns what stood in the way, with the weights then unusable."""
+    sums = {fragment.name: (fragment.start, fragment.range_of(fragment.held_in.data)) for fragment in fragments}
+    for _, total in sums.values():
+        total.zero_()
+    try:
+        for folder in folders:
+            marker = read_marker(folder)
+            names = [record.name for record in marker.files if record.name.endswith(".safetensors")]
+            if parse_state(folder, marker).shapes != parameter_shapes(engine.module):
+                return f"{folder} has other parameter names or shapes"
+            add_weights(folder, own_first(names, engine.ranks), 1 / len(folders), sums)
+    except UserError as error:
+        return error.problem
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from data_prep.base.errors import UserError
-from trainer.checkpoint.format import Checkpoint, open_checkpoint
+from trainer.checkpoint.format import Checkpoint, open_checkpoint, rank_file_name
+from trainer.distributed.process_group import Ranks
 
 
 def read_weights(folder: str | Path) -> dict[str, torch.Tensor]:
@@ -92,3 +93,8 @@ def check_pieces(checkpoint: Checkpoint) -> None:
             reached[piece.name] = piece.stop
     missing = {name: math.prod(shape) - reached[name] for name, shape in checkpoint.saved.shapes.items()}
     check_coverage(missing, checkpoint.folder)
+
+
+def own_first(names: Sequence[str], ranks: Ranks) -> list[str]:
+    """The file that most likely holds all this rank needs, then the others."""
+    return sorted(names, key=lambda name: name != rank_file_name(ranks.rank, ranks.world_size))

@@ -13,12 +13,11 @@ from trainer.checkpoint.format import (
     find_problem,
     list_steps,
     open_checkpoint,
-    rank_file_name,
     read_marker,
     read_state,
     step_folder,
 )
-from trainer.checkpoint.pieces import check_coverage, read_pieces
+from trainer.checkpoint.pieces import check_coverage, own_first, read_pieces
 from trainer.checkpoint.store import stored_steps
 from trainer.checkpoint.writer import ALONE, Warn, be_silent, bring_back_replaced, in_turn, warn_on_stderr
 from trainer.distributed.process_group import Ranks, broadcast_object, gather_objects
@@ -140,7 +139,7 @@ def load(engine: Engine, checkpoint: Checkpoint) -> None:
     fragments = engine.fragments()
     missing = {f"{kind} of {f.name}": f.stop - f.start for f in fragments for kind in f.kinds}
     by_name = {fragment.name: fragment for fragment in fragments}
-    for name in _own_first(checkpoint.tensor_files, engine.ranks):
+    for name in own_first(checkpoint.tensor_files, engine.ranks):
         if not any(missing.values()):
             break
         for piece in read_pieces(checkpoint.folder / name):
@@ -178,8 +177,3 @@ def _check_shapes(shapes: dict[str, tuple[int, ...]], checkpoint: Checkpoint) ->
                 fix="use the model settings of its state.json, or give another output_dir",
                 code="checkpoint-of-another-model",
             )
-
-
-def _own_first(names: tuple[str, ...], ranks: Ranks) -> list[str]:
-    """The file that most likely holds all this rank needs, then the others."""
-    return sorted(names, key=lambda name: name != rank_file_name(ranks.rank, ranks.world_size))

@@ -36,6 +36,11 @@ class CheckpointSettings(Settings):
         description="metric for keep_best: valid/mlm_loss, valid/mlm_accuracy, valid/pair_accuracy, "
         "valid/minimal_pairs_accuracy, or suite/NAME/TASK and suite/NAME/average of evaluation.suite",
     )
+    average_last: Annotated[int, Field(ge=2)] | None = Field(
+        None,
+        description="at evaluations, also evaluate the mean of the weights of this number of newest checkpoints "
+        "(metrics average/*); at most keep_last",
+    )
     on_failed_save: Literal["continue", "stop"] = Field(
         "continue",
         description="continue: warn and keep training with the last good checkpoint (a run without one ends at its "
@@ -50,6 +55,17 @@ class CheckpointSettings(Settings):
     upload_wait_seconds: Annotated[int, Field(ge=0, le=31_536_000)] = Field(
         600, description="how long the end of a run waits for the upload of its last checkpoint"
     )
+
+    @model_validator(mode="after")
+    def _check_average(self) -> CheckpointSettings:
+        if self.average_last is not None and self.average_last > self.keep_last:
+            raise SettingError(
+                f"checkpoint.average_last={self.average_last} exceeds checkpoint.keep_last={self.keep_last}, so the "
+                "checkpoints to average are removed",
+                fix=f"set checkpoint.keep_last={self.average_last}",
+                code="average-of-removed-checkpoints",
+            )
+        return self
 
     @field_validator("best_metric")
     @classmethod

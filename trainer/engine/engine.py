@@ -13,6 +13,7 @@ therefore start alike.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import warnings
@@ -182,6 +183,10 @@ class Engine:
         """After all fragments were set: the number of updates and the weights of the forward; all ranks together."""
         self.optimizer_steps = steps
         fragments.set_optimizer_steps(self._engine.optimizer, self.stage, steps)
+        self.refresh_weights()
+
+    def refresh_weights(self) -> None:
+        """Give the forward the fp32 weights that the fragments hold; all ranks together."""
         fragments.refresh_model_weights(self._engine.optimizer, self.stage)
 
     def loss_scaler_state(self) -> dict[str, float | int] | None:
@@ -230,6 +235,7 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
     model.to(ranks.device)
     # The fp32 values stay alive in these tensors while DeepSpeed gives the parameters other ones (bf16, flattened).
     initial = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    gc.freeze()  # what is loaded by now stays; DeepSpeed searches it for garbage at every stage of a start in bf16
     try:
         # With bf16 DeepSpeed prints its memory use at every stage of the start.
         with contextlib.redirect_stdout(io.StringIO()):

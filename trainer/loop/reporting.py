@@ -125,18 +125,8 @@ def log_evaluation(run: Run, state: TrainState, progress: Progress) -> tuple[Tra
     run.watchdog.mark(f"evaluating after step {state.step}")
     if (text := long_evaluation(run, state, progress)) is not None:
         run.log(text)
+    metrics = validation_metrics(run, state)
     stage = run.config.stage_of(state.step)
-    batches = evaluation_batches(
-        run.shard_sets,
-        stage.evaluation_data,
-        stage,
-        run.config.training.seed,
-        run.ranks.rank,
-        run.ranks.world_size,
-        stage.evaluation.max_tokens,
-    )
-    origins = origins_of(run.shard_sets)
-    metrics = evaluate(run.engine, _marked(batches, run, state), run.ranks, origins, run.config.evaluation)
     is_last = state.step == run.config.max_steps
     if run.minimal_pairs is not None and (is_last or state.step % stage.evaluation.pairs_every_steps == 0):
         metrics |= run.minimal_pairs.evaluate(run.engine, stage, run.ranks, run.watchdog.mark)
@@ -151,6 +141,22 @@ def log_evaluation(run: Run, state: TrainState, progress: Progress) -> tuple[Tra
     progress = replace(progress, metrics={**progress.metrics, **metrics})
     report_status(run, state, progress, "running")
     return state, progress
+
+
+def validation_metrics(run: Run, state: TrainState) -> dict[str, float]:
+    """Evaluate the weights that the engine's forward uses on the valid split, as the stage after `state` does."""
+    stage = run.config.stage_of(state.step)
+    batches = evaluation_batches(
+        run.shard_sets,
+        stage.evaluation_data,
+        stage,
+        run.config.training.seed,
+        run.ranks.rank,
+        run.ranks.world_size,
+        stage.evaluation.max_tokens,
+    )
+    origins = origins_of(run.shard_sets)
+    return evaluate(run.engine, _marked(batches, run, state), run.ranks, origins, run.config.evaluation)
 
 
 def long_evaluation(run: Run, state: TrainState, progress: Progress) -> str | None:

@@ -41,6 +41,8 @@ class Progress:
     """Whether a checkpoint was due at a non-finite step and has not been saved since."""
     failed_saves: int = 0
     """Failed saves of this process."""
+    averaged_step: int | None = None
+    """Step of the newest checkpoint in the mean that was evaluated last (`checkpoint.average_last`)."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The newest value of each metric."""
     seconds_per_step: float | None = None

@@ -43,6 +43,7 @@ from trainer.engine.custom_optimizer import optimizer_version
 from trainer.engine.engine import check_precision
 from trainer.evaluation.minimal_pairs import read_minimal_pairs
 from trainer.evaluation.suites_in_training import check_suite_of
+from trainer.loop.averaging import log_average
 from trainer.loop.data_version import open_data
 from trainer.loop.global_batches import GlobalBatches, samples_of
 from trainer.loop.identity import facts_of
@@ -222,6 +223,8 @@ def training_loop(run: Run, state: TrainState, progress: Progress) -> tuple[Stat
             progress = save(run, state, progress, is_end=due.end)
         elif due.deferred_save and not due.stop:
             progress = defer_save(run, state, progress, is_last=due.end)
+        if due.evaluation and not due.stop:
+            progress = log_average(run, state, progress)
         if due.evaluation or due.save:
             run.recorder.restart_clock()
         if due.stop:

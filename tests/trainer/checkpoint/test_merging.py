@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from data_prep.base.errors import UserError
+from tests.support.toy_processes import averaged_name, trained
+from tests.support.toy_training import ToyModel, global_batch
 from tests.trainer.checkpoint.test_writer import StillEngine, save
-from trainer.checkpoint.merging import merge_coefficients, merge_weights
+from trainer.checkpoint.format import rank_file_name
+from trainer.checkpoint.merging import averaged_weights, merge_coefficients, merge_weights
 from trainer.checkpoint.pieces import read_weights
 
 
@@ -54,3 +57,44 @@ def test_checkpoints_of_other_shapes_and_damaged_ones_are_refused(tmp_path: Path
     state.write_text(state.read_text().replace("0", "1", 1))
     with pytest.raises(UserError, match="step-00000002"):
         merge_weights(folders, [0.5, 0.5])
+
+
+@pytest.mark.spawn
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_mean_is_evaluated_in_a_run_on_two_ranks_without_disturbing_it(stage: int) -> None:
+    folder, reports = trained(stage)
+    averaged, undisturbed = reports["averaged"], reports[f"{averaged_name(stage)}-whole"]
+    assert averaged["losses"] == undisturbed["losses"] and averaged["norms"] == undisturbed["norms"]
+    assert_same_training_state(folder / "averaged", folder / f"{averaged_name(stage)}-whole")
+    for number, loss in enumerate(averaged["averages"], start=1):
+        folders = [folder / "averaged" / "checkpoints" / f"step-{step:08d}" for step in range(1, number + 1)]
+        model = ToyModel().eval()
+        with torch.no_grad():
+            for name, weight in merge_weights(folders, [1 / number] * number).items():
+                model.get_parameter(name).copy_(weight)
+            if stage:
+                model.bfloat16()  # as the forward of the run
+            expected = float(model(global_batch(0)))
+        assert loss == pytest.approx(expected, rel=1e-2 if stage else 1e-6)
+    assert len(set(averaged["averages"])) == 4
+
+
+def assert_same_training_state(mine: Path, theirs: Path) -> None:
+    """The tensors of the checkpoints of step 4, bit by bit."""
+    names = [f"checkpoints/step-00000004/{rank_file_name(rank, 2)}" for rank in (0, 1)]
+    assert all((mine / name).read_bytes() == (theirs / name).read_bytes() for name in names)
+
+
+def test_a_mean_that_cannot_be_made_leaves_the_weights_as_they_were(tmp_path: Path) -> None:
+    engine = StillEngine()
+    folders = [save(tmp_path, step, StillEngine(learning_rate=0.1 * step)) for step in (1, 2)]
+    before = {name: weight.detach().clone() for name, weight in engine.module.named_parameters()}
+    with averaged_weights(engine, folders) as problem:
+        assert problem is None
+        mean = merge_weights(folders, [0.5, 0.5])
+        assert all(torch.equal(weight, mean[name]) for name, weight in engine.module.named_parameters())
+    assert all(torch.equal(weight, before[name]) for name, weight in engine.module.named_parameters())
+    (folders[1] / rank_file_name(0, 1)).unlink()
+    with averaged_weights(engine, folders) as problem:
+        assert problem is not None and "step-00000002" in problem
+    assert all(torch.equal(weight, before[name]) for name, weight in engine.module.named_parameters())

@@ -45,6 +45,9 @@ class StillEngine:
 
     optimizer_steps = 1
 
+    def refresh_weights(self) -> None:
+        """The forward uses the weights themselves."""
+
     def finish_setting(self, steps: int) -> None:
         self.optimizer_steps = steps
         fragments.set_optimizer_steps(self.optimizer, 0, steps)

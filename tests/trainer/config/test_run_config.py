@@ -127,6 +127,7 @@ def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
         (["schedule.warmup_steps=5000"], "schedule-longer-than-run", "schedule.warmup_steps=5000"),
         (["schedule.decay_steps=5"], "setting-without-effect", "schedule.decay_steps=5"),
         (["optimizer.learning_rate=-1"], "invalid-setting", "optimizer.learning_rate=-1 must be greater than 0"),
+        (["checkpoint.average_last=3"], "average-of-removed-checkpoints", "checkpoint.keep_last=2"),
         (["optimizer.name=adam"], "unknown-optimizer", "adam"),
         (["optimizer.learning_rate=.nan"], "invalid-setting", "optimizer.learning_rate=NaN"),
         (["training.gradient_clipping=-1"], "invalid-setting", "training.gradient_clipping=-1 must be at least 0"),

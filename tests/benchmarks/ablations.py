@@ -1,0 +1,166 @@
+"""What each part of a recipe is worth: one change at a time against the default, on the texts of the speed run.
+
+    python tests/benchmarks/ablations.py --corpus FILE --other FILES --work DIR --results FILE [--runs N]
+
+The default is `small_cpu` in steps of 2,048 tokens: AdamW, linear decay, masking rate from 50% to 30%, single tokens.
+Architecture, tokenizer and evaluation are those of `speedrun.py`, on its two corpora (the other is the part of 10.5
+million words). Variants that change the optimizer or the schedule, and the default, choose their peak learning rate
+from `RATES` by the loss of seed 1; then seeds 2 and 3 are run with it, and all other variants with the default's rate.
+All read the same number of tokens. Optimizers are compared at equal time too: with as many steps as fit into the CPU
+seconds of the default.
+
+A run whose row is in --results is skipped, so the same command resumes; --runs ends it after so many new rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import reports
+from encoder_runs import REPOSITORY, Corpus, Recipe, commit_of, train_once
+from speedrun import MODEL, corpus_of
+
+from data_prep.base.errors import run_command
+
+BATCH_TOKENS = 2048
+RATES = (2e-3, 3e-3, 4.5e-3)
+SEEDS = (1, 2, 3)
+CORPORA = ("pack_small", "pack_medium_third")
+PART_WORDS = 10_500_000
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One change of the default."""
+
+    settings: tuple[str, ...] = ()
+    has_rates: bool = False
+    """Whether it chooses its learning rate."""
+    merge_last: int = 0
+    is_optimizer: bool = False
+    decay_share: float = 0.0
+    """Of the steps, where the schedule needs their number."""
+
+
+VARIANTS: Mapping[str, Variant] = {
+    DEFAULT: Variant(has_rates=True),
+    "Muon": Variant(("optimizer.name=muon",), has_rates=True, is_optimizer=True),
+    "StableAdamW": Variant(("optimizer.name=stable_adamw",), has_rates=True, is_optimizer=True),
+    "WSD, 1-sqrt decay over the last fifth": Variant(
+        ("schedule.name=warmup_stable_decay", "schedule.decay=one_minus_sqrt"),
+        has_rates=True,
+        decay_share=0.2,
+    ),
+    "masking rate of 30% throughout": Variant(("data.mlm_probability=0.3",)),
+    "whole words masked": Variant(("data.mask_unit=word",)),
+    "mean of the last 5 checkpoints, 2% of the steps apart": Variant(merge_last=5),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row; `equal` is what all variants have in common, tokens or time."""
+
+    corpus: str
+    variant: str
+    learning_rate: float
+    seed: int
+    equal: str = "tokens"
+
+
+def plan(rows: Sequence[Mapping[str, Any]]) -> list[Run]:
+    """All runs in their order, as far as the rows so far decide them."""
+    found: list[Run] = []
+    for corpus in CORPORA:
+        for name, variant in VARIANTS.items():
+            if variant.has_rates:
+                found += [Run(corpus, name, rate, 1) for rate in RATES]
+        for name, variant in VARIANTS.items():
+            rate = best_rate(rows, corpus, name if variant.has_rates else DEFAULT)
+            if rate is None:
+                continue
+            found += [Run(corpus, name, rate, seed) for seed in SEEDS]
+            if variant.is_optimizer:
+                found += [Run(corpus, name, rate, seed, "time") for seed in SEEDS]
+    return list(dict.fromkeys(found))
+
+
+def best_rate(rows: Sequence[Mapping[str, Any]], corpus: str, variant: str) -> float | None:
+    """The learning rate with the lowest loss of seed 1; None while a row is missing."""
+    losses = {
+        row["learning_rate"]: row["loss"]
+        for row in rows
+        if (row["corpus"], row["variant"], row["seed"], row["equal"]) == (corpus, variant, 1, "tokens")
+    }
+    return min(losses, key=lambda rate: losses[rate]) if losses.keys() >= set(RATES) else None
+
+
+def steps_of(run: Run, rows: Sequence[Mapping[str, Any]], steps: int) -> int:
+    """Steps with equal tokens, or those that take the CPU seconds of the default, judged by both runs of that seed."""
+    if run.equal == "tokens":
+        return steps
+    seconds = {
+        row["variant"]: row["cpu_seconds"]
+        for row in rows
+        if (row["corpus"], row["seed"], row["equal"]) == (run.corpus, run.seed, "tokens")
+        and row["learning_rate"] == best_rate(rows, run.corpus, row["variant"])
+    }
+    return round(steps * seconds[DEFAULT] / seconds[run.variant])
+
+
+def main() -> None:
+    arguments = _parse()
+    work = arguments.work.absolute()
+    corpora = {
+        CORPORA[0]: corpus_of(f"{CORPORA[0]}={arguments.corpus}", None, work, arguments.vocab_size),
+        CORPORA[1]: corpus_of(f"{CORPORA[1]}={arguments.other}", PART_WORDS, work, arguments.vocab_size),
+    }
+    for _ in range(arguments.runs):
+        rows = reports.runs_in(arguments.results)
+        missing = [run for run in plan(rows) if not any(asdict(run).items() <= row.items() for row in rows)]
+        if not missing:
+            break
+        steps = steps_of(missing[0], rows, arguments.steps)
+        row, described = measured(missing[0], steps, corpora[missing[0].corpus])
+        planned = [asdict(run) for run in plan([*rows, row])]
+        reports.add_run(arguments.results, described, row, planned=planned)
+        print(f"{missing[0]}: loss {row['loss']}, {row['cpu_seconds']} CPU s", flush=True)
+
+
+def measured(run: Run, steps: int, corpus: Corpus) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train and evaluate one row."""
+    variant = VARIANTS[run.variant]
+    batch = (f"training.global_batch_tokens={BATCH_TOKENS}", f"training.micro_batch_tokens={BATCH_TOKENS}")
+    settings = (*MODEL, *batch, *variant.settings, f"optimizer.learning_rate={run.learning_rate}")
+    if variant.decay_share:
+        settings = (*settings, f"schedule.decay_steps={round(variant.decay_share * steps)}")
+    found = train_once(Recipe("ours", steps, settings, merge_last=variant.merge_last), run.seed, corpus)
+    row = asdict(run) | {
+        "commit": commit_of(REPOSITORY),
+        "steps": steps,
+        "tokens": found["tokens"],
+        "cpu_seconds": round(found["cpu_seconds"], 1),
+        "loss": round(found["loss"], 4),
+    }
+    return row, found["described"]
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", required=True, metavar="PATTERN", help="pack_small")
+    parser.add_argument("--other", required=True, metavar="PATTERN", help="pack_medium, of which a part is taken")
+    parser.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="of the tokenizers (default 8192)")
+    parser.add_argument("--steps", type=int, default=600, help="of each run at equal tokens (default %(default)s)")
+    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
+    parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="add each row to this JSON file")
+    parser.add_argument("--runs", type=int, default=10**6, metavar="N", help="new rows (default: all that are missing)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,186 @@
+"""The tables of tests/benchmarks/README.md about what encoders learn: speed run, proof table, masks and ablations.
+
+Their results grow run by run. A planned run without a result is shown as missing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tests.benchmarks.readme_tables import Reports, needed
+from tests.benchmarks.rows import best_recipes
+
+MISSING = "missing"
+_SIDES = {"ours": "ours", "run_mlm": "run_mlm", "ltg_bert": "LTG-BERT's architecture"}
+_FIELDS = {"morphology": "morphology", "semantics": "semantics", "syntax": "syntax", "syntax_semantics": "both"}
+
+
+def speedrun(reports: Reports) -> Iterator[str]:
+    """The smallest number of steps of each recipe that reaches the goal; then the next smaller one that was tried."""
+    runs = needed(reports, "speedrun")["details"]["runs"]
+    yield f"Means over the losses and medians over the CPU seconds of the seeds. {_commands(runs)}"
+    yield ""
+    yield "| corpus, goal | side, commit | tokens per step | steps | tokens | CPU s | of c025165 | mean loss |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for corpus in dict.fromkeys(run["corpus"] for run in runs):
+        first = next((run for run in best_recipes(runs, corpus) if run["commit"] == FIRST_COMMIT), None)
+        for run in best_recipes(runs, corpus):
+            share = f"{run['cpu_seconds'] / first['cpu_seconds']:.2f}" if first else ""
+            seconds = ", ".join(f"{each:.0f}" for each in run["all_cpu_seconds"])
+            yield (
+                f"| {corpus}, {run['goal_nats']:.3f} | {run['side']}, {run['commit']} | {_settings(run)} | "
+                f"{run['steps']} | {run['tokens']:,} | {run['cpu_seconds']:.0f} ({seconds}) | {share} | "
+                f"{run['mean_loss']:.3f} |"
+            )
+    yield ""
+    yield "Not enough: " + "; ".join(
+        f"{run['side']} {run['commit']} on {run['corpus']}, {_settings(run)}, {run['steps']} steps "
+        f"({run['mean_loss']:.3f})"
+        for run in runs
+        if not run["reached"]
+    )
+
+
+FIRST_COMMIT = "c025165"
+
+
+def _settings(run: Mapping[str, Any]) -> str:
+    """The settings of a recipe without those that follow from the batch."""
+    values = dict(setting.split("=", 1) for setting in run["settings"])
+    values.pop("training.micro_batch_tokens", None)
+    batch = int(values.pop("training.global_batch_tokens", 4096))
+    return ", ".join([f"{batch:,}", *(f"{name}={value}" for name, value in values.items())])
+
+
+def proof(reports: Reports) -> Iterator[str]:
+    """Loss and accuracies of every contestant and budget, means over the seeds with their range."""
+    if "proof" not in reports:
+        yield MISSING
+        return
+    details = reports["proof"]["details"]
+    runs, corpus = details["runs"], details["corpus"]
+    yield (
+        f"{corpus['words']:,} whitespace words in {corpus['documents']:,} documents of pack_medium "
+        f"(SHA-256 {corpus['digest'][:16]}). {_commands(runs)}"
+    )
+    yield ""
+    yield f"| contestant | epochs | seeds | parameters | valid loss | BLiMP | {' | '.join(_FIELDS.values())} |"
+    yield "|---" * (6 + len(_FIELDS)) + "|"
+    for shape, side, epochs in dict.fromkeys(
+        (run["shape"], run["side"], run["epochs"]) for run in (*runs, *details["planned"])
+    ):
+        found = [run for run in runs if (run["shape"], run["side"], run["epochs"]) == (shape, side, epochs)]
+        planned = sum((run["shape"], run["side"], run["epochs"]) == (shape, side, epochs) for run in details["planned"])
+        name = f"{_SIDES[side]}, {shape}"
+        if not found:
+            yield f"| {name} | {epochs:g} | 0 of {planned} |" + f" {MISSING} |" * (3 + len(_FIELDS))
+            continue
+        fields = [_spread([100.0 * run["fields"][field] for run in found], 1) for field in _FIELDS]
+        yield (
+            f"| {name} | {epochs:g} | {len(found)} of {max(planned, len(found))} | {found[0]['parameters']:,} | "
+            f"{_spread([run['loss'] for run in found], 3)} | {_spread([100.0 * run['overall'] for run in found], 1)} "
+            f"({found[0]['pairs']:,} pairs) | {' | '.join(fields)} |"
+        )
+    yield ""
+    published = (f"{name} {accuracy}" for name, accuracy in details["published"].items())
+    yield f"Published, on 10 million words of other text: {'; '.join(published)}. Chance: 50."
+    yield ""
+    yield "![BLiMP by tokens](results/proof.png)"
+
+
+def fills(reports: Reports) -> Iterator[str]:
+    """Hit rates, and what both encoders fill in."""
+    found = reports["proof"]["details"]["fills"] if "proof" in reports else None
+    if found is None:
+        yield f"Hit rates and guesses: {MISSING} (they need an encoder of each side after one epoch)."
+        return
+    yield (
+        f"Encoders of the proof table after {found['epochs']:g} epoch(s), seed 1. Hits on {found['masks']} held-out "
+        "masks, one word in a sentence each:"
+    )
+    yield ""
+    yield "| | right word first | among the five likeliest |"
+    yield "|---|---|---|"
+    for name, rates in found["hits"].items():
+        yield f"| {_SIDES.get(name, 'the most frequent words')} | {rates['top_1']:.1%} | {rates['top_5']:.1%} |"
+    yield ""
+    yield "| sentence | ours | run_mlm |"
+    yield "|---|---|---|"
+    for each in found["sentences"]:
+        yield f"| {_cell(each['masked'])} | {_words(each['ours'])} | {_words(each['run_mlm'])} |"
+    yield ""
+    yield "| held-out text | word | ours | run_mlm |"
+    yield "|---|---|---|---|"
+    for each in found["shown"]:
+        cells = (
+            _cell(_around_mask(each["masked"])),
+            _cell(each["word"]),
+            _words(each["ours"]),
+            _words(each["run_mlm"]),
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def _around_mask(text: str, num_words: int = 8) -> str:
+    """The text, cut to so many words on each side of the mask."""
+    before, after = text.split("[MASK]")
+    left, right = before.split(" "), after.split(" ")
+    start = "" if len(left) <= num_words + 1 else "… "
+    end = "" if len(right) <= num_words + 1 else " …"
+    return start + " ".join(left[-num_words - 1 :]) + "[MASK]" + " ".join(right[: num_words + 1]) + end
+
+
+def _words(words: Sequence[str]) -> str:
+    return _cell(", ".join(words))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def ablations(reports: Reports) -> Iterator[str]:
+    """Loss of each variant beside the default, by corpus; then the optimizers at equal time."""
+    if "ablations" not in reports:
+        yield MISSING
+        return
+    details = reports["ablations"]["details"]
+    runs, planned = details["runs"], details["planned"]
+    corpora = list(dict.fromkeys(run["corpus"] for run in planned))
+    yield f"Valid loss, mean over the seeds with their range, each at its best learning rate. {_commands(runs)}"
+    yield ""
+    yield "| variant | equal | " + " | ".join(f"{corpus} | rate, CPU s" for corpus in corpora) + " |"
+    yield "|---" * (2 + 2 * len(corpora)) + "|"
+    for variant, equal in dict.fromkeys((run["variant"], run["equal"]) for run in planned):
+        cells = []
+        for corpus in corpora:
+            of_all = [run for run in runs if (run["variant"], run["equal"], run["corpus"]) == (variant, equal, corpus)]
+            rates = dict.fromkeys(run["learning_rate"] for run in of_all)
+            groups = [[run for run in of_all if run["learning_rate"] == rate] for rate in rates]
+            if not groups:
+                cells += [MISSING, ""]
+                continue
+            best = max(groups, key=lambda group: (len(group), -group[0]["loss"]))
+            cells.append(f"{_spread([run['loss'] for run in best], 3)} ({len(best)} of 3 seeds)")
+            seconds = statistics.median(run["cpu_seconds"] for run in best)
+            cells.append(f"{best[0]['learning_rate']:g}, {seconds:.0f}")
+        yield f"| {variant} | {equal} | {' | '.join(cells)} |"
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    """The mean, with the range of several values."""
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def _commands(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Machine, dates, loads and commits of several runs."""
+    dates = sorted({run["date"] for run in runs})
+    loads = [run["load_average"] for run in runs]
+    commits = ", ".join(dict.fromkeys(run["commit"] for run in runs))
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    return (
+        f"{', '.join(dict.fromkeys(run['cpu'] for run in runs))}, one thread, {when}, load average {min(loads):.1f} to "
+        f"{max(loads):.1f}, commit {commits}."
+    )

@@ -1,0 +1,224 @@
+"""The proof table: does an encoder that is trained here learn language as well per token as the state of the art?
+
+    python tests/benchmarks/proof.py --corpus FILES --minimal-pairs DIR --work DIR --results FILE [--runs N]
+
+Corpus: 10 million whitespace words of FILES, documents chosen by a seeded hash; the digest of the text is in the
+results. One tokenizer of 8,192 tokens is trained there. All contestants have the same depth, width, tokens per step
+(2,048), peak learning rate, linear decay and number of tokens:
+
+- ours: `launch/pretrain.py --config small_cpu`, masking rate from 50% to 30%;
+- run_mlm: transformers' Trainer on grouped rows with RoBERTa's masking (15%) and warmup (6%), same architecture;
+- ltg_bert: LTG-BERT's architecture on our rows and masks (`ltg_bert.py` states the differences).
+
+First a few shapes of about 1.5M parameters are trained for a quarter of an epoch; the one with the best accuracy on a
+tenth of the minimal pairs is used by all. Then come the runs of `plan`, the most informative first. Runs of an epoch or
+more are scored on all minimal pairs, shorter ones on every tenth. A run whose row is in --results is skipped, so the
+same command resumes; --runs ends it after so many new rows. FILE.png shows the accuracies by tokens.
+
+Once ours and run_mlm have a row of one epoch, the results also have what both fill into masks (`fills.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import corpus_part
+import fills
+import ltg_bert  # noqa: F401  (AutoModelForMaskedLM finds the architecture)
+import reports
+import torch
+from encoder_runs import REPOSITORY, Corpus, Recipe, commit_of, train_once
+from matplotlib.figure import Figure
+
+from data_prep.base.errors import run_command
+from trainer.distributed.allocator import keep_freed_memory
+from trainer.evaluation.masked_scorers import SentenceEncoder, scorer_of
+from trainer.evaluation.minimal_pairs import judge, pair_scores, read_minimal_pairs
+from trainer.inference.fill_mask import FillMask
+
+NUM_WORDS, WORDS_SEED = 10_000_000, 1
+BATCH_TOKENS = 2048
+SHAPES = {"2 x 128": (2, 128, 2, 352), "6 x 96": (6, 96, 3, 264), "12 x 64": (12, 64, 2, 320)}
+"""Layers, hidden_size, heads and intermediate_size, each of about 1.5M parameters with 8,192 tokens."""
+SHAPE_EPOCHS = 0.25
+SUBSET = 10
+"""Runs shorter than an epoch are scored on every tenth pair."""
+SIDES = ("ours", "run_mlm", "ltg_bert")
+PUBLISHED = {
+    "ELC-BERT, 24M parameters (arXiv 2311.02265)": 75.8,
+    "GPT-BERT, 31M parameters, scored as a masked model (BabyLM 2025)": 70.4,
+    "RoBERTa-base (BabyLM 2023)": 69.5,
+    "OPT-125M (BabyLM 2023)": 62.6,
+    "T5-base (BabyLM 2023)": 58.8,
+}
+"""Accuracies in percent of models trained on 10 million words of other text."""
+CHANCE = 50.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row of the table; runs of one shape, side, number of epochs and seed are the same row."""
+
+    shape: str
+    side: str
+    epochs: float
+    seed: int
+
+    @property
+    def key(self) -> dict[str, Any]:
+        return {"shape": self.shape, "side": self.side, "epochs": self.epochs, "seed": self.seed}
+
+
+def plan(rows: Sequence[Mapping[str, Any]]) -> list[Run]:
+    """All runs in their order; those after the search for a shape appear once it is decided."""
+    search = [Run(shape, "ours", SHAPE_EPOCHS, 1) for shape in SHAPES]
+    shape = best_shape(rows)
+    if shape is None:
+        return search
+    epoch = [Run(shape, side, 1, seed) for seed in (1, 2, 3) for side in SIDES]
+    curve = [Run(shape, side, epochs, 1) for epochs in (SHAPE_EPOCHS, 0.1) for side in SIDES]
+    long = [Run(shape, side, epochs, 1) for epochs in (2, 5, 10) for side in ("ours", "run_mlm")]
+    return [*search, *epoch, *(run for run in curve if run not in search), *long]
+
+
+def best_shape(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The shape with the highest accuracy in the search; None while a row is missing."""
+    found = {
+        row["shape"]: row["overall"]
+        for row in rows
+        if (row["side"], row["epochs"], row["seed"]) == ("ours", SHAPE_EPOCHS, 1)
+    }
+    return max(found, key=lambda shape: found[shape]) if found.keys() >= SHAPES.keys() else None
+
+
+def model_settings(shape: str) -> tuple[str, ...]:
+    """The architecture of all contestants."""
+    layers, hidden, heads, intermediate = SHAPES[shape]
+    return (
+        *("model.family=modernbert", "model.vocab_size=8192", f"model.hidden_size={hidden}"),
+        *(f"model.num_hidden_layers={layers}", f"model.num_attention_heads={heads}"),
+        *(f"model.intermediate_size={intermediate}", "model.max_position_embeddings=512"),
+    )
+
+
+def main() -> None:
+    arguments = _parse()
+    keep_freed_memory()
+    corpus, selection = prepared(arguments.corpus, arguments.work.absolute(), arguments.words, arguments.vocab_size)
+    for _ in range(arguments.runs):
+        rows = reports.runs_in(arguments.results)
+        missing = [run for run in plan(rows) if not any(run.key.items() <= row.items() for row in rows)]
+        if not missing:
+            break
+        row, described = measured(missing[0], corpus, arguments.minimal_pairs)
+        rows = [*rows, row]
+        values = {"corpus": selection, "planned": [run.key for run in plan(rows)], "published": PUBLISHED}
+        reports.add_run(arguments.results, described, row, **values, fills=filled(rows, corpus))
+        arguments.results.with_suffix(".png").write_bytes(draw(rows))
+        print(f"{missing[0]}: valid loss {row['loss']}, minimal pairs {100 * row['overall']:.1f}%", flush=True)
+
+
+def prepared(patterns: list[str], work: Path, words: int, vocab_size: int) -> tuple[Corpus, dict[str, Any]]:
+    """The words that all are trained on, and what describes them."""
+    files = corpus_part.corpora_of([f"corpus={','.join(patterns)}"])["corpus"]
+    part, path = work / "words.jsonl.gz", work / "selection.json"
+    if not path.exists():
+        reports.write(path, corpus_part.select_documents(files, words, WORDS_SEED, part))
+    return Corpus("words", [str(part)], work, 200_000, vocab_size), reports.read(path)
+
+
+def measured(run: Run, corpus: Corpus, minimal_pairs: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train and score one row."""
+    steps = round(run.epochs * corpus.steps_of_epoch(BATCH_TOKENS))
+    batch = (f"training.global_batch_tokens={BATCH_TOKENS}", f"training.micro_batch_tokens={BATCH_TOKENS}")
+    recipe = Recipe(run.side, steps, (*model_settings(run.shape), *batch))
+    found = train_once(recipe, run.seed, corpus)
+    scores = score(Path(found["model"]), minimal_pairs, 1 if run.epochs >= 1 else SUBSET)
+    row = run.key | {
+        "commit": commit_of(REPOSITORY),
+        "steps": steps,
+        "tokens": found["tokens"],
+        "cpu_seconds": round(found["cpu_seconds"], 1),
+        "unigram_entropy_nats": round(corpus.unigram_entropy_nats, 4),
+        "loss": round(found["loss"], 4),
+        "model": str(Path(found["model"]).relative_to(corpus.work)),
+    }
+    return row | scores, found["described"]
+
+
+def filled(rows: Sequence[Mapping[str, Any]], corpus: Corpus) -> dict[str, Any] | None:
+    """What ours and run_mlm fill into masks after the largest number of epochs that both have with seed 1."""
+    models = {(row["side"], row["epochs"]): row["model"] for row in rows if row["seed"] == 1 and row["epochs"] >= 1}
+    both = [epochs for side, epochs in models if side == "ours" and ("run_mlm", epochs) in models]
+    if not both:
+        return None
+    path = corpus.work / f"fills-{max(both)}.json"
+    if not path.exists():
+        ours, run_mlm = (corpus.work / models[side, max(both)] for side in ("ours", "run_mlm"))
+        found = {"epochs": max(both), **fills.fill_masks(ours, run_mlm, corpus.shard_set.url)}
+        reports.write(path, found)
+    return reports.read(path)
+
+
+def draw(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """A PNG of the accuracy on minimal pairs by tokens, of the chosen shape, with the published ones as lines."""
+    figure = Figure(figsize=(8.0, 5.0), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    shape = best_shape(rows)
+    for side in SIDES:
+        points: dict[int, list[float]] = {}
+        for row in rows:
+            if (row["side"], row["shape"]) == (side, shape):
+                points.setdefault(row["tokens"], []).append(100.0 * row["overall"])
+        tokens = sorted(points)
+        axes.plot(tokens, [statistics.mean(points[each]) for each in tokens], marker="o", label=side)
+        low, high = ([pick(points[each]) for each in tokens] for pick in (min, max))
+        axes.fill_between(tokens, low, high, alpha=0.15)
+    axes.set_xscale("log")
+    for name, accuracy in {**PUBLISHED, "chance": CHANCE}.items():
+        axes.axhline(accuracy, color="#8a8f98", linestyle=":", linewidth=1.0)
+        axes.text(0.01, accuracy + 0.2, name, transform=axes.get_yaxis_transform(), fontsize=7, color="#5b6470")
+    axes.set_xlabel("tokens")
+    axes.set_ylabel("right minimal pairs (BLiMP), %")
+    axes.legend(loc="center right", fontsize=8, frameon=False)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", metadata={"Software": None})
+    return picture.getvalue()
+
+
+def score(model: Path, minimal_pairs: Path, every: int = 1) -> dict[str, Any]:
+    """Parameters of a Hugging Face folder, and its accuracy on minimal pairs: overall with its interval, by field."""
+    loaded = FillMask.load(model)
+    pairs = [pair._replace(field=pair.field.replace("/", "_")) for pair in read_minimal_pairs(minimal_pairs)[::every]]
+    encode, scorer = SentenceEncoder(loaded.tokenizer), scorer_of(loaded, torch.device("cpu"), torch.float32)
+    report = judge(pairs, pair_scores(pairs, encode, loaded.tokenizer.mask_token_id, loaded.max_length, scorer))
+    return {
+        "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),  # type: ignore[attr-defined]
+        "pairs": report.overall.num_pairs,
+        "ties": report.overall.num_ties,
+        "overall": round(report.overall.share, 5),
+        "interval": [round(report.overall.low, 5), round(report.overall.high, 5)],
+        "fields": {name: round(each.share, 5) for name, each in sorted(report.fields.items())},
+    }
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", nargs="+", required=True, metavar="PATTERN", help="jsonl.gz files")
+    parser.add_argument("--minimal-pairs", type=Path, required=True, metavar="DIR", help="BLiMP's files")
+    parser.add_argument("--words", type=int, default=NUM_WORDS, metavar="N", help="of the corpus (default %(default)s)")
+    parser.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="of the tokenizer (default 8192)")
+    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
+    parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="add each row to this JSON file")
+    parser.add_argument("--runs", type=int, default=10**6, metavar="N", help="new rows (default: all that are missing)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    run_command(main)
