@@ -224,6 +224,8 @@ def test_the_speed_run_compares_the_fewest_steps_that_reach_the_goal_on_every_co
     assert before.ratio == pytest.approx(170.0 / 90.0) and before.ratios == {"a": 2.0, "b": 1.8}
     text = readme_blocks.made("speedrun", {"speedrun": report})
     assert "| a, 6.200 | ours, abcdef0 | 2,048 | 400 | 819,200 | 40 (40, 40, 40) | 0.50 | 6.000 |" in text
+    assert "| b | run_mlm | missing |" in text and "| a | run_mlm | missing" not in text
+    assert "| pack_medium_third | ours, c025165 | missing |" in text
     assert "| 420 |" not in text and "Not enough: ours abcdef0 on a, 2,048, 380 steps (6.000)" in text
 
 

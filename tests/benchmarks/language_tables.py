@@ -24,9 +24,10 @@ def speedrun(reports: Reports) -> Iterator[str]:
     yield ""
     yield "| corpus, goal | side, commit | tokens per step | steps | tokens | CPU s | of c025165 | mean loss |"
     yield "|---|---|---|---|---|---|---|---|"
-    for corpus in dict.fromkeys(run["corpus"] for run in runs):
-        first = next((run for run in best_recipes(runs, corpus) if run["commit"] == FIRST_COMMIT), None)
-        for run in best_recipes(runs, corpus):
+    for corpus in dict.fromkeys([*(run["corpus"] for run in runs), "pack_medium_third"]):
+        reached = best_recipes(runs, corpus)
+        first = next((run for run in reached if run["commit"] == FIRST_COMMIT), None)
+        for run in reached:
             share = f"{run['cpu_seconds'] / first['cpu_seconds']:.2f}" if first else ""
             seconds = ", ".join(f"{each:.0f}" for each in run["all_cpu_seconds"])
             yield (
@@ -34,6 +35,13 @@ def speedrun(reports: Reports) -> Iterator[str]:
                 f"{run['steps']} | {run['tokens']:,} | {run['cpu_seconds']:.0f} ({seconds}) | {share} | "
                 f"{run['mean_loss']:.3f} |"
             )
+        for name, found in (
+            (f"ours, {FIRST_COMMIT}", first),
+            ("ours, later", any(run["side"] == "ours" and run is not first for run in reached)),
+            ("run_mlm", any(run["side"] == "run_mlm" for run in reached)),
+        ):
+            if not found:
+                yield f"| {corpus} | {name} |" + f" {MISSING} |" * 6
     yield ""
     yield "Not enough: " + "; ".join(
         f"{run['side']} {run['commit']} on {run['corpus']}, {_settings(run)}, {run['steps']} steps "
