@@ -9,9 +9,9 @@ new words that the library takes. `gigatoken` is the whole encoding by that libr
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,8 +29,11 @@ Result = TypeVar("Result")
 
 def main() -> None:
     """Print the CPU seconds of every stage."""
-    folder, *files = sys.argv[1:]
-    print(json.dumps(seconds_by_stage(folder, files)))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("tokenizer", help="folder of a tokenizer")
+    parser.add_argument("files", nargs="+", metavar="FILE.jsonl.gz", help="text, one JSON object per line")
+    arguments = parser.parse_args()
+    print(json.dumps(seconds_by_stage(arguments.tokenizer, arguments.files)))
 
 
 def seconds_by_stage(folder: str, files: Sequence[str]) -> dict[str, float]:
