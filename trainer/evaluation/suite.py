@@ -131,7 +131,7 @@ def check_suite(suite: Suite) -> dict[str, EvaluationTask]:
         try:
             settings = {**entry.settings, "files": suite.files_of(name), "seed": suite.seeds_of(name)[0]}
             tasks[name].check(settings)
-            tasks[name].check_metrics(name, settings, entry.metrics)
+            tasks[name].check_metrics(settings, entry.metrics)
         except UserError as error:
             kind = type(error)
             raise kind(

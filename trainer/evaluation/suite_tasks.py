@@ -52,15 +52,15 @@ class EvaluationTask:
         if check is not None:
             check(settings)
 
-    def check_metrics(self, name: str, settings: Mapping[str, Any], wanted: tuple[str, ...]) -> None:
-        """Check the metrics that a suite reports of the task `name`, where the function names its own.
+    def check_metrics(self, settings: Mapping[str, Any], wanted: tuple[str, ...]) -> None:
+        """Check the metrics that a suite reports, where the function names its own.
 
         Raises:
             UsageError: the function has no such metric.
         """
         metrics = getattr(self.function, "metrics", None)
         if metrics is not None:
-            _check_metrics(name, tuple(metrics(settings)), wanted, "its metrics:")
+            _check_metrics(tuple(metrics(settings)), wanted, "the metrics of the function:")
 
     def needs_seeds(self) -> bool:
         """Whether the result depends on the seed; a task of one fixed computation runs with the first seed alone."""
@@ -284,14 +284,15 @@ def checked_metrics(name: str, metrics: Any, wanted: tuple[str, ...]) -> dict[st
             code="invalid-metrics",
         )
     found = {str(key): float(value) for key, value in metrics.items()}
-    _check_metrics(name, [metric for metric, value in found.items() if value == value], wanted, "it returned")
+    there = [metric for metric, value in found.items() if value == value]
+    _check_metrics(there, wanted, f"the function of task {name} returned")
     return found
 
 
-def _check_metrics(name: str, there: Sequence[str], wanted: Sequence[str], introduction: str) -> None:
+def _check_metrics(there: Sequence[str], wanted: Sequence[str], introduction: str) -> None:
     if missing := [metric for metric in wanted if metric not in there]:
         raise UsageError(
-            f"task {name} has no metric {missing[0]!r}; {introduction} {', '.join(there) or 'none'}",
+            f"there is no metric {missing[0]!r}; {introduction} {', '.join(there) or 'none'}",
             fix="name metrics of the function in `metrics`",
             code="unknown-metric",
         )
