@@ -64,7 +64,7 @@ def _lines(arguments: argparse.Namespace) -> Iterable[str]:
         value = getattr(arguments, column)
         if value is not None:
             found = find_named(folder, read_manifest(folder), column, value)
-            return itertools.chain.from_iterable(document_report(folder, number) for number in found)
+            return itertools.chain.from_iterable(document_report(folder, number, (column, value)) for number in found)
     return inspect_report(folder, arguments.split, arguments.shard, arguments.documents, arguments.skip)
 
 

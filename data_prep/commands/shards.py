@@ -12,10 +12,11 @@ import numpy as np
 
 from data_prep.api.preparation_request import Preparation, Request, plan_preparation, workers_for
 from data_prep.base.errors import UsageError
-from data_prep.base.terminal import counted
+from data_prep.base.terminal import counted, printable
 from data_prep.commands.options import add_shard_making, executor, requested
 from data_prep.commands.stopping import stopping_on_signals
 from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.verification import raise_problems, verify_shards
 from data_prep.estimate.estimate import estimate
 from data_prep.estimate.estimate_report import estimate_report
 from data_prep.estimate.startup import measure_start
@@ -100,7 +101,11 @@ def _repair(arguments: argparse.Namespace, request: Request) -> None:
             print("\n".join([*problems, f"{output}: would rebuild {counted(len(problems), 'file')}"]))
             return
         _, replaced = repair(asked.plan, asked.tokenizer, asked.output, where)
-    print("\n".join([*(f"rebuilt {name}" for name in replaced), f"{output}: every file matches the manifest"]))
+        _, problems = verify_shards(asked.output, where)
+    for line in [*(f"rebuilt {name}" for name in replaced), *(f"not repaired: {line}" for line in problems)]:
+        print(printable(line))
+    raise_problems(asked.output, problems)
+    print(f"{output}: every file matches the manifest")
 
 
 def print_result(asked: Preparation, manifest: Manifest, is_new: bool) -> None:

@@ -48,7 +48,10 @@ TOKEN_COUNTS_NAME = "token_counts.safetensors"
 TOKENIZER_FOLDER = "tokenizer"
 FORMAT_VERSION = 2
 MAX_VERSION = 999_999  # the digits of `older_version_name`
-_RESTORE = "make the shards again"
+_RESTORE = (
+    "restore it from a copy, or make the shards again with the same 'clozeworks shards' command and --fresh, and "
+    "repeat removals and additions by hand"
+)
 _RESTORE_OLDER = "restore it, or delete the older versions with 'remove --purge'"
 
 

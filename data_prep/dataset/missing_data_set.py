@@ -8,6 +8,11 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 from data_prep.storage.compression import COMPRESSIONS
 
+# Not in the work folder: it is written before the work folder exists and removed after it, so a partly removed folder
+# is never mistaken for another plan's.
+PLAN_NAME = ".plan.json"
+"""File of an output folder whose preparation began; a finished preparation removes it."""
+
 _TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json")
 
 
@@ -26,6 +31,12 @@ def explain_missing_data_set(folder: str) -> UserError:
     found = [] if is_web else storage.list_names(folder)
     if holds_tokenizer(found):
         return tokenizer_instead_of_shards(where)
+    if PLAN_NAME in found:
+        return UsageError(
+            f"{where} holds no manifest.json: its preparation has not finished",
+            fix="rerun the same 'clozeworks shards ...' command that began it",
+            code="missing-manifest",
+        )
     names = [name for name in found if is_text_file(name)]
     if names:
         ending = "." + names[0].partition(".")[2]
@@ -54,14 +65,18 @@ def tokenizer_instead_of_shards(where: str) -> UsageError:
 
 
 def is_text_file(name: str) -> bool:
-    """Return whether a name has the ending of a file that preparation reads; files of a data set do not count."""
+    """Return whether a name has the ending of a file that preparation reads.
+
+    Files of a data set and hidden files do not count.
+    """
     from data_prep.documents.formats.format_registry import BUILT_IN  # not needed unless something is wrong
 
     plain = name.lower()
     for ending in COMPRESSIONS:
         plain = plain.removesuffix(ending)
     endings = tuple(ending for item in BUILT_IN for ending in item.endings)
-    return plain.endswith(endings) and not plain.endswith((".provenance.parquet", "manifest.json"))
+    is_own = plain.rpartition("/")[2].startswith(".") or plain.endswith((".provenance.parquet", "manifest.json"))
+    return plain.endswith(endings) and not is_own
 
 
 def _raw_text(problem: str, pattern: str) -> UsageError:

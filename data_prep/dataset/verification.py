@@ -23,6 +23,10 @@ from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import INFO_NAME, Tokenizer, TokenizerInfo
 
 _SHOWN = 3
+_COPY_TOKENIZER = (
+    "copy the whole folder again from the tokenizer that the shards were made with, or run 'clozeworks shards ... "
+    "--tokenizer THAT_FOLDER --repair'"
+)
 
 
 def verify_shards(folder: str, executor: Executor | int = 1, version: str | None = None) -> tuple[Manifest, list[str]]:
@@ -155,6 +159,11 @@ def _tokenizer_problems(folder: str, manifest: Manifest) -> Iterator[str]:
         )
 
 
+def tokenizer_problems(folder: str, manifest: Manifest) -> Iterator[str]:
+    """Yield what is wrong with the copy of the tokenizer: another one, or changed files."""
+    yield from list(_tokenizer_problems(folder, manifest)) or tokenizer_file_problems(folder)
+
+
 def tokenizer_file_problems(folder: str) -> Iterator[str]:
     """Yield the files of the tokenizer that changed; those that training reads are checked elsewhere."""
     tokenizer_folder = storage.join(folder, TOKENIZER_FOLDER)
@@ -166,12 +175,9 @@ def tokenizer_file_problems(folder: str) -> Iterator[str]:
         url = storage.join(tokenizer_folder, name)
         where = storage.redact(url)
         if not storage.exists(url):
-            yield f"{where} is missing. Fix: copy the whole tokenizer folder again"
+            yield f"{where} is missing. Fix: {_COPY_TOKENIZER}"
         elif (found := storage.sha256_of(url)) != sha256:
-            yield (
-                f"{where} has sha256 {found}, and {INFO_NAME} names {sha256}. Fix: copy the whole tokenizer folder "
-                "again"
-            )
+            yield (f"{where} has sha256 {found}, and {INFO_NAME} names {sha256}. Fix: {_COPY_TOKENIZER}")
 
 
 def _file_problems(folder: str, manifest: Manifest, versions: Sequence[Manifest]) -> Iterator[str]:

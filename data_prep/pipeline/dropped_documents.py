@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import IO, Any
@@ -60,12 +60,15 @@ class DroppedTask:
     url: str
 
 
-def keep_dropped(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, runner: PhaseRunner) -> None:
-    """Write the dropped documents into the folder `keep_dropped` of the configuration, if it is set.
+def check_dropped_folder(plan: Plan, output: str, replaced: Iterable[Mapping[str, Any]] = ()) -> None:
+    """Check that the folder `keep_dropped` of the configuration, if it is set, is free or of this preparation.
+
+    Args:
+        replaced: descriptions of the preparations that this one replaces, as `--fresh` does; theirs may be there.
 
     Raises:
         UsageError: it is the folder of the data set.
-        UserError: an input changed since it was read, or the folder cannot be written.
+        UserError: it holds the dropped documents of another preparation.
     """
     if plan.config.keep_dropped is None:
         return
@@ -76,6 +79,40 @@ def keep_dropped(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSumm
             fix="name another folder",
             code="keep-dropped-in-output",
         )
+    index = _read_index(folder)
+    if index is not None and index.get("preparation") not in {_preparation(plan), *map(_digest, replaced)}:
+        raise UserError(
+            f"keep_dropped={storage.redact(folder)} holds the dropped documents of another preparation",
+            fix="give another folder, or remove this one",
+            code="keep-dropped-in-use",
+        )
+
+
+def remove_dropped(plan: Plan, replaced: Iterable[Mapping[str, Any]]) -> None:
+    """Remove the dropped documents of preparations that are replaced, given by their descriptions; the index last."""
+    if plan.config.keep_dropped is None:
+        return
+    folder = absolute(plan.config.keep_dropped)
+    index = _read_index(folder)
+    if index is not None and index.get("preparation") in set(map(_digest, replaced)):
+        for name in storage.list_names(folder):
+            if name in index.get("files", ()) and _OWN_FILE.fullmatch(name):
+                storage.remove(storage.join(folder, name))
+        storage.remove(storage.join(folder, INDEX_NAME))
+
+
+def keep_dropped(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, runner: PhaseRunner) -> None:
+    """Write the dropped documents into the folder `keep_dropped` of the configuration, if it is set.
+
+    Raises:
+        UsageError: it is the folder of the data set.
+        UserError: an input changed since it was read, or the folder cannot be written or is of another preparation,
+            which may have finished meanwhile.
+    """
+    if plan.config.keep_dropped is None:
+        return
+    check_dropped_folder(plan, output)
+    folder = absolute(plan.config.keep_dropped)
     preparation = _preparation(plan)
     name = hashlib.sha256("".join([preparation, *summary.digests]).encode()).hexdigest()[:16]
     digests = iter(summary.digests)
@@ -106,7 +143,7 @@ def keep_dropped(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSumm
     }
     storage.write_bytes(storage.join(folder, INDEX_NAME), (json.dumps(index, indent=1, sort_keys=True) + "\n").encode())
     for stale in set(storage.list_names(folder)) - {*index["files"], INDEX_NAME}:
-        if _OWN_FILE.fullmatch(stale):  # of another preparation, or partial and of a killed process
+        if _OWN_FILE.fullmatch(stale):  # named by no index, or partial and of a killed process
             storage.remove(storage.join(folder, stale))
 
 
@@ -118,11 +155,11 @@ def check_dropped_kept(plan: Plan) -> None:
     """
     if plan.config.keep_dropped is None:
         return
-    url = storage.join(plan.config.keep_dropped, INDEX_NAME)
-    index = json.loads(storage.read_bytes(url)) if storage.exists(url) else {}
-    if index.get("preparation") != _preparation(plan):
+    index = _read_index(plan.config.keep_dropped)
+    if index is None or index.get("preparation") != _preparation(plan):
+        where = storage.redact(storage.join(plan.config.keep_dropped, INDEX_NAME))
         raise UserError(
-            f"the data set is complete, and {storage.redact(url)} is not the index of its dropped documents",
+            f"the data set is complete, and {where} is not the index of its dropped documents",
             fix="run the same command with --fresh",
             code="dropped-not-kept",
         )
@@ -194,7 +231,23 @@ def _record(document: Document, reason: str) -> dict[str, Any]:
 
 
 def _preparation(plan: Plan) -> str:
-    return hashlib.sha256(json.dumps(description(plan), sort_keys=True).encode()).hexdigest()
+    return _digest(description(plan))
+
+
+def _digest(preparation: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(preparation, sort_keys=True).encode()).hexdigest()
+
+
+def _read_index(folder: str) -> dict[str, Any] | None:
+    """Return the index in a folder; None if there is none, and an empty one if it cannot be read."""
+    url = storage.join(folder, INDEX_NAME)
+    if not storage.exists(url):
+        return None
+    try:
+        index = json.loads(storage.read_bytes(url))
+    except (ValueError, RecursionError):
+        return {}
+    return index if isinstance(index, dict) else {}
 
 
 def _url(task: DroppedTask) -> str:

@@ -13,7 +13,12 @@ from data_prep.dataset.file_check import file_tasks, size_problems
 from data_prep.dataset.manifest import Manifest
 from data_prep.executors.executors import Executor
 from data_prep.executors.phases import PhaseRunner
-from data_prep.pipeline.dropped_documents import check_dropped_kept, keep_dropped
+from data_prep.pipeline.dropped_documents import (
+    check_dropped_folder,
+    check_dropped_kept,
+    keep_dropped,
+    remove_dropped,
+)
 from data_prep.pipeline.exclusion_phase import run_exclusions
 from data_prep.pipeline.map_phase import (
     MapSummary,
@@ -39,6 +44,8 @@ from data_prep.pipeline.work_folder import (
     has_begun,
     note_num_ranges,
     noted_num_ranges,
+    preparations_in,
+    refuse_to_undo_changes,
     remove_outputs,
     remove_unfinished,
     remove_work,
@@ -60,10 +67,11 @@ def prepare_shards(
     check_output_apart(plan, output)
     with storage.hold_lock(output) as lock:
         if fresh:
-            remove_outputs(plan, output, keep_tokenizer=is_own_tokenizer(tokenizer, output))
+            _start_over(plan, tokenizer, output)
         manifest = _complete_already(plan, output)
         if manifest is not None:
             return manifest, False
+        check_dropped_folder(plan, output)
         remove_unfinished(plan, output)
         forget_empty_work(plan, output)
         first_shard = begin_work(plan, output)
@@ -86,6 +94,7 @@ def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor 
     with storage.hold_lock(output, shard_range.name) as lock:
         if finished_manifest(plan, output) is not None:
             return False
+        check_dropped_folder(plan, output)
         begin_work(plan, output)
         note_num_ranges(plan, output, shard_range.num_ranges)
         tasks = tasks_of_range(_map_tasks(plan, tokenizer, output), shard_range)
@@ -106,6 +115,7 @@ def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Execut
         manifest = _complete_already(plan, output)
         if manifest is not None:
             return manifest, False
+        check_dropped_folder(plan, output)
         tasks = _map_tasks(plan, tokenizer, output)
         if not has_begun(output):  # without a recorded plan, for which ranges of other settings would be refused
             check_all_mapped(tasks, None)
@@ -123,7 +133,23 @@ def clear(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
         UserError: another command uses it.
     """
     with storage.hold_lock(output):
-        remove_outputs(plan, output, keep_tokenizer=is_own_tokenizer(tokenizer, output))
+        _start_over(plan, tokenizer, output)
+
+
+def _start_over(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
+    """Remove the files of preparations in `output`, and their dropped documents from the folder for those.
+
+    Raises:
+        UserError: the data set has removals or additions, or that folder is of another data set; nothing was removed.
+    """
+    if plan.parent is None:
+        refuse_to_undo_changes(output)
+        replaced = preparations_in(output)
+        check_dropped_folder(plan, output, replaced)
+        remove_dropped(plan, replaced)
+    else:
+        check_dropped_folder(plan, output)
+    remove_outputs(plan, output, keep_tokenizer=is_own_tokenizer(tokenizer, output))
 
 
 def _map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:

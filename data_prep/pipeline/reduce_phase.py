@@ -122,8 +122,9 @@ def make_shards(
     if not totals.of_split("train"):
         raise nothing_to_train_on(plan)
     made = {shard.name for shard in totals.shards}
-    surplus = [file.name for shard in written.shards if shard.name not in made for file in shard.files]
-    return dataclasses.replace(totals, empty=(*totals.empty, *surplus))
+    surplus = {file.name for shard in written.shards if shard.name not in made for file in shard.files}
+    surplus -= {file.name for file in totals.detached_provenance}  # rewritten for a shard that is empty now
+    return dataclasses.replace(totals, empty=(*totals.empty, *sorted(surplus)))
 
 
 def _with_one_held_out(

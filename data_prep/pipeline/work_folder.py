@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from data_prep.base.errors import UserError
@@ -11,6 +12,8 @@ from data_prep.base.progress import Progress
 from data_prep.base.terminal import counted
 from data_prep.dataset.addition import all_configs, check_source_names, config_of_source
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
+from data_prep.dataset.manifest_records import InputRecord
+from data_prep.dataset.missing_data_set import PLAN_NAME
 from data_prep.dataset.shards import SHARD_NAME
 from data_prep.dataset.state_files import read_state, write_state
 from data_prep.dataset.versions import (
@@ -30,9 +33,6 @@ from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.plan_changes import description, differences, rewritten_inputs
 from data_prep.storage import storage
 
-# Not in the work folder: it is written before the work folder exists and removed after it, so a partly removed folder
-# is never mistaken for another plan's.
-_PLAN_NAME = ".plan.json"
 _RANGES_NAME = "ranges.json"
 _SHOWN = 5
 
@@ -66,7 +66,7 @@ def begin_work(plan: Plan, output: str) -> int:
     Raises:
         UserError: `output` holds other unfinished work; the message lists the differences.
     """
-    url = storage.join(output, _PLAN_NAME)
+    url = storage.join(output, PLAN_NAME)
     mine = {
         **description(plan),
         "parent": None if plan.parent is None else plan.parent.digest,
@@ -105,7 +105,7 @@ def check_finished_units(plan: Plan, output: str, tasks: Sequence[MapTask], exec
     Raises:
         UserError: an input changed after a unit was made from it.
     """
-    url = storage.join(output, _PLAN_NAME)
+    url = storage.join(output, PLAN_NAME)
     begun = read_state(url)
     now = {storage.redact(file.url): file.stamp for file in plan.inputs}
     if begun["stamps"] == now:
@@ -133,12 +133,12 @@ def forget_empty_work(plan: Plan, output: str) -> None:
     No other process may be working. Work of an addition is kept, because its plan has the number of its first shard.
     """
     if has_begun(output) and plan.parent is None and not storage.list_names(plan.work_folder(output)):
-        storage.remove(storage.join(output, _PLAN_NAME))
+        storage.remove(storage.join(output, PLAN_NAME))
 
 
 def has_begun(output: str) -> bool:
     """Return whether `output` holds unfinished work."""
-    return storage.exists(storage.join(output, _PLAN_NAME))
+    return storage.exists(storage.join(output, PLAN_NAME))
 
 
 def _with_policy_of(mine: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def remove_unfinished(plan: Plan, output: str) -> None:
 def remove_work(plan: Plan, output: str) -> None:
     """Remove unfinished work and files that only the work needed."""
     storage.remove(plan.work_folder(output))
-    storage.remove(storage.join(output, _PLAN_NAME))
+    storage.remove(storage.join(output, PLAN_NAME))
 
 
 def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
@@ -198,6 +198,22 @@ def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
     for name in names:
         storage.remove(storage.join(output, name))
     remove_work(plan, output)
+
+
+def preparations_in(output: str) -> list[dict[str, Any]]:
+    """Return the descriptions (`plan_changes.description`) of the finished and of the unfinished work in `output`.
+
+    What is damaged is left out.
+    """
+    found = []
+    with suppress(UserError):
+        if storage.exists(storage.join(output, MANIFEST_NAME)):
+            manifest = read_manifest(output)
+            found.append(_description_of(manifest, all_configs(manifest)[0], manifest.inputs))
+        if has_begun(output):
+            begun = read_state(storage.join(output, PLAN_NAME))
+            found.append({name: begun[name] for name in ("tokenizer", "config", "inputs")})
+    return found
 
 
 def refuse_to_undo_changes(output: str) -> None:
@@ -251,14 +267,18 @@ def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str
         return ["its manifest does not say with what settings it was made"]
     names = {source["name"] for source in config["sources"]}
     inputs = [file for file in manifest.inputs if file.source in names]
-    theirs = {
+    theirs = _description_of(manifest, config, inputs)
+    finished_at = storage.modified_at(storage.join(output, MANIFEST_NAME))
+    fingerprints = {file.url: file.fingerprint for file in inputs}
+    return differences(theirs, description(plan)) or list(rewritten_inputs(plan, fingerprints, finished_at))
+
+
+def _description_of(manifest: Manifest, config: dict[str, Any], inputs: Iterable[InputRecord]) -> dict[str, Any]:
+    return {
         "tokenizer": manifest.tokenizer.fingerprint,
         "config": config,
         "inputs": {file.url: [file.source, file.bytes] for file in inputs},
     }
-    finished_at = storage.modified_at(storage.join(output, MANIFEST_NAME))
-    fingerprints = {file.url: file.fingerprint for file in inputs}
-    return differences(theirs, description(plan)) or list(rewritten_inputs(plan, fingerprints, finished_at))
 
 
 def _refusal(output: str, what: str, found: list[str], has_changes: bool = False) -> UserError:

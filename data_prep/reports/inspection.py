@@ -55,8 +55,14 @@ def inspect_report(
         yield from _text(documents.sentences(number), tokenizer, _SHOWN_SENTENCES)
 
 
-def document_report(folder: str, document_id: int) -> Iterator[str]:
+def document_report(
+    folder: str, document_id: int, named: tuple[Literal["id", "url"], str] | None = None
+) -> Iterator[str]:
     """Yield lines with a whole document and its source, found by its id; with all pieces of one that was split.
+
+    Args:
+        named: the column and the value by which `find_named` found it; if they are those of a near-duplicate, a line
+            states it.
 
     Raises:
         UserError: no shard holds it, or the data set is damaged.
@@ -72,7 +78,10 @@ def document_report(folder: str, document_id: int) -> Iterator[str]:
             opened = ShardDocuments(folder, manifest, location.split, location.shard)
         assert opened is not None
         yield from _provenance(location)
-        for row in ShardProvenance(folder, location.shard.provenance).rows(location.document_id):
+        rows = ShardProvenance(folder, location.shard.provenance).rows(location.document_id)
+        if named is not None and not any(getattr(row, named[0]) == named[1] for row in rows):
+            yield printable(f"{named[1]} was dropped as a near-duplicate of this document")
+        for row in rows:
             if row.source == location.source.name and row.kept_as == location.document_id:
                 yield from _origin(row)
             else:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -31,7 +32,8 @@ def levels(findings: list[Finding]) -> list[str]:
     return [finding.level for finding in findings]
 
 
-def test_a_sound_run_on_this_machine_is_ok_in_every_line(small_shards, tmp_path, monkeypatch):
+def test_a_sound_run_on_this_machine_is_ok_in_every_line(small_shards, empty_database, tmp_path, monkeypatch):
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     monkeypatch.setattr(doctor, "MAX_SPAWNED_RANKS", 1)
     monkeypatch.setattr(disk_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))

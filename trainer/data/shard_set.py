@@ -18,7 +18,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.counts import read_token_counts
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import ShardRecord
-from data_prep.dataset.missing_data_set import holds_tokenizer, tokenizer_instead_of_shards
+from data_prep.dataset.missing_data_set import PLAN_NAME, holds_tokenizer, tokenizer_instead_of_shards
 from data_prep.dataset.shard_index import ShardIndex, read_index
 from data_prep.storage import storage
 from data_prep.storage.hub import download_from_hub, hub_name
@@ -174,6 +174,8 @@ def check_is_data_set(url: str) -> None:
     if holds_tokenizer(names):
         raise tokenizer_instead_of_shards(f"data.shards={url}")
     text = str(path) if path.is_file() and _is_text(path.name) else None
+    if PLAN_NAME in names:
+        return  # an unfinished preparation, which reading the manifest explains
     if found := [name for name in names if _is_text(name)]:
         suffix = "." + found[0].partition(".")[2] if "." in found[0] else ""
         text = f"{path}/*{suffix}"
@@ -188,6 +190,8 @@ def check_is_data_set(url: str) -> None:
 
 
 def _is_text(name: str) -> bool:
+    if name.startswith("."):
+        return False
     for suffix in _COMPRESSIONS:
         name = name.removesuffix(suffix)
     return name.endswith(_TEXT_SUFFIXES)

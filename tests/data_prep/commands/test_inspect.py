@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
 
+from data_prep.api.prepare import prepare
 from data_prep.commands import inspect
 from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shard_index import read_index
+from data_prep.dataset.verification import verify_shards
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
@@ -80,3 +83,20 @@ def test_a_smaller_number_is_refused(
 def test_one_report_at_a_time(small_shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(capsys, small_shards, "--document", "12", "--tokenizer", "text")
+
+
+def test_a_near_duplicate_is_named_where_the_kept_document_is_shown(
+    tmp_path: Path, small_tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = " ".join(f"word{number} of the old river." for number in range(60))
+    texts = [words, words + " More.", words, "Another text about a village."]
+    rows = [{"id": f"doc-{number}", "text": text} for number, text in enumerate(texts)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = ["documents.id_field=id", "deduplication.near=true", "deduplication.threshold=0.6"]
+    prepare(str(tmp_path / "in.jsonl"), tokenizer=small_tokenizer, output=tmp_path / "out", overrides=settings)
+    assert verify_shards(str(tmp_path / "out"))[1] == []
+    near = "was dropped as a near-duplicate of this document"
+    shown = {row["id"]: run(capsys, tmp_path / "out", "--id", row["id"]) for row in rows}
+    named = [id for id, lines in shown.items() if f"{id} {near}" in lines]
+    assert named in (["doc-0", "doc-2"], ["doc-1"]), "all but the kept text"
+    assert not any(near in line for id, lines in shown.items() if id not in named for line in lines)

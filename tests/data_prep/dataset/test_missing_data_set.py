@@ -50,3 +50,14 @@ def test_other_files_and_folders_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "set" / "train-000000.provenance.parquet").touch()
     with pytest.raises(UserError, match="manifest.json", check=coded("missing-manifest")):
         read_manifest(str(tmp_path / "set"))
+
+
+def test_an_unfinished_preparation_is_no_raw_text(tmp_path: Path) -> None:
+    for name in (".plan.json", "corpus.jsonl"):
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError, match=r"not finished.*rerun .*clozeworks shards", check=coded("missing-manifest")):
+        read_manifest(str(tmp_path))
+    (tmp_path / ".plan.json").rename(tmp_path / ".other.json")
+    (tmp_path / "corpus.jsonl").unlink()
+    with pytest.raises(UsageError, check=coded("missing-manifest")):
+        read_manifest(str(tmp_path))

@@ -113,3 +113,35 @@ def test_the_folder_of_the_data_set_is_refused(corpus: Path, small_tokenizer: Pa
     tokenizer = Tokenizer.load(small_tokenizer)
     with pytest.raises(UserError, check=coded("keep-dropped-in-output")):
         prepare_shards(make_plan(config, tokenizer), tokenizer, str(tmp_path / "same"), 1)
+
+
+def test_dropped_documents_of_another_data_set_are_not_replaced(
+    corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    prepare(corpus, small_tokenizer, tmp_path / "one")
+    shared = tmp_path / "one-dropped"
+    before = files(shared)
+    tokenizer = Tokenizer.load(small_tokenizer)
+    other = load_config(None, [*OVERRIDES, f"keep_dropped={shared}", "shards.valid_fraction=0.2"], [str(corpus)])
+    plan = make_plan(other, tokenizer)
+    for fresh in (False, True):
+        with pytest.raises(UserError, check=coded("keep-dropped-in-use")):
+            prepare_shards(plan, tokenizer, str(tmp_path / "two"), 1, fresh=fresh)
+    assert files(shared) == before and not list((tmp_path / "two").glob("[!.]*"))
+    (shared / "dropped.json").write_text("{")
+    with pytest.raises(UserError, check=coded("keep-dropped-in-use")):
+        prepare_shards(plan, tokenizer, str(tmp_path / "two"), 1)
+
+
+def test_a_fresh_start_replaces_the_dropped_documents_of_its_own_output(
+    corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    prepare(corpus, small_tokenizer, tmp_path / "one")
+    before = files(tmp_path / "one-dropped")
+    corpus.write_text(corpus.read_text() + json.dumps({"id": 903, "text": "short", "score": 4}) + "\n")
+    with pytest.raises(UserError, check=coded("other-preparation")):
+        prepare(corpus, small_tokenizer, tmp_path / "one")
+    assert files(tmp_path / "one-dropped") == before
+    prepare(corpus, small_tokenizer, tmp_path / "one", fresh=True)
+    prepare(corpus, small_tokenizer, tmp_path / "whole")
+    assert files(tmp_path / "one-dropped") == files(tmp_path / "whole-dropped") != before

@@ -208,3 +208,23 @@ def test_the_command_repairs_and_says_what(corpus: Path, small_tokenizer: Path, 
     assert command("verify", output, "--workers", 1) == 0
     for other in (["--fresh"], ["--shard-range", "1/2"]):
         assert command(*words, "--repair", *other, *OVERRIDES) == 2
+
+
+def test_the_tokenizer_and_the_card_are_restored_or_named(
+    small_tokenizer: Path, corpus: Path, output: Path, command: Command
+) -> None:
+    whole = files_of(output)
+    words = ["shards", "--input", corpus, "--output", output, "--workers", 1, "--repair", *OVERRIDES, "--tokenizer"]
+
+    def damage() -> None:
+        (output / "tokenizer" / "tokenizer.json").write_text("{}")
+        (output / "DATA_CARD.md").write_text("edited")
+
+    damage()
+    assert command(*words, small_tokenizer, "--dry-run") == 0 and "would rebuild 2 files" in command.output
+    assert command(*words, output / "tokenizer") == 1, "there is nothing to copy from"
+    assert "[damaged-data-set]" in command.errors and "tokenizer.json has sha256" in command.output
+    assert "every file matches" not in command.output
+    damage()
+    assert command(*words, small_tokenizer) == 0 and "rebuilt DATA_CARD.md" in command.output
+    assert files_of(output) == whole

@@ -180,6 +180,12 @@ def test_what_is_no_data_set_is_answered_with_what_it_is(tmp_path: Path) -> None
         open_shard_set(str(tmp_path))
 
 
+def test_an_unfinished_preparation_is_no_raw_text(tmp_path: Path) -> None:
+    (tmp_path / ".plan.json").touch()
+    with pytest.raises(UsageError, check=coded("missing-manifest"), match="clozeworks shards"):
+        open_shard_set(str(tmp_path))
+
+
 def test_ids_beyond_the_models_vocabulary_are_refused(tmp_path: Path, corpus_at: Callable) -> None:
     shard_set = corpus_at(tmp_path, DOCUMENTS).shard_set
     needed = shard_set.manifest.tokenizer.vocab_size
