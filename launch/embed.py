@@ -107,10 +107,13 @@ def input_texts(arguments: argparse.Namespace) -> list[str]:
     """Return the texts of --input, or of standard input."""
     path: Path | None = arguments.input
     if path is not None and path.suffix in TABLES:
-        from trainer.finetuning.examples import Columns, read_examples, text_of
+        from trainer.finetuning.examples import Columns, count_swallowing, read_examples, swallowing_warning, text_of
 
         quoting = not arguments.no_quoting
-        return read_examples(path, Columns(arguments.text_column, None, ""), text_of, None, quoting).texts
+        examples = read_examples(path, Columns(arguments.text_column, None, ""), text_of, None, quoting)
+        if num_swallowing := count_swallowing(path, examples, quoting):
+            print(swallowing_warning(num_swallowing), file=sys.stderr)
+        return examples.texts
     if path is None or str(path) == "-":
         if sys.stdin.isatty():
             raise UsageError(

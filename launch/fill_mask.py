@@ -60,10 +60,10 @@ def open_model(model: str, tracking_uri: str | None, texts: Sequence[Text] | Non
     """Open a registered model, an exported folder or a run's checkpoint.
 
     Raises:
-        UsageError: none of `texts` has a mask; checked before the model is loaded.
+        UsageError: the model is fine-tuned, or none of `texts` has a mask; checked before the model is loaded.
     """
     from trainer.inference.fill_mask import MASK_TOKEN, FillMask
-    from trainer.inference.model_folder import named_mask_token
+    from trainer.inference.model_folder import check_not_fine_tuned, named_mask_token
     from trainer.inference.pulled_model import is_checkpoint, pull
 
     has_mask = texts is None or any(MASK_TOKEN in each.text for each in texts)
@@ -72,6 +72,7 @@ def open_model(model: str, tracking_uri: str | None, texts: Sequence[Text] | Non
             raise no_mask(MASK_TOKEN)
         return FillMask(model)
     folder = pull(model, tracking_uri=tracking_uri)
+    check_not_fine_tuned(folder, model)
     if texts is not None and not has_mask:
         mask_token = named_mask_token(folder)
         if mask_token is None:

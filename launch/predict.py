@@ -9,6 +9,7 @@ The output is the input with the additional columns `predicted`, `probability` a
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,6 @@ from launch.options import (
     add_batch_size,
     add_dry_run,
     add_model,
-    add_no_quoting,
     add_tracking_uri,
     check_new_file,
     command_parser,
@@ -49,7 +49,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     tables.add_argument(
         "--pair-column", metavar="NAME", help="column with the second texts (default: the one of the training data)"
     )
-    add_no_quoting(tables)
+    tables.add_argument(
+        "--quoting",
+        action=argparse.BooleanOptionalAction,
+        help="whether quotation marks in tsv and csv enclose cells (default: as in the training data)",
+    )
     add_dry_run(tables, "load the model, read the input and check its columns, but predict and write nothing")
     return parser.parse_args(arguments)
 
@@ -86,10 +90,13 @@ def fitted_folder(arguments: argparse.Namespace) -> Path:
     """Return the folder of the model, after the checks of model and table that need no torch.
 
     Raises:
-        UsageError: the model is not fine-tuned, or the table has no such column.
+        UsageError: the model is not fine-tuned, or the table has no such column, no rows or empty cells.
         UserError: there is no such model or table.
     """
-    from trainer.finetuning.labeled_tables import check_columns, check_readable
+    from trainer.finetuning.examples import Columns, read_examples
+    from trainer.finetuning.labeled_tables import check_readable
+    from trainer.finetuning.task_data import make_task
+    from trainer.finetuning.tasks import TASK_NAMES
     from trainer.inference.model_folder import FINETUNE_FILE, check_fine_tuned, not_fine_tuned, read_json
     from trainer.inference.pulled_model import is_checkpoint, pull
 
@@ -99,11 +106,14 @@ def fitted_folder(arguments: argparse.Namespace) -> Path:
     folder = pull(arguments.model, tracking_uri=arguments.tracking_uri)
     check_fine_tuned(folder, arguments.model)
     facts = read_json(folder / FINETUNE_FILE)
-    names = {
-        f"--{part}-column": getattr(arguments, f"{part}_column") or facts.get(f"{part}_column")
-        for part in ("text", "pair")
-    }
-    check_columns(arguments.input, names, not arguments.no_quoting)
+    if arguments.quoting is None:
+        arguments.quoting = facts.get("quoting") is not False
+    text, pair = (getattr(arguments, f"{part}_column") or facts.get(f"{part}_column") for part in ("text", "pair"))
+    if isinstance(text, str):
+        is_known = facts.get("task") in TASK_NAMES  # else config.json names the task, which transformers reads
+        parse_text = make_task(facts["task"]).parse_text if is_known else lambda cell: cell
+        columns = Columns(text, pair if isinstance(pair, str) else None, "")
+        read_examples(arguments.input, columns, parse_text, None, arguments.quoting)
     return folder
 
 
@@ -113,7 +123,7 @@ def read_texts(model: FittedModel, arguments: argparse.Namespace) -> Examples:
     Raises:
         UsageError: a column is missing or not named.
     """
-    from trainer.finetuning.examples import Columns, read_examples
+    from trainer.finetuning.examples import Columns, count_swallowing, read_examples, swallowing_warning
 
     text = arguments.text_column or (model.columns.text if model.columns else None)
     pair = arguments.pair_column or (model.columns.pair if model.columns else None)
@@ -123,9 +133,10 @@ def read_texts(model: FittedModel, arguments: argparse.Namespace) -> Examples:
             fix="give --text-column, and --pair-column for pairs",
             code="missing-text-column",
         )
-    return read_examples(
-        arguments.input, Columns(text, pair, ""), model.task.parse_text, None, not arguments.no_quoting
-    )
+    examples = read_examples(arguments.input, Columns(text, pair, ""), model.task.parse_text, None, arguments.quoting)
+    if num_swallowing := count_swallowing(arguments.input, examples, arguments.quoting):
+        print(swallowing_warning(num_swallowing), file=sys.stderr)
+    return examples
 
 
 def predict_table(model: FittedModel, arguments: argparse.Namespace) -> tuple[pandas.DataFrame, int]:
@@ -142,7 +153,7 @@ def predict_table(model: FittedModel, arguments: argparse.Namespace) -> tuple[pa
     columns.insert(0, "predicted", labels)
     if predictions[0].probability is not None:
         columns.insert(1, "probability", [one.probability for one in predictions])
-    table = read_table(arguments.input, not arguments.no_quoting)
+    table = read_table(arguments.input, arguments.quoting)
     kept = table[[name for name in table.columns if name not in columns.columns]]
     return pandas.concat([kept, columns], axis=1), num_long
 

@@ -211,6 +211,11 @@ def _explain(schema: type[BaseModel], error: Any, values: Mapping[str, Any], typ
     value = error.get("input")
     if error["type"] == "extra_forbidden":
         is_scalar = not isinstance(value, (dict, list)) and where in typed
+        if "." in str(error["loc"][-1]):  # a dotted key in a file; overrides nest
+            *sections, name = str(error["loc"][-1]).split(".")
+            opened = "".join(f"{section}: {{" for section in sections)
+            fix = f"nest it: {opened}{name}: {_display(value)}{'}' * len(sections)}"
+            return _Violation(f"{where} is a dotted key in a file", fix, "dotted-key")
         return _explain_unknown(schema, where, typed[where] if is_scalar else value, values)
     if error["type"] == "missing":
         return _Violation(f"{where} is required and not set", f"set {where}", "missing-setting")

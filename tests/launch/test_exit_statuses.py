@@ -64,6 +64,30 @@ def test_what_is_refused_before_any_work_ends_with_two_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("code", "train", "valid"),
+    [
+        ("no-examples", "", "cat\tnoun\n"),
+        ("empty-cells", "cat\tnoun\nrun\t\n", "cat\tnoun\n"),
+        ("unknown-label", "cat\tnoun\nrun\tverb\n" * 4, "red\tadjective\n"),
+    ],
+)
+def test_a_table_that_fits_no_task_ends_with_two(
+    code: str,
+    train: str,
+    valid: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.tsv").write_text(f"word\tkind\n{train}")
+    Path("valid.tsv").write_text(f"word\tkind\n{valid}")
+    words = "finetune --model gone --task classification --train train.tsv --valid valid.tsv --no-tracking"
+    assert status_of(f"{words} --text-column word --label-column kind", monkeypatch) == 2
+    assert f"[{code}]" in capsys.readouterr().err
+
+
 def test_a_check_that_finds_damage_ends_with_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

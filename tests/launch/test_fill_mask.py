@@ -44,6 +44,15 @@ def test_each_mask_is_listed_and_the_text_filled(
     assert filled == f"MODEL: the {words[0]} sat on a {words[1]}."
 
 
+def test_a_fine_tuned_model_is_refused_before_it_is_loaded(
+    tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(tiny_hugging_face, tmp_path / "model")
+    (folder / "finetune.json").write_text('{"task": "pair_classification"}')
+    with pytest.raises(UsageError, match="pair classification.*predict", check=coded("fine-tuned-model")):
+        run(monkeypatch, "--model", str(folder), "the [MASK] sat")
+
+
 def test_lines_of_standard_input_become_json_lines(
     tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

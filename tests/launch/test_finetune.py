@@ -10,12 +10,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from launch import finetune, predict, register
+from launch import embed, finetune, predict, register
 from tests.support.error_codes import coded
+from trainer.finetuning.examples import Columns
+from trainer.finetuning.task_data import make_task
 from trainer.inference.pulled_model import pull
 from trainer.tracking.mlflow_server import connect
 
@@ -74,6 +78,8 @@ def test_from_a_file_to_a_registered_model_and_its_predictions(
     run(monkeypatch, tiny_hugging_face, labeled, *options, "--register", "animals", "--alias", "champion")
     out = capsys.readouterr().out
     assert "about 0:0" in out and "registered animals version 1" in out
+    saved = json.loads(Path("fitted/model/finetune.json").read_text())
+    assert f"saved: full, seed {saved['seed']}, learning rate 0.01" in out and saved["quoting"] is True
     assert "clozeworks predict --model models:/animals@champion --tracking-uri sqlite:///mlflow.db --input" in out
     assert (labeled.parent / "fitted" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert (labeled.parent / "fitted" / "report.txt").read_text().strip() in out
@@ -91,6 +97,7 @@ def test_from_a_file_to_a_registered_model_and_its_predictions(
     assert known.items() <= parent.data.params.items()
     curve = client.get_metric_history(runs["full-seed0-rate0.01"].info.run_id, "valid/accuracy")
     assert [point.step for point in curve] == [8, 16, 24, 32]
+    assert "metrics: mlflow ui" in out and parent.info.run_id in out
     assert {item.path for item in client.list_artifacts(parent.info.run_id)} == {"curves.png", "report.txt"}
 
     folder = pull("models:/animals@champion")
@@ -212,10 +219,14 @@ def test_wrong_arguments_are_told_before_torch_is_loaded(labeled: Path) -> None:
         "--task classification --test none.tsv": "[missing-path]",
         "--task classification --model . --label-column klass": "'klass'; its columns: sentence, animal",
         "--task classification --model . --no-tracking --text-column text": "[unknown-column]",
+        "--task classification --train header.tsv": "[no-examples]",
+        "--task classification --train gaps.tsv": "[empty-cells]",
         "--task classification --output animals.tsv": "--output animals.tsv is a file",
         "--task classification --output animals.tsv/a/b": "animals.tsv/a/b cannot be made",
         "--task classification --output /proc/a": "--output /proc/a cannot be written: /proc is not writable",
     }
+    Path("header.tsv").write_text("sentence\tanimal\n")
+    Path("gaps.tsv").write_text("sentence\tanimal\na cat\tcat\na dog\t\n")
     given = ["--model", "nowhere", "--train", "animals.tsv", "--text-column", "sentence", "--label-column", "animal"]
     command = [sys.executable, "-c", REFUSED.replace("GIVEN", repr(given)), *told]
     environment = os.environ | {"PYTHONPATH": str(Path(finetune.__file__).parents[1])}
@@ -266,6 +277,36 @@ def test_predictions_go_neither_over_their_input_nor_into_a_folder_that_is_not_t
         monkeypatch.setattr(sys, "argv", ["predict.py", *arguments])
         with pytest.raises(UsageError, check=coded(code)):
             predict.main()
+
+
+def test_unpaired_quotation_marks_are_warned_of_and_quoting_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("q.tsv").write_text('sentence\tlabel\n" so good\t1\nbad film\t0\nthe end "\t1\nnice\t1\n')
+    Path("fitted").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        Path("fitted", name).write_text("{}")
+    facts = {"task": "classification", "text_column": "sentence"}
+    model: Any = SimpleNamespace(columns=Columns("sentence", None, "label"), task=make_task("classification"))
+    given = ["--model", "fitted", "--input", "q.tsv", "--output", "out.tsv"]
+    for remembered, options, num_texts in ((True, [], 2), (False, [], 4), (True, ["--no-quoting"], 4)):
+        Path("fitted/finetune.json").write_text(json.dumps({**facts, "quoting": remembered}))
+        arguments = predict.parse_arguments([*given, *options])
+        predict.fitted_folder(arguments)
+        assert len(predict.read_texts(model, arguments)) == num_texts
+        assert ("--no-quoting" in capsys.readouterr().err) == (num_texts == 2)
+    embedded = ["--model", "fitted", "--input", "q.tsv", "--text-column", "sentence", "--output", "out.npy"]
+    assert len(embed.input_texts(embed.parse_arguments(embedded))) == 2
+    assert "--no-quoting" in capsys.readouterr().err
+
+
+def test_the_output_of_a_fit_leads_to_its_model(labeled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("fitted/model").mkdir(parents=True)
+    Path("fitted/model/config.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["predict.py", "--model", "fitted", "--input", str(labeled), "--output", "o.tsv"])
+    with pytest.raises(UsageError, match="Fix: give fitted/model", check=coded("not-a-model-folder")):
+        predict.main()
 
 
 def test_an_encoder_is_no_fitted_model(tiny_hugging_face: Path, labeled: Path, monkeypatch: pytest.MonkeyPatch) -> None:

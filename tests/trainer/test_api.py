@@ -19,6 +19,7 @@ from data_prep.storage.hub import hub_download_command, hub_name
 from tests.support.error_codes import coded
 from trainer import Embedder, FillMask
 from trainer.hf_export.export_source import ExportSource
+from trainer.inference.pulled_model import find_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -252,6 +253,17 @@ def test_the_names_of_the_options_are_parameters_too(tiny_hugging_face: Path, tm
         is_tracked=False,
     )
     assert set(result.scores) == {"frozen", "full"} and {len(each.fits) for each in result.results} == {1}
+
+
+def test_a_run_that_the_server_lacks_is_an_unknown_model() -> None:
+    from unittest.mock import Mock
+
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
+
+    client = Mock(get_run=Mock(side_effect=MlflowException("no run", RESOURCE_DOES_NOT_EXIST)))
+    with pytest.raises(UsageError, match="runs:/123/model.*tracking-uri", check=coded("unknown-model")):
+        find_model(client, "runs:/123/model")
 
 
 def test_an_unknown_model_is_answered_with_what_is_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

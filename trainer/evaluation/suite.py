@@ -129,7 +129,9 @@ def check_suite(suite: Suite) -> dict[str, EvaluationTask]:
     for name, entry in suite.tasks.items():
         tasks[name] = find_task(entry.function)
         try:
-            tasks[name].check({**entry.settings, "files": suite.files_of(name), "seed": suite.seeds_of(name)[0]})
+            settings = {**entry.settings, "files": suite.files_of(name), "seed": suite.seeds_of(name)[0]}
+            tasks[name].check(settings)
+            tasks[name].check_metrics(settings, entry.metrics)
         except UserError as error:
             kind = type(error)
             raise kind(

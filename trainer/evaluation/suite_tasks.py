@@ -2,7 +2,8 @@
 
 A function is called with the Hugging Face directory of a model and the task's settings, to which the suite adds
 `files` (paths by name) and `seed`, and returns finite metrics by name. It may have an attribute `check(settings)`,
-which raises UserError before any model is loaded, and a `version`.
+which raises UserError before any model is loaded, an attribute `metrics(settings)`, the names of the metrics that it
+returns, and a `version`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib
 import importlib.metadata
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +51,16 @@ class EvaluationTask:
         check = getattr(self.function, "check", None)
         if check is not None:
             check(settings)
+
+    def check_metrics(self, settings: Mapping[str, Any], wanted: tuple[str, ...]) -> None:
+        """Check the metrics that a suite reports, where the function names its own.
+
+        Raises:
+            UsageError: the function has no such metric.
+        """
+        metrics = getattr(self.function, "metrics", None)
+        if metrics is not None:
+            _check_metrics(tuple(metrics(settings)), wanted, "the metrics of the function:")
 
     def needs_seeds(self) -> bool:
         """Whether the result depends on the seed; a task of one fixed computation runs with the first seed alone."""
@@ -108,6 +119,15 @@ class Finetune:
         for path in files.given.values():
             check_readable(path)
             check_columns(path, named, files.quoting, files.header, files.skip_incomplete)
+
+    def metrics(self, settings: Mapping[str, Any]) -> Iterator[str]:
+        """Names of all metrics that a call with these settings returns."""
+        read, _, third = _read(settings)
+        names = task_of_columns(read.task, read.columns.pair).metrics
+        yield from (f"valid/{name}" for name in ("loss", *names))
+        if third is not None:
+            yield from (f"{third}/{name}" for name in names)
+        yield from ("learning_rate", "epoch", "skipped_rows")
 
     def __call__(self, model: Path, settings: Mapping[str, Any]) -> Metrics:
         from trainer.finetuning.experiment import Best, prepare, run_variant
@@ -264,13 +284,18 @@ def checked_metrics(name: str, metrics: Any, wanted: tuple[str, ...]) -> dict[st
             code="invalid-metrics",
         )
     found = {str(key): float(value) for key, value in metrics.items()}
-    if missing := [metric for metric in wanted if metric not in found or found[metric] != found[metric]]:
+    there = [metric for metric, value in found.items() if value == value]
+    _check_metrics(there, wanted, f"the function of task {name} returned")
+    return found
+
+
+def _check_metrics(there: Sequence[str], wanted: Sequence[str], introduction: str) -> None:
+    if missing := [metric for metric in wanted if metric not in there]:
         raise UsageError(
-            f"task {name} has no metric {missing[0]!r}; it returned {', '.join(found) or 'none'}",
+            f"there is no metric {missing[0]!r}; {introduction} {', '.join(there) or 'none'}",
             fix="name metrics of the function in `metrics`",
             code="unknown-metric",
         )
-    return found
 
 
 def _read(settings: Mapping[str, Any]) -> tuple[FinetuneTaskSettings, Files, str | None]:

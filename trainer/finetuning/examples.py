@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.base.errors import UserError
-from trainer.finetuning.labeled_tables import column, is_missing, read_table
+from data_prep.base.errors import UsageError
+from data_prep.base.terminal import counted
+from trainer.finetuning.labeled_tables import column, has_quoted_cells, is_missing, read_table
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,9 @@ def read_examples(
     `header` is as in `read_table`. `skip_incomplete` accepts ragged rows and skips those with an empty cell.
 
     Raises:
-        UsageError: a column is missing.
-        UserError: the file has no rows, or a cell is empty or invalid for the task; the error names the first one.
+        UsageError: a column is missing, the file has no rows, or a cell is empty or invalid for the task; the error
+            names the first one.
+        UserError: the file cannot be read.
     """
     table = read_table(path, quoting, header, ragged=skip_incomplete and path.suffix in (".tsv", ".csv"))
     num_rows = len(table)
@@ -67,7 +69,7 @@ def read_examples(
             table = table[[not is_missing(cell) for cell in table[name]]]
     num_incomplete = num_rows - len(table)
     if len(table) == 0:
-        raise UserError(
+        raise UsageError(
             f"{path} has no rows",
             fix="give a table with examples",
             code="no-examples",
@@ -77,10 +79,11 @@ def read_examples(
         cells = column(table, name, path, option)
         empty = [row for row, cell in enumerate(cells, start=1) if is_missing(cell)]
         if empty:
-            raise UserError(
+            unquoted = "; if quotation marks are plain characters, add --no-quoting"
+            raise UsageError(
                 f"{path} has {len(empty):,} rows of {len(cells):,} without a value in column {name!r}, "
                 f"the first of them row {empty[0]:,}",
-                fix="fill them in or remove them",
+                fix=f"fill them in or remove them{unquoted if quoting and has_quoted_cells(path) else ''}",
                 code="empty-cells",
             )
         values = []
@@ -88,7 +91,7 @@ def read_examples(
             try:
                 values.append(parse(*arguments))
             except (ValueError, TypeError, OverflowError) as error:
-                raise UserError(
+                raise UsageError(
                     f"{path}, row {row:,}, column {name!r}: {error}",
                     fix="correct the row or remove it",
                     code="invalid-cell",
@@ -99,6 +102,22 @@ def read_examples(
     pairs = parsed(columns.pair, "--pair-column", text_of) if columns.pair is not None else None
     labels = parsed(columns.label, "--label-column", parse_label, texts) if parse_label is not None else None
     return Examples(texts, pairs, labels, num_incomplete)
+
+
+def count_swallowing(path: Path, examples: Examples, quoting: bool = True) -> int:
+    """Texts of a tsv file that look like several rows: an unpaired quotation mark ends at the next one, rows later."""
+    if not quoting or path.suffix != ".tsv":
+        return 0
+    texts = [*examples.texts, *(examples.pairs or [])]
+    return sum(isinstance(text, str) and "\t" in text and "\n" in text for text in texts)
+
+
+def swallowing_warning(num_swallowing: int) -> str:
+    """The warning about texts that `count_swallowing` counts."""
+    return (
+        f"warning: {counted(num_swallowing, 'text')} with tabs and line breaks: an unpaired quotation mark "
+        "may have joined rows; if quotation marks are plain characters, add --no-quoting"
+    )
 
 
 def text_of(cell: Any) -> str:

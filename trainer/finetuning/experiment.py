@@ -24,7 +24,7 @@ from trainer.finetuning.examples import Columns
 from trainer.finetuning.experiment_runs import FitRun
 from trainer.finetuning.fit import Diverged, FitSettings, Point, Score, fit, order, predict
 from trainer.finetuning.frozen import check_room, encoder_taken_out, freeze_encoder, store_hidden_states
-from trainer.finetuning.task_data import Files, TaskData, count_swallowing, encode_task, read_task
+from trainer.finetuning.task_data import Files, TaskData, encode_task, num_swallowing, read_task
 from trainer.finetuning.tasks import Prediction, choosing_metric
 from trainer.inference.batches import Collator
 from trainer.inference.pretrained import Preprocessor, Row, load_config, load_pretrained, refuse_random_weights
@@ -136,7 +136,7 @@ def prepare(
         )
     if max_length is not None:
         preprocessor = replace(preprocessor, max_length=max_length, is_shortened=max_length < preprocessor.max_length)
-    data = replace(encode_task(found, examples, preprocessor), num_swallowing=count_swallowing(files, examples))
+    data = replace(encode_task(found, examples, preprocessor), num_swallowing=num_swallowing(files, examples))
     hidden_size = load_config(encoder).hidden_size
     asked = tuple(dict.fromkeys(learning_rates))
     rates = {variant: asked or usual_rates(variant, hidden_size) for variant in variants}

@@ -19,8 +19,8 @@ from data_prep.storage import storage
 from trainer.config.registry_names import check_names
 from trainer.config.run_settings import TrackingSettings
 from trainer.finetuning.examples import Columns
-from trainer.finetuning.labeled_tables import check_columns, check_readable
-from trainer.finetuning.task_data import Files, task_of_columns
+from trainer.finetuning.labeled_tables import check_readable
+from trainer.finetuning.task_data import Files, read_task, task_of_columns
 from trainer.finetuning.tasks import TASK_NAMES, TaskName, choosing_metric
 from trainer.inference.pretrained import SHORTEST
 from trainer.inference.pulled_model import check_model_name, hugging_face_folder, is_address
@@ -164,7 +164,7 @@ def finetune(
 
 
 def check_settings(settings: FinetuneSettings) -> None:
-    """Check the arguments, the names and the columns of the files, before a model is loaded or downloaded.
+    """Check the arguments, the names and the files, before torch is imported and a model is loaded or downloaded.
 
     Raises:
         UserError: one of them is wrong.
@@ -211,10 +211,7 @@ def check_settings(settings: FinetuneSettings) -> None:
     if settings.is_tracked:
         tracking_settings(settings)
     check_model_name(settings.model)
-    columns = settings.columns
-    named = {"--text-column": columns.text, "--pair-column": columns.pair, "--label-column": columns.label}
-    for path in settings.files.given.values():
-        check_columns(path, named, settings.files.quoting)
+    read_task(settings.task, settings.files, settings.columns, settings.split_seed)
 
 
 def prepare_experiment(settings: FinetuneSettings, log: Callable[[str], None]) -> Experiment:
@@ -263,6 +260,8 @@ def fit_experiment(settings: FinetuneSettings, experiment: Experiment, log: Call
         runs.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
         raise
     runs.close("FINISHED")
+    if runs.parent.view_hint:
+        log(f"metrics: {runs.parent.view_hint}")
     if settings.register is None:
         return result
     registration = _register(settings, result.folder, runs.parent.run_id)
@@ -312,7 +311,7 @@ def _fit_all(
         ) from None
     folder = _save_best(settings, experiment, best, runs.parent.run_id)
     log_results(runs.parent, experiment, results, report, picture)
-    log(f"\ncurves: {picture}\nmodel: {folder}")
+    log(f"\ncurves: {picture}\nmodel: {folder}\n{_saved_line(best)}")
     return FinetuneResult(folder, experiment.metric, tuple(results), report)
 
 
@@ -361,10 +360,21 @@ def _save_best(settings: FinetuneSettings, experiment: Experiment, best: Best, r
         scores=one.scores,
         scored_on=data.scored_on,
         train_sha256=storage.sha256_of(settings.files.train),
+        quoting=settings.files.quoting,
     )
     folder = settings.output / "model"
     save_fitted_model(best.model, experiment.encoder, folder, facts, run_id)
     return folder
+
+
+def _saved_line(best: Best) -> str:
+    """Which of all fits is saved, and by what it was selected."""
+    one = best.fit
+    assert one is not None, "there was a fit"
+    return (
+        f"saved: {one.variant}, seed {one.seed}, learning rate {one.learning_rate:g}, "
+        f"selected by valid {best.metric} {one.valid_scores[best.metric]:.4f}"
+    )
 
 
 def _make_output(output: Path) -> None:

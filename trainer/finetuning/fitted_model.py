@@ -53,6 +53,8 @@ class FitFacts:
     scores: dict[str, float]
     scored_on: str
     train_sha256: str
+    quoting: bool = True
+    """Whether quotation marks of its tables enclose cells."""
 
 
 def read_facts(folder: Path) -> FitFacts | None:

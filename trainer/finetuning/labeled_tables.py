@@ -37,8 +37,8 @@ def read_table(path: Path, quoting: bool = True, header: bool = True, ragged: bo
     A byte order mark is dropped.
 
     Raises:
-        UsageError: the name has another ending than a table's.
-        UserError: the file does not exist, or is not such a table.
+        UsageError: the name has another ending than a table's, or the file does not exist or is empty.
+        UserError: the file is not such a table.
     """
     check_suffix(path)
     try:
@@ -46,7 +46,7 @@ def read_table(path: Path, quoting: bool = True, header: bool = True, ragged: bo
             return _read_parquet(path)
         text = _utf8_text(path)
         if not text.strip():
-            raise UserError(
+            raise UsageError(
                 f"{path} is empty",
                 fix="give a table",
                 code="no-examples",
@@ -76,7 +76,7 @@ def column(table: pandas.DataFrame, name: str, path: Path, option: str) -> list[
     """The cells of a column as Python values.
 
     Raises:
-        UsageError: there is no such column.
+        UsageError: there is no such column, or several.
     """
     if name not in table.columns:
         there = ", ".join(str(column) for column in table.columns)
@@ -86,7 +86,7 @@ def column(table: pandas.DataFrame, name: str, path: Path, option: str) -> list[
             code="unknown-column",
         )
     if name in table.attrs.get(REPEATED, ()):
-        raise UserError(
+        raise UsageError(
             f"{path} has several columns named {name!r}",
             fix="rename all but one",
             code="repeated-column",
@@ -131,8 +131,8 @@ def check_columns(
     """Check that a table has columns, given by the options that name them; a column that is not named is left out.
 
     Raises:
-        UsageError: a column is missing.
-        UserError: the table cannot be read, or has several columns of a name.
+        UsageError: a column is missing, or there are several of its name.
+        UserError: the table cannot be read.
     """
     named = {option: name for option, name in names.items() if isinstance(name, str)}
     if named:
@@ -149,6 +149,12 @@ def check_suffix(path: Path) -> None:
             fix=f"give a name that ends in {', '.join(SUFFIXES)}",
             code="unsupported-file-type",
         )
+
+
+def has_quoted_cells(path: Path) -> bool:
+    """Whether a cell of a tsv or csv file begins with a quotation mark."""
+    separator = {".tsv": b"\t", ".csv": b","}.get(path.suffix)
+    return separator is not None and re.search(rb'(?:^|\n|%b)"' % separator, path.read_bytes()) is not None
 
 
 def is_missing(cell: Any) -> bool:

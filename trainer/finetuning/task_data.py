@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted
 from trainer.finetuning.answer_task import AnswerTask
-from trainer.finetuning.examples import Columns, Examples, read_examples
+from trainer.finetuning.examples import Columns, Examples, count_swallowing, read_examples, swallowing_warning
 from trainer.finetuning.tasks import ClassificationTask, Encoded, RegressionTask, Task, TokenTask
 from trainer.inference.pretrained import Preprocessor
 from trainer.model.quiet_transformers import quiet_transformers
@@ -60,7 +60,7 @@ class TaskData:
     num_repeated: int = 0
     """Examples of valid and test whose text is in train too."""
     num_swallowing: int = 0
-    """Texts of tsv files that hold tabs and line breaks; see `count_swallowing`."""
+    """Texts of tsv files that hold tabs and line breaks; see `num_swallowing`."""
 
     @property
     def scored_on(self) -> str:
@@ -113,8 +113,9 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
     """The task with the classes of the training examples, and the examples of train, valid and perhaps test.
 
     Raises:
-        UsageError: a column is not there, or the task reads another number of texts.
-        UserError: a file cannot be read, labels are missing or of one class, or there are too few examples.
+        UsageError: a column is not there, the task reads another number of texts, labels are missing, unknown or of
+            one class, or there are too few examples.
+        UserError: a file cannot be read.
     """
     task = task_of_columns(name, columns.pair)
     examples = {
@@ -127,7 +128,7 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
     if isinstance(task, ClassificationTask):
         _check_classes_repeat(labels, files.train)
     if isinstance(task, RegressionTask) and len(set(labels)) < 2:
-        raise UserError(
+        raise UsageError(
             f"{files.train} has the same number in every row of column {columns.label!r}",
             fix="give another --label-column",
             code="nothing-to-learn",
@@ -140,7 +141,7 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
     examples = _cut_missing(examples, labels if isinstance(task, ClassificationTask) else [0] * len(labels), seed)
     if len(examples["train"]) < FEWEST_EXAMPLES or not all(len(part) for part in examples.values()):
         sizes = ", ".join(f"{len(part):,} for {part_name}" for part_name, part in examples.items())
-        raise UserError(
+        raise UsageError(
             f"{files.train} has too few examples ({sizes} after the split)",
             fix="give more examples, or a --valid file",
             code="too-few-examples",
@@ -157,24 +158,22 @@ def encode_task(task: Task, examples: dict[str, Examples], preprocessor: Preproc
     return TaskData(task, preprocessor, parts, repeated)
 
 
-def count_swallowing(files: Files, examples: dict[str, Examples]) -> int:
-    """Texts of tsv files that look like several rows: an unpaired quotation mark ends at the next one, rows later."""
-    if not files.quoting:
-        return 0
-    from_tsv = (some for part, some in examples.items() if files.given.get(part, files.train).suffix == ".tsv")
-    texts = (text for some in from_tsv for text in some.texts)
-    return sum(isinstance(text, str) and "\t" in text and "\n" in text for text in texts)
+def num_swallowing(files: Files, examples: dict[str, Examples]) -> int:
+    """Sum of `count_swallowing` over the parts."""
+    return sum(
+        count_swallowing(files.given.get(part, files.train), some, files.quoting) for part, some in examples.items()
+    )
 
 
 def class_names(labels: Sequence[str], path: Path) -> tuple[str, ...]:
     """The classes in a fixed order: numbers by size, then names by alphabet.
 
     Raises:
-        UserError: there is only one.
+        UsageError: there is only one.
     """
     names = sorted(set(labels), key=lambda name: (0, float(name), name) if _is_number(name) else (1, 0.0, name))
     if len(names) < 2:
-        raise UserError(
+        raise UsageError(
             f"{path} has only one class ({names[0]!r})",
             fix="add examples of other classes, or give another --label-column",
             code="nothing-to-learn",
@@ -224,10 +223,7 @@ def data_lines(data: TaskData) -> Iterator[str]:
     if num_incomplete := sum(part.examples.num_incomplete for part in data.parts.values()):
         yield f"skipped {counted(num_incomplete, 'row')} with an empty text, pair or label"
     if data.num_swallowing:
-        yield (
-            f"warning: {counted(data.num_swallowing, 'text')} with tabs and line breaks: an unpaired quotation mark "
-            "may have joined rows; if quotation marks are plain characters, add --no-quoting"
-        )
+        yield swallowing_warning(data.num_swallowing)
     if data.num_repeated:
         repeated = counted(data.num_repeated, "example")
         yield f"warning: {repeated} of valid and test with the text of a training example"
@@ -255,7 +251,7 @@ def _check_classes_repeat(labels: Sequence[str], path: Path) -> None:
     """Refuse labels of which most stand once only: numbers or texts that were taken for classes."""
     classes = sorted(set(labels))
     if len(classes) > 2 and 2 * len(classes) > len(labels):
-        raise UserError(
+        raise UsageError(
             f"{path} has {len(classes):,} classes for {len(labels):,} examples "
             f"({', '.join(classes[:5])}, ...), so most classes have one example",
             fix="use --task regression for numbers, or give another --label-column",
@@ -267,7 +263,7 @@ def _check_known(labels: Sequence[str], names: Sequence[str], path: Path) -> Non
     """Refuse labels that the training examples do not have."""
     unknown = sorted(set(labels) - set(names))
     if unknown:
-        raise UserError(
+        raise UsageError(
             f"{path} has labels that the training examples lack: {', '.join(unknown[:5])}; those have "
             f"{', '.join(names[:20])}",
             fix="correct the labels, or add training examples of these classes",

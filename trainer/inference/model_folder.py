@@ -29,7 +29,9 @@ def check_model_folder(folder: Path, strict: bool = False, name: str | None = No
     if not (folder / "config.json").is_file():
         raise UsageError(
             f"{name} has no config.json, so it is not a Hugging Face directory",
-            fix="give a directory that `clozeworks export` wrote, or the copy of a model from the Hub",
+            fix=f"give {folder / 'model'}"
+            if (folder / "model" / "config.json").is_file()  # the output directory of `clozeworks finetune`
+            else "give a directory that `clozeworks export` wrote, or the copy of a model from the Hub",
             code="not-a-model-folder",
         )
     for config in CONFIG_FILES:
@@ -68,6 +70,24 @@ def check_fine_tuned(folder: Path, name: str | None = None) -> None:
     first = classes[0] if isinstance(classes, list) and classes else None
     if isinstance(first, str) and not first.endswith(FITTED_CLASSES) and not (folder / FINETUNE_FILE).is_file():
         raise not_fine_tuned(f"{name or folder} is of class {first}, which was not fine-tuned for a task")
+
+
+def check_not_fine_tuned(folder: Path, name: str) -> None:
+    """Refuse a fine-tuned model, which fills no masks, before it is loaded.
+
+    Raises:
+        UsageError: it is one; `name` is what the user called the folder.
+    """
+    task = read_json(folder / FINETUNE_FILE).get("task")
+    classes = read_config(folder).get("architectures")
+    first = classes[0] if isinstance(classes, list) and classes else None
+    if task is not None or (isinstance(first, str) and first.endswith(FITTED_CLASSES)):
+        kind = str(task).replace("_", " ") if task is not None else first
+        raise UsageError(
+            f"{name} is a fine-tuned {kind} model, which fills no masks",
+            fix="use `clozeworks predict`, or give the model that was fine-tuned",
+            code="fine-tuned-model",
+        )
 
 
 def not_fine_tuned(problem: str) -> UsageError:

@@ -27,6 +27,7 @@ EXPORT_FOLDER = "hf"
 TAG_PREFIX = "clozeworks."
 DIGEST_TAG = TAG_PREFIX + "folder_sha256"
 ADDRESSES = "models:/NAME@ALIAS, models:/NAME/VERSION or runs:/RUN_ID/PATH"
+OTHER_SERVER = "give a model that exists, or set --tracking-uri (in Python tracking_uri=) to the server that has it"
 _ADDRESS = regex.compile(r"models:/(?:(m-[0-9a-f]{32})|([^/@:]+)(?:@([^/@]+)|/(\d+|latest)))")
 
 
@@ -156,9 +157,21 @@ def check_is_there(model_uri: str, tracking_uri: str | None = None) -> None:
 
 def find_model(client: MlflowClient, model_uri: str) -> tuple[str, str | None]:
     """Return the address of a model's files and the digest at registration; aliases are resolved once, here."""
-    if model_uri.startswith("runs:/"):
-        return model_uri, None
     from mlflow.exceptions import MlflowException
+
+    if model_uri.startswith("runs:/"):
+        run_id = model_uri.removeprefix("runs:/").partition("/")[0]
+        try:
+            client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                raise
+            raise UsageError(
+                f"{model_uri} does not exist; the server has no run {run_id!r}",
+                fix=OTHER_SERVER,
+                code="unknown-model",
+            ) from None
+        return model_uri, None
 
     check_address(model_uri)
     match = _ADDRESS.fullmatch(model_uri)
@@ -175,7 +188,7 @@ def find_model(client: MlflowClient, model_uri: str) -> tuple[str, str | None]:
             raise
         raise UsageError(
             f"{model_uri} does not exist; {_what_there_is(client, name)}",
-            fix="give a model that exists, or set --tracking-uri (in Python tracking_uri=) to the server that has it",
+            fix=OTHER_SERVER,
             code="unknown-model",
         ) from None
     return f"models:/{name}/{version.version}", version.tags.get(DIGEST_TAG)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 
@@ -11,7 +12,8 @@ from data_prep.base.settings import to_yaml
 from data_prep.base.terminal import counted
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.storage import storage
-from trainer.checkpoint.format import list_steps
+from trainer.checkpoint.compatibility import check_branch
+from trainer.checkpoint.format import list_steps, read_state, step_folder
 from trainer.checkpoint.store import stored_steps
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig, without_secrets
@@ -73,16 +75,24 @@ def explain(
         ("Shards", list(shard_lines(config, world_size, expects_shards))),
     ]
     if config.branch is not None:
-        parts.append(("Branch", [branch_line(config.branch)]))
+        parts.append(("Branch", [branch_line(config, config.branch)]))
     if config.init_from is not None:
         parts.append(("Initial weights", initial_weights_lines(config, config.init_from)))
     return "\n\n".join(f"{title}\n{'-' * len(title)}\n" + "\n".join(lines) for title, lines in parts)
 
 
-def branch_line(branch: BranchSettings) -> str:
-    """Report whether the checkpoint of --branch-from exists."""
+def branch_line(config: RunConfig, branch: BranchSettings) -> str:
+    """Report whether the checkpoint of --branch-from exists.
+
+    Raises:
+        UsageError: it exists and the run may not branch from it.
+    """
+    if not Path(branch.run).is_dir():
+        return f"warning: {storage.redact(branch.run)} does not exist; give the output_dir of a run [missing-path]"
     steps, _ = list_steps(branch.run)
     if branch.step in steps:
+        saved = read_state(step_folder(branch.run, branch.step))
+        check_branch(saved, config, saved.data)  # the tokenizer is compared at the start
         return f"starts from step {branch.step:,} of {storage.redact(branch.run)}, which has that checkpoint"
     others = ", ".join(map(str, sorted(steps))) or "none"
     return f"warning: {storage.redact(branch.run)} has no checkpoint of step {branch.step}; existing steps: {others}"

@@ -132,6 +132,18 @@ def test_a_task_is_checked_before_a_model_is_opened(
         prepare_suite(own_suite(tmp_path, **task), "models:/none@none")
 
 
+def test_a_misspelt_metric_is_refused_before_a_model_is_opened(tmp_path: Path) -> None:
+    table = tmp_path / "table.tsv"
+    table.write_text("text\tlabel\ncat\t0\n")
+    task: dict[str, Any] = {
+        "function": "finetune",
+        "files": {"train": str(table), "valid": str(table), "test": str(table)},
+        "settings": {"columns": {"text": "text"}},
+    }
+    with pytest.raises(UsageError, match="test/acuracy.*valid/accuracy.*test/mcc", check=coded("unknown-metric")):
+        prepare_suite(own_suite(tmp_path, **task, metrics=["test/f1", "test/acuracy"]), "models:/none@none")
+
+
 def test_results_are_reused_only_for_the_same_model_settings_and_files(
     own_task: Any, tiny_hugging_face: Path, tmp_path: Path
 ) -> None:

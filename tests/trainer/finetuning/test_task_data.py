@@ -18,10 +18,10 @@ from trainer.finetuning.examples import Columns
 from trainer.finetuning.task_data import (
     Files,
     class_names,
-    count_swallowing,
     data_lines,
     encode_task,
     make_task,
+    num_swallowing,
     read_task,
     split,
 )
@@ -143,9 +143,9 @@ def test_rows_swallowed_by_a_quotation_mark_are_warned_of(tmp_path: Path, prepro
     path.write_text("\n".join(lines) + "\n")
     task, parts = read_task("classification", Files(path), COLUMNS, 0)
     assert sum(map(len, parts.values())) == 41  # of 42
-    data = replace(encode_task(task, parts, preprocessor), num_swallowing=count_swallowing(Files(path), parts))
+    data = replace(encode_task(task, parts, preprocessor), num_swallowing=num_swallowing(Files(path), parts))
     assert "warning: 1 text with tabs and line breaks" in "\n".join(data_lines(data))
-    assert count_swallowing(Files(path, quoting=False), parts) == 0 == count_swallowing(Files(Path("a.csv")), parts)
+    assert num_swallowing(Files(path, quoting=False), parts) == 0 == num_swallowing(Files(Path("a.csv")), parts)
 
 
 def test_long_texts_are_counted_with_the_length_and_where_it_comes_from(

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import load_settings
 from data_prep.dataset.manifest import read_manifest
 from tests.support.error_codes import coded
-from trainer.checkpoint.format import step_folder
+from trainer.checkpoint.format import DataIdentity, SavedState, TrainState, step_folder
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BranchSettings
 from trainer.model.hugging_face import hugging_face_config
+from trainer.preflight import dry_run
 from trainer.preflight.dry_run import (
     activation_lines,
     batch_lines,
@@ -197,15 +198,36 @@ def test_the_step_to_go_back_to_is_looked_for_in_the_folder_and_in_the_store(tmp
     assert resume_line(both, 7) == "--resume-from 7: the checkpoint exists"
 
 
-def test_the_checkpoint_of_a_branch_is_looked_for(tmp_path: Path) -> None:
+def test_the_checkpoint_of_a_branch_is_looked_for_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     branch = BranchSettings(run=str(tmp_path), step=4, stage="decay")
-    assert branch_line(branch).startswith("warning: ") and "step 4; existing steps: none" in branch_line(branch)
+    config = load_settings(RunConfig, "tiny_cpu")
+    line = branch_line(config, branch)
+    assert line.startswith("warning: ") and "step 4; existing steps: none" in line
+    gone = branch_line(config, branch.model_copy(update={"run": str(tmp_path / "gone")}))
+    assert gone.startswith("warning: ") and "gone does not exist" in gone
+    data = DataIdentity(manifest_digests=("a" * 64,), tokenizer_fingerprint="b" * 64)
+    saved = SavedState(
+        format_version=1,
+        state=TrainState(step=4),
+        config=config.model_dump(mode="json"),
+        data=data,
+        world_size=1,
+        zero_stage=1,
+        shapes={},
+        optimizer_steps=4,
+        loss_scaler=None,
+        versions={},
+    )
+    monkeypatch.setattr(dry_run, "read_state", lambda folder: saved)
     for step in (2, 4):
         folder = step_folder(tmp_path, step)
         folder.mkdir(parents=True)
         (folder / "checkpoint.json").touch()
-    assert "step 4" in branch_line(branch) and "warning" not in branch_line(branch)
-    assert branch_line(branch.model_copy(update={"step": 3})).endswith("existing steps: 2, 4")
+    assert "step 4" in branch_line(config, branch) and "warning" not in branch_line(config, branch)
+    assert branch_line(config, branch.model_copy(update={"step": 3})).endswith("existing steps: 2, 4")
+    muon = load_settings(RunConfig, "tiny_cpu", ["optimizer.name=muon"]).model_copy(update={"branch": branch})
+    with pytest.raises(UsageError, check=coded("incompatible-branch"), match="'adamw' and is 'muon'"):
+        branch_line(muon, branch)
 
 
 def test_the_table_of_stages_has_tokens_masks_rates_and_hours() -> None:
