@@ -113,4 +113,6 @@ def test_one_code_has_one_exit_status() -> None:
             statuses[code.value].add(2 if is_usage(name) else 1)
     assert len(statuses) > 300
     assert {code for code, found in statuses.items() if len(found) > 1} == set()
+    refused = ("incompatible-change", "another-optimizer", "incompatible-branch")
+    assert all(statuses[code] == {2} for code in refused)
     assert statuses["missing-path"] == statuses["unknown-document"] == {2} and statuses["damaged-shard"] == {1}
