@@ -266,16 +266,33 @@ def test_a_run_that_the_server_lacks_is_an_unknown_model() -> None:
         find_model(client, "runs:/123/model")
 
 
+def test_errors_of_export_and_register_name_their_parameters(tmp_path: Path, tiny_hugging_face: Path) -> None:
+    with pytest.raises(UsageError, match=f"^output={tmp_path} is not empty", check=coded("output-not-empty")):
+        trainer.export(tmp_path / "run", tmp_path)
+    with pytest.raises(UsageError, match="^alias='a b' is not", check=coded("invalid-alias")):
+        trainer.register(tiny_hugging_face, "english", "a b")
+
+
 def test_an_unknown_model_is_answered_with_what_is_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from unittest.mock import Mock
+
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "tiny" / "checkpoints" / "step-00000030").mkdir(parents=True)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=LocalEntryNotFoundError("offline")))
+    refused = coded("unknown-model", "invalid-model-address", "hub-name-offline")
     for model, near in (
         ("runs/tinny", "did you mean runs/tiny?"),
         ("runs/tiny/checkpoints/step-00000031", "step-00000030"),
         ("model:/english@champion", "did you mean models:/english@champion?"),
         ("models://english@champion", "models:/NAME@ALIAS"),
+        ("runz/tiny", "did you mean runs/tiny?"),
+        ("./runz/tiny", "did you mean runs/tiny?"),
         ("nothing/like/it", "a checkpoint"),
     ):
-        with pytest.raises(UsageError, check=coded("unknown-model", "invalid-model-address")) as raised:
+        with pytest.raises(
+            UsageError, check=coded("unknown-model", "invalid-model-address", "hub-name-offline")
+        ) as raised:
             FillMask(model)
         assert near in str(raised.value)
