@@ -120,7 +120,7 @@ MODERN_LARGE = {
     "optimizer.beta1": 0.9,
     "optimizer.beta2": 0.98,
     "optimizer.eps": 1e-6,
-    "optimizer.weight_decay": 1e-5,
+    "optimizer.weight_decay": 0.02,  # decoupled 1e-5 divided by the peak rate of 5e-4
     "schedule.name": "warmup_stable_decay",
 }
 # Lee et al. 2021, section 4.2 (5-grams, a Jaccard similarity of 0.8); datasketch's default of 128 permutations; the

@@ -149,7 +149,11 @@ def find_config(path: str | Path, schema: type[BaseModel] | None = None) -> Path
         raise UsageError(f"configuration {path} is a directory", fix="give a YAML file in it", code="config-is-folder")
     known = sorted(name for name, file in presets.items() if schema is None or _is_of(schema, file))
     or_preset = f" or one of the presets {', '.join(known)}" if known else ""
-    raise UsageError(f"configuration {path} does not exist", fix=f"give a YAML file{or_preset}", code="missing-config")
+    nearest = difflib.get_close_matches(path.stem.replace("-", "_"), known, 1, _MIN_LIKENESS)
+    meant = f" (did you mean {nearest[0]}?)" if nearest and path.parent == Path() else ""
+    raise UsageError(
+        f"configuration {path} does not exist{meant}", fix=f"give a YAML file{or_preset}", code="missing-config"
+    )
 
 
 def _is_of(schema: type[BaseModel], file: Path) -> bool:
@@ -211,6 +215,11 @@ def _explain(schema: type[BaseModel], error: Any, values: Mapping[str, Any], typ
     value = error.get("input")
     if error["type"] == "extra_forbidden":
         is_scalar = not isinstance(value, (dict, list)) and where in typed
+        if "." in str(error["loc"][-1]):  # a dotted key in a file; overrides nest
+            *sections, name = str(error["loc"][-1]).split(".")
+            opened = "".join(f"{section}: {{" for section in sections)
+            fix = f"nest it: {opened}{name}: {_display(value)}{'}' * len(sections)}"
+            return _Violation(f"{where} is a dotted key in a file", fix, "dotted-key")
         return _explain_unknown(schema, where, typed[where] if is_scalar else value, values)
     if error["type"] == "missing":
         return _Violation(f"{where} is required and not set", f"set {where}", "missing-setting")

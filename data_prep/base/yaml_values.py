@@ -53,14 +53,55 @@ def read_yaml_with_overrides(path: Path | None, overrides: Sequence[str]) -> dic
     try:
         for override in overrides:
             _check_depth(override.partition("=")[2])
-        merged = OmegaConf.merge(values, OmegaConf.from_dotlist(list(overrides)))
-        return OmegaConf.to_container(merged, resolve=False)  # type: ignore[return-value]  # a mapping
+            values = _overridden(values, override)
+        return OmegaConf.to_container(values, resolve=False)  # type: ignore[return-value]  # a mapping
     except _YAML_FAULTS as error:
         raise UsageError(
             f"the overrides {_cut(' '.join(overrides))} cannot be parsed: {_in_one_line(error)}",
             fix="quote values that hold special characters, as in 'name=\"a: b\"'",
             code="invalid-override",
         ) from None
+
+
+def _overridden(values: Any, override: str) -> Any:
+    """Apply an override; its path may lead through a list, by index or by name (`training.stages.decay.tokens=1`).
+
+    Raises:
+        UsageError: a list on the path has no such item.
+    """
+    name, _, text = override.partition("=")
+    parts = name.split(".")
+    within: Any = values
+    is_in_list = False
+    for depth, part in enumerate(parts):
+        if isinstance(within, omegaconf.ListConfig):
+            parts[depth] = part = str(_index(within, part, ".".join(parts[:depth]), override))
+            is_in_list = True
+            within = within[int(part)]
+        elif isinstance(within, omegaconf.DictConfig):
+            within = within._get_node(part)
+        else:
+            break
+    if not is_in_list:
+        return OmegaConf.merge(values, OmegaConf.from_dotlist([override]))
+    value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
+    OmegaConf.update(values, ".".join(parts), value["value"], force_add=True)  # type: ignore[index,call-overload]
+    return values
+
+
+def _index(items: omegaconf.ListConfig, part: str, where: str, override: str) -> int:
+    """Return the index of the item that `part` names by number or by its `name`."""
+    names = [item.get("name") if isinstance(item, omegaconf.DictConfig) else None for item in items]
+    if part.isdecimal() and int(part) < len(names):
+        return int(part)
+    if part in names:
+        return names.index(part)
+    known = ", ".join(f"{number} ({name})" if name else str(number) for number, name in enumerate(names))
+    raise UsageError(
+        f"override {override!r}: {where} has no item {part}",
+        fix=f"use one of its items: {known}" if known else f"set {where} first",
+        code="invalid-override",
+    )
 
 
 def _read_yaml(path: Path) -> omegaconf.DictConfig:

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.installed import installed_version
+from data_prep.base.urls import redact
 from data_prep.base.validation import first_problem
 from trainer.checkpoint.format import DataIdentity, SavedState
 from trainer.config.batch_arithmetic import StageShape
@@ -51,6 +52,12 @@ _HARMLESS = frozenset(
     }
 )
 
+_SHAPES = (
+    *("family", "vocab_size", "pad_vocab_size_to_multiple_of", "hidden_size", "num_hidden_layers", "intermediate_size"),
+    *("type_vocab_size", "position_embedding", "norm", "norm_position", "embedding_norm", "hidden_act", "bias"),
+)
+"""Settings of the model that shapes of its parameters depend on: no checkpoint fits after their change."""
+
 
 def check_compatible(
     saved: SavedState,
@@ -67,7 +74,7 @@ def check_compatible(
     written differently but say the same is the same run.
 
     Raises:
-        UserError: a difference makes it another run (model, data, seed, batch, schedule ...), unless `allow_change`,
+        UsageError: a difference makes it another run (model, data, seed, batch, schedule ...), unless `allow_change`,
             which lists it among the others; or the optimizer is another one, whose states the checkpoint lacks.
     """
     # An earlier release hid less, and wrote URLs otherwise.
@@ -82,12 +89,16 @@ def check_compatible(
     before["tokenizer_fingerprint"] = saved.data.tokenizer_fingerprint
     after["tokenizer_fingerprint"] = data.tokenizer_fingerprint
     if before["optimizer.name"] != after["optimizer.name"]:
-        raise UserError(
+        raise UsageError(
             f"the checkpoint of step {saved.state.step} has the optimizer states of "
-            f"optimizer.name={before['optimizer.name']}, and optimizer.name={after['optimizer.name']}",
+            f"optimizer.name={before['optimizer.name']}, and this run has optimizer.name={after['optimizer.name']}",
             fix="set it back, or start a new run in another output_dir (init_from takes an export of this one)",
             code="another-optimizer",
         )
+    changes_shapes = any(before[f"model.{name}"] != after[f"model.{name}"] for name in _SHAPES) or (
+        config.model.position_embedding == "learned"
+        and before["model.max_position_embeddings"] != after["model.max_position_embeddings"]
+    )
     harmless: list[str] = []
     dangerous: list[str] = []
     for name in [*before, *(name for name in after if name not in before)]:
@@ -95,14 +106,39 @@ def check_compatible(
             line = f"{name} was {before.get(name)!r} and is {after.get(name)!r}"
             (harmless if _is_harmless(name) else dangerous).append(line)
     if dangerous and not allow_change:
-        raise UserError(
+        raise UsageError(
             f"cannot resume from the checkpoint of step {saved.state.step}: {'; '.join(dangerous)}",
-            fix=(
-                "set these back, give another output_dir for a new run, or add --allow-change to resume with the change"
-            ),
+            fix="set these back, or give another output_dir for a new run"
+            + ("" if changes_shapes else ", or add --allow-change to resume with the change"),
             code="incompatible-change",
         )
     return harmless + dangerous
+
+
+def check_branch(saved: SavedState, config: RunConfig, data: DataIdentity) -> None:
+    """Check that a run may branch from the checkpoint of another one.
+
+    Raises:
+        UsageError: the model, the tokenizer, the optimizer or the seed differs.
+    """
+    before = RunConfig.model_validate(without_registry(saved.config))
+    pairs = {
+        "data.sentence_pairs": (before.data.sentence_pairs, config.data.sentence_pairs),
+        "optimizer.name": (before.optimizer.name, config.optimizer.name),
+        "training.seed": (before.training.seed, config.training.seed),
+        "the tokenizer's fingerprint": (saved.data.tokenizer_fingerprint, data.tokenizer_fingerprint),
+    }
+    own, other = dict(config.model), dict(before.model)
+    pairs |= {f"model.{name}": (other[name], own[name]) for name in own if name not in ROPE_BASES}
+    differences = [f"{name} was {old!r} and is {new!r}" for name, (old, new) in pairs.items() if old != new]
+    if differences:
+        assert config.branch is not None
+        raise UsageError(
+            f"cannot branch from step {saved.state.step} of {redact(config.branch.run)}: {'; '.join(differences)}",
+            fix="set these as in that run; a branch may change data, masking, learning rate, schedule, lengths and "
+            "batch sizes",
+            code="incompatible-branch",
+        )
 
 
 def current_versions() -> dict[str, str]:

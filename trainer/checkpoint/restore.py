@@ -91,6 +91,8 @@ def open_verified(output_dir: str | Path, step: int, ranks: Ranks = ALONE) -> Ch
     folder = step_folder(output_dir, step)
     problems = [found for found in gather_objects(_first_problem(folder, ranks), ranks) if found]
     if problems:
+        if not any(gather_objects(Path(output_dir).is_dir(), ranks)):
+            raise UsageError(f"{output_dir} does not exist", fix="give the output_dir of a run", code="missing-path")
         steps = ", ".join(map(str, list_steps(output_dir)[0])) or "none"
         raise UsageError(
             f"there is no intact checkpoint of step {step} in {output_dir} ({problems[0]}); existing steps: {steps}",

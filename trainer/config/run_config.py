@@ -26,7 +26,7 @@ from trainer.config.run_settings import (
 )
 from trainer.config.schedule import tokens_of_stage
 from trainer.config.stages import Stage, data_sets_of, resolve_stages
-from trainer.config.synonyms import explain_synonym
+from trainer.config.synonyms import LENGTH_NAMES, explain_synonym
 from trainer.config.training_settings import (
     BatchWarmup,
     BranchSettings,
@@ -74,7 +74,7 @@ class RunConfig(Settings):
     @classmethod
     def explain_unknown(cls, name: str, value: object, values: Mapping[str, Any]) -> str | None:
         """Answer names of Hugging Face and Megatron (`synonyms.py`)."""
-        return explain_synonym(name, value, _sequence_length(values))
+        return explain_synonym(name, value, _sequence_length(values, name))
 
     @model_validator(mode="after")
     def _check_between_settings(self) -> RunConfig:
@@ -127,13 +127,29 @@ class RunConfig(Settings):
         return self.training.max_steps or self.stages[-1].last_step
 
 
-def _sequence_length(values: Mapping[str, Any]) -> int | None:
-    """Return the sequence length of a configuration that is not validated; None if it is unclear."""
-    data, training = values.get("data"), values.get("training")
-    if not isinstance(data, Mapping) or (isinstance(training, Mapping) and training.get("stages")):
-        return None
-    length = data.get("sequence_length", DataSettings.model_fields["sequence_length"].default)
-    return length if type(length) is int else None
+def _sequence_length(values: Mapping[str, Any], name: str) -> int | None:
+    """Return the sequence length that holds for the setting `name` in a configuration that is not validated.
+
+    It may be set under a name of another project. None if it is unclear, as with two lengths.
+    """
+    training = values.get("training")
+    stages = training.get("stages") if isinstance(training, Mapping) else None
+    if stages:
+        parts = name.split(".")
+        number = int(parts[2]) if parts[:2] == ["training", "stages"] and parts[2].isdecimal() else None
+        if number is None or not isinstance(stages, list) or not isinstance(stages[number], Mapping):
+            return None
+        if own := _lengths(stages[number]):
+            return own.pop() if len(own) == 1 else None
+    sections = (values, *(values[each] for each in ("data", "training", "model") if each in values))
+    found = set().union(*(_lengths(each) for each in sections if isinstance(each, Mapping)))
+    length = found.pop() if found else DataSettings.model_fields["sequence_length"].default
+    return length if type(length) is int and not found else None
+
+
+def _lengths(section: Mapping[str, Any]) -> set[Any]:
+    """Return the sequence lengths that a section sets, under any name."""
+    return {value for name, value in section.items() if str(name) in LENGTH_NAMES and isinstance(value, int | str)}
 
 
 def without_secrets(config: RunConfig) -> RunConfig:

@@ -5,6 +5,7 @@ A wrong guess is worse than none: each name is answered with a setting, its unit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -227,7 +228,12 @@ SYNONYMS: tuple[Synonym, ...] = (
     ),
     Synonym(("preprocessing_num_workers",), "none", "", "give --workers {value} to `clozeworks shards`"),
     Synonym(
-        ("mlm_prob", "mask_prob", "mlm_probability", "masked_lm_prob", "masking_ratio"), "data.mlm_probability", "share"
+        (
+            *("mlm_prob", "mask_prob", "mlm_probability", "masked_lm_prob"),
+            *("masking_ratio", "masking_rate", "mask_rate", "mask_ratio"),
+        ),
+        "data.mlm_probability",
+        "share",
     ),
     Synonym(("short_seq_prob",), "data.short_seq_probability", "share"),
     Synonym(("whole_word_mask", "wwm", "whole_word_masking"), "data.mask_unit", "word", "write data.mask_unit=word"),
@@ -379,20 +385,55 @@ SYNONYMS: tuple[Synonym, ...] = (
 
 _BY_NAME = {name: synonym for synonym in SYNONYMS for name in synonym.names}
 
+LENGTH_NAMES = ("sequence_length", *_BY_NAME["seq_length"].names)
+"""Names of data.sequence_length."""
+
+_IN_STAGE = {
+    "training.max_steps": "steps",
+    "data.shards": "data.shards",
+    "data.sequence_length": "sequence_length",
+    "training.micro_batch_tokens": "micro_batch_tokens",
+    "training.global_batch_tokens": "global_batch_tokens",
+    "training.batch_warmup": "batch_warmup",
+    "data.mlm_probability": "mlm_probability",
+    "data.mask_unit": "mask_unit",
+    "optimizer.learning_rate": "learning_rate",
+    "optimizer.weight_decay": "weight_decay",
+    **{f"schedule.{name}": f"schedule.{name}" for name in ("name", "warmup_steps", "warmup_ratio", "final_ratio")},
+    "schedule.decay_steps": "schedule.decay_steps",
+    "model.global_rope_theta": "global_rope_theta",
+    "training.gradient_clipping": "gradient_clipping",
+    "evaluation.every_steps": "evaluation.every_steps",
+    "evaluation.max_tokens": "evaluation.max_tokens",
+}
+"""Settings of the run, and those of a stage that replace them."""
+
 
 def explain_synonym(name: str, value: object, sequence_length: int | None = None) -> str | None:
     """Say as an imperative which setting of this project is meant by the last part of `name`; None if it is unknown.
 
     Args:
+        name: dotted; inside `training.stages.N`, the settings of that stage are named.
         value: what was typed for it; anything but a scalar is shown as N.
         sequence_length: tokens of a sequence, if known: a number of sequences is then converted.
     """
-    synonym = _BY_NAME.get(name.lstrip("-").rpartition(".")[2].replace("-", "_").lower())
-    if synonym is None:
-        return None
+    stage = re.match(r"training\.stages\.\d+\.", name)
+    last = name.lstrip("-").rpartition(".")[2].replace("-", "_").lower()
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if not isinstance(value, str | int | float) or not text:
         text = "N"
+    if stage is not None and last == "shards":
+        return f"write {stage[0]}data.shards={text} (in YAML: `data: {{shards: {text}}}` in the stage)"
+    synonym = _BY_NAME.get(last)
+    if synonym is None:
+        return None
+    answer = _answer(synonym, text, sequence_length)
+    if stage is None:
+        return answer
+    return re.sub(r"\b[a-z]+\.[a-z_]+\b", lambda found: _of_stage(found[0], stage[0]), answer)
+
+
+def _answer(synonym: Synonym, text: str, sequence_length: int | None) -> str:
     if synonym.advice.endswith(ROWS_TO_TOKENS) and "," not in synonym.setting and sequence_length and text.isdecimal():
         tokens = int(text) * sequence_length
         return f"write {synonym.setting}={tokens} ({text} sequences x data.sequence_length={sequence_length} tokens)"
@@ -400,6 +441,11 @@ def explain_synonym(name: str, value: object, sequence_length: int | None = None
         return synonym.advice.format(value=text)
     unit = f" ({synonym.unit})" if synonym.unit else ""
     return f"write {synonym.setting}={text}{unit}"
+
+
+def _of_stage(setting: str, prefix: str) -> str:
+    """Return the setting of a stage that replaces one of the run; the same one if a stage has none."""
+    return prefix + _IN_STAGE[setting] if setting in _IN_STAGE else setting
 
 
 def markdown_table() -> Iterator[str]:

@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UsageError
 from data_prep.storage import storage
 from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
 from trainer.checkpoint.store import remove_step, stored_steps
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.run_settings import TrackingSettings
-from trainer.config.stages import ROPE_BASES
 from trainer.config.training_settings import BranchSettings
 from trainer.data.sample_range import Branch, SampleRange
 from trainer.metrics.status import BranchRecord, add_branch
@@ -68,31 +67,6 @@ def remove_later_steps(url: str, step: int) -> None:
     for later in stored_steps(url):
         if later > step:
             remove_step(url, later)
-
-
-def check_branch(saved: SavedState, config: RunConfig, data: DataIdentity) -> None:
-    """Check that a run may branch from the checkpoint of another one.
-
-    Raises:
-        UserError: the model, the tokenizer, the optimizer or the seed differs.
-    """
-    before = RunConfig.model_validate(without_registry(saved.config))
-    pairs = {
-        "data.sentence_pairs": (before.data.sentence_pairs, config.data.sentence_pairs),
-        "optimizer.name": (before.optimizer.name, config.optimizer.name),
-        "training.seed": (before.training.seed, config.training.seed),
-        "the tokenizer's fingerprint": (saved.data.tokenizer_fingerprint, data.tokenizer_fingerprint),
-    }
-    own, other = dict(config.model), dict(before.model)
-    pairs |= {f"model.{name}": (other[name], own[name]) for name in own if name not in ROPE_BASES}
-    differences = [f"{name} was {old!r} and is {new!r}" for name, (old, new) in pairs.items() if old != new]
-    if differences:
-        assert config.branch is not None
-        raise UserError(
-            f"cannot branch from step {saved.state.step} of {config.branch.run}: {'; '.join(differences)}",
-            fix="set these as in that run; a branch may change data, masking, learning rate, schedule and lengths",
-            code="incompatible-branch",
-        )
 
 
 def begun_in(config: RunConfig, state: TrainState, saved: SavedState, data: DataIdentity) -> TrainState:

@@ -28,12 +28,16 @@ class FinishedRun:
     metrics: Mapping[str, float]
     mlflow_run_id: str | None
     view_hint: str
+    max_steps: int
+    """Of the configuration; less than `step` where it was lowered since."""
 
     def __str__(self) -> str:
         loss = self.metrics.get("valid/mlm_loss")
         valid = "" if loss is None else f" | valid mlm loss {loss:.3f}"
+        is_beyond = self.step > self.max_steps
+        step = f"step {self.step}" + (f", beyond max_steps={self.max_steps}" if is_beyond else f"/{self.step}")
         return (
-            f"the run in {self.output_dir} is finished: step {self.step}/{self.step}{valid} | checkpoint "
+            f"the run in {self.output_dir} is finished: {step}{valid} | checkpoint "
             f"{self.checkpoint}\nmetrics: {self.view_hint}\n"
             "to train longer, raise training.max_steps; for a new run, set another output_dir"
         )
@@ -51,7 +55,7 @@ def find_finished_run(config: RunConfig) -> FinishedRun | None:
     try:
         status = read_status(output_dir) or {}
         steps, _ = list_steps(output_dir)
-        if status.get("state") != "finished" or not steps or steps[0] != config.max_steps:
+        if status.get("state") != "finished" or not steps or steps[0] < config.max_steps:
             return None
         checkpoint = step_folder(output_dir, steps[0])
         if config.evaluation.suite is not None and not _is_scored(output_dir, steps):
@@ -71,7 +75,9 @@ def find_finished_run(config: RunConfig) -> FinishedRun | None:
         return None
     cursor = delivery.cursor
     hint = view_hint(uri, cursor.experiment_id, cursor.run_id)
-    return FinishedRun(output_dir, steps[0], checkpoint, status.get("metrics", {}), cursor.run_id, hint)
+    return FinishedRun(
+        output_dir, steps[0], checkpoint, status.get("metrics", {}), cursor.run_id, hint, config.max_steps
+    )
 
 
 def _is_scored(output_dir: Path, steps: list[int]) -> bool:

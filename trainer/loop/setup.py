@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 
 from data_prep.base.errors import UserError
+from data_prep.base.urls import redact
 from data_prep.dataset.manifest import TOKENIZER_FOLDER
 from data_prep.tokenizer.foreign_tokenizer import copy_tokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
-from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_compatible
+from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_branch, check_compatible
 from trainer.checkpoint.format import Checkpoint, TrainState
 from trainer.checkpoint.restore import find_latest, load, open_verified
 from trainer.checkpoint.upload import Uploader
@@ -23,6 +24,7 @@ from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig, without_registry
 from trainer.config.schedule import rate_jump_warning
 from trainer.config.stages import Stage
+from trainer.config.training_settings import BranchSettings
 from trainer.data.batch import Batch
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.sample_range import Branch
@@ -33,7 +35,7 @@ from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
 from trainer.evaluation.pairs_in_training import MinimalPairs, open_minimal_pairs
 from trainer.evaluation.suites_in_training import SuitesInTraining
-from trainer.loop.branch import begin_mlflow_run, begun_in, branched, check_branch, is_on, open_branch_tracker
+from trainer.loop.branch import begin_mlflow_run, begun_in, branched, is_on, open_branch_tracker
 from trainer.loop.console import StepBar, print_line
 from trainer.loop.data_version import describe_versions
 from trainer.loop.recorder import Recorder
@@ -138,7 +140,7 @@ def set_up(
     )
     for note in notes:
         run.log(note)
-    log_run_summary(run, state, changes)
+    log_run_summary(run, state, changes, config.branch if begins_branch else None)
     if latest and not begins_branch and (warning := rate_jump(latest, config, state)):
         run.warn(warning)
     return run, state, progress
@@ -255,19 +257,21 @@ def _loss_of(engine: Engine, batch: Batch) -> Callable[[], torch.Tensor]:
     return loss
 
 
-def log_run_summary(run: Run, state: TrainState, changes: list[str]) -> None:
-    """Log how the run starts, and send its description to MLflow."""
+def log_run_summary(run: Run, state: TrainState, changes: list[str], begun: BranchSettings | None) -> None:
+    """Log how the run starts, and send its description to MLflow; `begun` is the branch that begins here."""
     config = run.config
     stage = config.stage_of(state.step + 1)
     run.log(f"{run.num_parameters:,} parameters | {batch_arithmetic(stage, run.ranks.world_size)}")
     if (warmup := stage.batch_warmup) is not None:
         grows = f"{warmup.initial_tokens:,} to {stage.global_batch_tokens:,} tokens"
         run.log(f"batch-size ramp-up: {grows} over the first {warmup.num_steps:,} steps of the stage")
-    run.log(
-        f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"
-        if state.step
-        else f"starting training: {config.max_steps:,} steps, output_dir {config.output_dir}"
-    )
+    start = f"starting training: {config.max_steps:,} steps, output_dir {config.output_dir}"
+    if begun is not None:
+        start = f"starting from step {begun.step:,} of {redact(begun.run)}: up to step {config.max_steps:,}, "
+        start += f"output_dir {config.output_dir}"
+    elif state.step:
+        start = f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"
+    run.log(start)
     if config.model.attention_probs_dropout_prob and run.ranks.device.type == "cuda":
         run.log("model.attention_probs_dropout_prob is above 0: using the reference attention, which is slower")
     for line in describe_versions(run.shard_sets) if run.ranks.is_first else ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 
@@ -11,7 +12,8 @@ from data_prep.base.settings import to_yaml
 from data_prep.base.terminal import counted
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.storage import storage
-from trainer.checkpoint.format import list_steps
+from trainer.checkpoint.compatibility import check_branch
+from trainer.checkpoint.format import list_steps, read_state, step_folder
 from trainer.checkpoint.store import stored_steps
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig, without_secrets
@@ -73,16 +75,24 @@ def explain(
         ("Shards", list(shard_lines(config, world_size, expects_shards))),
     ]
     if config.branch is not None:
-        parts.append(("Branch", [branch_line(config.branch)]))
+        parts.append(("Branch", [branch_line(config, config.branch)]))
     if config.init_from is not None:
         parts.append(("Initial weights", initial_weights_lines(config, config.init_from)))
     return "\n\n".join(f"{title}\n{'-' * len(title)}\n" + "\n".join(lines) for title, lines in parts)
 
 
-def branch_line(branch: BranchSettings) -> str:
-    """Report whether the checkpoint of --branch-from exists."""
+def branch_line(config: RunConfig, branch: BranchSettings) -> str:
+    """Report whether the checkpoint of --branch-from exists.
+
+    Raises:
+        UsageError: it exists and the run may not branch from it.
+    """
+    if not Path(branch.run).is_dir():
+        return f"warning: {storage.redact(branch.run)} does not exist; give the output_dir of a run [missing-path]"
     steps, _ = list_steps(branch.run)
     if branch.step in steps:
+        saved = read_state(step_folder(branch.run, branch.step))
+        check_branch(saved, config, saved.data)  # the tokenizer is compared at the start
         return f"starts from step {branch.step:,} of {storage.redact(branch.run)}, which has that checkpoint"
     others = ", ".join(map(str, sorted(steps))) or "none"
     return f"warning: {storage.redact(branch.run)} has no checkpoint of step {branch.step}; existing steps: {others}"
@@ -231,18 +241,34 @@ def activation_lines(config: RunConfig, world_size: int) -> list[str]:
 
 def shard_lines(config: RunConfig, world_size: int, expects_shards: bool = False) -> Iterator[str]:
     """Describe the shards: contents, sufficiency, downloads and cache of each node."""
-    manifests = []
+    found: list[Manifest | None] = []
     for url in config.data_sets:
         try:
             check_is_data_set(url)
-            manifests.append(read_manifest(url))
+            found.append(read_manifest(url))
         except UserError as error:
+            found.append(None)
             is_expected = error.code == "missing-path" and not expects_shards
             yield f"{'skipped' if is_expected else 'warning'}: {error} [{error.code}]"
-            continue
-        yield from _describe_shards(storage.redact(url), manifests[-1], config, world_size)
-    if manifests:
+    asked = tokens_by_data_set(config, [0 if each is None else each.train.tokens for each in found])
+    for url, manifest, tokens in zip(config.data_sets, found, asked, strict=True):
+        if manifest is not None:
+            yield from _describe_shards(storage.redact(url), manifest, config, world_size, round(tokens))
+    if manifests := [each for each in found if each is not None]:
         yield from reading_lines(manifests, config.data.cache_bytes)
+
+
+def tokens_by_data_set(config: RunConfig, train_tokens: Sequence[int]) -> list[float]:
+    """Return the tokens that the run reads of each of its data sets, given the train tokens of each."""
+    asked = [0.0] * len(train_tokens)
+    for stage in config.stages:
+        weights = [
+            component.weight if component.weight is not None else train_tokens[number] ** stage.data.sampling_alpha
+            for number, component in zip(stage.data_sets, stage.data.components, strict=True)
+        ]
+        for number, weight in zip(stage.data_sets, weights, strict=True):
+            asked[number] += stage.tokens * weight / (sum(weights) or 1)
+    return asked
 
 
 def reading_lines(manifests: Sequence[Manifest], cache_bytes: int) -> Iterator[str]:
@@ -286,7 +312,7 @@ def initial_weights_lines(config: RunConfig, source: str) -> list[str]:
     return look_at_initial_weights(config.model, source, config.tracking.uri, fingerprint)
 
 
-def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size: int) -> Iterator[str]:
+def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size: int, asked: int) -> Iterator[str]:
     if manifest.tokenizer.vocab_size > config.model.vocab_size:
         raise UsageError(
             f"the shards at {url} have ids up to {manifest.tokenizer.vocab_size - 1:,}, and "
@@ -295,7 +321,6 @@ def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size
             code="vocabulary-too-small",
         )
     train = manifest.train
-    asked = config.tokens_after()
     yield (
         f"{url}: {counted(len(train.shards), 'train shard')} for {counted(world_size, 'rank')} (any number of "
         f"ranks reads any number of shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"

@@ -98,6 +98,41 @@ def test_a_wrong_configuration_is_one_paragraph_with_value_fix_and_code(tmp_path
     assert "\n" not in str(caught.value)
 
 
+STAGES = (
+    "output_dir: x\ndata: {shards: y}\n"
+    "training: {micro_batch_tokens: 512, global_batch_tokens: 512, stages: [{steps: 5}, {name: decay, tokens: 9000}]}\n"
+)
+
+
+@pytest.mark.parametrize("item", ["1", "decay"])
+def test_an_override_reaches_an_item_of_a_list_by_index_and_by_name(tmp_path, item):
+    path = written(tmp_path, STAGES)
+    overrides = [f"training.stages.{item}.tokens=80000", f"training.stages.{item}.schedule.name=cosine"]
+    stages = load_settings(RunConfig, path, [*overrides, "training.seed=3"]).training.stages
+    assert (stages[0].steps, stages[1].tokens, stages[1].name) == (5, 80000, "decay")
+    assert stages[1].schedule is not None and stages[1].schedule.name == "cosine"
+
+
+@pytest.mark.parametrize("item", ["2", "warmup", "-1"])
+def test_an_override_of_an_item_that_does_not_exist_lists_the_items(tmp_path, item):
+    path = written(tmp_path, STAGES)
+    with pytest.raises(UsageError, check=coded("invalid-override"), match=re.escape("0, 1 (decay)")):
+        load_settings(RunConfig, path, [f"training.stages.{item}.tokens=80000"])
+
+
+def test_a_preset_with_a_typing_error_is_suggested():
+    with pytest.raises(UsageError, check=coded("missing-config"), match=re.escape("(did you mean tiny_cpu?)")):
+        load_settings(RunConfig, "tiny-cpu")
+
+
+def test_a_dotted_key_in_a_file_is_answered_with_the_nested_form(tmp_path):
+    path = written(tmp_path, "output_dir: x\ndata.shards: y\noptimizer.learning_rate: 0.5\n")
+    with pytest.raises(UsageError) as caught:
+        load_settings(RunConfig, path)
+    assert "nest it: optimizer: {learning_rate: 0.5}" in str(caught.value)
+    assert 'nest it: data: {shards: "y"}' in str(caught.value) and "did you mean" not in str(caught.value)
+
+
 def test_several_mistakes_are_listed_in_one_error(tmp_path):
     with pytest.raises(UsageError, check=coded("invalid-setting")) as caught:
         load_settings(Car, None, ["name=a", "engine.cylinders=0", "wings=2"])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
 from tests.support.toy_training import make_config
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_compatible, current_versions
@@ -62,7 +62,7 @@ def test_harmless_differences_are_listed(section, values, line):
 @pytest.mark.parametrize(
     ("section", "values", "name"),
     [
-        ("model", {"hidden_size": 384}, "model.hidden_size was 768 and is 384"),
+        ("model", {"layer_norm_eps": 1e-5}, "model.layer_norm_eps was 1e-12 and is 1e-05"),
         ("training", {"seed": 9}, "training.seed was 0 and is 9"),
         ("training", {"precision": "bf16"}, "training.precision was 'fp32' and is 'bf16'"),
         ("training", {"global_batch_tokens": 256}, "stage 0 global_batch_tokens was 128 and is 256"),
@@ -78,10 +78,17 @@ def test_harmless_differences_are_listed(section, values, line):
 )
 def test_dangerous_differences_are_refused_unless_allowed(section, values, name):
     other = changed(CONFIG, section, **values)
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(UsageError) as raised:
         check_compatible(saved_with(CONFIG), other, IDENTITY, 2, NUMERICS)
     assert name in str(raised.value) and "--allow-change" in str(raised.value)
     assert name in check_compatible(saved_with(CONFIG), other, IDENTITY, 2, NUMERICS, allow_change=True)
+
+
+@pytest.mark.parametrize("values", [{"hidden_size": 96}, {"max_position_embeddings": 1024}, {"vocab_size": 4096}])
+def test_a_change_that_no_checkpoint_fits_is_not_offered(values):
+    with pytest.raises(UsageError, check=coded("incompatible-change")) as raised:
+        check_compatible(saved_with(CONFIG), changed(CONFIG, "model", **values), IDENTITY, 2, NUMERICS)
+    assert "--allow-change" not in str(raised.value) and "another output_dir" in str(raised.value)
 
 
 def test_other_data_and_another_tokenizer_are_refused_but_another_place_is_not():
@@ -140,7 +147,7 @@ def test_secrets_and_addresses_that_an_earlier_release_kept_are_no_difference():
 @pytest.mark.parametrize("allow_change", [False, True])
 def test_another_optimizer_is_refused_because_its_states_are_missing(allow_change):
     config = changed(CONFIG, "optimizer", name="muon")
-    with pytest.raises(UserError, match="adamw.*muon", check=coded("another-optimizer")):
+    with pytest.raises(UserError, match="=adamw, and this run has .*=muon", check=coded("another-optimizer")):
         check_compatible(saved_with(CONFIG), config, IDENTITY, 2, NUMERICS, allow_change)
 
 

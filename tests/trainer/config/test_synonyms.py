@@ -7,7 +7,7 @@ from data_prep.base.settings import load_settings, setting_names
 from data_prep.config.preparation_config import PreparationConfig
 from tests.support.error_codes import coded
 from trainer.config.run_config import RunConfig
-from trainer.config.synonyms import SYNONYMS, explain_synonym, markdown_table
+from trainer.config.synonyms import _IN_STAGE, SYNONYMS, explain_synonym, markdown_table
 
 SETTINGS = set(setting_names(RunConfig)) | set(setting_names(PreparationConfig))
 REQUIRED = ["output_dir=x", "data.shards=y", "training.max_steps=1"]
@@ -53,6 +53,69 @@ def test_a_name_of_another_project_is_answered_with_our_setting_and_its_unit(typ
         load_settings(RunConfig, None, [*REQUIRED, "data.sequence_length=128", typed])
     assert answer in str(caught.value)
     assert "did you mean" not in str(caught.value) or "trainig" in typed
+
+
+@pytest.mark.parametrize("length", ["seq_length=128", "data.max_seq_length=128", "training.max_length=128"])
+def test_sequences_are_converted_with_the_length_that_is_given_under_another_name(length):
+    with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
+        load_settings(RunConfig, None, [*REQUIRED, length, "micro_batch_size=16"])
+    assert "data.sequence_length=128 (" in str(caught.value)
+    assert "training.micro_batch_tokens=2048 (16 sequences x data.sequence_length=128" in str(caught.value)
+
+
+def test_two_lengths_leave_the_conversion_to_the_reader():
+    with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
+        load_settings(RunConfig, None, [*REQUIRED, "data.sequence_length=64", "seq_len=128", "micro_batch_size=16"])
+    assert "16 sequences are 16 x data.sequence_length tokens" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("masking_rate: 0.2", "write training.stages.1.mlm_probability=0.2 (share)"),
+        ("shards: w/x", "write training.stages.1.data.shards=w/x (in YAML: `data: {shards: w/x}`"),
+        ("max_steps: 9", "write training.stages.1.steps=9 ("),
+        ("rope_theta: 160000", "write training.stages.1.global_rope_theta=160000 ("),
+        ("lr_scheduler_type: cosine", "set training.stages.1.schedule.name to linear"),
+        ("micro_batch_size: 4", "training.stages.1.micro_batch_tokens=1024 (4 sequences x training.stages.1."),
+        ("seed: 4", "write training.seed=4 "),
+    ],
+)
+def test_a_name_inside_a_stage_is_answered_with_the_setting_of_that_stage(typed, answer):
+    stages = f"training.stages=[{{steps: 1}}, {{steps: 1, sequence_length: 256, {typed}}}]"
+    with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
+        load_settings(RunConfig, None, [*REQUIRED[:2], stages])
+    assert answer in str(caught.value)
+
+
+def test_every_setting_of_a_stage_that_an_answer_names_exists():
+    of_stage = {name for name in SETTINGS if name.startswith("training.stages.")}
+    assert {f"training.stages.{name}" for name in _IN_STAGE.values()} <= of_stage
+    assert _IN_STAGE.keys() <= SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "answer"),
+    [
+        ("schedule.name=constant", "invalid-setting", "write schedule.name=warmup_stable_decay"),
+        ("schedule.name=wsd", "invalid-setting", "write schedule.name=warmup_stable_decay"),
+        ("optimizer.name=adam", "unknown-optimizer", "set optimizer.name=adamw."),
+        ("optimizer.name=adamw_torch", "unknown-optimizer", "set optimizer.name=adamw."),
+        (
+            "training.stages=[{name: 2 late, steps: 1}]",
+            "invalid-setting",
+            "begin with a letter and contain only letters",
+        ),
+    ],
+)
+def test_a_wrong_value_of_a_name_is_answered_in_words(typed, code, answer):
+    with pytest.raises(UsageError, check=coded(code)) as caught:
+        load_settings(RunConfig, None, [*REQUIRED, typed])
+    assert answer in str(caught.value)
+
+
+def test_the_masking_rate_is_the_mlm_probability():
+    assert explain_synonym("data.masking_rate", 0.3) == "write data.mlm_probability=0.3 (share)"
 
 
 def test_every_setting_that_an_answer_names_exists():

@@ -142,6 +142,14 @@ def test_a_run_with_something_left_to_do_is_not_called_finished(
     assert find_finished_run(load_config("tiny_cpu", settings | changed)) is None
 
 
+def test_a_finished_run_that_is_started_with_fewer_steps_stays_finished(
+    ran: subprocess.CompletedProcess[str], folder: Path, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    found = find_finished_run(load_config("tiny_cpu", settings | {"training.max_steps": 4}))
+    assert found is not None and found.step == 8 and "step 8, beyond max_steps=4" in str(found)
+
+
 def test_several_hosts_decide_together(
     ran: subprocess.CompletedProcess[str], folder: Path, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.processor import Processor
 from data_prep.dataset.manifest import read_manifest, write_manifest
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -177,11 +178,12 @@ def branching(config: RunConfig, output_dir: Path, **changes: Any) -> RunConfig:
 
 
 def test_a_branch_reads_on_where_the_other_run_stood_if_its_samples_are_the_same(
-    config: RunConfig, tmp_path: Path, tracker: TagTracker
+    config: RunConfig, tmp_path: Path, tracker: TagTracker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, state, progress = set_up(config)
     save((run, state.model_copy(update={"next_sample": 16, "tokens_seen": 1024}), progress), 2)
     begun, state, progress = set_up(branching(config, tmp_path / "same"))
+    assert f"from step 2 of {config.output_dir}" in capsys.readouterr().out
     assert (state.step, state.stage, state.epoch, state.next_sample, state.tokens_seen) == (2, 0, 0, 16, 1024)
     assert (state.branched_at, progress.saved_step, begun.config.max_steps) == (2, None, 5)
     _, state, _ = set_up(branching(config, tmp_path / "shorter", sequence_length=32))
@@ -191,12 +193,15 @@ def test_a_branch_reads_on_where_the_other_run_stood_if_its_samples_are_the_same
 def test_a_branch_of_another_model_or_from_a_missing_step_is_refused(
     config: RunConfig, tmp_path: Path, tracker: TagTracker
 ) -> None:
-    with pytest.raises(UserError, check=coded("unknown-checkpoint-step"), match="step 2 .*existing steps: none"):
+    with pytest.raises(UsageError, check=coded("missing-path"), match=re.escape(config.output_dir)):
+        set_up(branching(config, tmp_path / "branch"))
+    Path(config.output_dir).mkdir()
+    with pytest.raises(UsageError, check=coded("unknown-checkpoint-step"), match="step 2 .*existing steps: none"):
         set_up(branching(config, tmp_path / "branch"))
     save(set_up(config), 2)
     other = branching(config, tmp_path / "branch")
     other = other.model_copy(update={"training": other.training.model_copy(update={"seed": 5})})
-    with pytest.raises(UserError, check=coded("incompatible-branch"), match="training.seed was 0 and is 5"):
+    with pytest.raises(UsageError, check=coded("incompatible-branch"), match="training.seed was 0 and is 5"):
         set_up(other)
 
 

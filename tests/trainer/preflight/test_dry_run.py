@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import load_settings
 from data_prep.dataset.manifest import read_manifest
 from tests.support.error_codes import coded
-from trainer.checkpoint.format import step_folder
+from trainer.checkpoint.format import DataIdentity, SavedState, TrainState, step_folder
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BranchSettings
 from trainer.model.hugging_face import hugging_face_config
+from trainer.preflight import dry_run
 from trainer.preflight.dry_run import (
     activation_lines,
     batch_lines,
@@ -25,6 +26,7 @@ from trainer.preflight.dry_run import (
     resume_line,
     shard_lines,
     stage_lines,
+    tokens_by_data_set,
     windows_bytes,
 )
 
@@ -197,15 +199,36 @@ def test_the_step_to_go_back_to_is_looked_for_in_the_folder_and_in_the_store(tmp
     assert resume_line(both, 7) == "--resume-from 7: the checkpoint exists"
 
 
-def test_the_checkpoint_of_a_branch_is_looked_for(tmp_path: Path) -> None:
+def test_the_checkpoint_of_a_branch_is_looked_for_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     branch = BranchSettings(run=str(tmp_path), step=4, stage="decay")
-    assert branch_line(branch).startswith("warning: ") and "step 4; existing steps: none" in branch_line(branch)
+    config = load_settings(RunConfig, "tiny_cpu")
+    line = branch_line(config, branch)
+    assert line.startswith("warning: ") and "step 4; existing steps: none" in line
+    gone = branch_line(config, branch.model_copy(update={"run": str(tmp_path / "gone")}))
+    assert gone.startswith("warning: ") and "gone does not exist" in gone
+    data = DataIdentity(manifest_digests=("a" * 64,), tokenizer_fingerprint="b" * 64)
+    saved = SavedState(
+        format_version=1,
+        state=TrainState(step=4),
+        config=config.model_dump(mode="json"),
+        data=data,
+        world_size=1,
+        zero_stage=1,
+        shapes={},
+        optimizer_steps=4,
+        loss_scaler=None,
+        versions={},
+    )
+    monkeypatch.setattr(dry_run, "read_state", lambda folder: saved)
     for step in (2, 4):
         folder = step_folder(tmp_path, step)
         folder.mkdir(parents=True)
         (folder / "checkpoint.json").touch()
-    assert "step 4" in branch_line(branch) and "warning" not in branch_line(branch)
-    assert branch_line(branch.model_copy(update={"step": 3})).endswith("existing steps: 2, 4")
+    assert "step 4" in branch_line(config, branch) and "warning" not in branch_line(config, branch)
+    assert branch_line(config, branch.model_copy(update={"step": 3})).endswith("existing steps: 2, 4")
+    muon = load_settings(RunConfig, "tiny_cpu", ["optimizer.name=muon"]).model_copy(update={"branch": branch})
+    with pytest.raises(UsageError, check=coded("incompatible-branch"), match="'adamw' and is 'muon'"):
+        branch_line(muon, branch)
 
 
 def test_the_table_of_stages_has_tokens_masks_rates_and_hours() -> None:
@@ -224,3 +247,13 @@ def test_the_table_of_stages_has_tokens_masks_rates_and_hours() -> None:
     assert "0.001 at most, 0.00056 at the end, one_minus_sqrt" in decay
     assert (columns[1][-1], columns[2][-1]) == ("1.0", "0.4") and total.endswith("1.4 hours")
     assert stage_lines(config)[1].endswith("-") and "--tokens-per-second" in stage_lines(config)[-1]
+
+
+def test_the_tokens_of_a_data_set_are_those_of_its_stages_and_its_share() -> None:
+    mixture = "[{url: b, weight: 3}, {url: c, weight: 1}]"
+    stages = f"[{{steps: 10}}, {{steps: 20, data: {{shards: {mixture}}}}}]"
+    config = load_settings(
+        RunConfig, "tiny_cpu", ["data.shards=a", "training.max_steps=null", f"training.stages={stages}"]
+    )
+    assert config.data_sets == ("a", "b", "c")
+    assert tokens_by_data_set(config, [100, 7, 7]) == [10 * 2048, 15 * 2048, 5 * 2048]
