@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.source_digest import module_digest
 from trainer.config.training_settings import OptimizerSettings
+
+if TYPE_CHECKING:
+    import torch  # not at import: a finished run is recognized without it
 
 
 def is_custom(name: str) -> bool:
@@ -31,6 +32,8 @@ def build_custom_optimizer(groups: list[dict[str, Any]], settings: OptimizerSett
     Raises:
         UsageError: it cannot be imported or returns something else.
     """
+    import torch
+
     made = _imported(settings.name)(groups, settings)
     if not isinstance(made, torch.optim.Optimizer):
         raise UsageError(
@@ -73,6 +76,8 @@ def check_states(optimizer: torch.optim.Optimizer, name: str, groups_before: lis
     Raises:
         UserError: see above.
     """
+    import torch
+
     if settings_of_groups(optimizer) != groups_before:
         raise _unsupported(name, "changes its parameter groups in a step")
     states: Mapping[torch.Tensor, Mapping[str, Any]] = optimizer.state
