@@ -12,6 +12,7 @@ not merged: the result is a model to use, evaluate or fine-tune, not a checkpoin
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,12 +39,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_arguments(arguments)
-    from trainer.checkpoint.merging import merge_coefficients  # imports torch, which --help need not wait for
+    from trainer.checkpoint.format import read_state
+    from trainer.checkpoint.merging import merge_coefficients, stage_warning  # imports torch; --help need not wait
     from trainer.hf_export.export import export_merged, last_checkpoints
 
     folders = last_checkpoints(options.run, options.last)
     for folder, coefficient in zip(folders, merge_coefficients(len(folders), options.weights), strict=True):
         print(f"{folder.name}  {coefficient:.4f}")
+    if warning := stage_warning([read_state(folder) for folder in folders]):
+        print(warning, file=sys.stderr)
     if options.dry_run:
         print(f"dry run: the export would be written to {options.output}")
         return

@@ -100,6 +100,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--stage", metavar="NAME", help="with --branch-from: the stage of training.stages to train")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=None, help=argparse.SUPPRESS)
     words = sys.argv[1:] if arguments is None else arguments
+    file = next((word for word in words if word.endswith((".yaml", ".yml")) and "=" not in word), None)
+    if file is not None and not any(word.startswith("--config") for word in words):
+        raise UsageError(
+            f"{file} is given without --config", fix=f"write --config {file}", code="config-without-option"
+        )
     parsed, unknown = parser.parse_known_intermixed_args(words)
     if (option := next((word for word in unknown if word.startswith("-")), None)) is not None:
         raise explain_unknown_option(option, words)

@@ -147,7 +147,13 @@ def request_preparation(
 
 def _downloaded_if_on_hub(tokenizer: str) -> str:
     """Return the folder of a tokenizer; a name on the Hub that is no local path is downloaded."""
-    return tokenizer if hub_name(tokenizer) is None else str(download_from_hub(tokenizer, with_weights=False))
+    if hub_name(tokenizer) is None:
+        return tokenizer
+    try:
+        return str(download_from_hub(tokenizer, with_weights=False))
+    except UsageError as error:
+        fix = f"{error.fix}; or make one of your text with 'clozeworks tokenizer --input TEXT --output {tokenizer}'"
+        raise UsageError(f"--tokenizer: {error.problem}", fix=fix, code=error.code) from None
 
 
 def plan_preparation(request: Request) -> Preparation:

@@ -149,7 +149,11 @@ def find_config(path: str | Path, schema: type[BaseModel] | None = None) -> Path
         raise UsageError(f"configuration {path} is a directory", fix="give a YAML file in it", code="config-is-folder")
     known = sorted(name for name, file in presets.items() if schema is None or _is_of(schema, file))
     or_preset = f" or one of the presets {', '.join(known)}" if known else ""
-    raise UsageError(f"configuration {path} does not exist", fix=f"give a YAML file{or_preset}", code="missing-config")
+    nearest = difflib.get_close_matches(path.stem.replace("-", "_"), known, 1, _MIN_LIKENESS)
+    meant = f" (did you mean {nearest[0]}?)" if nearest and path.parent == Path() else ""
+    raise UsageError(
+        f"configuration {path} does not exist{meant}", fix=f"give a YAML file{or_preset}", code="missing-config"
+    )
 
 
 def _is_of(schema: type[BaseModel], file: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field, PositiveInt, PrivateAttr, field_validator, model_validator
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import Settings, Weight, load_settings
+from data_prep.base.settings import SettingError, Settings, Weight, load_settings
 from data_prep.tokenizer.tokenizer_info import TokenizerSettings
 
 COMMAND_LINE_SOURCE = "corpus"
@@ -82,6 +82,17 @@ class FilterSettings(Settings):
     )
     version: str | None = Field(None, description="version of a filter whose source cannot be read")
     _function: FilterFunction | None = PrivateAttr(None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_a_mapping(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise SettingError(
+                f"documents.filters holds {value!r}, not a mapping with the name of a filter",
+                fix=f"write {{name: {value}}} and its parameters",
+                code="invalid-setting",
+            )
+        return value
 
     @field_validator("version", mode="before")
     @classmethod

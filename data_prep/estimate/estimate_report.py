@@ -32,6 +32,7 @@ def estimate_report(plan: Plan, estimate: Estimate, num_workers: int, output: st
         yield f"  {name}: {about}{_described(figures)}"
     if len(estimate.sources) > 1:
         yield f"  in all: {about}{_described(estimate.total)}"
+    yield from _shares(plan, estimate)
     yield from _not_counted(plan, estimate)
     megabytes = f"{about}{estimate.shard_bytes / 1e6:,.1f} MB of shards"
     yield f"  {megabytes}, and about as much again for work files until they are done"
@@ -71,6 +72,23 @@ def _described(figures: Figures) -> str:
         f"{figures.documents:,.0f} documents{copies}{dropped}, {figures.sentences:,.0f} sentences, "
         f"{figures.tokens:,.0f} tokens in {figures.text_bytes / 1e6:,.1f} MB of text"
     )
+
+
+def _shares(plan: Plan, estimate: Estimate) -> Iterator[str]:
+    """Yield each source's share of the training samples, if a source has a rule of its own."""
+    sources = plan.config.sources
+    if not any(source.has_budget for source in sources):
+        return
+    weights, rules = [], []
+    for source in sources:
+        tokens = estimate.sources[source.name].tokens
+        bounds = [float(source.max_tokens)] if source.max_tokens is not None else []
+        bounds += [source.epochs * tokens] if source.epochs is not None else []
+        weights.append(source.weight if source.weight is not None else min(bounds, default=tokens))
+        given = [(name, getattr(source, name)) for name in ("weight", "epochs", "max_tokens")]
+        rules.append(", ".join(f"{name} {value:,}" for name, value in given if value is not None) or "its tokens")
+    for source, weight, rule in zip(sources, weights, rules, strict=True):
+        yield f"  share of training samples: {source.name} {weight / (sum(weights) or 1):.2%} ({rule})"
 
 
 def _not_counted(plan: Plan, estimate: Estimate) -> Iterator[str]:

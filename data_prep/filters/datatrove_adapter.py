@@ -47,6 +47,11 @@ def datatrove_filter(name: str, **parameters: Any) -> Callable[[Document], str |
             fix=f"give one of {', '.join(item for item in known if item not in _REFUSED)}",
             code="unknown-filter",
         )
+    signature = inspect.signature(found)
+    try:
+        signature.bind(**parameters)
+    except TypeError as error:
+        raise TypeError(f"{error}; it takes {', '.join(signature.parameters)}") from None
     try:
         made = found(**parameters)
     except (ImportError, RuntimeError) as error:

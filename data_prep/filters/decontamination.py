@@ -42,17 +42,20 @@ class Decontamination:
 
     Args:
         sets: by name, files or patterns of any input format, or {files: ..., fields: [...]}; fields are `text` by
-            default. Sets are looked for in this order, and a document counts for the first.
+            default. A file, or each of a list of files, is a set of the file's name. Sets are looked for in this
+            order, and a document counts for the first.
         ngram: tokens in a row.
         min_tokens: of an example that is shorter than an n-gram.
     """
 
     version = "1"
 
-    def __init__(self, sets: Mapping[str, Any], ngram: int = 13, min_tokens: int = 8) -> None:
+    def __init__(self, sets: Mapping[str, Any] | Sequence[str] | str, ngram: int = 13, min_tokens: int = 8) -> None:
+        sets = _named(sets)
         if not isinstance(sets, Mapping) or not sets or not 1 <= min_tokens <= ngram <= 100:
             raise UsageError(
-                f"filter 'decontamination' with ngram={ngram}, min_tokens={min_tokens} and {len(sets)} sets",
+                f"filter 'decontamination' with ngram={ngram}, min_tokens={min_tokens} and "
+                f"sets={json.dumps(sets, default=str)[:200]}",
                 fix="give sets: {NAME: FILES} and 1 <= min_tokens <= ngram <= 100",
                 code="filter-parameters",
             )
@@ -110,6 +113,15 @@ class Decontamination:
                         hashes.setdefault(length, []).append(hashed)
         self._described[name] = {"examples": num_examples, "too_short": num_short, "sha256": digest.hexdigest()}
         return hashes
+
+
+def _named(sets: Any) -> Any:
+    """Return sets by name; a file, or each of a list of files, is a set of the file's name without its ending."""
+    files = [sets] if isinstance(sets, str) else sets
+    if isinstance(files, Mapping) or not _are_texts(files):
+        return sets
+    named = {name.rstrip("/").rpartition("/")[2].partition(".")[0] or name: name for name in files}
+    return named if len(named) == len(files) else {name: name for name in files}
 
 
 def tokens_of(text: str) -> list[str]:

@@ -80,6 +80,11 @@ class Condition:
             if found is None:
                 return absent
             if sign in _ORDERS and isinstance(found, str) != isinstance(value, str):
+                if isinstance(value, str) and isinstance(found, int | float):
+                    raise UnusableDocument(
+                        f"{field}={found!r} is a number, and {value!r} in the condition is a text",
+                        fix=f"write {value} without quotes",
+                    )
                 raise UnusableDocument(f"{field}={str(found)[:40]!r} cannot be compared with {value!r}")
             if sign in _ORDERS and not isinstance(found, str | int | float):
                 raise UnusableDocument(f"{field} is {type(found).__name__}, which has no order")
@@ -113,7 +118,13 @@ def _field_name(node: ast.expr) -> str:
 
 
 def _literal(node: ast.expr) -> Any:
-    value: Any = ast.literal_eval(node)
+    words = [item for item in (node.elts if isinstance(node, ast.List) else [node]) if isinstance(item, ast.Name)]
+    if words:
+        raise ValueError(f"{words[0].id[:100]} is a word without quotes; write {words[0].id[:100]!r}")
+    try:
+        value: Any = ast.literal_eval(node)
+    except ValueError:  # whose text has a memory address
+        raise ValueError(f"{ast.unparse(node)[:100]!r} is no value") from None
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, str | int | float) for item in items):
         raise ValueError(f"{ast.unparse(node)[:100]!r} is not a number, a text, true or false, or a list of them")

@@ -109,7 +109,7 @@ class FilteredReader(DocumentReader):
                 return UNUSABLE
             raise BadInput(
                 f"{self._named(document)}: filter {step.name!r}: {error}",
-                fix="correct it, or skip such documents with documents.on_bad_input=skip",
+                fix=f"{error.fix}, or skip such documents with documents.on_bad_input=skip",
             ) from None
         except (Exception, SystemExit) as error:  # whatever a user's function raises is the user's to fix
             frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -135,7 +135,7 @@ class FilteredReader(DocumentReader):
     def _wrong(self, step: Step, what: str, code: str, document: Document | None = None, fix: str = "") -> UserError:
         if not fix:
             is_reason = code == "filter-reasons"
-            fix = "correct the filter" + (
+            fix = "correct the filter or its parameters" + (
                 "; its reasons must come from a small fixed set of texts" if is_reason else ""
             )
         return UserError(f"filter {step.name!r} {what}, in {self._named(document)}", fix=fix, code=code)

@@ -32,4 +32,11 @@ class UnusableDocument(Exception):
 
     Under `documents.on_bad_input=error` preparation stops and names the document; under `skip` it is dropped and
     counted.
+
+    Args:
+        fix: what to do, as an imperative; by default the document is to be corrected.
     """
+
+    def __init__(self, problem: str, *, fix: str = "correct it") -> None:
+        super().__init__(problem)
+        self.fix = fix

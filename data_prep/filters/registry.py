@@ -6,6 +6,7 @@ Python API takes functions themselves, which reach workers by value.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import hashlib
 import importlib
@@ -35,6 +36,8 @@ ADAPTERS = {"datatrove": "data_prep.filters.datatrove_adapter:datatrove_filter"}
 """Prefixes of names such as `datatrove:GopherQualityFilter`, and the function that makes a filter of what follows."""
 
 Outcome = str | Document | None
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_MISSING_FILE = ("input-not-found", "unreadable-file")
 
 
 @dataclass(frozen=True)
@@ -170,8 +173,9 @@ def _users_own(name: str) -> tuple[Any, str | None]:
             return _imported(point.value, name), None if point.dist is None else point.dist.version
     if ":" not in name:
         known = sorted({*BUILT_IN, *(point.name for point in points), *(f"{adapter}:NAME" for adapter in ADAPTERS)})
+        near = difflib.get_close_matches(name, known, 1)
         raise UsageError(
-            f"documents.filters names the unknown filter {name!r}",
+            f"documents.filters names the unknown filter {name!r}{f' (did you mean {near[0]}?)' if near else ''}",
             fix=f"give one of {', '.join([*known, 'module:function'])}",
             code="unknown-filter",
         )
@@ -201,15 +205,22 @@ def _imported(path: str, name: str) -> Any:
 
 def _configured(name: str, found: Any, parameters: Mapping[str, Any], is_maker: bool) -> Callable[[Document], Outcome]:
     """The function of one document: what `found` makes of the parameters, or `found` with the parameters."""
+    known: list[str] = []
     try:
-        inspect.signature(found).bind(*(() if is_maker else (None,)), **parameters)
+        signature = inspect.signature(found)
+        known = [each.name for each in signature.parameters.values() if each.kind in _NAMED][0 if is_maker else 1 :]
+        signature.bind(*(() if is_maker else (None,)), **parameters)
         made: Any = found(**parameters) if is_maker else functools.partial(found, **parameters) if parameters else found
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"filter {name!r} does not take these parameters ({error})",
-            fix="correct them in documents.filters",
+            fix=f"correct them in documents.filters{'; it takes ' + ', '.join(known) if known else ''}",
             code="filter-parameters",
         ) from None
+    except UserError as error:
+        if error.code not in _MISSING_FILE:
+            raise
+        raise UsageError(f"filter {name!r}: {error.problem}", fix=error.fix, code=error.code) from None
     return made  # type: ignore[no-any-return]  # the reader checks what it returns
 
 

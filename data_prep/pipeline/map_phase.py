@@ -141,7 +141,7 @@ def summarize(plan: Plan, tasks: Sequence[MapTask], runner: PhaseRunner) -> MapS
         document_counts += np.array(total["document_counts"], np.int64)
         digests += total["digests"]
     if not document_counts.any():
-        raise _nothing_left(sum(dropped, Counter()), num_empty_files.total())
+        raise _nothing_left(plan, sum(dropped, Counter()), num_empty_files.total())
     check_sources(plan, dropped, [num_documents[number] for number in range(len(plan.config.sources))], num_empty_files)
     _warn_of_empty_files(plan, num_documents, num_empty_files)
     _warn_of_languages(plan, languages)
@@ -216,7 +216,7 @@ def _reasons(dropped: Counter[str], num_empty_files: int = 0) -> str:
     return ", ".join(reasons) or "no document in its files"
 
 
-def _nothing_left(dropped: Counter[str], num_empty_files: int) -> UserError:
+def _nothing_left(plan: Plan, dropped: Counter[str], num_empty_files: int) -> UserError:
     by_step = Counter[str]()
     for reason, count in dropped.items():
         by_step[step_of(reason)] += count
@@ -227,8 +227,9 @@ def _nothing_left(dropped: Counter[str], num_empty_files: int) -> UserError:
         fix = "loosen documents.min_document_characters or max_document_characters, or give other files"
     elif by_step["deduplication"]:
         fix = "give files with documents that were not removed from the data set"
+    where = f"{storage.redact(plan.inputs[0].url)}: " if len(plan.inputs) == 1 else ""
     return UserError(
-        f"nothing is left of the inputs ({_reasons(dropped, num_empty_files)})", fix=fix, code="nothing-left"
+        f"{where}nothing is left of the inputs ({_reasons(dropped, num_empty_files)})", fix=fix, code="nothing-left"
     )
 
 

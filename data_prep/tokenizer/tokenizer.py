@@ -114,9 +114,10 @@ class Tokenizer:
 
         url = str(folder)
         if meant := storage.folder_of_file(url):
+            is_tokenizer = any(storage.exists(storage.join(meant, name)) for name in (MODEL_NAME, TOKENIZER_NAME))
             raise UsageError(
                 f"{url} is a file",
-                fix=f"name the folder of a tokenizer, such as {meant}",
+                fix="name the folder of a tokenizer" + (f", such as {meant}" if is_tokenizer else ""),
                 code="tokenizer-is-file",
             )
         if is_foreign(url):

@@ -25,6 +25,7 @@ WRONG = (
     ("missing-path", "status gone"),
     ("missing-path", "held-out --shards gone"),
     ("missing-config", "pretrain --config gone"),
+    ("config-without-option", "pretrain mine.yaml"),
     ("unknown-option", "pretrain --config tiny_cpu --learning_rate 1e-4"),
     ("unknown-setting", "pretrain --config tiny_cpu lr=1e-4"),
     ("missing-config", "doctor --config gone"),

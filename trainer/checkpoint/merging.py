@@ -16,8 +16,10 @@ from typing import Literal, get_args
 import torch
 
 from data_prep.base.errors import UserError
-from trainer.checkpoint.format import open_checkpoint, parse_state, read_marker
+from trainer.checkpoint.format import SavedState, open_checkpoint, parse_state, read_marker
 from trainer.checkpoint.pieces import check_coverage, check_pieces, own_first, read_pieces
+from trainer.config.run_config import RunConfig, without_registry
+from trainer.config.stages import ROPE_BASES
 from trainer.distributed.process_group import gather_objects
 from trainer.engine.engine import Engine
 from trainer.engine.fragments import WEIGHT, Fragment, parameter_shapes
@@ -36,6 +38,21 @@ def merge_coefficients(num_checkpoints: int, weights: MergeWeights) -> list[floa
         return [1 / num_checkpoints] * num_checkpoints
     roots = [math.sqrt(number / num_checkpoints) for number in range(num_checkpoints + 1)]
     return [after - before for before, after in zip(roots, roots[1:], strict=False)]
+
+
+def stage_warning(checkpoints: Sequence[SavedState]) -> str | None:
+    """Return a warning if checkpoints come from stages that differ in length, RoPE bases or masking; else None."""
+    steps: dict[str, list[int]] = {}
+    kinds = set()
+    for saved in checkpoints:
+        stage = RunConfig.model_validate(without_registry(saved.config)).stage_of(saved.state.step)
+        steps.setdefault(stage.label, []).append(saved.state.step)
+        bases = [getattr(stage.model, name) for name in ROPE_BASES]
+        kinds.add((stage.sequence_length, *bases, stage.data.mask_unit, stage.data.mlm_probability))
+    if len(kinds) < 2 or len(steps) < 2:
+        return None
+    listed = "; ".join(f"{label}: {', '.join(map(str, found))}" for label, found in steps.items())
+    return f"warning: the checkpoints are of stages with different lengths, RoPE bases or masking (steps of {listed})"
 
 
 def merge_weights(folders: Sequence[Path], coefficients: Sequence[float]) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from data_prep.base.settings import SettingError, Settings
 from trainer.config.data_settings import MaskUnit, Shards
@@ -44,6 +44,14 @@ class BatchWarmup(Settings):
         return self.steps
 
 
+SCHEDULE_ALIASES = {
+    **dict.fromkeys(("constant", "constant_with_warmup", "wsd", "WSD", "warmup_decay"), "warmup_stable_decay"),
+    **dict.fromkeys(("cosine_with_restarts", "cosine_with_min_lr"), "cosine"),
+    "linear_with_warmup": "linear",
+}
+"""Names of other projects, and the schedule that each means."""
+
+
 class ScheduleSettings(Settings):
     """The learning rate as a pure function of the step."""
 
@@ -71,6 +79,13 @@ class ScheduleSettings(Settings):
         "linear", description="shape of the final decay with schedule.name=warmup_stable_decay"
     )
     final_ratio: Probability = Field(0.0, description="final learning rate as a share of the peak")
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _check_name(cls, name: object) -> object:
+        if name in SCHEDULE_ALIASES:
+            raise ValueError(f"is unknown; write schedule.name={SCHEDULE_ALIASES[str(name)]}")
+        return name
 
     @model_validator(mode="after")
     def _check_decay(self) -> ScheduleSettings:
@@ -125,9 +140,7 @@ MaskingRate = Annotated[float, Field(gt=0.0, le=0.8)]
 class StageSettings(Settings):
     """An item of `training.stages`: what differs in a part of the run; the run's settings hold for the rest."""
 
-    name: str | None = Field(
-        None, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", description="name for logs and --stage; letters, digits, - and _"
-    )
+    name: str | None = Field(None, description="name for logs and --stage; letters, digits, - and _")
     steps: PositiveInt | None = Field(None, description="optimizer steps of this stage")
     tokens: PositiveInt | None = Field(None, description="tokens of this stage, rounded up to steps; instead of steps")
     data: StageData | None = Field(None, description="{shards, sampling_alpha}: other data than data.shards")
@@ -161,6 +174,13 @@ class StageSettings(Settings):
     local_rope_theta: PositiveFloat | None = Field(None, description="as model.local_rope_theta")
     gradient_clipping: Annotated[float, Field(ge=0.0)] | None = Field(None, description="as training.gradient_clipping")
     evaluation: StageEvaluation | None = Field(None, description="{every_steps, max_tokens}: as evaluation")
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str | None) -> str | None:
+        if name is not None and not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+            raise ValueError("must begin with a letter and contain only letters, digits, - and _; rename the stage")
+        return name
 
     @model_validator(mode="after")
     def _one_length(self) -> StageSettings:
@@ -237,6 +257,9 @@ class TrainingSettings(Settings):
 OPTIMIZERS = ("adamw", "stable_adamw", "muon")
 """Names of the built-in optimizers."""
 
+OPTIMIZER_ALIASES = dict.fromkeys(("adam", "adamw_torch", "adamw_torch_fused", "adamw_hf", "fusedadam"), "adamw")
+"""Names of other projects, and the built-in optimizer that each means."""
+
 
 class OptimizerSettings(Settings):
     """The optimizer; weight decay applies to matrices, not to biases and norms."""
@@ -258,7 +281,9 @@ class OptimizerSettings(Settings):
         if self.name not in OPTIMIZERS and not re.fullmatch(r"\w+(\.\w+)*:\w+", self.name):
             raise SettingError(
                 f"optimizer.name={self.name} is unknown",
-                fix=f"set one of {', '.join(OPTIMIZERS)}, or module:function of your own",
+                fix=f"set optimizer.name={OPTIMIZER_ALIASES[self.name.lower()]}"
+                if self.name.lower() in OPTIMIZER_ALIASES
+                else f"set one of {', '.join(OPTIMIZERS)}, or module:function of your own",
                 code="unknown-optimizer",
             )
         return self

@@ -18,7 +18,7 @@ from data_prep.base.source_digest import module_digest
 from trainer.config.training_settings import OptimizerSettings
 
 if TYPE_CHECKING:
-    import torch  # not at import: a finished run is recognized without it
+    import torch
 
 
 def is_custom(name: str) -> bool:
@@ -32,7 +32,7 @@ def build_custom_optimizer(groups: list[dict[str, Any]], settings: OptimizerSett
     Raises:
         UsageError: it cannot be imported or returns something else.
     """
-    import torch
+    import torch  # not at the top: a finished run is recognized without it
 
     made = _imported(settings.name)(groups, settings)
     if not isinstance(made, torch.optim.Optimizer):
@@ -76,10 +76,10 @@ def check_states(optimizer: torch.optim.Optimizer, name: str, groups_before: lis
     Raises:
         UserError: see above.
     """
-    import torch
-
     if settings_of_groups(optimizer) != groups_before:
         raise _unsupported(name, "changes its parameter groups in a step")
+    import torch
+
     states: Mapping[torch.Tensor, Mapping[str, Any]] = optimizer.state
     for tensor, state in states.items():
         for kind, value in state.items():

@@ -241,18 +241,34 @@ def activation_lines(config: RunConfig, world_size: int) -> list[str]:
 
 def shard_lines(config: RunConfig, world_size: int, expects_shards: bool = False) -> Iterator[str]:
     """Describe the shards: contents, sufficiency, downloads and cache of each node."""
-    manifests = []
+    found: list[Manifest | None] = []
     for url in config.data_sets:
         try:
             check_is_data_set(url)
-            manifests.append(read_manifest(url))
+            found.append(read_manifest(url))
         except UserError as error:
+            found.append(None)
             is_expected = error.code == "missing-path" and not expects_shards
             yield f"{'skipped' if is_expected else 'warning'}: {error} [{error.code}]"
-            continue
-        yield from _describe_shards(storage.redact(url), manifests[-1], config, world_size)
-    if manifests:
+    asked = tokens_by_data_set(config, [0 if each is None else each.train.tokens for each in found])
+    for url, manifest, tokens in zip(config.data_sets, found, asked, strict=True):
+        if manifest is not None:
+            yield from _describe_shards(storage.redact(url), manifest, config, world_size, round(tokens))
+    if manifests := [each for each in found if each is not None]:
         yield from reading_lines(manifests, config.data.cache_bytes)
+
+
+def tokens_by_data_set(config: RunConfig, train_tokens: Sequence[int]) -> list[float]:
+    """Return the tokens that the run reads of each of its data sets, given the train tokens of each."""
+    asked = [0.0] * len(train_tokens)
+    for stage in config.stages:
+        weights = [
+            component.weight if component.weight is not None else train_tokens[number] ** stage.data.sampling_alpha
+            for number, component in zip(stage.data_sets, stage.data.components, strict=True)
+        ]
+        for number, weight in zip(stage.data_sets, weights, strict=True):
+            asked[number] += stage.tokens * weight / (sum(weights) or 1)
+    return asked
 
 
 def reading_lines(manifests: Sequence[Manifest], cache_bytes: int) -> Iterator[str]:
@@ -296,7 +312,7 @@ def initial_weights_lines(config: RunConfig, source: str) -> list[str]:
     return look_at_initial_weights(config.model, source, config.tracking.uri, fingerprint)
 
 
-def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size: int) -> Iterator[str]:
+def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size: int, asked: int) -> Iterator[str]:
     if manifest.tokenizer.vocab_size > config.model.vocab_size:
         raise UsageError(
             f"the shards at {url} have ids up to {manifest.tokenizer.vocab_size - 1:,}, and "
@@ -305,7 +321,6 @@ def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size
             code="vocabulary-too-small",
         )
     train = manifest.train
-    asked = config.tokens_after()
     yield (
         f"{url}: {counted(len(train.shards), 'train shard')} for {counted(world_size, 'rank')} (any number of "
         f"ranks reads any number of shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"

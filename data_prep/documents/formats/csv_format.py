@@ -46,7 +46,11 @@ class CsvFormat(Format):
                 continue  # a blank line
             try:
                 if len(row) != len(names):
-                    raise Fault(f"has {len(row)} cells, and the header has {len(names)}", "invalid CSV")
+                    what = f"has {len(row)} cells, and the header has {len(names)}"
+                    if not self.has_quotes and any('"' in cell for cell in row):
+                        what += "; quotation marks have no meaning in TSV"
+                        raise Fault(what, "invalid CSV", "write the table as CSV, whose quoted cells may hold anything")
+                    raise Fault(what, "invalid CSV")
                 cells = ((name, cell) for name, cell in zip(names, row, strict=True) if name in fields.names)
                 values: dict[str, Any] = {
                     name: _text(cell, name) for name, cell in cells if cell or name == fields.text

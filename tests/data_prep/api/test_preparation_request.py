@@ -124,7 +124,11 @@ def test_a_tokenizer_on_the_hub_is_downloaded_or_answered_with_the_command(
     (tmp_path / "corpus.txt").write_text("text\n")
     config = load_config(None, [], ["corpus.txt"])
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UsageError, match=r"hf download someone/tiny --local-dir tiny", check=coded("hub-name-offline")):
+    with pytest.raises(
+        UsageError,
+        match=r"hf download someone/tiny --local-dir tiny.*clozeworks tokenizer --input",
+        check=coded("hub-name-offline"),
+    ):
         request_preparation(config, tokenizer="someone/tiny", output="out")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **options: f"{tmp_path}/cache/{name}")
     request = request_preparation(config, tokenizer="someone/tiny", output="out")

@@ -120,6 +120,11 @@ def test_an_override_of_an_item_that_does_not_exist_lists_the_items(tmp_path, it
         load_settings(RunConfig, path, [f"training.stages.{item}.tokens=80000"])
 
 
+def test_a_preset_with_a_typing_error_is_suggested():
+    with pytest.raises(UsageError, check=coded("missing-config"), match=re.escape("(did you mean tiny_cpu?)")):
+        load_settings(RunConfig, "tiny-cpu")
+
+
 def test_a_dotted_key_in_a_file_is_answered_with_the_nested_form(tmp_path):
     path = written(tmp_path, "output_dir: x\ndata.shards: y\noptimizer.learning_rate: 0.5\n")
     with pytest.raises(UsageError) as caught:

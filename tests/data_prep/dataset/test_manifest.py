@@ -15,6 +15,7 @@ from data_prep.base.errors import UserError
 from data_prep.dataset.data_card import data_card
 from data_prep.dataset.manifest import MANIFEST_NAME, Manifest, read_manifest
 from data_prep.dataset.manifest_records import UNKNOWN_STEP, step_of
+from tests.support.error_codes import coded
 
 
 def name_shard(values: dict[str, Any], name: str) -> None:
@@ -107,3 +108,10 @@ def test_the_card_shows_every_section_of_the_settings(small_shards: Path) -> Non
     manifest = read_manifest(str(small_shards))
     manifest = manifest.model_copy(update={"config": {**manifest.config, "rewriting": {"rate": 0.5}}})
     assert "  - rewriting: rate 0.5" in data_card(manifest).split("\n")
+
+
+def test_the_fix_of_a_damaged_manifest_is_a_command_that_works(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(UserError, check=coded("damaged-manifest")) as caught:
+        read_manifest(str(tmp_path))
+    assert "--fresh" in caught.value.fix and "removals and additions" in caught.value.fix

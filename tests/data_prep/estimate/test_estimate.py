@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -118,6 +119,25 @@ def test_of_a_larger_corpus_the_estimate_of_every_format_is_near_what_is_made(
     unsplittable = report.partition("cannot be split, so one worker reads each: ")[2]
     assert all(f"{tmp_path / name} (" in unsplittable for name in ("a.jsonl.gz", "a.jsonl.xz", "b.parquet.gz"))
     assert "a.parquet (" not in unsplittable
+
+
+def test_the_report_has_the_share_of_each_source_where_one_has_a_rule(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    names = ["weighted", "capped", "twice", "plain"]
+    paths = [Path(shutil.copy(small_corpus, tmp_path / f"{name}.jsonl")) for name in names]
+    plan = plan_of(tokenizer, {name: [path] for name, path in zip(names, paths, strict=True)})
+    found = estimate(plan, tokenizer)
+    assert "share of" not in "\n".join(estimate_report(plan, found, 1, "out"))
+    rules = [{"weight": 2.0}, {"max_tokens": 1000}, {"epochs": 2.0}, {}]
+    sources = tuple(s.model_copy(update=rule) for s, rule in zip(plan.config.sources, rules, strict=True))
+    plan = replace(plan, config=plan.config.model_copy(update={"sources": sources}))
+    lines = [line for line in estimate_report(plan, found, 1, "out") if "share of training samples" in line]
+    weights = [2.0, 1000.0, found.sources["twice"].tokens * 2, found.sources["plain"].tokens]
+    for line, name, weight, rule in zip(
+        lines, names, weights, ("weight 2.0", "max_tokens 1,000", "epochs 2.0", "its tokens"), strict=True
+    ):
+        assert line.endswith(f"{name} {weight / sum(weights):.2%} ({rule})")
 
 
 def test_blank_lines_count_as_bytes_and_not_as_documents(

@@ -141,3 +141,15 @@ def test_of_a_real_corpus_hardly_a_document_is_dropped_and_every_planted_example
         missed += step.apply(Document(f"{host[:place]} {example.upper()}\n{host[place:]}")) is None
     print(f"{num_dropped} of {num_documents:,} documents dropped; {missed} of {len(planted):,} planted examples missed")
     assert num_documents > 40_000 and num_dropped < num_documents / 1_000 and len(planted) == 1_000 and missed == 0
+
+
+def test_files_without_a_name_are_sets_of_their_own_names(tmp_path: Path) -> None:
+    for name in ("one.txt", "two.txt"):
+        (tmp_path / name).write_text(f"{name[:3]} " + " ".join(WORDS[:20]))
+    files = [str(tmp_path / "one.txt"), str(tmp_path / "two.txt")]
+    described = [step_for(sets=sets).identity["parameters"]["sets"] for sets in (files, files[0])]
+    assert described == [step_for(sets=sets).identity["parameters"]["sets"] for sets in (
+        {"one": files[0], "two": files[1]}, {"one": files[0]}
+    )]  # fmt: skip
+    with pytest.raises(UserError, check=coded("filter-parameters")):
+        step_for(sets=5)

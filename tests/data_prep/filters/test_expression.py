@@ -67,3 +67,15 @@ def test_no_condition_fails_otherwise(text: str, values: dict[str, Any]) -> None
     except (UsageError, UnusableDocument):
         return
     assert verdict is None or 0 < len(verdict) <= 80
+
+
+def test_errors_name_the_word_without_quotes_and_the_number_with_quotes() -> None:
+    with pytest.raises(UsageError, check=coded("filter-condition")) as caught:
+        Condition("score > abc")
+    assert "write 'abc'" in str(caught.value) and "0x" not in str(caught.value)
+    with pytest.raises(UsageError, check=coded("filter-condition")) as caught:
+        Condition("score > f(x)")
+    assert "f(x)" in str(caught.value) and "0x" not in str(caught.value)
+    with pytest.raises(UnusableDocument, match="is a number.*is a text") as unusable:
+        Condition("score >= '3'")(VALUES)
+    assert unusable.value.fix == "write 3 without quotes"

@@ -89,6 +89,13 @@ def test_a_wrong_filter_is_named_with_file_line_and_document(
         list(reader(tmp_path, later))
 
 
+def test_a_failure_may_be_that_of_a_parameter(tmp_path: Path) -> None:
+    wrong = lambda document: len(document.text) < "3"  # noqa: E731
+    wrong.version = "1"  # type: ignore[attr-defined]
+    with pytest.raises(UserError, check=coded("filter-failed"), match="correct the filter or its parameters"):
+        list(reader(tmp_path, wrong))
+
+
 def test_a_field_that_is_not_read_is_named_in_the_fix(tmp_path: Path) -> None:
     with pytest.raises(UserError, check=coded("filter-failed"), match=r"Fix: .*documents\.metadata_fields"):
         list(reader(tmp_path, lambda document: "low" if document.metadata["quality"] < 3 else None))

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from data_prep.base.errors import UserError
-from data_prep.config.preparation_config import FilterSettings
+from data_prep.base.errors import UsageError, UserError
+from data_prep.config.preparation_config import FilterSettings, load_config
 from data_prep.documents.document import Document
 from data_prep.filters.registry import described_filters, filter_settings, filters_fingerprint, load_filters
 from tests.support.error_codes import coded
@@ -76,6 +76,19 @@ def test_functions_and_classes_take_parameters() -> None:
 def test_a_wrong_entry_is_refused(entry: dict[str, Any], code: str) -> None:
     with pytest.raises(UserError, check=coded(code)):
         load_filters([filter_settings(entry)])
+
+
+def test_a_refused_entry_comes_with_what_to_write(tmp_path: Path) -> None:
+    for entry, code, expected in (
+        ({"name": "langage"}, "unknown-filter", "did you mean language"),
+        ({"name": "metadata", "kept": "a > 1"}, "filter-parameters", "it takes keep"),
+        ({"name": "url_blocklist", "domains": str(tmp_path / "none.txt")}, "unreadable-file", "filter 'url_blocklist'"),
+        ({"name": "decontamination", "sets": str(tmp_path / "n.txt")}, "input-not-found", "filter 'decontamination'"),
+    ):
+        with pytest.raises(UsageError, match=expected, check=coded(code)):
+            load_filters([filter_settings(entry)])
+    with pytest.raises(UsageError, match=r"Fix: write {name: language}", check=coded("invalid-setting")):
+        load_config(None, ["documents.filters=[language]"], ["a.jsonl"])
 
 
 def test_the_identity_has_name_parameters_version_and_source(module: Path) -> None:

@@ -296,7 +296,7 @@ def test_what_is_left_of_a_corpus_says_what_to_loosen(tokenizer: Tokenizer, tmp_
         plan = make_plan(config.model_copy(update={"documents": documents}), tokenizer)
         with pytest.raises(UserError, match=re.escape(reasons), check=coded("nothing-left")) as caught:
             prepare_shards(plan, tokenizer, str(tmp_path / f"out{len(filters)}"), 1)
-        assert fix in caught.value.fix
+        assert fix in caught.value.fix and str(corpus) in caught.value.problem
 
 
 @pytest.mark.parametrize("kind", ["no line", "all dropped", "copies"])

@@ -121,6 +121,13 @@ def test_a_file_of_a_tokenizer_is_answered_with_its_folder(tokenizer: Tokenizer)
         Tokenizer.load(tokenizer.folder / "tokenizer.json")
 
 
+def test_the_folder_of_a_file_is_suggested_only_if_it_is_a_tokenizer(tmp_path):
+    (tmp_path / "corpus.jsonl").touch()
+    with pytest.raises(UsageError, check=coded("tokenizer-is-file")) as caught:
+        Tokenizer.load(tmp_path / "corpus.jsonl")
+    assert "such as" not in str(caught.value)
+
+
 def test_a_folder_without_its_marker_is_no_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
     folder = _copy(tokenizer, tmp_path)
     (folder / "tokenizer_info.json").unlink()

@@ -11,9 +11,10 @@ from data_prep.base.errors import UserError
 from tests.support.toy_processes import averaged_name, trained
 from tests.support.toy_training import ToyModel, global_batch
 from tests.trainer.checkpoint.test_writer import StillEngine, save
-from trainer.checkpoint.format import rank_file_name
-from trainer.checkpoint.merging import averaged_weights, merge_coefficients, merge_weights
+from trainer.checkpoint.format import SavedState, TrainState, rank_file_name
+from trainer.checkpoint.merging import averaged_weights, merge_coefficients, merge_weights, stage_warning
 from trainer.checkpoint.pieces import read_weights
+from trainer.config.load import load_config
 
 
 @pytest.mark.parametrize(
@@ -98,3 +99,16 @@ def test_a_mean_that_cannot_be_made_leaves_the_weights_as_they_were(tmp_path: Pa
     with averaged_weights(engine, folders) as problem:
         assert problem is not None and "step-00000002" in problem
     assert all(torch.equal(weight, before[name]) for name, weight in engine.module.named_parameters())
+
+
+def test_checkpoints_of_stages_with_other_lengths_are_warned_of_by_their_steps() -> None:
+    stages = "[{name: short, steps: 4}, {name: same, steps: 2}, {name: long, steps: 4, sequence_length: 128}]"
+    config = load_config("tiny_cpu", ["training.max_steps=null", f"training.stages={stages}"])
+
+    def saved(*steps: int) -> list[SavedState]:
+        values = {"config": config.model_dump(mode="json")}
+        return [SavedState.model_construct(state=TrainState(step=step), **values) for step in steps]
+
+    warning = stage_warning(saved(2, 4, 8, 10))
+    assert warning is not None and "stage 0 (short): 2, 4; stage 2 (long): 8, 10" in warning
+    assert stage_warning(saved(4, 6)) is None and stage_warning(saved(8, 10)) is None

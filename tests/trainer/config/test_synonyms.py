@@ -94,6 +94,26 @@ def test_every_setting_of_a_stage_that_an_answer_names_exists():
     assert _IN_STAGE.keys() <= SETTINGS
 
 
+@pytest.mark.parametrize(
+    ("typed", "code", "answer"),
+    [
+        ("schedule.name=constant", "invalid-setting", "write schedule.name=warmup_stable_decay"),
+        ("schedule.name=wsd", "invalid-setting", "write schedule.name=warmup_stable_decay"),
+        ("optimizer.name=adam", "unknown-optimizer", "set optimizer.name=adamw."),
+        ("optimizer.name=adamw_torch", "unknown-optimizer", "set optimizer.name=adamw."),
+        (
+            "training.stages=[{name: 2 late, steps: 1}]",
+            "invalid-setting",
+            "begin with a letter and contain only letters",
+        ),
+    ],
+)
+def test_a_wrong_value_of_a_name_is_answered_in_words(typed, code, answer):
+    with pytest.raises(UsageError, check=coded(code)) as caught:
+        load_settings(RunConfig, None, [*REQUIRED, typed])
+    assert answer in str(caught.value)
+
+
 def test_the_masking_rate_is_the_mlm_probability():
     assert explain_synonym("data.masking_rate", 0.3) == "write data.mlm_probability=0.3 (share)"
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from tests.support.toy_training import ToyModel, make_config
 from trainer.checkpoint.format import read_state
 from trainer.checkpoint.pieces import read_weights
 from trainer.distributed.process_group import Ranks
-from trainer.engine.engine import Engine, build_engine, overlapped_reduction
+from trainer.engine.engine import Engine, build_engine, is_news, overlapped_reduction
 from trainer.engine.fragments import Fragment
 
 SLOW = pytest.mark.slow
@@ -232,3 +233,11 @@ def test_a_fresh_run_begins_with_the_exact_weights_and_without_moments_or_update
     assert torch.equal(weight[:6], torch.arange(4.0, 10.0) + 0.001) and not weight[6:].any()
     assert not any(moment.any() for moment in moments.values())
     assert count == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "is_shown"), [("**** You are using ZeRO with an untested optimizer", False), ("x", True)]
+)
+def test_the_warning_of_an_untested_optimizer_is_left_out_and_no_other(message: str, is_shown: bool) -> None:
+    record = logging.LogRecord("DeepSpeed", logging.WARNING, __file__, 1, message, None, None)
+    assert is_news(record) is is_shown

@@ -26,6 +26,7 @@ from trainer.preflight.dry_run import (
     resume_line,
     shard_lines,
     stage_lines,
+    tokens_by_data_set,
     windows_bytes,
 )
 
@@ -246,3 +247,13 @@ def test_the_table_of_stages_has_tokens_masks_rates_and_hours() -> None:
     assert "0.001 at most, 0.00056 at the end, one_minus_sqrt" in decay
     assert (columns[1][-1], columns[2][-1]) == ("1.0", "0.4") and total.endswith("1.4 hours")
     assert stage_lines(config)[1].endswith("-") and "--tokens-per-second" in stage_lines(config)[-1]
+
+
+def test_the_tokens_of_a_data_set_are_those_of_its_stages_and_its_share() -> None:
+    mixture = "[{url: b, weight: 3}, {url: c, weight: 1}]"
+    stages = f"[{{steps: 10}}, {{steps: 20, data: {{shards: {mixture}}}}}]"
+    config = load_settings(
+        RunConfig, "tiny_cpu", ["data.shards=a", "training.max_steps=null", f"training.stages={stages}"]
+    )
+    assert config.data_sets == ("a", "b", "c")
+    assert tokens_by_data_set(config, [100, 7, 7]) == [10 * 2048, 15 * 2048, 5 * 2048]

@@ -66,6 +66,7 @@ def test_tabs_separate_and_quotation_marks_are_text(tmp_path: Path) -> None:
         ("a.csv", b"text,b\nx,1\na\0b,2\n", "line 3 is not text: it contains NUL in 'text'", "binary"),
         ("a.csv", b"text,b\nx,1\n,2\n", "line 3 has no text in 'text'", "missing field"),
         ("a.tsv", b"text\tb\nx\t1\n\ny\t2\t3\n", "line 4 has 3 cells", "invalid CSV"),
+        ("a.tsv", b'text\tb\nx\t1\n"x\ty"\t1\n', "line 3 has 3 cells.* as CSV", "invalid CSV"),
         ("a.csv", b"body,b\nx,1\n", r"line 1 has no column 'text' \(its columns: body, b\)", "missing field"),
         ("a.csv", "text,b\nx,1".encode("utf-16"), r"line 1 is not UTF-8", "invalid UTF-8"),
         ("a.csv", b"text,text\nx,1\n", "line 1 has several columns 'text'", "not text"),
