@@ -2,8 +2,8 @@
 
 A function is called with the Hugging Face directory of a model and the task's settings, to which the suite adds
 `files` (paths by name) and `seed`, and returns finite metrics by name. It may have an attribute `check(settings)`,
-which raises UserError before any model is loaded, an attribute `metric_names(settings)`, the names of the metrics that it
-returns, and a `version`.
+which raises UserError before any model is loaded, an attribute `metric_names(settings)`, the names of the metrics that
+it returns, and a `version`.
 """
 
 from __future__ import annotations
