@@ -48,13 +48,20 @@ _SOURCES = {
     "finetune": "trainer.finetuning.finetune:finetune",
 }
 """Where each name comes from. No package bears one of them: importing a package would replace the function."""
+_USED_BY_COMMANDS = ("export", "register")
+"""Functions whose errors name the options of a command; here they name the parameters."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _SOURCES:
         raise AttributeError(f"module 'trainer' has no attribute {name!r}")
     module, _, attribute = _SOURCES[name].partition(":")
-    value = globals()[name] = getattr(import_module(module), attribute)
+    value = getattr(import_module(module), attribute)
+    if name in _USED_BY_COMMANDS:
+        from data_prep.base.errors import options_as_parameters
+
+        value = options_as_parameters()(value)
+    globals()[name] = value
     return value
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from data_prep.base.standard_streams import OutputLost, lead_to_nowhere, prepare_standard_streams
 from data_prep.base.terminal import paragraph
@@ -50,6 +52,32 @@ class Stopped(BaseException):
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
         self.exit_status = 128 + signal_number  # as in a shell
+
+
+@contextmanager
+def options_as_parameters() -> Iterator[None]:
+    """Name the parameters of a function in errors, where its command names options; commands in backticks stay."""
+    try:
+        yield
+    except UserError as error:
+        error.problem, error.fix = _with_parameters(error.problem), _with_parameters(error.fix)
+        error.args = (f"{error.problem.rstrip('. ')}. Fix: {error.fix.rstrip('. ')}." if error.fix else error.problem,)
+        raise
+
+
+def _with_parameters(text: str) -> str:
+    """`--label-column X` becomes `label_column=X`, `--pair-column` becomes `pair_column=`."""
+
+    def parameter(match: re.Match[str]) -> str:
+        name = match[1].replace("-", "_")
+        return {"no_quoting": "quoting=False", "no_tracking": "is_tracked=False"}.get(name, f"{name}=")
+
+    parts = text.split("`")
+    parts[::2] = [
+        re.sub(r"--([a-z]+(?:-[a-z]+)*)(?: (?=[\d'\[A-Z])|(?<=--task) |(?<=--output) (?!is |has ))?", parameter, part)
+        for part in parts[::2]
+    ]
+    return "`".join(parts)
 
 
 def unusable_name(error: OSError) -> UsageError | None:

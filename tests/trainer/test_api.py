@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -157,8 +158,6 @@ def test_with_network_a_hub_name_is_downloaded_without_code_and_pickles(
 
 
 def test_what_the_hub_does_not_have_and_what_fails_are_two_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    from unittest.mock import Mock
-
     from huggingface_hub.errors import RepositoryNotFoundError
 
     for error, kind, code in (
@@ -256,8 +255,6 @@ def test_the_names_of_the_options_are_parameters_too(tiny_hugging_face: Path, tm
 
 
 def test_a_run_that_the_server_lacks_is_an_unknown_model() -> None:
-    from unittest.mock import Mock
-
     from mlflow.exceptions import MlflowException
     from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 
@@ -266,16 +263,30 @@ def test_a_run_that_the_server_lacks_is_an_unknown_model() -> None:
         find_model(client, "runs:/123/model")
 
 
+def test_errors_of_export_and_register_name_their_parameters(tmp_path: Path, tiny_hugging_face: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=f"^output={tmp_path} is not empty", check=coded("output-not-empty")):
+        trainer.export(tmp_path / "run", tmp_path)
+    with pytest.raises(UsageError, match="^alias='a b' is not", check=coded("invalid-alias")):
+        trainer.register(tiny_hugging_face, "english", "a b")
+
+
 def test_an_unknown_model_is_answered_with_what_is_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "tiny" / "checkpoints" / "step-00000030").mkdir(parents=True)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=LocalEntryNotFoundError("offline")))
+    refused = coded("unknown-model", "invalid-model-address", "hub-name-offline")
     for model, near in (
         ("runs/tinny", "did you mean runs/tiny?"),
         ("runs/tiny/checkpoints/step-00000031", "step-00000030"),
         ("model:/english@champion", "did you mean models:/english@champion?"),
         ("models://english@champion", "models:/NAME@ALIAS"),
+        ("runz/tiny", "did you mean runs/tiny?"),
+        ("./runz/tiny", "did you mean runs/tiny?"),
         ("nothing/like/it", "a checkpoint"),
     ):
-        with pytest.raises(UsageError, check=coded("unknown-model", "invalid-model-address")) as raised:
+        with pytest.raises(UsageError, check=refused) as raised:
             FillMask(model)
         assert near in str(raised.value)

@@ -2,8 +2,8 @@
 
 A function is called with the Hugging Face directory of a model and the task's settings, to which the suite adds
 `files` (paths by name) and `seed`, and returns finite metrics by name. It may have an attribute `check(settings)`,
-which raises UserError before any model is loaded, an attribute `metrics(settings)`, the names of the metrics that it
-returns, and a `version`.
+which raises UserError before any model is loaded, an attribute `metric_names(settings)`, the names of the metrics that
+it returns, and a `version`.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class EvaluationTask:
         Raises:
             UsageError: the function has no such metric.
         """
-        metrics = getattr(self.function, "metrics", None)
-        if metrics is not None:
-            _check_metrics(tuple(metrics(settings)), wanted, "the metrics of the function:")
+        names = getattr(self.function, "metric_names", None)
+        if names is not None:
+            _check_metrics(tuple(names(settings)), wanted, "the metrics of the function:")
 
     def needs_seeds(self) -> bool:
         """Whether the result depends on the seed; a task of one fixed computation runs with the first seed alone."""
@@ -120,7 +120,7 @@ class Finetune:
             check_readable(path)
             check_columns(path, named, files.quoting, files.header, files.skip_incomplete)
 
-    def metrics(self, settings: Mapping[str, Any]) -> Iterator[str]:
+    def metric_names(self, settings: Mapping[str, Any]) -> Iterator[str]:
         """Names of all metrics that a call with these settings returns."""
         read, _, third = _read(settings)
         names = task_of_columns(read.task, read.columns.pair).metrics

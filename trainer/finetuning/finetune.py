@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UsageError, UserError, options_as_parameters
 from data_prep.base.settings import validate_settings
 from data_prep.storage import storage
 from trainer.config.registry_names import check_names
@@ -158,7 +156,7 @@ def finetune(
         alias=alias,
     )
     log = log or (lambda text: None)
-    with _options_as_parameters():
+    with options_as_parameters():
         check_settings(settings)
         return fit_experiment(settings, prepare_experiment(settings, log), log)
 
@@ -415,31 +413,6 @@ def _server_option(settings: FinetuneSettings) -> str:
     """The option that names the MLflow server, as in a command to print."""
     uri = settings.tracking_uri
     return f" --tracking-uri {quote(storage.hide_secrets(uri))}" if uri else ""
-
-
-@contextmanager
-def _options_as_parameters() -> Iterator[None]:
-    """Name the parameters of `finetune` in errors, where the command names its options; commands in backticks stay."""
-    try:
-        yield
-    except UserError as error:
-        error.problem, error.fix = _with_parameters(error.problem), _with_parameters(error.fix)
-        error.args = (f"{error.problem.rstrip('. ')}. Fix: {error.fix.rstrip('. ')}." if error.fix else error.problem,)
-        raise
-
-
-def _with_parameters(text: str) -> str:
-    """`--label-column X` becomes `label_column=X`, `--pair-column` becomes `pair_column=`."""
-
-    def parameter(match: re.Match[str]) -> str:
-        name = match[1].replace("-", "_")
-        return {"no_quoting": "quoting=False", "no_tracking": "is_tracked=False"}.get(name, f"{name}=")
-
-    parts = text.split("`")
-    parts[::2] = [
-        re.sub(r"--([a-z]+(?:-[a-z]+)*)(?: (?=[\d'\[A-Z])|(?<=--task) )?", parameter, part) for part in parts[::2]
-    ]
-    return "`".join(parts)
 
 
 def _names(names: Sequence[Variant] | str) -> tuple[Variant, ...]:

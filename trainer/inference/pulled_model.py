@@ -77,7 +77,17 @@ def local_or_hub_folder(model: str | Path, with_weights: bool = True) -> Path:
         UserError: there is neither, or the download fails.
     """
     check_model_name(model)
-    return Path(model) if Path(model).is_dir() else download_from_hub(str(model), with_weights)
+    if Path(model).is_dir():
+        return Path(model)
+    try:
+        return download_from_hub(str(model), with_weights)
+    except UsageError as error:  # a name that the Hub does not have may be a misspelt path
+        near = _near_directory(Path(model))
+        if near is None:
+            raise
+        raise UsageError(
+            f"{model} does not exist here (did you mean {near}?); {error.problem}", fix=error.fix, code=error.code
+        ) from None
 
 
 def check_model_name(model: str | Path) -> None:
@@ -108,11 +118,29 @@ def _near(model: str) -> str:
     try:
         there = sorted(each.name for each in path.parent.iterdir() if each.is_dir())
     except (OSError, ValueError):
-        return ""
+        near = _near_directory(path)
+        return f" (did you mean {near}?)" if near is not None else ""
     if path.parent.name == "checkpoints":
         return f"; the checkpoints there: {', '.join(there) or 'none'}"
     names = difflib.get_close_matches(path.name, there, n=3)
     return f" (did you mean {' or '.join(str(path.parent / name) for name in names)}?)" if names else ""
+
+
+def _near_directory(path: Path) -> Path | None:
+    """The existing directory of the most similar name, where parents may be misspelt too; None without one."""
+    found = Path(path.anchor)
+    for part in path.parts[1 if path.anchor else 0 :]:
+        if not (found / part).is_dir():
+            try:
+                there = sorted(each.name for each in found.iterdir() if each.is_dir())
+            except (OSError, ValueError):
+                return None
+            names = difflib.get_close_matches(part, there, n=1)
+            if not names:
+                return None
+            part = names[0]
+        found /= part
+    return found
 
 
 def is_checkpoint(model: str | Path) -> bool:

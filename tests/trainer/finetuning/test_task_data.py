@@ -30,6 +30,16 @@ from trainer.inference.pretrained import Preprocessor
 COLUMNS = Columns("text", None, "label")
 
 
+@pytest.mark.parametrize(("cell", "is_named"), [('"a dog', True), ("a dog", False)])
+def test_empty_cells_name_no_quoting_where_cells_begin_with_a_quotation_mark(
+    cell: str, is_named: bool, tmp_path: Path
+) -> None:
+    path = write(tmp_path, "text\tlabel", f"{cell}\t1", 'a cat"', "end\t0", name="train.tsv")
+    with pytest.raises(UsageError, check=coded("empty-cells")) as raised:
+        read_task("classification", Files(path), COLUMNS, 0)
+    assert ("--no-quoting" in raised.value.fix) == is_named
+
+
 def write(folder: Path, *lines: str, name: str = "train.csv") -> Path:
     path = folder / name
     path.write_text("\n".join(lines) + "\n")
