@@ -84,8 +84,8 @@ def _overridden(values: Any, override: str) -> Any:
             break
     if not is_in_list:
         return OmegaConf.merge(values, OmegaConf.from_dotlist([override]))
-    value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
-    OmegaConf.update(values, ".".join(parts), value["value"], force_add=True)  # type: ignore[index,call-overload]
+    value: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
+    OmegaConf.update(values, ".".join(parts), value["value"], force_add=True)
     return values
 
 
