@@ -83,8 +83,8 @@ class ScheduleSettings(Settings):
     @field_validator("name", mode="before")
     @classmethod
     def _check_name(cls, name: object) -> object:
-        if name in SCHEDULE_ALIASES:
-            raise ValueError(f"is unknown; write schedule.name={SCHEDULE_ALIASES[str(name)]}")
+        if isinstance(name, str) and name in SCHEDULE_ALIASES:
+            raise ValueError(f"is unknown; write schedule.name={SCHEDULE_ALIASES[name]}")
         return name
 
     @model_validator(mode="after")
