@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import functools
 import hashlib
-import importlib
 import importlib.metadata
 import inspect
 import json
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.imported import imported_callable
 from data_prep.base.source_digest import function_digest, module_digest
 from data_prep.config.preparation_config import DocumentSettings, FilterFunction, FilterSettings
 from data_prep.documents.document import Document
@@ -183,24 +183,14 @@ def _users_own(name: str) -> tuple[Any, str | None]:
 
 
 def _imported(path: str, name: str) -> Any:
-    module, _, attribute = path.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"filter {name!r} cannot be imported ({error})",
-            fix="install its package, or correct the name; your module must be on PYTHONPATH",
-            code="filter-not-importable",
-        ) from None
-    if not callable(found):
-        raise UsageError(
-            f"filter {name!r} is {type(found).__name__}, not a function or a class",
-            fix="name a function that takes a document",
-            code="filter-not-callable",
-        )
-    return found
+    return imported_callable(
+        path,
+        f"filter {name!r}",
+        import_fix="install its package, or correct the name; your module must be on PYTHONPATH",
+        import_code="filter-not-importable",
+        callable_fix="name a function that takes a document",
+        callable_code="filter-not-callable",
+    )
 
 
 def _configured(name: str, found: Any, parameters: Mapping[str, Any], is_maker: bool) -> Callable[[Document], Outcome]:

@@ -9,11 +9,11 @@ with a rehearsal step after which all of them are set to 0; other states cannot 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.imported import imported_callable
 from data_prep.base.source_digest import module_digest
 from trainer.config.training_settings import OptimizerSettings
 
@@ -100,20 +100,11 @@ def _unsupported(name: str, problem: str) -> UserError:
 
 
 def _imported(name: str) -> Callable[[list[dict[str, Any]], OptimizerSettings], Any]:
-    module, _, attribute = name.partition(":")
-    try:
-        found: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"optimizer.name={name} cannot be imported ({error})",
-            fix="correct the name, and put the directory of your module on PYTHONPATH",
-            code="optimizer-not-importable",
-        ) from None
-    if not callable(found):
-        raise UsageError(
-            f"optimizer.name={name} is a {type(found).__name__}",
-            fix="name a function of parameter groups and settings",
-            code="not-an-optimizer",
-        )
-    factory: Callable[[list[dict[str, Any]], OptimizerSettings], Any] = found
-    return factory
+    return imported_callable(
+        name,
+        f"optimizer.name={name}",
+        import_fix="correct the name, and put the directory of your module on PYTHONPATH",
+        import_code="optimizer-not-importable",
+        callable_fix="name a function of parameter groups and settings",
+        callable_code="not-an-optimizer",
+    )

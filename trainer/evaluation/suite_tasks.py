@@ -8,7 +8,6 @@ it returns, and a `version`.
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import os
 import sys
@@ -20,6 +19,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.imported import imported_callable
 from data_prep.base.settings import Settings, validate_settings
 from data_prep.base.source_digest import module_digest
 from trainer.config.setting_types import Probability
@@ -325,22 +325,12 @@ def _read(settings: Mapping[str, Any]) -> tuple[FinetuneTaskSettings, Files, str
 def _imported(path: str, name: str) -> Function:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for `module:function` of the user's, as with python -m
-    module, _, attribute = path.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"the function {name!r} of the suite cannot be imported ({error})",
-            fix="install its package, or correct the name; your module must be in this folder or on PYTHONPATH",
-            code="evaluation-task-not-importable",
-        ) from None
-    if not callable(found):
-        raise UsageError(
-            f"the function {name!r} of the suite is {type(found).__name__}, not a function",
-            fix="name a function that takes a model's directory and settings",
-            code="evaluation-task-not-callable",
-        )
-    function: Function = found
+    function: Function = imported_callable(
+        path,
+        f"the function {name!r} of the suite",
+        import_fix="install its package, or correct the name; your module must be in this folder or on PYTHONPATH",
+        import_code="evaluation-task-not-importable",
+        callable_fix="name a function that takes a model's directory and settings",
+        callable_code="evaluation-task-not-callable",
+    )
     return function
