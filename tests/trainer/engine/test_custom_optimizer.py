@@ -35,7 +35,6 @@ def test_a_function_gets_the_groups_and_the_settings():
     ("name", "code"),
     [
         ("no.such.module:lion", "optimizer-not-importable"),
-        (":lion", "optimizer-not-importable"),
         (f"{MODULE}:tiger", "optimizer-not-importable"),
         (f"{MODULE}:A_NUMBER", "not-an-optimizer"),
         (f"{MODULE}:nothing", "not-an-optimizer"),
