@@ -26,7 +26,7 @@ from trainer.data.pair_rows import PairCounts
 from trainer.data.randomness import Purpose
 from trainer.data.sample_settings import check_enough_rows, masking_of, row_settings, training_samples
 from trainer.data.shard_set import ShardSet
-from trainer.data.workers import block_scheduler_signals, ignore_scheduler_signals
+from trainer.data.workers import block_scheduler_signals, initialize_worker
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Loader:
             # A forked worker starts at once and inherits the plans. It uses neither CUDA nor torch's threads
             # (DataLoader sets one thread), which do not survive a fork.
             multiprocessing_context="fork" if workers else None,
-            worker_init_fn=ignore_scheduler_signals,
+            worker_init_fn=initialize_worker,
             collate_fn=_as_it_is,
             pin_memory=self._pin_memory,
             # Starting a DataLoader draws a seed: from this generator, so that the random state of the run is unchanged.

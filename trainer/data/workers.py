@@ -7,9 +7,10 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import NoReturn
 
 _LOST = re.compile(
@@ -36,13 +37,14 @@ def block_scheduler_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ignore_scheduler_signals(worker: int) -> None:
-    """Ignore a signal that a scheduler or a terminal sends to every process of the job.
+def initialize_worker(worker: int) -> None:
+    """Ignore what a worker is not to react to: signals to every process of the job, and the end of its own rank.
 
     The rank ends its step and saves on such a signal, and needs its workers for that. A worker ends when its rank
-    sends SIGTERM or is gone (DataLoader's own watch). The worker must be started within
-    `block_scheduler_signals`.
+    sends SIGTERM or is gone (DataLoader's own watch), and prints nothing about it: the rank's error is the last line
+    of its log. The worker must be started within `block_scheduler_signals`.
     """
+    sys.excepthook = _print_unless_rank_is_gone
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     # Replaces torch's handler, which ends the worker in any thread that receives the signal.
@@ -52,6 +54,12 @@ def ignore_scheduler_signals(worker: int) -> None:
 
 def _pass_by(signum: int, frame: FrameType | None) -> None:
     """Handle a scheduler's SIGTERM in a thread that does not block it."""
+
+
+def _print_unless_rank_is_gone(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an uncaught error, as those of the thread that hands batches over, unless the rank broke the connection."""
+    if not isinstance(error, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _wait_for_rank(rank_pid: int) -> None:

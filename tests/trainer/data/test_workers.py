@@ -6,12 +6,14 @@ import multiprocessing
 import os
 import signal
 import time
+from multiprocessing.connection import Client
+from multiprocessing.resource_sharer import DupFd
 from typing import NoReturn
 
 import pytest
 from torch.utils.data import DataLoader
 
-from trainer.data.workers import explain_lost_workers, verdict_on_lost_worker
+from trainer.data.workers import explain_lost_workers, initialize_worker, verdict_on_lost_worker
 
 KILLED = "DataLoader worker (pid 4321) is killed by signal: Killed. "
 NO_SHARED_MEMORY = (
@@ -81,3 +83,24 @@ def test_a_worker_that_is_really_killed_is_recognized_while_the_rank_computes() 
 def test_other_errors_pass() -> None:
     with pytest.raises(RuntimeError, match="of our own"), explain_lost_workers(0, 2, end):
         raise RuntimeError("a mistake of our own")
+
+
+@pytest.mark.parametrize(("request_of_rank", "printed"), [(None, False), (("unknown key", 1), True)])
+def test_a_worker_prints_nothing_where_the_rank_leaves_in_the_middle_of_a_batch(
+    request_of_rank: tuple[str, int] | None, printed: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def hand_over() -> None:
+        initialize_worker(0)
+        batch = DupFd(1)
+        (address, _) = batch._id  # type: ignore[attr-defined]
+        with Client(address, authkey=multiprocessing.current_process().authkey) as rank:
+            if request_of_rank is not None:
+                rank.send(request_of_rank)
+        batch.detach()  # served once the request above is over
+        os._exit(0)
+
+    worker = multiprocessing.get_context("fork").Process(target=hand_over)
+    worker.start()
+    worker.join(60)
+    assert worker.exitcode == 0
+    assert ("Traceback" in capfd.readouterr().err) is printed
