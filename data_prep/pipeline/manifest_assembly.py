@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from data_prep.base.installed import own_version
@@ -12,6 +13,7 @@ from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.plan_changes import file_fingerprint
 from data_prep.pipeline.reduce_phase import ShardTotals, dtype_name
+from data_prep.pipeline.source_budgets import source_budgets
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
@@ -38,6 +40,14 @@ def assemble(plan: Plan, tokenizer: Tokenizer, summary: MapSummary, totals: Shar
     )
 
 
+def train_tokens_by_source(plan: Plan, totals: ShardTotals) -> list[int]:
+    """Return the tokens of each source in the train split, if shards hold one source each; else zeros."""
+    tokens = Counter[str]()
+    for shard in totals.of_split("train"):
+        tokens[shard.source or ""] += shard.tokens
+    return [tokens[source.name] for source in plan.config.sources]
+
+
 def _input_records(plan: Plan, digests: Sequence[str]) -> tuple[InputRecord, ...]:
     return tuple(
         InputRecord(
@@ -51,6 +61,7 @@ def _input_records(plan: Plan, digests: Sequence[str]) -> tuple[InputRecord, ...
 
 
 def _source_records(plan: Plan, summary: MapSummary, totals: ShardTotals) -> tuple[SourceRecord, ...]:
+    budgets = source_budgets(plan.config, train_tokens_by_source(plan, totals))
     records = []
     for number, source in enumerate(plan.config.sources):
         counts = totals.source_counts[plan.first_source + number].tolist()
@@ -70,8 +81,8 @@ def _source_records(plan: Plan, summary: MapSummary, totals: ShardTotals) -> tup
                 words=words,
                 text_bytes=text_bytes,
                 cut_words=summary.cut_words[number],
-                weight=source.weight,
-                max_tokens=source.max_tokens,
+                weight=source.weight if plan.config.total_tokens is None else None,
+                max_tokens=budgets[number],
                 epochs=source.epochs,
             )
         )

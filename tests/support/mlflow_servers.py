@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.support import fork_server
 from tests.support.free_ports import free_port
 
-START_SECONDS = 600.0
+START_SECONDS = 300.0
 
 
 class Server:
