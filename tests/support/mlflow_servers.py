@@ -30,7 +30,11 @@ class Server:
 
     def start(self) -> None:
         words = [__file__, self.database, str(self.port), str(self.folder / "artifacts")]
-        environment = os.environ | {"PYTHONPATH": str(fork_server.ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        environment = os.environ | {
+            "PYTHONPATH": str(fork_server.ROOT),
+            "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": "cpu",
+        }
         with open(self.folder / "server.log", "ab") as log:
             self.process = fork_server.start(words, self.folder, environment, log.fileno())
         deadline = time.monotonic() + START_SECONDS
