@@ -11,7 +11,6 @@ from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.plan import Plan, absolute
 from data_prep.pipeline.reduce_phase import ShardTotals, nothing_to_train_on
 from data_prep.storage import storage
-from data_prep.tokenizer.foreign_tokenizer import copy_tokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 
@@ -32,7 +31,7 @@ def publish_shards(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSu
     record, data = token_counts_file(counts, manifest.version)
     storage.write_bytes(storage.join(output, record.name), data)
     if not is_own_tokenizer(tokenizer, output):
-        copy_tokenizer(tokenizer, storage.join(output, TOKENIZER_FOLDER))
+        tokenizer.copy_files(storage.join(output, TOKENIZER_FOLDER))
     publish(output, manifest)
     return manifest
 

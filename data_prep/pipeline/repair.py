@@ -32,7 +32,6 @@ from data_prep.pipeline.publication import is_own_tokenizer
 from data_prep.pipeline.reduce_phase import gather, make_shards
 from data_prep.pipeline.work_folder import begin_work, check_finished_units, finished_manifest
 from data_prep.storage import storage
-from data_prep.tokenizer.foreign_tokenizer import copy_tokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 _SHOWN = 5
@@ -83,7 +82,7 @@ def repair(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | i
             _rewrite_token_counts(output, manifest, executor)
             replaced.append(manifest.token_counts.name)
         if not is_own_tokenizer(tokenizer, output) and list(tokenizer_problems(output, manifest)):
-            copy_tokenizer(tokenizer, _url(output, TOKENIZER_FOLDER))
+            tokenizer.copy_files(_url(output, TOKENIZER_FOLDER))
             replaced.append(f"{TOKENIZER_FOLDER}/")
         if not list(tokenizer_problems(output, manifest)) and card_problem(output, manifest, own_version()):
             write_data_card(output, manifest)  # which names the settings of the tokenizer

@@ -32,6 +32,7 @@ from data_prep.tokenizer.adversarial_lines import ADVERSARIAL_LINES, lines_with_
 from data_prep.tokenizer.foreign_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer
 from data_prep.tokenizer.sentencepiece_model import Piece
+from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer
 from data_prep.tokenizer.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS, UNK_TOKEN_ID
 from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer.user_symbols import isolation
@@ -48,10 +49,11 @@ def write_hugging_face_tokenizer(
     stays as it came, and transformers takes tokenizer.json as it is.
     """
     tokenizer = Tokenizer.load(folder)
-    if isinstance(tokenizer, ForeignTokenizer):
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        write_hugging_face_files(tokenizer, Path(output or folder), model_max_length)
+    else:
+        assert isinstance(tokenizer, ForeignTokenizer)
         _write_foreign_files(tokenizer, Path(output or folder), model_max_length)
-        return
-    write_hugging_face_files(tokenizer, Path(output or folder), model_max_length)
 
 
 def check_parity(folder: str | Path, texts: Iterable[str], hugging_face_folder: str | Path | None = None) -> None:
@@ -60,10 +62,14 @@ def check_parity(folder: str | Path, texts: Iterable[str], hugging_face_folder: 
     Raises:
         UserError: they differ; it shows the first text that does.
     """
-    compare_with_hugging_face(Tokenizer.load(folder), Path(hugging_face_folder or folder), list(texts))
+    compare_with_hugging_face(
+        SentencePieceTokenizer.open(str(folder)), Path(hugging_face_folder or folder), list(texts)
+    )
 
 
-def write_hugging_face_files(tokenizer: Tokenizer, output: Path, model_max_length: int | None = None) -> None:
+def write_hugging_face_files(
+    tokenizer: SentencePieceTokenizer, output: Path, model_max_length: int | None = None
+) -> None:
     """Write tokenizer.json and tokenizer_config.json of an open tokenizer."""
     text = build(tokenizer).to_str(pretty=True)
     storage.write_bytes(output / TOKENIZER_NAME, (text + "\n").encode())
@@ -84,7 +90,9 @@ def _write_foreign_files(tokenizer: ForeignTokenizer, output: Path, model_max_le
     storage.write_bytes(path, (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def compare_with_hugging_face(tokenizer: Tokenizer, hugging_face_folder: Path, texts: Sequence[str]) -> None:
+def compare_with_hugging_face(
+    tokenizer: SentencePieceTokenizer, hugging_face_folder: Path, texts: Sequence[str]
+) -> None:
     """The check of `check_parity` for an open tokenizer, over adversarial lines too.
 
     Each text is encoded alone, and each line and the last of the texts with the next as a pair.
@@ -116,7 +124,7 @@ def compare_with_hugging_face(tokenizer: Tokenizer, hugging_face_folder: Path, t
         _compare(path, f"{first} / {second}", types, pair.type_ids)
 
 
-def build(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+def build(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
     """Build the same tokenizer for the `tokenizers` library: its pieces and the normalization before them."""
     vocabulary = tokenizer.vocabulary
     symbols = [piece.text for piece in vocabulary if piece.kind == "user"]

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from tokenizers import Regex, pre_tokenizers
 
 from data_prep.text.cleaning import METASPACE
+from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer
 from data_prep.tokenizer.special_tokens import UNK_TOKEN_ID
-from data_prep.tokenizer.tokenizer import Tokenizer
 
 
-def isolation(tokenizer: Tokenizer, symbols: Sequence[str]) -> Iterator[pre_tokenizers.PreTokenizer]:
+def isolation(tokenizer: SentencePieceTokenizer, symbols: Sequence[str]) -> Iterator[pre_tokenizers.PreTokenizer]:
     """Yield the pre-tokenizers that come after the one that parts words."""
     # Longest first, as SentencePiece matches them.
     alternatives = "|".join(_escaped(symbol) for symbol in sorted(symbols, key=lambda symbol: (-len(symbol), symbol)))
@@ -29,7 +29,7 @@ def isolation(tokenizer: Tokenizer, symbols: Sequence[str]) -> Iterator[pre_toke
         yield pre_tokenizers.Split(Regex(rf"\A(?:{'|'.join(halves)})"), behavior="isolated")
 
 
-def cuts_of_unreachable_pieces(tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
+def cuts_of_unreachable_pieces(tokenizer: SentencePieceTokenizer) -> Iterator[tuple[str, int]]:
     """Yield the text of every piece that its own text does not become, and a place where SentencePiece cuts it."""
     for token_id, piece in enumerate(tokenizer.vocabulary):
         spans = tokenizer.spans(piece.text.replace(METASPACE, " "))
