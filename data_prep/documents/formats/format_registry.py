@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import inspect
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
 
 from data_prep.base.errors import UsageError
+from data_prep.base.registries import Registry
 from data_prep.base.source_digest import module_digest
 from data_prep.documents.formats.arrow_format import ArrowFormat
 from data_prep.documents.formats.csv_format import CsvFormat, TsvFormat
@@ -21,7 +20,14 @@ from data_prep.documents.formats.text_format import TextFormat
 from data_prep.storage import storage
 from data_prep.storage.compression import COMPRESSIONS
 
-ENTRY_POINTS = "clozeworks.formats"
+FORMATS = Registry(
+    where="the format {name!r} of documents.formats",
+    import_fix="give module:function; your module must be on PYTHONPATH",
+    import_code="format-not-importable",
+    callable_fix="give a function from a stream of bytes to objects, or a subclass of Format",
+    callable_code="format-not-callable",
+    entry_points="clozeworks.formats",
+)
 BUILT_IN: tuple[Format, ...] = (
     TextFormat(),
     JsonLinesFormat(),
@@ -100,8 +106,7 @@ def sniffed(head: bytes) -> Format | None:
 @cache
 def _installed() -> dict[str, Format]:
     """Formats of installed packages; the name of the entry point is the ending, with or without its dot."""
-    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    endings = {f".{point.name.removeprefix('.').lower()}": point.value for point in points}
+    endings = {f".{name.removeprefix('.').lower()}": point.value for name, point in FORMATS.installed().items()}
     return {ending: _custom(ending, path) for ending, path in endings.items()}
 
 
@@ -113,21 +118,20 @@ def _custom(ending: str, path: str) -> Format:
             fix=f"give an ending in lower case that begins with a dot, none of {' '.join([*taken, *COMPRESSIONS])}",
             code="format-ending",
         )
-    module, _, attribute = path.partition(":")
+    found = FORMATS.load(path, path)
     try:
-        found: Any = getattr(importlib.import_module(module), attribute)
         made = found() if inspect.isclass(found) else CustomFormat(ending, found) if callable(found) else found
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
+    except (AttributeError, ValueError, TypeError) as error:
         raise UsageError(
-            f"the format {path!r} of documents.formats cannot be imported ({error})",
-            fix="give module:function; your module must be on PYTHONPATH",
-            code="format-not-importable",
+            f"{FORMATS.where.format(name=path)} cannot be made ({error})",
+            fix=FORMATS.import_fix,
+            code=FORMATS.import_code,
         ) from None
     if not isinstance(made, Format):
         raise UsageError(
-            f"the format {path!r} of documents.formats is {type(made).__name__}",
-            fix="give a function from a stream of bytes to objects, or a subclass of Format",
-            code="format-not-callable",
+            f"{FORMATS.where.format(name=path)} is {type(made).__name__}",
+            fix=FORMATS.callable_fix,
+            code=FORMATS.callable_code,
         )
     made.endings = (ending,)
     made.path = path  # type: ignore[attr-defined]  # by which a change of the settings is noticed
