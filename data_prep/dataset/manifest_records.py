@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from data_prep.base.validation import FileName, Sha256
-from data_prep.filters.reasons import is_filter_reason
+from data_prep.filters.protocol import is_filter_reason
 from data_prep.tokenizer.special_tokens import MAX_VOCAB_SIZE, OWN_SPECIAL_TOKENS, SpecialTokens
 
 REBUILD = (

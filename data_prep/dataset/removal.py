@@ -24,7 +24,6 @@ from data_prep.dataset.removal_request import Found, RemovalRequest, find_docume
 from data_prep.dataset.removed_names import RemovedNames, files_of_removed_names, hash_names, removed_names
 from data_prep.dataset.shard_rewrite import RewriteResult, RewriteTask, read_result, result_url, rewrite_shard
 from data_prep.dataset.shards import SHARD_NAME, shard_name
-from data_prep.dataset.state_files import read_state, write_state
 from data_prep.dataset.versions import (
     PREPARATION_WORK,
     REMOVAL_WORK,
@@ -37,6 +36,7 @@ from data_prep.dataset.versions import (
 from data_prep.executors.executors import Executor, run_units
 from data_prep.executors.phases import PhaseRunner
 from data_prep.storage import storage
+from data_prep.storage.sealed_files import read_state, write_state
 
 _PLAN_NAME = "plan.json"
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from data_prep.storage import storage
-from data_prep.storage.sealing import CHECKSUM_BYTES, damaged, read_sealed, sealed
+from data_prep.storage.sealed_files import CHECKSUM_BYTES, damaged, read_sealed, sealed
 
 NAME = "exclusions"
 

@@ -32,7 +32,7 @@ from data_prep.config.preparation_config import DeduplicationSettings
 from data_prep.deduplication.signatures import ALGORITHM_VERSION, signatures
 from data_prep.deduplication.similarity_search import band_keys, choose_bands
 from data_prep.storage import storage
-from data_prep.storage.sealing import CHECKSUM_BYTES, damaged, read_sealed, sealed
+from data_prep.storage.sealed_files import CHECKSUM_BYTES, damaged, read_sealed, sealed
 
 MAX_PARTS = 1024
 _KEY_BITS = 10  # 2**10 == MAX_PARTS

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data_prep.dataset.state_files import read_state, write_state
 from data_prep.executors.phases import PhaseRunner
 from data_prep.storage import storage
+from data_prep.storage.sealed_files import read_state, write_state
 
 FAN_IN = 128
 """Results that one process adds up."""

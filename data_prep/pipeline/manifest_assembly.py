@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from data_prep.base.installed import own_version
+from data_prep.base.packages import own_version
 from data_prep.dataset.counts import split_record, token_counts_file
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import InputRecord, SourceRecord, TokenizerRecord

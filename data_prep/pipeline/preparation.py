@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.file_check import file_tasks, size_problems
+from data_prep.dataset.file_checks import file_tasks, size_problems
 from data_prep.dataset.manifest import Manifest
 from data_prep.executors.executors import Executor
 from data_prep.executors.phases import PhaseRunner

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.installed import own_version
+from data_prep.base.packages import own_version
 from data_prep.base.progress import Progress
 from data_prep.dataset.counts import token_counts_file
 from data_prep.dataset.data_card import CARD_NAME, card_problem, write_data_card
-from data_prep.dataset.file_check import FileTask, content_problem, file_tasks
+from data_prep.dataset.file_checks import CheckTask, FileTask, check_shard, content_problem, file_tasks
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest
 from data_prep.dataset.manifest_records import ShardRecord
-from data_prep.dataset.shard_check import CheckTask, check_shard
 from data_prep.dataset.verification import tokenizer_problems
 from data_prep.dataset.versions import REPAIR_WORK
 from data_prep.executors.executors import Executor, run_units

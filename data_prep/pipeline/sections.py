@@ -19,7 +19,7 @@ import xxhash
 
 from data_prep.dataset.shard_index import starts_of
 from data_prep.storage import storage
-from data_prep.storage.sealing import CHECKSUM_BYTES, damaged, read_sealed, sealed
+from data_prep.storage.sealed_files import CHECKSUM_BYTES, damaged, read_sealed, sealed
 
 FLUSH_BYTES = 64 << 20
 """Held before it is written, in bytes."""

@@ -1,8 +1,12 @@
-"""Parts of work files, each followed by its checksum, because work files may stay on a disk for weeks."""
+"""Sealed files of unfinished work: every part is followed by its checksum, because work may wait on a disk for weeks.
+
+A state file holds JSON values as one such part.
+"""
 
 from __future__ import annotations
 
-from typing import BinaryIO
+import json
+from typing import Any, BinaryIO
 
 import xxhash
 
@@ -49,3 +53,27 @@ def damaged(url: str) -> UserError:
         fix="rerun the same command with --fresh",
         code="damaged-work-file",
     )
+
+
+def write_state(url: str, values: Any) -> None:
+    """Write JSON values atomically."""
+    storage.write_bytes(url, json.dumps({"xxh3_64": _checksum(values), "values": values}).encode())
+
+
+def read_state(url: str) -> Any:
+    """Return the values as written.
+
+    Raises:
+        UserError: the file is damaged, or an earlier release wrote it.
+    """
+    try:
+        stored = json.loads(storage.read_bytes(url))
+    except (ValueError, RecursionError):
+        stored = None
+    if not isinstance(stored, dict) or stored.get("xxh3_64") != _checksum(stored.get("values")):
+        raise damaged(url)
+    return stored["values"]
+
+
+def _checksum(values: Any) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(values).encode())
