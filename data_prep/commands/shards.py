@@ -26,7 +26,7 @@ from data_prep.pipeline.plan import text_bytes
 from data_prep.pipeline.preparation import map_range, prepare_shards
 from data_prep.pipeline.repair import find_damage, repair
 from data_prep.pipeline.scale_plan import scale_plan
-from data_prep.pipeline.shard_range import ShardRange
+from data_prep.pipeline.units import ShardRange
 from data_prep.pipeline.work_folder import refuse_to_undo_changes
 from data_prep.reports.tables import source_table, split_table, step_table
 from data_prep.storage import storage

@@ -35,7 +35,7 @@ from data_prep.pipeline.plan import Plan, absolute, check_output_apart
 from data_prep.pipeline.plan_changes import check_inputs_unchanged
 from data_prep.pipeline.publication import is_own_tokenizer, publish_shards
 from data_prep.pipeline.reduce_phase import ShardTotals, gather, make_shards
-from data_prep.pipeline.shard_range import ShardRange
+from data_prep.pipeline.units import ShardRange
 from data_prep.pipeline.work_folder import (
     begin_work,
     check_finished_units,
