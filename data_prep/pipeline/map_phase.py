@@ -186,7 +186,7 @@ def check_sources(
     """Warn about each source of the plan without a document.
 
     Raises:
-        UserError: such a source has a weight, max_tokens or epochs.
+        UserError: such a source has a weight, max_tokens or epochs, or shares total_tokens.
     """
     for number, source in enumerate(plan.config.sources):
         if num_documents[number]:
@@ -194,9 +194,9 @@ def check_sources(
         problem = (
             f"source {source.name} gives no document ({_reasons(dropped[number], num_empty_files.get(number, 0))})"
         )
-        if source.has_budget:
+        if source.has_own_budget or source.weight is not None or plan.config.total_tokens is not None:
             raise UserError(
-                f"{problem}, but has a weight, max_tokens or epochs",
+                f"{problem}, but has a weight, max_tokens or epochs, or shares total_tokens",
                 fix="correct its input, text_field or filters, or leave the source out",
                 code="source-without-documents",
             )

@@ -87,7 +87,7 @@ def plan_destinations(
         return num_train, max(1, round(shards * settings.valid_fraction))
 
     of_sources: tuple[tuple[int, int], ...] = ()
-    if has_source_shards or any(source.has_budget for source in config.sources):
+    if has_source_shards or config.has_source_budgets:
         shares = (size / max(all_bytes, 1.0) for size in text_bytes)
         of_sources = tuple(
             shards_of(size, max(1.0, share * min_train)) for size, share in zip(text_bytes, shares, strict=True)
