@@ -36,8 +36,16 @@ from data_prep.text.cleaning import Normalization
 from data_prep.text.sentences import check_language
 from data_prep.text.text_batch import normalize_batch
 from data_prep.tokenizer.tokenizer_info import TokenizerSettings
-from data_prep.tokenizer_training.bounded_choice import EVEN, Choice, key_of, tempering
-from data_prep.tokenizer_training.training_sample import HeldOut, HeldOutDocument, TrainingSample, hash_of
+from data_prep.tokenizer_training.training_sample import (
+    EVEN,
+    Choice,
+    HeldOut,
+    HeldOutDocument,
+    TrainingSample,
+    hash_of,
+    key_of,
+    tempering,
+)
 
 UNKNOWN_LANGUAGE = "unknown"
 LIMIT_NAME = "limit"

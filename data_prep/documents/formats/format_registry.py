@@ -1,22 +1,28 @@
-"""Registry of input formats: built-in formats, entry points, and formats of the settings."""
+"""Registry of input formats: built-in formats, entry points, and formats of the settings.
+
+A format of the settings is a function from a stream to objects (`CustomFormat`), or a class like those of this folder.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from typing import Any, BinaryIO
 
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.registries import Registry
 from data_prep.base.source_digest import module_digest
+from data_prep.documents.document import Document
 from data_prep.documents.formats.arrow_format import ArrowFormat
 from data_prep.documents.formats.csv_format import CsvFormat, TsvFormat
-from data_prep.documents.formats.custom_format import CustomFormat
-from data_prep.documents.formats.input_format import Format
+from data_prep.documents.formats.input_format import Format, Reading, document_of
 from data_prep.documents.formats.json_format import JsonLinesFormat
 from data_prep.documents.formats.parquet_format import ParquetFormat
 from data_prep.documents.formats.text_format import TextFormat
+from data_prep.documents.rejects import BadInput, Fault
 from data_prep.storage import storage
 from data_prep.storage.compression import COMPRESSIONS
 
@@ -136,3 +142,54 @@ def _custom(ending: str, path: str) -> Format:
     made.endings = (ending,)
     made.path = path  # type: ignore[attr-defined]  # by which a change of the settings is noticed
     return made
+
+
+class CustomFormat(Format):
+    """Objects that a function yields from a stream of bytes; their fields are those that the settings name.
+
+    The function raises ValueError where the file is none of its format; nothing of the file is used then.
+    """
+
+    def __init__(self, ending: str, read: Callable[[BinaryIO], Iterable[Mapping[str, Any]]]) -> None:
+        self.endings = (ending,)
+        self._read = read
+
+    def documents(self, stream: BinaryIO, reading: Reading) -> Iterator[Document]:
+        rejects, number = reading.rejects, 0
+        objects = iter(self._read(stream))
+        while True:
+            number += 1
+            try:
+                values = next(objects, None)
+            except (UserError, OSError, EOFError):
+                raise
+            except ValueError as error:
+                raise BadInput(
+                    f"{rejects.where} is damaged at document {number} ({error})",
+                    "damaged file",
+                    spoils_file=True,
+                    fix="fetch it again, or leave it out with documents.on_bad_input=skip",
+                ) from None
+            except Exception as error:
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                raise UserError(
+                    f"the format {self.endings[0]} failed at {frame.filename}:{frame.lineno} on {rejects.where}, "
+                    f"document {number} ({type(error).__name__}: {error})",
+                    fix="correct the function of the format; it raises ValueError where a file is damaged",
+                    code="format-failed",
+                ) from error
+            if values is None:
+                return
+            try:
+                if not isinstance(values, Mapping):
+                    raise Fault(f"is {type(values).__name__}, not an object with fields", "no object")
+                document = document_of(values, reading.fields)
+                num_bytes = len(document.text.encode(errors="surrogatepass"))
+            except Fault as fault:
+                rejects.bad(f"document {number}", fault)
+                continue
+            if num_bytes > reading.limit:
+                rejects.too_long(num_bytes)
+                continue
+            rejects.place = f"document {number}"
+            yield document
