@@ -36,7 +36,7 @@ from data_prep.dataset.versions import (
 from data_prep.executors.executors import Executor, run_units
 from data_prep.executors.phases import PhaseRunner
 from data_prep.storage import storage
-from data_prep.storage.sealed_files import read_state, write_state
+from data_prep.storage.work_files import read_state, write_state
 
 _PLAN_NAME = "plan.json"
 

@@ -19,7 +19,7 @@ from data_prep.dataset.shard_index import starts_of
 from data_prep.dataset.shards import Record, read_records, write_shard
 from data_prep.dataset.versions import REMOVAL_WORK
 from data_prep.storage import storage
-from data_prep.storage.sealed_files import read_state, write_state
+from data_prep.storage.work_files import read_state, write_state
 
 
 @dataclass(frozen=True)

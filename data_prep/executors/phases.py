@@ -15,7 +15,7 @@ from data_prep.base.progress import Progress
 from data_prep.executors.executors import Executor, run_units
 from data_prep.storage import storage
 from data_prep.storage.locks import Lock
-from data_prep.storage.sealed_files import read_state, write_state
+from data_prep.storage.work_files import read_state, write_state
 
 # A network file system may show a file of another machine with a delay.
 _APPEARANCE_SECONDS = 10.0

@@ -23,7 +23,7 @@ from data_prep.pipeline.map_task import cached_tokenizer
 from data_prep.pipeline.provenance_rows import unpack_provenance
 from data_prep.pipeline.sections import Section, read_sections, select_documents, take_runs
 from data_prep.storage import storage
-from data_prep.storage.sealed_files import read_state, write_state
+from data_prep.storage.work_files import read_state, write_state
 
 HELD_BYTES = 64 << 20
 """Tokens of a shard that are held in memory, in bytes; those of a larger shard lie in a temporary file."""

@@ -31,7 +31,7 @@ from data_prep.pipeline.map_task import MapTask, changed_parts
 from data_prep.pipeline.plan import BUDGETS, Plan
 from data_prep.pipeline.plan_changes import description, differences, rewritten_inputs
 from data_prep.storage import storage
-from data_prep.storage.sealed_files import read_state, write_state
+from data_prep.storage.work_files import read_state, write_state
 
 _RANGES_NAME = "ranges.json"
 _SHOWN = 5

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.storage.sealed_files import read_state, write_state
+from data_prep.storage.work_files import read_state, write_state
 
 VALUES = {"first_shard": 7, "names": ["a", "\udcff", None], "share": 0.1, "nested": {"counts": [[1, 2], [3, 4]]}}
 
