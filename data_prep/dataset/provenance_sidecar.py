@@ -7,7 +7,6 @@ kept (`kept_as`). The bytes depend on the rows and the version of pyarrow alone.
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest_records import REBUILD, FileRecord
+from data_prep.dataset.manifest_records import REBUILD, FileRecord, read_file
 from data_prep.storage import storage
 
 if TYPE_CHECKING:
@@ -68,15 +67,7 @@ def read_provenance(folder: str, file: FileRecord) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    url = storage.join(folder, file.name)
-    where = storage.redact(url)
-    if not storage.exists(url):
-        raise UserError(f"{where} is missing", fix=REBUILD, code="missing-data-file")
-    data = storage.read_bytes(url)
-    found = hashlib.sha256(data).hexdigest()
-    if found != file.sha256:
-        problem = f"{where} has sha256 {found}, but the manifest names {file.sha256}"
-        raise UserError(problem, fix=REBUILD, code="checksum-mismatch")
+    data, where = read_file(folder, file), storage.redact(storage.join(folder, file.name))
     try:
         table = pq.read_table(io.BytesIO(data))
     except (pa.ArrowException, OSError) as error:
@@ -168,7 +159,7 @@ def _write(folder: str, name: str, table: pa.Table) -> FileRecord:
     )
     data = buffer.getvalue()
     storage.write_bytes(storage.join(folder, provenance_name(name)), data)
-    return FileRecord(name=provenance_name(name), bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return FileRecord.of(provenance_name(name), data)
 
 
 class ShardProvenance:

@@ -6,7 +6,6 @@ Other shards stay as they are, and the old files stay for the versions that name
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -293,7 +292,7 @@ def _write_ids(folder: str, parent: Manifest, ids: np.ndarray, names: RemovedNam
     new = np.setdiff1d(ids, removed_ids(folder, parent), assume_unique=True)
     name, data = f"removed-{version:06d}.safetensors", safetensors.numpy.save({REMOVED_IDS: new, **names.tensors()})
     storage.write_bytes(storage.join(folder, name), data)
-    return FileRecord(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return FileRecord.of(name, data)
 
 
 def _without(source: SourceRecord, gone: Sequence[int]) -> SourceRecord:

@@ -7,7 +7,6 @@ A record is a block of whole documents. Its members are plain `.npy` arrays, so 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
 import os
 import re
@@ -99,7 +98,7 @@ def write_shard(folder: str, name: str, records: Iterable[Record]) -> ShardRecor
         name=f"{name}.tar",
         bytes=size,
         sha256=sha256,
-        index=FileRecord(name=f"{name}.index.safetensors", bytes=len(data), sha256=hashlib.sha256(data).hexdigest()),
+        index=FileRecord.of(f"{name}.index.safetensors", data),
         records=len(index.token_offsets),
         documents=len(index.document_lengths),
         sentences=len(index.sentence_lengths),

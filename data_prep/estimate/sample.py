@@ -31,6 +31,7 @@ from data_prep.pipeline.reduce_task import ReduceTask, read_result, reduce_shard
 from data_prep.pipeline.sections import Section, SectionWriter, join_sections
 from data_prep.storage import storage
 from data_prep.storage.compression import decompress
+from data_prep.text.text_batch import batches
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 _GROWTH_BYTES = 4_000_000  # of text by which compression is judged
@@ -61,7 +62,8 @@ def sample_unit(unit: InputUnit, config: PreparationConfig, tokenizer: Tokenizer
     num_documents = 0
     started_at = time.perf_counter()
     try:
-        for batch in _batches(reader, most_characters):
+        first = _first(reader, most_characters)
+        for batch in batches(first, lambda document: len(document.text), _BATCH_CHARACTERS):
             num_documents += len(batch)
             parts.append(encode_documents(batch, tokenizer, settings, language, dropped)[0])
     except BadInput as error:
@@ -78,21 +80,14 @@ def sample_unit(unit: InputUnit, config: PreparationConfig, tokenizer: Tokenizer
     return Sample(unit, join_sections(parts), read_bytes, is_all, num_dropped, seconds)
 
 
-def _batches(reader: FilteredReader, most_characters: int) -> Iterator[list[Document]]:
-    """The first documents, in parts that bound memory; one more is read, so that the end of the unit is noticed."""
-    batch: list[Document] = []
-    characters = in_batch = 0
+def _first(reader: FilteredReader, most_characters: int) -> Iterator[Document]:
+    """Yield the first documents; one more is read, so that the end of the unit is noticed."""
+    num_characters = 0
     for document in reader:
-        if characters >= most_characters:
+        if num_characters >= most_characters:
             break
-        batch.append(document)
-        characters += len(document.text)
-        in_batch += len(document.text)
-        if in_batch >= _BATCH_CHARACTERS:
-            yield batch
-            batch, in_batch = [], 0
-    if batch:
-        yield batch
+        yield document
+        num_characters += len(document.text)
 
 
 def _bytes_of(unit: InputUnit, num_documents: int, reader: FilteredReader, settings: DocumentSettings) -> float:

@@ -21,7 +21,7 @@ from data_prep.base.terminal import printable
 from data_prep.storage import storage
 from data_prep.text.cleaning import Normalization, replace_surrogates
 from data_prep.text.sentences import raw_sentence_starts
-from data_prep.text.text_batch import TextBatch, pieces_of_text
+from data_prep.text.text_batch import TextBatch, batches, pieces_of_text
 from data_prep.tokenizer.foreign_files import (
     TOKENIZER_NAME,
     fingerprint_of,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _LONGEST_REASON = 300  # characters
-_GROUP_CHARACTERS = 1 << 18
+_GROUP_CHARACTERS = 1 << 18  # encoded at once; the library's own objects take 100 bytes a token and more
 _MOST_HOLES = 1_000  # ids without a piece, beyond one for each piece
 
 
@@ -147,7 +147,7 @@ class ForeignTokenizer(Tokenizer):
         ids: list[list[np.ndarray]] = [[np.zeros(0, self.token_dtype)] for _ in texts]
         stops: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in texts]
         positions, cut_words, was_cut = [0] * len(texts), [0] * len(texts), [False] * len(texts)
-        for group in _groups(texts):
+        for group in batches(_pieces(texts), lambda piece: len(piece.text), _GROUP_CHARACTERS):
             with _library_errors(storage.redact(self.url)):
                 encoded = self._encoder.encode_batch([piece.text for piece in group], add_special_tokens=False)
             for (number, text, continues_word), encoding in zip(group, encoded, strict=True):
@@ -217,19 +217,10 @@ class _Piece(NamedTuple):
     continues_word: bool
 
 
-def _groups(texts: Sequence[str]) -> Iterator[list[_Piece]]:
-    """The pieces of all texts, as many at once as keep the library's own objects small: 100 bytes a token and more."""
-    group: list[_Piece] = []
-    characters = 0
+def _pieces(texts: Sequence[str]) -> Iterator[_Piece]:
     for number, text in enumerate(texts):
         for piece, continues_word in pieces_of_text(text):
-            group.append(_Piece(number, piece, continues_word))
-            characters += len(piece)
-            if characters >= _GROUP_CHARACTERS:
-                yield group
-                group, characters = [], 0
-    if group:
-        yield group
+            yield _Piece(number, piece, continues_word)
 
 
 @contextlib.contextmanager
