@@ -99,7 +99,7 @@ def read_file(folder: str, file: FileRecord, fix: str = REBUILD) -> bytes:
     found = hashlib.sha256(data).hexdigest()
     if found != file.sha256:
         raise UserError(
-            f"{storage.redact(url)} has sha256 {found}, and the manifest names {file.sha256}",
+            f"{storage.redact(url)} has other content: its sha256 is {found}, and the manifest names {file.sha256}",
             fix=fix,
             code="checksum-mismatch",
         )
