@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import TOKEN_COUNTS_NAME, Manifest
-from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord, read_file
+from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord, read_file, record_of
 from data_prep.dataset.shard_index import TENSOR_FAULTS
 from data_prep.dataset.shards import Record
 from data_prep.storage import storage
@@ -105,7 +105,7 @@ def token_counts_file(token_counts: Mapping[str, np.ndarray], version: int) -> t
     """Return the content of the file with the counts of train and valid, (vocab_size,) int64 each, and its record."""
     data = safetensors.numpy.save({name: np.asarray(counts, np.int64) for name, counts in token_counts.items()})
     name = token_counts_name(version)
-    return FileRecord.of(name, data), data
+    return record_of(name, data), data
 
 
 def read_tensors(folder: str, record: FileRecord) -> dict[str, np.ndarray]:

@@ -80,10 +80,10 @@ class FileRecord(ManifestPart):
     bytes: Count
     sha256: Sha256
 
-    @staticmethod
-    def of(name: str, data: bytes) -> FileRecord:
-        """Return the record of a file with this content."""
-        return FileRecord(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+def record_of(name: str, data: bytes) -> FileRecord:
+    """Return the record of a file with this content."""
+    return FileRecord(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def read_file(folder: str, file: FileRecord, fix: str = REBUILD) -> bytes:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest_records import REBUILD, FileRecord, read_file
+from data_prep.dataset.manifest_records import REBUILD, FileRecord, read_file, record_of
 from data_prep.storage import storage
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _write(folder: str, name: str, table: pa.Table) -> FileRecord:
     )
     data = buffer.getvalue()
     storage.write_bytes(storage.join(folder, provenance_name(name)), data)
-    return FileRecord.of(provenance_name(name), data)
+    return record_of(provenance_name(name), data)
 
 
 class ShardProvenance:

@@ -17,7 +17,7 @@ from data_prep.base.errors import UserError
 from data_prep.dataset.addition import REMOVED_IDS, removed_ids
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, split_record, token_counts_file
 from data_prep.dataset.manifest import Manifest, read_manifest
-from data_prep.dataset.manifest_records import FileRecord, RemovalRecord, ShardRecord, SourceRecord
+from data_prep.dataset.manifest_records import FileRecord, RemovalRecord, ShardRecord, SourceRecord, record_of
 from data_prep.dataset.provenance_sidecar import read_provenance, rows_to_remove
 from data_prep.dataset.removal_request import Found, RemovalRequest, find_documents
 from data_prep.dataset.removed_names import RemovedNames, files_of_removed_names, hash_names, removed_names
@@ -292,7 +292,7 @@ def _write_ids(folder: str, parent: Manifest, ids: np.ndarray, names: RemovedNam
     new = np.setdiff1d(ids, removed_ids(folder, parent), assume_unique=True)
     name, data = f"removed-{version:06d}.safetensors", safetensors.numpy.save({REMOVED_IDS: new, **names.tensors()})
     storage.write_bytes(storage.join(folder, name), data)
-    return FileRecord.of(name, data)
+    return record_of(name, data)
 
 
 def _without(source: SourceRecord, gone: Sequence[int]) -> SourceRecord:
