@@ -70,12 +70,13 @@ def _answer(prog: str, words: list[str]) -> None:
     if words in (["-h"], ["--help"], ["help"]):
         print(help_text(prog), end="")
     elif words == ["--version"]:
-        from data_prep.base.installed import own_version
+        from data_prep.base.packages import own_version
 
         print(f"clozeworks {own_version()}")
     else:
         near = difflib.get_close_matches(words[0], COMMANDS, n=1)
-        fix = f"run '{prog} {near[0]}'" if near else f"run '{prog} --help' for the list of commands"
+        closest = f"; the closest name is {near[0]!r}" if near else ""
+        fix = f"choose from the list of '{prog} --help'{closest}"
         raise UsageError(f"unknown command {words[0]!r}", fix=fix, code="unknown-command")
 
 

@@ -97,6 +97,6 @@ def test_the_python_example_of_data_preparation_runs(desk: Path) -> None:
 def test_the_configurations_of_data_preparation_are_valid() -> None:
     found = [yaml.safe_load(block) for block in blocks("data_prep/README.md", "yaml")]
     sections = {section for values in found for section in values}
-    assert sections == {"deduplication", "documents", "sources", "storage_options"}
+    assert sections == {"deduplication", "documents", "sources", "storage_options", "total_tokens"}
     for values in found:
         validate_settings(PreparationConfig, values, "data_prep/README.md")

@@ -109,7 +109,7 @@ def test_underscores_name_a_command_too(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_an_unknown_command_is_answered_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launch.__main__.run_command", lambda command, *_, **__: command())
     monkeypatch.setattr(sys, "argv", ["clozeworks", "pretrian"])
-    with pytest.raises(UsageError, match="clozeworks pretrain'", check=coded("unknown-command")):
+    with pytest.raises(UsageError, match="closest name is 'pretrain'", check=coded("unknown-command")):
         entry.main()
 
 

@@ -32,6 +32,8 @@ EMBEDDED_DATABASE = "mlflow.db"  # MLflow's own default, with the artifacts in .
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 SERVERS = ("http", "https", "databricks", "databricks-uc", "uc")
 UPLOAD_RETRIES = 4
+READ_RETRIES = 2
+"""Of a command that only reads, 6 seconds of waiting in all: a user waits for it."""
 UPLOAD_TIMEOUT_SECONDS = 300  # a server that stores gigabytes answers late
 REQUIREMENT = "mlflow>=3.17,<4"
 MAX_NAME_LENGTH = 250
@@ -169,7 +171,7 @@ def registry_client(uri: str, doing: str, moves_alias: bool = False) -> Iterator
     logger.setLevel(logging.ERROR)  # it warns at length of missing model cards, licenses and hub pages
     mlflow.set_tracking_uri(uri)
     try:
-        with request_limits(UPLOAD_RETRIES, UPLOAD_TIMEOUT_SECONDS):
+        with request_limits(UPLOAD_RETRIES if moves_alias else READ_RETRIES, UPLOAD_TIMEOUT_SECONDS):
             yield client
     except (MlflowException, SQLAlchemyError, OSError) as error:
         unmoved = "; no alias was moved" if moves_alias else ""

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -38,6 +40,21 @@ def test_the_reference_clips_and_learns():
     losses, norms, _ = train_plainly(20)
     assert min(norms) > 0.3, "clipping is never active"
     assert losses[-1] < losses[0] - 0.02
+
+
+def test_deepspeed_starts_without_the_compiler_and_the_model_can_be_compiled_afterwards():
+    code = (
+        "import os, sys, torch\n"
+        "from trainer.engine.engine import _without_compiler\n"
+        "with _without_compiler():\n"
+        "    import deepspeed.runtime.zero.muon.original_muon\n"
+        "assert 'torch._inductor.compile_fx' not in sys.modules and 'TORCHDYNAMO_DISABLE' not in os.environ\n"
+        "seen = []\n"
+        "backend = lambda graph, inputs: seen.append(graph) or graph.forward\n"
+        "torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))\n"
+        "assert seen\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
 @pytest.mark.spawn
