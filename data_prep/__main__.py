@@ -13,8 +13,8 @@ import re
 import sys
 from contextlib import suppress
 
+from data_prep.base.arguments import HelpFormatter
 from data_prep.base.errors import run_command
-from data_prep.base.help_format import HelpFormatter
 from data_prep.executors.worker_server import needs_workers, start_worker_server
 
 GROUPS = {
