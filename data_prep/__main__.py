@@ -13,9 +13,9 @@ import re
 import sys
 from contextlib import suppress
 
+from data_prep.base.arguments import HelpFormatter
 from data_prep.base.errors import run_command
 from data_prep.base.garbage import collect_rarely
-from data_prep.base.help_format import HelpFormatter
 from data_prep.executors.worker_server import needs_workers, start_worker_server
 
 GROUPS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import safetensors.numpy
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import TOKEN_COUNTS_NAME, Manifest
-from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord
+from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord, read_file, record_of
 from data_prep.dataset.shard_index import TENSOR_FAULTS
 from data_prep.dataset.shards import Record
 from data_prep.storage import storage
@@ -121,7 +120,7 @@ def token_counts_file(token_counts: Mapping[str, np.ndarray], version: int) -> t
     """Return the content of the file with the counts of train and valid, (vocab_size,) int64 each, and its record."""
     data = safetensors.numpy.save({name: np.asarray(counts, np.int64) for name, counts in token_counts.items()})
     name = token_counts_name(version)
-    return FileRecord(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()), data
+    return record_of(name, data), data
 
 
 def read_tensors(folder: str, record: FileRecord) -> dict[str, np.ndarray]:
@@ -130,19 +129,12 @@ def read_tensors(folder: str, record: FileRecord) -> dict[str, np.ndarray]:
     Raises:
         UserError: the file is missing, or not the one that the manifest names.
     """
-    url = storage.join(folder, record.name)
-    where = storage.redact(url)
     remedy = "restore it, or make the shards again"
-    if not storage.exists(url):
-        raise UserError(f"{where} is missing", fix=remedy, code="missing-data-file")
-    data = storage.read_bytes(url)
-    found = hashlib.sha256(data).hexdigest()
-    if found != record.sha256:
-        problem = f"{where} has other content: its sha256 is {found}, the manifest's {record.sha256}"
-        raise UserError(problem, fix=remedy, code="checksum-mismatch")
+    data = read_file(folder, record, remedy)
     try:
         return safetensors.numpy.load(data)
     except TENSOR_FAULTS as error:
+        where = storage.redact(storage.join(folder, record.name))
         raise UserError(f"{where} is damaged ({error})", fix=remedy, code="damaged-counts") from None
 
 

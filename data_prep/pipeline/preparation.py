@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import printable
-from data_prep.dataset.file_check import file_tasks, size_problems
+from data_prep.dataset.file_checks import file_tasks, size_problems
 from data_prep.dataset.manifest import Manifest
 from data_prep.executors.executors import Executor
 from data_prep.executors.phases import PhaseRunner
@@ -22,7 +22,6 @@ from data_prep.pipeline.dropped_documents import (
     remove_dropped,
 )
 from data_prep.pipeline.exclusion_phase import run_exclusions
-from data_prep.pipeline.manifest_assembly import train_tokens_by_source
 from data_prep.pipeline.map_phase import (
     MapSummary,
     check_all_mapped,
@@ -36,10 +35,10 @@ from data_prep.pipeline.map_phase import (
 from data_prep.pipeline.map_task import MapTask, keep_tokenizer
 from data_prep.pipeline.plan import Plan, absolute, check_output_apart
 from data_prep.pipeline.plan_changes import check_inputs_unchanged
-from data_prep.pipeline.publication import is_own_tokenizer, publish_shards
+from data_prep.pipeline.publication import is_own_tokenizer, publish_shards, train_tokens_by_source
 from data_prep.pipeline.reduce_phase import ShardTotals, gather, make_shards
-from data_prep.pipeline.shard_range import ShardRange
 from data_prep.pipeline.source_budgets import source_budgets
+from data_prep.pipeline.units import ShardRange
 from data_prep.pipeline.work_folder import (
     begin_work,
     check_finished_units,

@@ -17,8 +17,7 @@ from data_prep.base.errors import UserError
 from data_prep.dataset.counts import pack_counts, unpack_counts
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord
 from data_prep.dataset.shards import shard_name
-from data_prep.executors.phases import PhaseRunner
-from data_prep.pipeline.aggregation import add_up_results
+from data_prep.executors.phases import PhaseRunner, add_up_results
 from data_prep.pipeline.gather_task import GatherTask, gather_group, gathered_url
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.plan import Plan, absolute

@@ -16,14 +16,14 @@ from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, write_provenance
 from data_prep.dataset.shard_index import starts_of
 from data_prep.dataset.shards import Record, write_shard
-from data_prep.dataset.state_files import read_state, write_state
-from data_prep.deduplication.hashing import mix
+from data_prep.deduplication.similarity_search import mix
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.gather_task import gathered_url, selection_of, unit_sections
 from data_prep.pipeline.map_task import cached_tokenizer
 from data_prep.pipeline.provenance_rows import unpack_provenance
 from data_prep.pipeline.sections import Section, read_sections, select_documents, take_runs
 from data_prep.storage import storage
+from data_prep.storage.work_files import read_state, write_state
 
 HELD_BYTES = 64 << 20
 """Tokens of a shard that are held in memory, in bytes; those of a larger shard lie in a temporary file."""

@@ -11,7 +11,7 @@ from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.shards import MAX_SHARDS
 from data_prep.deduplication.near_duplicates import near_file_opens
 from data_prep.deduplication.signature_files import MAX_PARTS
-from data_prep.pipeline.aggregation import FAN_IN
+from data_prep.executors.phases import FAN_IN
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.units import unit_bytes_for
 

@@ -15,7 +15,6 @@ from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest
 from data_prep.dataset.manifest_records import InputRecord
 from data_prep.dataset.missing_data_set import PLAN_NAME
 from data_prep.dataset.shards import SHARD_NAME
-from data_prep.dataset.state_files import read_state, write_state
 from data_prep.dataset.versions import (
     REMOVAL_WORK,
     REMOVED_NAME,
@@ -32,6 +31,7 @@ from data_prep.pipeline.map_task import MapTask, changed_parts
 from data_prep.pipeline.plan import BUDGETS, Plan
 from data_prep.pipeline.plan_changes import description, differences, rewritten_inputs
 from data_prep.storage import storage
+from data_prep.storage.work_files import read_state, write_state
 
 _RANGES_NAME = "ranges.json"
 _SHOWN = 5

@@ -18,9 +18,8 @@ from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.manifest import Manifest
 from data_prep.estimate import estimate as estimate_module
-from data_prep.estimate.estimate import estimate
+from data_prep.estimate.estimate import estimate, measure_start
 from data_prep.estimate.estimate_report import estimate_report, total_seconds
-from data_prep.estimate.startup import measure_start
 from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.tokenizer.tokenizer import Tokenizer
