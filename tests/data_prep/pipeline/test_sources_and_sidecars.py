@@ -141,7 +141,7 @@ def test_the_rest_of_a_total_is_the_budget_of_the_other_sources(
     ]
     needed = recounted_train_tokens(make(tokenizer, tmp_path / "first", sources))["books"] * 3
     folder = tmp_path / "out"
-    with pytest.raises(UserError, check=coded("source-budgets-exceed-total"), match=f"{needed:,}"):
+    with pytest.raises(UserError, check=coded("counted-budgets-exceed-total"), match=f"{needed:,}"):
         make(tokenizer, folder, sources, total=needed)
     assert not (folder / "manifest.json").exists()
     written = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.tar")}
