@@ -1,10 +1,11 @@
-"""Digests of what the commands produce, to prove that a change of the code's structure changes no result.
+"""Whether the working tree produces the same files and numbers as a commit: `python tests/sameness.py --before COMMIT`.
 
-Run `python tests/sameness.py --output before.json` on one commit and `python tests/sameness.py --compare before.json`
-on the other, on the same machine. Each runs the commands that users run, on a corpus made from a seed: a tokenizer,
-shards (plain, and with near-duplicate removal), and for each configuration of `RUNS` 50 training steps and an export.
-The digests cover the shards with their indexes and token counts, the losses, accuracies, learning rates and gradient
-norms of every step, and the exported weights, configuration and tokenizer. It takes about 4 minutes on two cores.
+The commit's files are written to a temporary folder, and each tree runs the commands that users run with the libraries
+of this environment, on a corpus made from a seed: a tokenizer, shards (plain, and with near-duplicate removal), and for
+each configuration of `RUNS` 50 training steps on its own shards and an export. Compared are digests of the tokenizer,
+of the shards with their indexes and token counts, of the losses, accuracies, learning rates and gradient norms of every
+step as exact numbers, and of the exported weights, configuration and tokenizer. A part whose command fails in one of
+the trees, such as over a setting that it does not have, is not comparable. The status is 1 if a part is different.
 """
 
 from __future__ import annotations
@@ -21,19 +22,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS = 50
 DOCUMENTS = 400
 METRICS = ("loss", "accuracy", "learning_rate", "grad_norm")  # endings of the names that depend on no clock
-CONFIG = f"""\
-model: {{vocab_size: 400, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 64,
-         max_position_embeddings: 64, hidden_dropout_prob: 0.1}}
-data: {{shards: shards, sequence_length: 64, num_workers: 0}}
-training: {{max_steps: {STEPS}, seed: 5, micro_batch_tokens: 256, global_batch_tokens: 512}}
-optimizer: {{learning_rate: 3.0e-3}}
-checkpoint: {{every_steps: 25}}
-evaluation: {{every_steps: 25}}
-logging: {{every_steps: 1}}
-tracking: {{uri: "sqlite:///mlflow.db"}}
+CONFIG = """\
+model: {vocab_size: 400, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 64,
+         max_position_embeddings: 64, hidden_dropout_prob: 0.1}
+data: {shards: shards, sequence_length: 64, num_workers: 0}
+training: {seed: 5, micro_batch_tokens: 256, global_batch_tokens: 512}
+optimizer: {learning_rate: 3.0e-3}
+checkpoint: {every_steps: 25}
+evaluation: {every_steps: 25}
+logging: {every_steps: 1}
+tracking: {uri: "sqlite:///mlflow.db"}
 """
 
 
@@ -76,19 +76,22 @@ def write_corpus(path: Path) -> None:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
 
 
-def call(folder: Path, *command: str) -> None:
-    """Run one of the project's commands in `folder`; exit with its output where it fails."""
+class Failed(Exception):
+    """A command of a tree failed; the last line of its output."""
+
+
+def call(tree: Path, folder: Path, *command: str) -> None:
+    """Run one of the tree's commands in `folder`.
+
+    Raises:
+        Failed: it ended with another status than 0.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
-    environment = kept | {
-        "DS_ACCELERATOR": "cpu",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(ROOT),
-        "SOURCE_DATE_EPOCH": "0",
-    }
+    ours = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "SOURCE_DATE_EPOCH": "0"}
+    environment = kept | ours | {"PYTHONPATH": str(tree)}
     done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        raise Failed((done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}").splitlines()[-1])
 
 
 def digest(paths: list[Path]) -> str:
@@ -100,18 +103,14 @@ def digest(paths: list[Path]) -> str:
     return result.hexdigest()
 
 
-def shard_digests(folder: Path) -> dict[str, str]:
+def data_digests(tree: Path, folder: Path) -> dict[str, str]:
     """Prepare the corpus; digests of the tokenizer and of the two sets of shards."""
     write_corpus(folder / "corpus.jsonl")
     source = ["--input", "corpus.jsonl", "--workers", "1"]
-    call(folder, "-m", "data_prep", "tokenizer", *source, "--output", "tokenizer", "--vocab-size", "400")
-    prepare = ["-m", "data_prep", "shards", *source, "--tokenizer", "tokenizer", "--config", "shards.yaml"]
-    (folder / "shards.yaml").write_text("shards: {valid_fraction: 0.1}\n", encoding="utf-8")
-    call(folder, *prepare, "--output", "shards")
-    (folder / "shards.yaml").write_text(
-        "shards: {valid_fraction: 0.1}\ndeduplication: {near: true}\n", encoding="utf-8"
-    )
-    call(folder, *prepare, "--output", "deduplicated")
+    call(tree, folder, "-m", "data_prep", "tokenizer", *source, "--output", "tokenizer", "--vocab-size", "400")
+    prepare = ["-m", "data_prep", "shards", *source, "--tokenizer", "tokenizer", "shards.valid_fraction=0.1"]
+    call(tree, folder, *prepare, "--output", "shards")
+    call(tree, folder, *prepare, "deduplication.near=true", "--output", "deduplicated")
     found = {"tokenizer": digest([folder / "tokenizer" / "tokenizer.json", folder / "tokenizer" / "tokenizer.model"])}
     for name in ("shards", "deduplicated"):
         kept = [path for path in (folder / name).rglob("*") if path.suffix in (".tar", ".safetensors", ".npy", ".idx")]
@@ -120,20 +119,20 @@ def shard_digests(folder: Path) -> dict[str, str]:
     return found
 
 
-def run_digests(folder: Path, run: Run) -> dict[str, str]:
+def run_digests(tree: Path, folder: Path, run: Run, steps: int) -> dict[str, str]:
     """Train and export one configuration; digests of its metrics and of its export."""
     (folder / f"{run.name}.yaml").write_text(f"output_dir: {run.name}\n{CONFIG}", encoding="utf-8")
     settings = [f"zero.stage={run.stage}", f"training.precision={run.precision}", f"tracking.run_name={run.name}"]
-    if run.sentence_pairs != "none":
-        settings.append(f"data.sentence_pairs={run.sentence_pairs}")
-    call(folder, str(ROOT / "launch" / "pretrain.py"), "--config", f"{run.name}.yaml", *settings)
+    settings += [f"training.max_steps={steps}", f"data.sentence_pairs={run.sentence_pairs}"]
+    call(tree, folder, str(tree / "launch" / "pretrain.py"), "--config", f"{run.name}.yaml", *settings)
     exported = folder / f"{run.name}_export"
-    call(folder, str(ROOT / "launch" / "export.py"), "--checkpoint", run.name, "--output", str(exported))
-    weights = [exported / name for name in ("model.safetensors", "config.json", "tokenizer.json")]
-    return {"metrics": metrics_digest(folder, run.name), "export": digest(weights)}
+    call(tree, folder, str(tree / "launch" / "export.py"), "--checkpoint", run.name, "--output", str(exported))
+    names = ("model.safetensors", "config.json", "tokenizer.json")
+    metrics = metrics_digest(folder, run.name, steps)
+    return {f"{run.name} metrics": metrics, f"{run.name} export": digest([exported / name for name in names])}
 
 
-def metrics_digest(folder: Path, name: str) -> str:
+def metrics_digest(folder: Path, name: str, steps: int) -> str:
     """The sha256 over the metrics of a run in MLflow, as exact numbers; timings are left out."""
     import mlflow
 
@@ -145,37 +144,53 @@ def metrics_digest(folder: Path, name: str) -> str:
         if metric.endswith(METRICS):
             history = client.get_metric_history(found.info.run_id, metric)
             lines += [f"{metric} {point.step} {point.value.hex()}" for point in sorted(history, key=lambda p: p.step)]
-    assert sum(line.startswith("train/loss ") for line in lines) == STEPS, sorted(found.data.metrics)
+    assert sum(line.startswith("train/loss ") for line in lines) == steps, sorted(found.data.metrics)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def collect() -> dict[str, object]:
-    """All digests, by name."""
+def collect(tree: Path, runs: list[Run], steps: int) -> dict[str, str]:
+    """The digest of every part by name; instead of those of a command that fails, `failed: ` and the reason."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found: dict[str, object] = {"data": shard_digests(folder)}
-        for run in RUNS:
-            found[run.name] = run_digests(folder, run)
-            print(run.name, found[run.name], flush=True)
-    return found
+        found: dict[str, str] = {}
+        try:
+            found |= data_digests(tree, folder)
+            for run in runs:
+                try:
+                    found |= run_digests(tree, folder, run, steps)
+                except Failed as error:
+                    found |= {f"{run.name} {part}": f"failed: {error}" for part in ("metrics", "export")}
+        except Failed as error:
+            found["data"] = f"failed: {error}"
+        return found
+
+
+def compare(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
+    """The verdict on every part: same, different, or not comparable with the reason."""
+    verdicts = {}
+    for part in before | now:
+        sides = {"before": before.get(part, "failed: no such part"), "now": now.get(part, "failed: no such part")}
+        failures = [f"{side}: {text}" for side, text in sides.items() if text.startswith("failed: ")]
+        same = "same" if sides["before"] == sides["now"] else "different"
+        verdicts[part] = f"not comparable ({'; '.join(failures)})" if failures else same
+    return verdicts
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="where to write the digests")
-    parser.add_argument("--compare", type=Path, help="digests of another commit, which must be equal")
+    parser.add_argument("--before", required=True, metavar="COMMIT", help="the commit to compare the working tree with")
+    parser.add_argument("--only", nargs="+", metavar="RUN", choices=[run.name for run in RUNS], help="these runs alone")
+    parser.add_argument("--steps", type=int, default=50, metavar="N", help="training steps of a run (default: 50)")
     arguments = parser.parse_args()
-    if arguments.compare and not arguments.compare.is_file():
-        parser.error(f"--compare {arguments.compare} does not exist. Fix: write it with --output on the other commit")
-    found = collect()
-    if arguments.output:
-        arguments.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if arguments.compare:
-        before = json.loads(arguments.compare.read_text(encoding="utf-8"))
-        differing = [name for name in sorted({*before, *found}) if before.get(name) != found.get(name)]
-        print(f"different: {', '.join(differing)}" if differing else f"all {len(found)} groups of digests are equal")
-        return 1 if differing else 0
-    return 0
+    runs = [run for run in RUNS if not arguments.only or run.name in arguments.only]
+    with tempfile.TemporaryDirectory() as tree:
+        archive = subprocess.run(["git", "-C", str(ROOT), "archive", arguments.before], check=True, capture_output=True)
+        subprocess.run(["tar", "-x", "-C", tree], input=archive.stdout, check=True)
+        before = collect(Path(tree), runs, arguments.steps)
+    verdicts = compare(before, collect(ROOT, runs, arguments.steps))
+    for part, verdict in verdicts.items():
+        print(f"{part:40} {verdict}")
+    return 1 if "different" in verdicts.values() else 0
 
 
 if __name__ == "__main__":

@@ -166,8 +166,8 @@ def ways() -> dict[str, dict[str, int]]:
         folder = Path(name)
         write_corpus(folder / "corpus.jsonl")
         source = ["--input", "corpus.jsonl", "--workers", "1"]
-        call(folder, "-m", "data_prep", "tokenizer", *source, "--output", "tokenizer", "--vocab-size", "400")
-        call(folder, "-m", "data_prep", "shards", *source, "--tokenizer", "tokenizer", "--output", "shards")
+        call(ROOT, folder, "-m", "data_prep", "tokenizer", *source, "--output", "tokenizer", "--vocab-size", "400")
+        call(ROOT, folder, "-m", "data_prep", "shards", *source, "--tokenizer", "tokenizer", "--output", "shards")
         (folder / "run.yaml").write_text(f"output_dir: run\n{CONFIG}", encoding="utf-8")
         settings = [f"training.max_steps={STEPS}", f"logging.every_steps={LOGGED}", f"checkpoint.every_steps={SAVED}"]
         settings += ["evaluation.every_steps=100", "training.precision=fp32"]
