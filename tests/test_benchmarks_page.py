@@ -315,6 +315,29 @@ def test_scaling_is_reported_by_tokens_per_step_against_a_reduction_after_the_ba
     assert (row.name, row.ours, row.ratio, row.runs) == ("scaling like a cluster, 8 tokens", 90.0, 2.0, 3)
 
 
+def test_an_encoder_counts_where_its_ids_are_equal_and_missed_goals_are_numbers() -> None:
+    def corpus(gigatoken: int | None, ours: float) -> dict[str, Any]:
+        seconds = {"ours": ours, "sentencepiece": 3.0, "sentencepiece_paragraphs": 2.0, "tokenizers": 3.0}
+        seconds |= {"gigatoken": 0.5, "datatrove": 4.0, "datasets": 4.0}
+        runs = {name: [{"cpu_seconds": value, "start_cpu_seconds": 0.5}] for name, value in seconds.items()}
+        stages = {"decompression": 0.1, "JSON": 0.1, "normalization": 0.1, "sentences (sentencex)": 0.2, "words": 0.1}
+        stages |= {"new words": 0.2, "SentencePiece": 0.1, "gigatoken": 0.25}
+        compared = {"tokenizers": 0} if gigatoken is None else {"tokenizers": 0, "gigatoken": gigatoken}
+        found = {"text_mb": 10.0, "documents": 9, "runs": runs, "stages": stages}
+        return found | {"documents_with_other_ids": compared}
+
+    raw = raw_tokenizing() | {"corpora": {"english": corpus(0, 1.0), "chinese": corpus(4, 1.0), "old": corpus(None, 1)}}
+    report = reports.in_common_shape("peers_preparation", raw, rows.peers_preparation)
+    ratios = {row["peer_name"]: list(row["ratios"]) for row in report["rows"]}
+    assert ratios["gigatoken's encode_batch alone"] == ["english"], "others gave other ids, or nobody compared them"
+    assert ratios["tokenizers' encode_batch_fast alone"] == ["english", "chinese", "old"]
+    text = readme_blocks.made("preparation", {"peers_preparation": report})
+    assert "| 20.0 (0.500) | other ids in 4 documents | ids not compared |" in text
+    assert "4 times SentencePiece; measured: 2.00. For it ours takes 50.0 ms per MB too much." in text
+    assert "1.5 times tokenizers; measured: 3.00. It is met." in text
+    assert "-5.0 and +15.0 on english" in text and "4.00 and 6.00 on english" in text
+
+
 @pytest.mark.parametrize(
     ("value", "told"),
     [(0.0634, "0.063"), (0.634, "0.634"), (8.254, "8.25"), (9.996, "10.0"), (25.36, "25.4"), (163.2, "163")]

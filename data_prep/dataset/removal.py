@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import safetensors.numpy
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.addition import REMOVED_IDS, removed_ids
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, split_record, token_counts_file
 from data_prep.dataset.manifest import Manifest, read_manifest
@@ -81,16 +81,16 @@ def check_something_is_left(folder: str, manifest: Manifest, found: Sequence[Fou
     """Refuse to empty a split.
 
     Raises:
-        UserError: the removal would take all of its documents.
+        UsageError: the removal would take all of its documents.
     """
     for split in ("train", "valid"):
         documents = manifest.split(split).documents
         gone = sum(len(part.numbers) for part in found if part.shard.name.startswith(split))
         if documents and gone == documents:
-            raise UserError(
+            raise UsageError(
                 f"the removal would take all {documents:,} documents of the {split} split of {storage.redact(folder)}",
                 fix="prepare a new data set without them",
-                code="nothing-left",
+                code="would-empty-split",
             )
 
 

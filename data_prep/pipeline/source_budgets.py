@@ -35,13 +35,13 @@ def source_budgets(config: PreparationConfig, train_tokens: Sequence[float]) -> 
             "sources",
             fix=f"raise total_tokens above {used:,}, or lower epochs or max_tokens; the same command then keeps the "
             "finished work",
-            code="source-budgets-exceed-total",
+            code="counted-budgets-exceed-total",
         )
     if not sharing:
         raise UserError(
             f"total_tokens={total:,} leaves {total - used:,} tokens to sources that have no document to train on",
             fix="give them more text, or remove total_tokens",
-            code="total-without-rest",
+            code="rest-without-documents",
         )
     ends = [round((total - used) * sum(weights[: count + 1]) / sum(weights)) for count in range(len(weights))]
     for number, start, end in zip(sharing, [0, *ends], ends, strict=False):

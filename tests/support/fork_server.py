@@ -320,7 +320,7 @@ def main() -> None:
     if first == "-c":
         sys.argv, sys.path[0] = ["-c", *words[1:]], ""
         sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(compile(words[0], "<string>", "exec"), vars(sys.modules["__main__"]))
+        exec(compile(words[0], "<string>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))
     elif first == "-m":
         sys.argv, sys.path[0] = words, os.getcwd()
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)

@@ -100,7 +100,7 @@ def test_a_total_shares_the_rest() -> None:
     assert shares(100, [30, 0, 60], {}, {}, {}) == [33, None, 67], "a source without text takes no part"
     assert shares(100, [30, 60], {"epochs": 5, "max_tokens": 70}, {}) == [70, 30]
     assert shares(None, [30, 60], {"max_tokens": 5}, {}) == [5, None]
-    with pytest.raises(UserError, check=coded("source-budgets-exceed-total"), match="above 150"):
+    with pytest.raises(UserError, check=coded("counted-budgets-exceed-total"), match="above 150"):
         shares(150, [50, 1000], {"epochs": 3}, {})
-    with pytest.raises(UserError, check=coded("total-without-rest"), match="50 tokens"):
+    with pytest.raises(UserError, check=coded("rest-without-documents"), match="50 tokens"):
         shares(200, [50, 0], {"epochs": 3}, {})

@@ -141,7 +141,7 @@ def test_the_rest_of_a_total_is_the_budget_of_the_other_sources(
     ]
     needed = recounted_train_tokens(make(tokenizer, tmp_path / "first", sources))["books"] * 3
     folder = tmp_path / "out"
-    with pytest.raises(UserError, check=coded("source-budgets-exceed-total"), match=f"{needed:,}"):
+    with pytest.raises(UserError, check=coded("counted-budgets-exceed-total"), match=f"{needed:,}"):
         make(tokenizer, folder, sources, total=needed)
     assert not (folder / "manifest.json").exists()
     written = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.tar")}
@@ -161,6 +161,14 @@ def test_the_rest_of_a_total_is_the_budget_of_the_other_sources(
     new = [{"name": "new", "input": write(tmp_path, "new", texts(30, 9))}]
     with pytest.raises(UsageError, check=coded("total-in-addition")):
         make(tokenizer, folder, new, parent=read_manifest(str(folder)), total=5000)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_source_of_a_few_documents_may_have_a_budget(tokenizer: Tokenizer, tmp_path: Path, count: int) -> None:
+    """Most groups have no document; a shard reads them all the same."""
+    source = {"name": "notes", "input": write(tmp_path, "notes", texts(count, 7)), "epochs": 2}
+    manifest = make(tokenizer, tmp_path / "out", [source])
+    assert manifest.sources[0].documents == count and manifest.train.documents and manifest.valid.documents
 
 
 def test_a_source_that_shares_a_total_has_documents(tokenizer: Tokenizer, tmp_path: Path) -> None:
