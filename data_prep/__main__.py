@@ -13,8 +13,9 @@ import re
 import sys
 from contextlib import suppress
 
+from data_prep.base.arguments import HelpFormatter
 from data_prep.base.errors import run_command
-from data_prep.base.help_format import HelpFormatter
+from data_prep.base.garbage import collect_rarely
 from data_prep.executors.worker_server import needs_workers, start_worker_server
 
 GROUPS = {
@@ -50,6 +51,7 @@ def main(prog: str = "python -m data_prep") -> None:
     Raises:
         UserError: the command did not do everything that it was asked for.
     """
+    collect_rarely()
     words = sys.argv[1:]
     with suppress(OSError):  # a deleted working folder is reported where a path needs it
         if not {"", os.getcwd()} & set(sys.path):

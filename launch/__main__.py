@@ -70,7 +70,7 @@ def _answer(prog: str, words: list[str]) -> None:
     if words in (["-h"], ["--help"], ["help"]):
         print(help_text(prog), end="")
     elif words == ["--version"]:
-        from data_prep.base.installed import own_version
+        from data_prep.base.packages import own_version
 
         print(f"clozeworks {own_version()}")
     else:

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from data_prep.base.arguments import at_least
+from data_prep.base.arguments import HelpFormatter, at_least
 from data_prep.base.errors import UsageError
-from data_prep.base.help_format import HelpFormatter
 
 MODEL_HELP = (
     "models:/NAME@ALIAS, models:/NAME/VERSION, runs:/RUN_ID/PATH, a run's output_dir, a checkpoint, an export or "

@@ -19,9 +19,8 @@ import math
 import os
 import sys
 
-from data_prep.base.arguments import Joined
+from data_prep.base.arguments import Joined, wrapped_settings
 from data_prep.base.errors import UsageError, run_command
-from data_prep.base.help_format import wrapped_settings
 from data_prep.base.settings import describe, setting_names, to_yaml
 from launch.options import command_parser
 from trainer.config.load import check_output_dir, load_config

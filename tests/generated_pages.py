@@ -196,7 +196,7 @@ def _packages(top: str) -> Iterator[str]:
     yield "```"
 
 
-def shortened(docstring: str, limit: int = 64) -> str:
+def shortened(docstring: str, limit: int = 53) -> str:
     """The first sentence of a docstring, cut after a comma or colon where it is longer than `limit` characters."""
     sentence = re.split(r"[.;](?: |$)", " ".join(docstring.split()))[0]
     while len(sentence) > limit and re.search(r"[,:] ", sentence):

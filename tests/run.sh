@@ -71,6 +71,8 @@ while IFS= read -r name; do
 done < <(compgen -e | grep -E '^(MLFLOW|_MLFLOW|HF_|HUGGING_FACE_|TRANSFORMERS_|DATABRICKS_)' || true)
 export HF_HUB_OFFLINE=1 MLFLOW_DISABLE_TELEMETRY=true
 export OMP_NUM_THREADS=1 # the tests start ranks, which share the cores
+# Without bytecode on disk every process compiles what it imports, which doubles the CPU time of an import.
+unset PYTHONDONTWRITEBYTECODE
 if [[ $(count_gpus) -eq 0 ]]; then
     export DS_ACCELERATOR=cpu
 fi

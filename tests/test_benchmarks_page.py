@@ -40,8 +40,9 @@ def measured() -> dict[str, reports.Report]:
 
 
 def test_the_tables_of_the_pages_are_exactly_what_the_results_give(measured: dict[str, reports.Report]) -> None:
-    assert readme_blocks.names_in(FRONT) == ["numbers", "summary"]
-    assert set(readme_blocks.names_in(TABLES)) == readme_blocks.BLOCKS.keys() - {"numbers", "summary"}
+    front = ["numbers", "summary", "language"]
+    assert readme_blocks.names_in(FRONT) == front
+    assert set(readme_blocks.names_in(TABLES)) == readme_blocks.BLOCKS.keys() - set(front)
     for page in PAGES.values():
         assert readme_blocks.rewritten(page, measured) == page, AGAIN
 
@@ -233,7 +234,7 @@ def test_the_proof_table_shows_planned_rows_without_a_result_as_missing() -> Non
     def run(side: str, seed: int, share: float) -> dict[str, Any]:
         fields = dict.fromkeys(("morphology", "semantics", "syntax", "syntax_semantics"), share)
         values = {"shape": "6 x 96", "side": side, "epochs": 1, "seed": seed, "parameters": 1234, "pairs": 67000}
-        return described(**values, loss=4.0 + seed, overall=share, fields=fields)
+        return described(**values, loss=4.0 + seed, overall=share, fields=fields, scoring_cpu_seconds=100.0 * seed)
 
     planned = [
         {"shape": "6 x 96", "side": side, "epochs": 1, "seed": seed} for side in ("ours", "run_mlm") for seed in (1, 2)
@@ -247,7 +248,8 @@ def test_the_proof_table_shows_planned_rows_without_a_result_as_missing() -> Non
         "sentences": [{"masked": "The [MASK].", **guesses}],
         "shown": [{"masked": words, "word": "w|w", **guesses}],
     }
-    raw = {"runs": [run("ours", 1, 0.6), run("ours", 2, 0.5)], "planned": planned, "published": {"RoBERTa": 69.5}}
+    earlier = {name: value for name, value in run("ours", 2, 0.5).items() if name != "scoring_cpu_seconds"}
+    raw = {"runs": [run("ours", 1, 0.6), earlier], "planned": planned, "published": {"RoBERTa": 69.5}}
     raw |= {"corpus": {"words": 10, "documents": 2, "digest": "ab" * 32}, "fills": found}
     report = reports.in_common_shape("proof", raw_tokenizing() | raw, rows.proof)
     assert len(report["rows"]) == 2 and readme_blocks.compared_rows({"proof": report}) == []
@@ -257,7 +259,16 @@ def test_the_proof_table_shows_planned_rows_without_a_result_as_missing() -> Non
         f"| ours, 6 x 96 | 1 | 2 of 2 | 1,234 | 5.500 (5.000 to 6.000) | {spread} (67,000 pairs) | {spread} |" in text
     )
     assert "| run_mlm, 6 x 96 | 1 | 0 of 2 | missing | missing |" in text and "RoBERTa 69.5" in text
+    assert "67,000 pairs takes 100 to 100 CPU seconds (1 encoders)" in text, "earlier rows have no time"
+    text = readme_blocks.made("language", {"proof": report})
+    assert f"one epoch of 0 million words: ours {spread}. " in text and "| The [MASK]. | x, -y | z |" in text
+    assert (
+        readme_blocks.made("language", {})
+        == readme_blocks.made("language", {"proof": {"details": raw | {"fills": None}}})
+        == "\n"
+    )
     text = readme_blocks.made("fills", {"proof": report})
+    assert "after 1 epoch, seed 1" in text
     assert "| ours | 50.0% | 100.0% |" in text and "| the most frequent words | 0.0% | 25.0% |" in text
     assert "| … b c d e f g h i [MASK] j | w\\|w | x, -y | z |" in text
     raw["fills"] = None
@@ -269,11 +280,14 @@ def test_ablations_show_the_best_rate_and_what_is_missing() -> None:
         return {"corpus": "a", "variant": variant, "learning_rate": rate, "seed": seed, "equal": "tokens", "loss": loss}
 
     runs = [run("default", 1e-3, 1, 5.0), run("default", 2e-3, 1, 4.0), run("default", 2e-3, 2, 4.5)]
+    runs.append(run("StableAdamW", 1e-3, 2, 4.25))
     raw = {"runs": [described(**each, cpu_seconds=9.0) for each in runs], "planned": [*runs, run("Muon", 1e-3, 1, 0.0)]}
+    raw["variants"] = ["default", "later"]
     report = reports.in_common_shape("ablations", raw_tokenizing() | raw, rows.ablations)
     text = readme_blocks.made("ablations", {"ablations": report})
-    assert "| default | tokens | 4.250 (4.000 to 4.500) (2 of 3 seeds) | 0.002, 9 |" in text
-    assert "| Muon | tokens | missing |  |" in text
+    assert "| default | tokens | 4.250 (4.000 to 4.500) (2 of 3 seeds) |  | 0.002, 9 |" in text
+    assert "| StableAdamW | tokens | 4.250 (1 of 3 seeds) | -0.250 | 0.001, 9 |" in text, "seed 2 of both"
+    assert "| Muon | tokens | missing |  |  |" in text and "| later | tokens | missing |" in text
 
 
 def test_the_table_of_tasks_has_every_variant() -> None:
@@ -299,6 +313,29 @@ def test_scaling_is_reported_by_tokens_per_step_against_a_reduction_after_the_ba
     raw = {"like": "a cluster", "batches": {"8 tokens": {"seconds": seconds, "efficiency": efficiency}}}
     (row,) = rows.scaling(raw)
     assert (row.name, row.ours, row.ratio, row.runs) == ("scaling like a cluster, 8 tokens", 90.0, 2.0, 3)
+
+
+def test_an_encoder_counts_where_its_ids_are_equal_and_missed_goals_are_numbers() -> None:
+    def corpus(gigatoken: int | None, ours: float) -> dict[str, Any]:
+        seconds = {"ours": ours, "sentencepiece": 3.0, "sentencepiece_paragraphs": 2.0, "tokenizers": 3.0}
+        seconds |= {"gigatoken": 0.5, "datatrove": 4.0, "datasets": 4.0}
+        runs = {name: [{"cpu_seconds": value, "start_cpu_seconds": 0.5}] for name, value in seconds.items()}
+        stages = {"decompression": 0.1, "JSON": 0.1, "normalization": 0.1, "sentences (sentencex)": 0.2, "words": 0.1}
+        stages |= {"new words": 0.2, "SentencePiece": 0.1, "gigatoken": 0.25}
+        compared = {"tokenizers": 0} if gigatoken is None else {"tokenizers": 0, "gigatoken": gigatoken}
+        found = {"text_mb": 10.0, "documents": 9, "runs": runs, "stages": stages}
+        return found | {"documents_with_other_ids": compared}
+
+    raw = raw_tokenizing() | {"corpora": {"english": corpus(0, 1.0), "chinese": corpus(4, 1.0), "old": corpus(None, 1)}}
+    report = reports.in_common_shape("peers_preparation", raw, rows.peers_preparation)
+    ratios = {row["peer_name"]: list(row["ratios"]) for row in report["rows"]}
+    assert ratios["gigatoken's encode_batch alone"] == ["english"], "others gave other ids, or nobody compared them"
+    assert ratios["tokenizers' encode_batch_fast alone"] == ["english", "chinese", "old"]
+    text = readme_blocks.made("preparation", {"peers_preparation": report})
+    assert "| 20.0 (0.500) | other ids in 4 documents | ids not compared |" in text
+    assert "4 times SentencePiece; measured: 2.00. For it ours takes 50.0 ms per MB too much." in text
+    assert "1.5 times tokenizers; measured: 3.00. It is met." in text
+    assert "-5.0 and +15.0 on english" in text and "4.00 and 6.00 on english" in text
 
 
 @pytest.mark.parametrize(

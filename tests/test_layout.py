@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from data_prep.base.missing_extra import CORE, EXTRA_OF
+from data_prep.base.packages import CORE, EXTRA_OF
 from launch.command_table import COMMANDS as COMMAND_TABLE
 from launch.command_table import Command
 

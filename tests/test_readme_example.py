@@ -53,17 +53,21 @@ def desk(small_corpus: Path, tmp_path: Path) -> Path:
 
 
 def run(command: list[str], desk: Path, **variables: str) -> str:
-    search = [str(Path(sys.executable).parent), os.environ["PATH"]]
-    environment = os.environ | variables | {"PATH": os.pathsep.join(search), "PYTHONPATH": str(REPOSITORY)}
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | variables
     done = subprocess.run(command, cwd=desk, env=environment, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.mark.launcher
+@pytest.mark.spawn
 def test_the_commands_run_from_text_to_predictions(desk: Path) -> None:
-    script = example("bash").replace("clozeworks ", "python -m launch ")  # the entry point needs an installation
-    printed = run(["bash", "-euo", "pipefail", "-c", script], desk)
+    """Each process of theirs, the launcher's too, is a fork of the tests' server."""
+    python = fork_server.stand_in(desk)
+    # The entry points `clozeworks` and `deepspeed` need an installation and start Python.
+    script = example("bash").replace("clozeworks ", "python -m launch ")
+    script = script.replace("\ndeepspeed ", "\npython -m deepspeed.launcher.runner ")
+    assert "deepspeed.launcher.runner --num_gpus 2 launch/pretrain.py" in script
+    printed = run(["bash", "-euo", "pipefail", "-c", script], desk, PATH=f"{python.parent}:{os.environ['PATH']}")
     assert "MODEL: The function returns a" in printed
     status = json.loads((desk / "runs/tiny/status.json").read_text(encoding="utf-8"))
     assert (status["state"], status["step"]) == ("finished", 4)
@@ -97,6 +101,6 @@ def test_the_python_example_of_data_preparation_runs(desk: Path) -> None:
 def test_the_configurations_of_data_preparation_are_valid() -> None:
     found = [yaml.safe_load(block) for block in blocks("data_prep/README.md", "yaml")]
     sections = {section for values in found for section in values}
-    assert sections == {"deduplication", "documents", "sources", "storage_options"}
+    assert sections == {"deduplication", "documents", "sources", "storage_options", "total_tokens"}
     for values in found:
         validate_settings(PreparationConfig, values, "data_prep/README.md")

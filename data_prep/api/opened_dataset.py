@@ -15,8 +15,8 @@ import numpy as np
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import ShardRecord, SourceRecord
+from data_prep.dataset.provenance_sidecar import ShardProvenance
 from data_prep.dataset.shard_documents import ShardDocuments, all_shards, find_document
-from data_prep.dataset.shard_provenance import ShardProvenance
 from data_prep.dataset.shards import Record, read_records
 from data_prep.dataset.verification import raise_problems, verify_shards
 from data_prep.dataset.versions import select_version

@@ -93,7 +93,9 @@ def resolve_config(
     elif sources:
         changes["sources"] = [_plain_source(source) for source in sources]
     if changes:
-        named = validate_settings(PreparationConfig, changes, "the arguments")
+        named = validate_settings(
+            PreparationConfig, {**changes, "total_tokens": resolved.total_tokens}, "the arguments"
+        )
         resolved = resolved.model_copy(update={"sources": named.sources})
     if not resolved.sources:
         raise UsageError(

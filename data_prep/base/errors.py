@@ -145,7 +145,7 @@ def _run(command: Callable[[], None], speaks: bool, extra: str | None = None) ->
         code = f" [{problem.code}]" if problem.code else ""
         message, status = f"error: {paragraph(problem)}{code}", problem.exit_status
     except ModuleNotFoundError as error:
-        from data_prep.base.missing_extra import missing_extra
+        from data_prep.base.packages import missing_extra
 
         missing = missing_extra(error, extra)
         if missing is None:

@@ -117,11 +117,14 @@ def validate_settings(
         return schema.model_validate(values)
     except ValidationError as error:
         violations = [_explain(schema, item, values, typed or {}) for item in error.errors()]
-    fixes = dict.fromkeys(violation.fix for violation in violations if violation.fix)
+    first = violations[0]
+    if len(violations) == 1:
+        raise UsageError(f"{source}: {first.problem}", fix=first.fix, code=first.code)
+    paired = (f"{number}) {each.problem}: {each.fix}" for number, each in enumerate(violations, 1))
     raise UsageError(
-        f"{source}: {'; '.join(violation.problem for violation in violations)}",
-        fix="; ".join(fixes),
-        code=violations[0].code,
+        f"{source}: {len(violations)} settings are wrong: {'; '.join(paired)}",
+        fix="make these changes",
+        code=first.code,
     )
 
 

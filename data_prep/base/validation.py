@@ -1,4 +1,4 @@
-"""Field types shared by all file formats, and the text of a validation error."""
+"""Field types shared by all file formats, the text of a validation error, and texts that a manifest can hold."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from data_prep.base.errors import UsageError
 from data_prep.base.terminal import printable
 
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -21,3 +22,19 @@ def first_problem(error: ValidationError) -> str:
     where = printable(".".join(map(str, first["loc"])))[:_LONGEST_PLACE]
     message = re.sub("^Input should ", "must ", first["msg"])
     return f"{where}: {message}" if where else message
+
+
+def check_encodable(text: str, what: str) -> None:
+    """Raise if a text cannot be written as UTF-8; `what` names it.
+
+    Raises:
+        UsageError: it contains lone surrogates.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{what} {text!r} is not UTF-8, which a manifest requires",
+            fix="rename the file, or write it in UTF-8",
+            code="not-utf8",
+        ) from None

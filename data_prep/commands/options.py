@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Collection, Sequence
 
 from data_prep.api.preparation_request import Request, num_workers, open_for, request_preparation, resolve_config
-from data_prep.base.help_format import wrapped_settings
+from data_prep.base.arguments import wrapped_settings
 from data_prep.base.settings import describe
 from data_prep.config.preparation_config import (
     WORKER_BASE_BYTES,

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from data_prep.base.arguments import Once
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted, printable
+from data_prep.base.validation import check_encodable
 from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.commands.options import add_executor, plain_executor
 from data_prep.dataset.manifest import Manifest, read_manifest
@@ -35,7 +36,6 @@ from data_prep.dataset.versions import delete_older_versions, files_of_older_ver
 from data_prep.executors.executors import Executor
 from data_prep.pipeline.plan import absolute
 from data_prep.storage import storage
-from data_prep.text.encodable import check_encodable
 
 _SHOWN = 10
 _SHOWN_CHARACTERS = 200

@@ -7,24 +7,26 @@ resumes with the same command; the result is the same, byte for byte, for any nu
 from __future__ import annotations
 
 import argparse
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import numpy as np
 
 from data_prep.api.preparation_request import Preparation, Request, plan_preparation, workers_for
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import Stopped, UsageError
 from data_prep.base.terminal import counted, printable
 from data_prep.commands.options import add_shard_making, executor, requested
-from data_prep.commands.stopping import stopping_on_signals
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.verification import raise_problems, verify_shards
-from data_prep.estimate.estimate import estimate
+from data_prep.estimate.estimate import estimate, measure_start
 from data_prep.estimate.estimate_report import estimate_report
-from data_prep.estimate.startup import measure_start
 from data_prep.pipeline.plan import text_bytes
 from data_prep.pipeline.preparation import map_range, prepare_shards
 from data_prep.pipeline.repair import find_damage, repair
 from data_prep.pipeline.scale_plan import scale_plan
-from data_prep.pipeline.shard_range import ShardRange
+from data_prep.pipeline.units import ShardRange
 from data_prep.pipeline.work_folder import refuse_to_undo_changes
 from data_prep.reports.tables import source_table, split_table, step_table
 from data_prep.storage import storage
@@ -117,3 +119,25 @@ def print_result(asked: Preparation, manifest: Manifest, is_new: bool) -> None:
     for table in (split_table(manifest), step_table(manifest), source_table(manifest)):
         print(table.text(), end="\n\n")
     print(output)
+
+
+@contextmanager
+def stopping_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise `Stopped` in the block, unless they are ignored (as under nohup) or handled.
+
+    They stop a command as Ctrl-C does: workers end, locks are released, and one line says so.
+
+    For work that returns to Python every few seconds; the signal waits until then.
+    """
+    handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    for number in handled:
+        signal.signal(number, _stop)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped(number)

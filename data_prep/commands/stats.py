@@ -9,7 +9,7 @@ import argparse
 
 from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.reports.stats import read_statistics
-from data_prep.reports.stats_report import stats_report
+from data_prep.reports.tables import stats_report
 from data_prep.storage import storage
 
 

@@ -38,9 +38,9 @@ class Source(Settings):
     )
 
     @property
-    def has_budget(self) -> bool:
-        """Whether training uses it by a rule of its own; then every source has shards of its own."""
-        return (self.weight, self.max_tokens, self.epochs) != (None, None, None)
+    def has_own_budget(self) -> bool:
+        """Whether its tokens in a run are set; it takes no part of the rest of `total_tokens`."""
+        return (self.max_tokens, self.epochs) != (None, None)
 
     @field_validator("input", mode="before")
     @classmethod
@@ -219,6 +219,11 @@ class PreparationConfig(Settings):
     sources: tuple[Source, ...] = Field(
         (), description="named sources of text; --input on the command line replaces them"
     )
+    total_tokens: PositiveInt | None = Field(
+        None,
+        description="tokens that a training run uses at most, over all sources; those with neither epochs nor "
+        "max_tokens share what the others leave, by weight, or by size if none has one",
+    )
     tokenizer: TokenizerSettings = Field(TokenizerSettings(), description="training of the tokenizer")
     documents: DocumentSettings = Field(DocumentSettings(), description="reading of documents")
     deduplication: DeduplicationSettings = Field(DeduplicationSettings(), description="dropping of copies")
@@ -240,6 +245,51 @@ class PreparationConfig(Settings):
         if twice:
             raise ValueError(f"two sources are named {min(twice)!r}; give each source another name")
         return self
+
+    @model_validator(mode="after")
+    def _total_can_be_shared(self) -> PreparationConfig:
+        total, sharing = self.total_tokens, [source for source in self.sources if not source.has_own_budget]
+        if total is None or not self.sources:
+            return self
+        if not sharing:
+            raise SettingError(
+                f"total_tokens={total} is set and every source has epochs or max_tokens, so no source takes the rest",
+                fix="remove total_tokens, or remove epochs and max_tokens from one source",
+                code="total-without-rest",
+            )
+        for source in self.sources:
+            if source.has_own_budget and source.weight is not None:
+                raise SettingError(
+                    f"source {source.name!r} has weight={source.weight:g} beside epochs or max_tokens, and "
+                    f"total_tokens={total} uses weights only to share the rest",
+                    fix="remove the weight, or remove epochs and max_tokens",
+                    code="weight-beside-budget",
+                )
+        weighted = [source.name for source in sharing if source.weight is not None]
+        if weighted and len(weighted) < len(sharing):
+            other = next(source.name for source in sharing if source.weight is None)
+            raise SettingError(
+                f"of the sources that share the rest of total_tokens={total}, {weighted[0]!r} has a weight and "
+                f"{other!r} has none",
+                fix="give each of them a weight, or none",
+                code="some-weights",
+            )
+        own = sum(source.max_tokens or 0 for source in self.sources if source.epochs is None)
+        if own >= total:
+            raise SettingError(
+                f"total_tokens={total} does not exceed the max_tokens of the sources, {own} together, so nothing is "
+                f"left for source {sharing[0].name!r}",
+                fix="raise total_tokens, or lower max_tokens",
+                code="source-budgets-exceed-total",
+            )
+        return self
+
+    @property
+    def has_source_budgets(self) -> bool:
+        """Whether training uses a source by a rule of its own; then every source has shards of its own."""
+        return self.total_tokens is not None or any(
+            source.has_own_budget or source.weight is not None for source in self.sources
+        )
 
 
 def load_config(path: str | None, overrides: Sequence[str] = (), inputs: Sequence[str] = ()) -> PreparationConfig:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import base64
 import functools
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import TOKEN_COUNTS_NAME, Manifest
-from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord
+from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord, read_file, record_of
 from data_prep.dataset.shard_index import TENSOR_FAULTS
 from data_prep.dataset.shards import Record
 from data_prep.storage import storage
@@ -82,8 +82,22 @@ def unigram_entropy_nats(token_counts: np.ndarray) -> float | None:
     """Return the entropy of token frequencies (vocab_size,) in nats; None if nothing was counted."""
     total = int(token_counts.sum())
     shares = token_counts[token_counts > 0] / total if total else token_counts[:0]
-    # fsum gives the same result on every machine, whatever the order in which vector units add.
-    return math.fsum(-share * math.log(share) for share in shares.tolist()) if total else None
+    # math.log and fsum give the same result on every machine; those of numpy depend on its vector units.
+    logarithms = np.fromiter(map(math.log, shares.tolist()), np.float64, len(shares))
+    return math.fsum((-shares * logarithms).tolist()) if total else None
+
+
+def pack_counts(counts: np.ndarray) -> dict[str, str]:
+    """Return counts (n,) int64, none negative, as JSON values that take less time than a list of n numbers."""
+    dtype = np.min_scalar_type(counts.max(initial=0)).newbyteorder("<")
+    return {"dtype": dtype.str, "base64": base64.b64encode(counts.astype(dtype).tobytes()).decode()}
+
+
+def unpack_counts(values: Mapping[str, str] | Sequence[int]) -> np.ndarray:
+    """Return the counts of `pack_counts`, (n,) int64; earlier releases wrote a list."""
+    if not isinstance(values, Mapping):
+        return np.array(values, np.int64)
+    return np.frombuffer(base64.b64decode(values["base64"]), values["dtype"]).astype(np.int64)
 
 
 def split_record(shards: Sequence[ShardRecord], token_counts: np.ndarray) -> SplitRecord:
@@ -106,7 +120,7 @@ def token_counts_file(token_counts: Mapping[str, np.ndarray], version: int) -> t
     """Return the content of the file with the counts of train and valid, (vocab_size,) int64 each, and its record."""
     data = safetensors.numpy.save({name: np.asarray(counts, np.int64) for name, counts in token_counts.items()})
     name = token_counts_name(version)
-    return FileRecord(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()), data
+    return record_of(name, data), data
 
 
 def read_tensors(folder: str, record: FileRecord) -> dict[str, np.ndarray]:
@@ -115,19 +129,12 @@ def read_tensors(folder: str, record: FileRecord) -> dict[str, np.ndarray]:
     Raises:
         UserError: the file is missing, or not the one that the manifest names.
     """
-    url = storage.join(folder, record.name)
-    where = storage.redact(url)
     remedy = "restore it, or make the shards again"
-    if not storage.exists(url):
-        raise UserError(f"{where} is missing", fix=remedy, code="missing-data-file")
-    data = storage.read_bytes(url)
-    found = hashlib.sha256(data).hexdigest()
-    if found != record.sha256:
-        problem = f"{where} has other content: its sha256 is {found}, the manifest's {record.sha256}"
-        raise UserError(problem, fix=remedy, code="checksum-mismatch")
+    data = read_file(folder, record, remedy)
     try:
         return safetensors.numpy.load(data)
     except TENSOR_FAULTS as error:
+        where = storage.redact(storage.join(folder, record.name))
         raise UserError(f"{where} is damaged ({error})", fix=remedy, code="damaged-counts") from None
 
 

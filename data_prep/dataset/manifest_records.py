@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -14,8 +15,10 @@ from pydantic import (
     model_validator,
 )
 
+from data_prep.base.errors import UserError
 from data_prep.base.validation import FileName, Sha256
-from data_prep.filters.reasons import is_filter_reason
+from data_prep.filters.protocol import is_filter_reason
+from data_prep.storage import storage
 from data_prep.tokenizer.special_tokens import MAX_VOCAB_SIZE, OWN_SPECIAL_TOKENS, SpecialTokens
 
 REBUILD = (
@@ -76,6 +79,31 @@ class FileRecord(ManifestPart):
     name: FileName
     bytes: Count
     sha256: Sha256
+
+
+def record_of(name: str, data: bytes) -> FileRecord:
+    """Return the record of a file with this content."""
+    return FileRecord(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def read_file(folder: str, file: FileRecord, fix: str = REBUILD) -> bytes:
+    """Return the content of a file of the data set in `folder`; `fix` is that of the errors.
+
+    Raises:
+        UserError: the file is missing, or its sha256 is not the one that the manifest names.
+    """
+    url = storage.join(folder, file.name)
+    if not storage.exists(url):
+        raise UserError(f"{storage.redact(url)} is missing", fix=fix, code="missing-data-file")
+    data = storage.read_bytes(url)
+    found = hashlib.sha256(data).hexdigest()
+    if found != file.sha256:
+        raise UserError(
+            f"{storage.redact(url)} has other content: its sha256 is {found}, and the manifest names {file.sha256}",
+            fix=fix,
+            code="checksum-mismatch",
+        )
+    return data
 
 
 class ShardRecord(FileRecord):

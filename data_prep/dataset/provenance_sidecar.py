@@ -7,15 +7,15 @@ kept (`kept_as`). The bytes depend on the rows and the version of pyarrow alone.
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest_records import REBUILD, FileRecord
+from data_prep.dataset.manifest_records import REBUILD, FileRecord, read_file, record_of
 from data_prep.storage import storage
 
 if TYPE_CHECKING:
@@ -67,15 +67,7 @@ def read_provenance(folder: str, file: FileRecord) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    url = storage.join(folder, file.name)
-    where = storage.redact(url)
-    if not storage.exists(url):
-        raise UserError(f"{where} is missing", fix=REBUILD, code="missing-data-file")
-    data = storage.read_bytes(url)
-    found = hashlib.sha256(data).hexdigest()
-    if found != file.sha256:
-        problem = f"{where} has sha256 {found}, but the manifest names {file.sha256}"
-        raise UserError(problem, fix=REBUILD, code="checksum-mismatch")
+    data, where = read_file(folder, file), storage.redact(storage.join(folder, file.name))
     try:
         table = pq.read_table(io.BytesIO(data))
     except (pa.ArrowException, OSError) as error:
@@ -167,4 +159,38 @@ def _write(folder: str, name: str, table: pa.Table) -> FileRecord:
     )
     data = buffer.getvalue()
     storage.write_bytes(storage.join(folder, provenance_name(name)), data)
-    return FileRecord(name=provenance_name(name), bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return record_of(provenance_name(name), data)
+
+
+class ShardProvenance:
+    """The rows of one sidecar by document id; empty without a sidecar. It is read on first use."""
+
+    def __init__(self, folder: str, file: FileRecord | None) -> None:
+        self._folder, self._file = folder, file
+
+    def rows(self, document_id: int) -> list[ProvenanceRow]:
+        """Return the rows of a document and of its exact copies, in the order of the sidecar.
+
+        Raises:
+            UserError: the sidecar is missing or damaged.
+        """
+        if self._file is None:
+            return []
+        table, ids = self._sorted
+        start = int(np.searchsorted(ids, np.uint64(document_id), "left"))
+        stop = int(np.searchsorted(ids, np.uint64(document_id), "right"))
+        return [ProvenanceRow(**row) for row in table.slice(start, stop - start).to_pylist()]
+
+    def row(self, document_id: int, source: str) -> ProvenanceRow | None:
+        """Return the row of the document of this source; None if there is none.
+
+        Raises:
+            UserError: the sidecar is missing or damaged.
+        """
+        return next((row for row in self.rows(document_id) if row.source == source), None)
+
+    @cached_property
+    def _sorted(self) -> tuple[Any, np.ndarray]:
+        assert self._file is not None
+        table = read_provenance(self._folder, self._file)
+        return table, table["document_id"].to_numpy().astype(np.uint64)

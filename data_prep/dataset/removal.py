@@ -6,7 +6,6 @@ Other shards stay as they are, and the old files stay for the versions that name
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,17 +13,16 @@ from typing import Any, Literal
 import numpy as np
 import safetensors.numpy
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.addition import REMOVED_IDS, removed_ids
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, split_record, token_counts_file
 from data_prep.dataset.manifest import Manifest, read_manifest
-from data_prep.dataset.manifest_records import FileRecord, RemovalRecord, ShardRecord, SourceRecord
+from data_prep.dataset.manifest_records import FileRecord, RemovalRecord, ShardRecord, SourceRecord, record_of
 from data_prep.dataset.provenance_sidecar import read_provenance, rows_to_remove
 from data_prep.dataset.removal_request import Found, RemovalRequest, find_documents
 from data_prep.dataset.removed_names import RemovedNames, files_of_removed_names, hash_names, removed_names
 from data_prep.dataset.shard_rewrite import RewriteResult, RewriteTask, read_result, result_url, rewrite_shard
 from data_prep.dataset.shards import SHARD_NAME, shard_name
-from data_prep.dataset.state_files import read_state, write_state
 from data_prep.dataset.versions import (
     PREPARATION_WORK,
     REMOVAL_WORK,
@@ -37,6 +35,7 @@ from data_prep.dataset.versions import (
 from data_prep.executors.executors import Executor, run_units
 from data_prep.executors.phases import PhaseRunner
 from data_prep.storage import storage
+from data_prep.storage.work_files import read_state, write_state
 
 _PLAN_NAME = "plan.json"
 
@@ -82,16 +81,16 @@ def check_something_is_left(folder: str, manifest: Manifest, found: Sequence[Fou
     """Refuse to empty a split.
 
     Raises:
-        UserError: the removal would take all of its documents.
+        UsageError: the removal would take all of its documents.
     """
     for split in ("train", "valid"):
         documents = manifest.split(split).documents
         gone = sum(len(part.numbers) for part in found if part.shard.name.startswith(split))
         if documents and gone == documents:
-            raise UserError(
+            raise UsageError(
                 f"the removal would take all {documents:,} documents of the {split} split of {storage.redact(folder)}",
                 fix="prepare a new data set without them",
-                code="nothing-left",
+                code="would-empty-split",
             )
 
 
@@ -293,7 +292,7 @@ def _write_ids(folder: str, parent: Manifest, ids: np.ndarray, names: RemovedNam
     new = np.setdiff1d(ids, removed_ids(folder, parent), assume_unique=True)
     name, data = f"removed-{version:06d}.safetensors", safetensors.numpy.save({REMOVED_IDS: new, **names.tensors()})
     storage.write_bytes(storage.join(folder, name), data)
-    return FileRecord(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return record_of(name, data)
 
 
 def _without(source: SourceRecord, gone: Sequence[int]) -> SourceRecord:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 import safetensors.numpy
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest_records import REBUILD, ShardRecord
+from data_prep.dataset.manifest_records import REBUILD, ShardRecord, read_file
 from data_prep.storage import storage
 
 TENSOR_FAULTS = (safetensors.SafetensorError, ValueError, TypeError, LookupError)
@@ -56,18 +55,7 @@ def read_index(folder: str, shard: ShardRecord) -> ShardIndex:
     Raises:
         UserError: the index is missing, damaged, or belongs to another shard.
     """
-    url = storage.join(folder, shard.index.name)
-    where = storage.redact(url)
-    if not storage.exists(url):
-        raise UserError(f"{where} is missing, which its shard set needs", fix=REBUILD, code="missing-data-file")
-    data = storage.read_bytes(url)
-    found = hashlib.sha256(data).hexdigest()
-    if found != shard.index.sha256:
-        raise UserError(
-            f"{where} is damaged: its sha256 is {found} and the manifest says {shard.index.sha256}",
-            fix=REBUILD,
-            code="checksum-mismatch",
-        )
+    data, where = read_file(folder, shard.index), storage.redact(storage.join(folder, shard.index.name))
     try:
         index = ShardIndex(**safetensors.numpy.load(data))
     except TENSOR_FAULTS as error:

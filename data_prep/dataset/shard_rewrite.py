@@ -17,9 +17,9 @@ from data_prep.dataset.manifest_records import FileRecord, ShardRecord, Tokenize
 from data_prep.dataset.provenance_sidecar import rewrite_provenance
 from data_prep.dataset.shard_index import starts_of
 from data_prep.dataset.shards import Record, read_records, write_shard
-from data_prep.dataset.state_files import read_state, write_state
 from data_prep.dataset.versions import REMOVAL_WORK
 from data_prep.storage import storage
+from data_prep.storage.work_files import read_state, write_state
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ A record is a block of whole documents. Its members are plain `.npy` arrays, so 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
 import os
 import re
@@ -21,7 +20,7 @@ import numpy as np
 import safetensors.numpy
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.manifest_records import REBUILD, FileRecord, ShardRecord
+from data_prep.dataset.manifest_records import REBUILD, ShardRecord, record_of
 from data_prep.dataset.shard_index import ShardIndex, join_indexes
 from data_prep.storage import storage
 
@@ -99,7 +98,7 @@ def write_shard(folder: str, name: str, records: Iterable[Record]) -> ShardRecor
         name=f"{name}.tar",
         bytes=size,
         sha256=sha256,
-        index=FileRecord(name=f"{name}.index.safetensors", bytes=len(data), sha256=hashlib.sha256(data).hexdigest()),
+        index=record_of(f"{name}.index.safetensors", data),
         records=len(index.token_offsets),
         documents=len(index.document_lengths),
         sentences=len(index.sentence_lengths),

@@ -7,16 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from data_prep.base.errors import UserError
-from data_prep.base.installed import own_version
+from data_prep.base.packages import own_version
 from data_prep.base.progress import Progress
 from data_prep.base.terminal import counted, printable
 from data_prep.dataset.addition import all_configs, removed_ids
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, unigram_entropy_nats
 from data_prep.dataset.data_card import card_problem
+from data_prep.dataset.file_checks import CheckTask, Findings, SidecarTask, check_shard, check_sidecar
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, list_versions, older_version_name
 from data_prep.dataset.manifest_records import REBUILD, UNKNOWN_STEP, step_of
-from data_prep.dataset.provenance_check import SidecarTask, check_sidecar
-from data_prep.dataset.shard_check import CheckTask, Findings, check_shard
 from data_prep.dataset.versions import select_version, stray_files, unfinished_work
 from data_prep.executors.executors import Executor, run_units
 from data_prep.storage import storage

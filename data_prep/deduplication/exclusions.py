@@ -2,26 +2,22 @@
 
 It passes ids to the units that write shards: near-duplicates, which are known only once the entire corpus was read,
 documents that the data set already contains, and documents that were removed from it. Each unit reads only the ids of
-its own group: the table of their numbers comes first, and every part has its own checksum. The table may name further
-files of the same kind, written by several processes.
-
-    size of the table | {counts: {reason: number of ids of each group}, files: names} | ids of group 0 | of 1 | ...
+its own group: a file has one row of parts, those of the groups, and its table has the number of ids of each reason and
+group. The table may name further files of the same kind, written by several processes.
 """
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from data_prep.storage import storage
-from data_prep.storage.sealing import CHECKSUM_BYTES, damaged, read_sealed, sealed
+from data_prep.storage.work_files import PartsWriter, open_parts
 
 NAME = "exclusions"
 
-_TABLE_SIZE = struct.Struct("<Q")
+_KIND = b"clozeex1"
 
 
 def write_exclusions(
@@ -46,10 +42,11 @@ def write_exclusions(
         of_each = np.bincount(numbers, minlength=num_groups)
         counts[reason] = of_each.tolist()
         groups.append(np.split(ids[np.argsort(numbers, kind="stable")], np.cumsum(of_each)[:-1]))
-    table = json.dumps({"counts": counts, "files": list(files)}).encode()
     with storage.local_write(url) as path, open(path, "wb") as file:
-        file.write(sealed(_TABLE_SIZE.pack(len(table))) + sealed(table))
-        file.writelines(sealed(np.concatenate(parts).tobytes()) for parts in zip(*groups, strict=True))
+        writer = PartsWriter(file, _KIND, num_groups)
+        for parts in zip(*groups, strict=True):
+            writer.add(np.concatenate(parts).tobytes())
+        writer.close({"counts": counts, "files": list(files)})
 
 
 def read_exclusions(url: str, group: int) -> dict[str, np.ndarray]:
@@ -70,18 +67,12 @@ def read_exclusions(url: str, group: int) -> dict[str, np.ndarray]:
 
 def _read(url: str, group: int) -> tuple[dict[str, np.ndarray], list[str]]:
     """Read the ids of a group in one file, and the names of the files that it names."""
-    with storage.open_read(url) as file:
-        (table_bytes,) = _TABLE_SIZE.unpack(read_sealed(file, url, 0, _TABLE_SIZE.size))
-        offset = _TABLE_SIZE.size + CHECKSUM_BYTES
-        table = json.loads(bytes(read_sealed(file, url, offset, table_bytes)))
-        if table.keys() != {"counts", "files"}:
-            raise damaged(url)
-        counts = np.array(list(table["counts"].values()), np.int64)  # (num_reasons, num_groups)
-        sizes = counts.sum(axis=0) * 16 + CHECKSUM_BYTES
-        offset += table_bytes + CHECKSUM_BYTES + int(sizes[:group].sum())
-        ids = np.frombuffer(read_sealed(file, url, offset, int(sizes[group]) - CHECKSUM_BYTES), "<u8")
-    parts = np.split(ids.reshape(-1, 2), np.cumsum(counts[:-1, group]))
-    return dict(zip(table["counts"], parts, strict=True)), table["files"]
+    with open_parts(url, _KIND) as parts:
+        table = parts.table()
+        ids = np.frombuffer(parts.read(0, group), "<u8")
+    counts = np.array(list(table["counts"].values()), np.int64)  # (num_reasons, num_groups)
+    by_reason = np.split(ids.reshape(-1, 2), np.cumsum(counts[:-1, group]))
+    return dict(zip(table["counts"], by_reason, strict=True)), table["files"]
 
 
 def _sorted_once(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -35,7 +35,7 @@ from data_prep.dataset.shards import read_records
 from data_prep.deduplication.signature_files import MAX_PARTS, SignatureFiles, join_signatures, open_signatures
 from data_prep.deduplication.similarity_search import clusters, similar_pairs
 from data_prep.storage import storage
-from data_prep.storage.sealing import sealed, unsealed
+from data_prep.storage.work_files import sealed, unsealed
 
 MAX_FILES = 128
 """Files of signatures that a part opens; more are joined first."""

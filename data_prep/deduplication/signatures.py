@@ -14,7 +14,7 @@ import numpy as np
 from rensa import RMinHash
 
 from data_prep.config.preparation_config import DeduplicationSettings
-from data_prep.deduplication.hashing import mix
+from data_prep.deduplication.similarity_search import mix
 
 # Version of rensa, which identifies the algorithm: signatures of different versions cannot be compared.
 ALGORITHM_VERSION = RMinHash.ALGORITHM_VERSION

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-
-from data_prep.deduplication.hashing import mix
+import numpy.typing as npt
 
 # A dissimilar candidate costs one comparison, a missed pair stays in the corpus: so misses weigh more.
 FALSE_NEGATIVE_WEIGHT = 0.98
@@ -129,3 +128,11 @@ def _midpoints(start: float, stop: float) -> tuple[np.ndarray, float]:
 
 def _unpacked(packed: np.ndarray) -> np.ndarray:
     return np.column_stack([packed >> 32, packed & 0xFFFFFFFF])
+
+
+def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Apply the finishing step of splitmix64 (Steele et al. 2014) to every value of a uint64 array."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -15,11 +15,11 @@ from typing import Any
 from braceexpand import braceexpand
 
 from data_prep.base.errors import UsageError
+from data_prep.base.validation import check_encodable
 from data_prep.config.preparation_config import PreparationConfig, Source
 from data_prep.documents.formats.format_registry import is_supported, use_formats
 from data_prep.documents.input_units import InputUnit, file_format, split_into_units
 from data_prep.storage import storage
-from data_prep.text.encodable import check_encodable
 from data_prep.text.sentences import check_language
 
 _MOST_NAMES, _MOST_BRACES = 100_000, 100  # of a brace pattern

@@ -1,21 +1,23 @@
 """An estimate of a preparation from the beginnings of some of its units, which go through the real work.
 
 The sampled documents are read, encoded, put into work files and written as shards, in a temporary folder, and every
-step is timed. The sample of a small corpus is all of it, and the counts are exact. Nothing else
-depends on the estimate: the plan is a function of the inputs' sizes alone.
+step is timed (`sample.py`). The sample of a small corpus is all of it, and the counts are exact. Nothing else depends
+on the estimate: the plan is a function of the inputs' sizes alone.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
+import psutil
 
 from data_prep.dataset.counts import SOURCE_COLUMNS
 from data_prep.documents.input_units import InputUnit, file_format, is_one_document
-from data_prep.estimate.sample_shards import WrittenSample, write_sample
-from data_prep.estimate.unit_sample import Sample, sample_unit
+from data_prep.estimate.sample import Sample, WrittenSample, sample_unit, write_sample
+from data_prep.executors.process_executor import ProcessExecutor
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.map_task import cached_tokenizer
 from data_prep.pipeline.plan import Plan, absolute
@@ -173,3 +175,19 @@ def _of_group(units: Sequence[InputUnit], figures: Mapping[InputUnit, Figures], 
     return replace(
         everything, documents=sampled.documents * share, dropped=sampled.dropped * share, copies=sampled.copies * share
     )
+
+
+def measure_start(tokenizer: Tokenizer, num_workers: int) -> float:
+    """Seconds from the start of this process to the end of its planning, and those that its workers take to start."""
+    so_far = time.time() - psutil.Process().create_time()
+    if num_workers == 1:
+        return so_far
+    started_at = time.perf_counter()
+    task = absolute(tokenizer.url), tokenizer.fingerprint
+    with ProcessExecutor(num_workers) as pool:
+        list(pool.run(_start, [task] * num_workers))
+        return so_far + time.perf_counter() - started_at
+
+
+def _start(task: tuple[str, str]) -> None:
+    cached_tokenizer(*task)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from data_prep.base.errors import UserError
 from data_prep.base.terminal import counted
 from data_prep.documents.input_units import cannot_be_split
 from data_prep.estimate.estimate import Estimate, Figures
-from data_prep.pipeline.plan import Plan
+from data_prep.pipeline.plan import BUDGETS, Plan
+from data_prep.pipeline.source_budgets import planned_use
 from data_prep.storage import storage
 
 _SHOWN_FILES = 5
@@ -76,19 +78,24 @@ def _described(figures: Figures) -> str:
 
 def _shares(plan: Plan, estimate: Estimate) -> Iterator[str]:
     """Yield each source's share of the training samples, if a source has a rule of its own."""
-    sources = plan.config.sources
-    if not any(source.has_budget for source in sources):
+    sources, total = plan.config.sources, plan.config.total_tokens
+    if not plan.config.has_source_budgets:
         return
-    weights, rules = [], []
-    for source in sources:
-        tokens = estimate.sources[source.name].tokens
-        bounds = [float(source.max_tokens)] if source.max_tokens is not None else []
-        bounds += [source.epochs * tokens] if source.epochs is not None else []
-        weights.append(source.weight if source.weight is not None else min(bounds, default=tokens))
-        given = [(name, getattr(source, name)) for name in ("weight", "epochs", "max_tokens")]
-        rules.append(", ".join(f"{name} {value:,}" for name, value in given if value is not None) or "its tokens")
-    for source, weight, rule in zip(sources, weights, rules, strict=True):
-        yield f"  share of training samples: {source.name} {weight / (sum(weights) or 1):.2%} ({rule})"
+    train_share = 1 - plan.config.shards.valid_fraction
+    tokens = [estimate.sources[source.name].tokens * train_share for source in sources]
+    try:
+        uses = planned_use(plan.config, tokens)
+    except UserError as error:
+        yield f"  would be refused once the tokens are counted: {error.problem}"
+        return
+    for source, own_tokens, use in zip(sources, tokens, uses, strict=True):
+        given = [(name, getattr(source, name)) for name in BUDGETS]
+        rules = [f"{name} {value:,}" for name, value in given if value is not None]
+        if total is not None:
+            times = f", {use / own_tokens:,.2f} epochs" if own_tokens else ""
+            rules.append(f"{use:,.0f} of total_tokens {total:,}{times}")
+        rule = ", ".join(rules) or "its tokens"
+        yield f"  share of training samples: {source.name} {use / (sum(uses) or 1):.2%} ({rule})"
 
 
 def _not_counted(plan: Plan, estimate: Estimate) -> Iterator[str]:

@@ -5,26 +5,33 @@ expensive to load (the tokenizer) in a cache of their own process.
 
 A new executor is one module with a class that follows `Executor` and a function that takes `ExecutorOptions` and
 returns it. Users name it as `--executor module:function`; a package registers it as an entry point of the group
-`clozeworks.executors`; the built-in ones are in `BUILT_IN`.
+`clozeworks.executors`; the built-in ones are in `EXECUTORS`.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, TypeVar
 
 from data_prep.base.errors import UsageError
+from data_prep.base.registries import Registry
 from data_prep.executors.process_executor import ProcessExecutor
 
-ENTRY_POINTS = "clozeworks.executors"
-BUILT_IN = {
-    "process": "data_prep.executors.executors:open_process_executor",
-    "dask": "data_prep.executors.dask_executor:open_dask_executor",
-}
+EXECUTORS = Registry(
+    where="executor={name} (--executor)",
+    import_fix="give module:function of a function that takes ExecutorOptions and returns an Executor",
+    import_code="unknown-executor",
+    callable_fix="give module:function of a function that takes ExecutorOptions and returns an Executor",
+    callable_code="unknown-executor",
+    unknown_code="unknown-executor",
+    built_in={
+        "process": "data_prep.executors.executors:open_process_executor",
+        "dask": "data_prep.executors.dask_executor:open_dask_executor",
+    },
+    entry_points="clozeworks.executors",
+)
 
 Unit = TypeVar("Unit")
 Result = TypeVar("Result")
@@ -102,41 +109,14 @@ def run_units(
 
 
 def _factory(name: str) -> Callable[[ExecutorOptions], Executor]:
-    if name in BUILT_IN:
-        target = BUILT_IN[name]
-    elif ":" in name:
-        target = name
-    else:
-        registered = {entry.name: entry.value for entry in importlib.metadata.entry_points(group=ENTRY_POINTS)}
-        if name not in registered:
-            known = ", ".join(sorted({*BUILT_IN, *registered}))
-            raise UsageError(
-                f"executor={name} (--executor) is unknown",
-                fix=f"give one of {known}, or your own as module:function",
-                code="unknown-executor",
-            )
-        target = registered[name]
-    module_name, _, function = target.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), function)
-    except ModuleNotFoundError as error:
-        extra = "install clozeworks[dask]" if name == "dask" else f"install {error.name}, or correct the name"
+        return EXECUTORS.find(name).value
+    except UsageError as error:
+        missing = error.__cause__
+        if not isinstance(missing, ModuleNotFoundError):
+            raise
         raise UsageError(
-            f"executor={name} (--executor) needs the module {error.name}, which is not installed",
-            fix=extra,
+            f"executor={name} (--executor) needs the module {missing.name}, which is not installed",
+            fix="install clozeworks[dask]" if name == "dask" else f"install {missing.name}, or correct the name",
             code="missing-package",
         ) from None
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"executor={name} (--executor) cannot be imported ({error})",
-            fix="give module:function of a function that takes ExecutorOptions and returns an Executor",
-            code="unknown-executor",
-        ) from None
-    if not callable(found):
-        raise UsageError(
-            f"executor={name} (--executor) names a {type(found).__name__}, not a function",
-            fix="give module:function of a function that takes ExecutorOptions and returns an Executor",
-            code="unknown-executor",
-        )
-    factory: Callable[[ExecutorOptions], Executor] = found
-    return factory

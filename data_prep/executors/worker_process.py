@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from data_prep.base.garbage import collect_rarely
 from data_prep.executors.worker_server import START_METHOD, start_worker_server
 from data_prep.storage import storage
 
@@ -162,6 +163,7 @@ def _begin(options: Mapping[str, Mapping[str, Any]], environment: Mapping[str, s
 
     The fork server keeps the environment in which it was started, which may differ from the parent's current one.
     """
+    collect_rarely()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)

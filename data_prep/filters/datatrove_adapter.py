@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from data_prep.base.errors import UsageError
-from data_prep.base.missing_extra import install_command
+from data_prep.base.packages import install_command
 from data_prep.documents.document import Document
 from data_prep.text.cleaning import replace_surrogates
 

@@ -17,8 +17,7 @@ from data_prep.documents.document import Document
 from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
-from data_prep.filters.protocol import UnusableDocument
-from data_prep.filters.reasons import UNUSABLE, filter_reason
+from data_prep.filters.protocol import UNUSABLE, UnusableDocument, filter_reason
 from data_prep.filters.registry import Step, configured_filters, filters_fingerprint
 from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, has_too_many_marks

@@ -1,7 +1,7 @@
 """The protocols of filters and transforms.
 
 Both are called with a document, and the type of the result decides: None keeps the document, a text drops it
-for that reason, a document replaces it.
+for that reason, a document replaces it. The manifest counts reasons as `filter NAME: REASON`.
 """
 
 from __future__ import annotations
@@ -40,3 +40,18 @@ class UnusableDocument(Exception):
     def __init__(self, problem: str, *, fix: str = "correct it") -> None:
         super().__init__(problem)
         self.fix = fix
+
+
+_PREFIX = "filter "
+UNUSABLE = "cannot be judged"
+"""The reason of a filter for documents that it cannot judge, under the policy `skip`."""
+
+
+def filter_reason(name: str, reason: str) -> str:
+    """The reason of a filter as the manifest counts it, such as "filter metadata: score >= 3"."""
+    return f"{_PREFIX}{name}: {reason}"
+
+
+def is_filter_reason(reason: str) -> bool:
+    """Whether a reason of the manifest is that of a filter."""
+    return reason.startswith(_PREFIX)

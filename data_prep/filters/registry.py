@@ -6,10 +6,8 @@ Python API takes functions themselves, which reach workers by value.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
-import importlib.metadata
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -17,23 +15,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.imported import imported_callable
+from data_prep.base.registries import Registry
 from data_prep.base.source_digest import function_digest, module_digest
 from data_prep.config.preparation_config import DocumentSettings, FilterFunction, FilterSettings
 from data_prep.documents.document import Document
 from data_prep.storage import storage
 
-ENTRY_POINTS = "clozeworks.filters"
-BUILT_IN = {
-    "decontamination": "data_prep.filters.decontamination:Decontamination",
-    "language": "data_prep.filters.language_filter:LanguageFilter",
-    "metadata": "data_prep.filters.metadata_filter:MetadataFilter",
-    "url_blocklist": "data_prep.filters.url_blocklist:UrlBlocklist",
-}
-"""Names of the built-in filters, and where they are."""
-
 ADAPTERS = {"datatrove": "data_prep.filters.datatrove_adapter:datatrove_filter"}
 """Prefixes of names such as `datatrove:GopherQualityFilter`, and the function that makes a filter of what follows."""
+
+FILTERS = Registry(
+    where="filter {name!r} of documents.filters",
+    import_fix="install its package, or correct the name; your module must be on PYTHONPATH",
+    import_code="filter-not-importable",
+    callable_fix="name a function that takes a document",
+    callable_code="filter-not-callable",
+    unknown_code="unknown-filter",
+    built_in={
+        "decontamination": "data_prep.filters.decontamination:Decontamination",
+        "language": "data_prep.filters.language_filter:LanguageFilter",
+        "metadata": "data_prep.filters.metadata_filter:MetadataFilter",
+        "url_blocklist": "data_prep.filters.url_blocklist:UrlBlocklist",
+    },
+    entry_points="clozeworks.filters",
+    placeholders=tuple(f"{adapter}:NAME" for adapter in ADAPTERS),
+)
 
 Outcome = str | Document | None
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -142,14 +148,14 @@ def _step(entry: FilterSettings) -> Step:
     version, digest, is_maker = entry.version, entry.function_digest, False
     if entry.function is not None:
         found: Any = entry.function.load()
-    elif entry.name in BUILT_IN:
-        found = _imported(BUILT_IN[entry.name], entry.name)
+    elif entry.name in FILTERS.built_in:
+        found = FILTERS.find(entry.name).value
         version = version or str(found.version)
     elif entry.name.partition(":")[0] in ADAPTERS:
         adapter, _, wanted = entry.name.partition(":")
-        found, is_maker = functools.partial(_imported(ADAPTERS[adapter], entry.name), wanted), True
+        found, is_maker = functools.partial(FILTERS.load(ADAPTERS[adapter], entry.name), wanted), True
     else:
-        found, entry_version = _users_own(entry.name)
+        found, entry_version = FILTERS.find(entry.name)
         given = version or entry_version or getattr(found, "version", None)
         version, digest = None if given is None else str(given), module_digest(found)
         if digest is None and version is None:
@@ -163,34 +169,6 @@ def _step(entry: FilterSettings) -> Step:
     if hasattr(apply, "identity"):
         identity.update(apply.identity())
     return Step(entry.name, apply, identity, frozenset(getattr(apply, "needs", ())))
-
-
-def _users_own(name: str) -> tuple[Any, str | None]:
-    """What an entry point or `module:function` names, and the version of the package that has the entry point."""
-    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    for point in points:
-        if point.name == name:
-            return _imported(point.value, name), None if point.dist is None else point.dist.version
-    if ":" not in name:
-        known = sorted({*BUILT_IN, *(point.name for point in points), *(f"{adapter}:NAME" for adapter in ADAPTERS)})
-        near = difflib.get_close_matches(name, known, 1)
-        raise UsageError(
-            f"documents.filters names the unknown filter {name!r}{f' (did you mean {near[0]}?)' if near else ''}",
-            fix=f"give one of {', '.join([*known, 'module:function'])}",
-            code="unknown-filter",
-        )
-    return _imported(name, name), None
-
-
-def _imported(path: str, name: str) -> Any:
-    return imported_callable(
-        path,
-        f"filter {name!r}",
-        import_fix="install its package, or correct the name; your module must be on PYTHONPATH",
-        import_code="filter-not-importable",
-        callable_fix="name a function that takes a document",
-        callable_code="filter-not-callable",
-    )
 
 
 def _configured(name: str, found: Any, parameters: Mapping[str, Any], is_maker: bool) -> Callable[[Document], Outcome]:

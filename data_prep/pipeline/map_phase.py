@@ -16,14 +16,12 @@ from data_prep.base.terminal import counted, printable
 from data_prep.dataset.manifest_records import step_of
 from data_prep.dataset.removed_names import files_of_removed_names
 from data_prep.documents.languages import DocumentLanguages
-from data_prep.executors.phases import PhaseRunner, unfinished
+from data_prep.executors.phases import PhaseRunner, add_up_results, unfinished
 from data_prep.filters.registry import filters_fingerprint
-from data_prep.pipeline.aggregation import add_up_results
 from data_prep.pipeline.map_task import MapTask, PartRead, map_unit, sections_url
 from data_prep.pipeline.plan import Plan, absolute
 from data_prep.pipeline.sections import read_summary
-from data_prep.pipeline.shard_range import ShardRange, assign_ranges
-from data_prep.pipeline.units import Unit
+from data_prep.pipeline.units import ShardRange, Unit, assign_ranges
 from data_prep.storage import storage
 from data_prep.text.cleaning import MAX_WORD_BYTES
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -188,7 +186,7 @@ def check_sources(
     """Warn about each source of the plan without a document.
 
     Raises:
-        UserError: such a source has a weight, max_tokens or epochs.
+        UserError: such a source has a weight, max_tokens or epochs, or shares total_tokens.
     """
     for number, source in enumerate(plan.config.sources):
         if num_documents[number]:
@@ -196,9 +194,9 @@ def check_sources(
         problem = (
             f"source {source.name} gives no document ({_reasons(dropped[number], num_empty_files.get(number, 0))})"
         )
-        if source.has_budget:
+        if source.has_own_budget or source.weight is not None or plan.config.total_tokens is not None:
             raise UserError(
-                f"{problem}, but has a weight, max_tokens or epochs",
+                f"{problem}, but has a weight, max_tokens or epochs, or shares total_tokens",
                 fix="correct its input, text_field or filters, or leave the source out",
                 code="source-without-documents",
             )

@@ -24,6 +24,9 @@ from data_prep.pipeline.units import Unit, group_parts, unit_bytes_for
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
+BUDGETS = ("weight", "max_tokens", "epochs")
+"""Settings of a source that say how training uses it."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -59,10 +62,12 @@ class Plan:
         for name in ("id_field", "url_field", "metadata_fields", "filters", "formats"):
             if not documents[name]:
                 del documents[name]  # as in data sets made before there were these settings
+        if values["total_tokens"] is None:
+            del values["total_tokens"]  # likewise
         for source in values["sources"]:
             source["input"] = [storage.redact(pattern) for pattern in source["input"]]
             source["url"] = source["url"] and storage.redact(source["url"])
-            for name in ("weight", "max_tokens", "epochs"):
+            for name in BUDGETS:
                 if source[name] is None:
                     del source[name]  # as in data sets made before there were these settings
         return values
@@ -162,11 +167,17 @@ def _check_fits(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifes
             fix="give the data set's own, which is the default",
             code="other-tokenizer",
         )
-    budgeted = [source.name for source in config.sources if source.has_budget]
-    if budgeted and not parent.has_source_budgets:
+    if config.total_tokens is not None:
         raise UsageError(
-            f"source {budgeted[0]} has a weight, max_tokens or epochs, and the shards of the data set that is added to "
-            "hold several sources each",
+            f"total_tokens={config.total_tokens} is set, and an addition changes no budget of the sources that the "
+            "data set has",
+            fix="remove total_tokens and give the added sources max_tokens or epochs, or make the data set again",
+            code="total-in-addition",
+        )
+    if config.has_source_budgets and not parent.has_source_budgets:
+        raise UsageError(
+            "a source has a weight, max_tokens or epochs, and the shards of the data set that is added to hold several "
+            "sources each",
             fix="take the setting away, or make the data set again with it",
             code="budget-in-addition",
         )

@@ -6,10 +6,12 @@ number of interruptions, processes and machines.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.file_check import file_tasks, size_problems
+from data_prep.base.terminal import printable
+from data_prep.dataset.file_checks import file_tasks, size_problems
 from data_prep.dataset.manifest import Manifest
 from data_prep.executors.executors import Executor
 from data_prep.executors.phases import PhaseRunner
@@ -33,9 +35,10 @@ from data_prep.pipeline.map_phase import (
 from data_prep.pipeline.map_task import MapTask, keep_tokenizer
 from data_prep.pipeline.plan import Plan, absolute, check_output_apart
 from data_prep.pipeline.plan_changes import check_inputs_unchanged
-from data_prep.pipeline.publication import is_own_tokenizer, publish_shards
+from data_prep.pipeline.publication import is_own_tokenizer, publish_shards, train_tokens_by_source
 from data_prep.pipeline.reduce_phase import ShardTotals, gather, make_shards
-from data_prep.pipeline.shard_range import ShardRange
+from data_prep.pipeline.source_budgets import source_budgets
+from data_prep.pipeline.units import ShardRange
 from data_prep.pipeline.work_folder import (
     begin_work,
     check_finished_units,
@@ -193,6 +196,7 @@ def _finish(
     summary = gather(plan, tokenizer, output, mapped, runner)
     totals = make_shards(plan, tokenizer, output, summary, first_shard, runner)
     _check_sources(plan, mapped, summary, totals)
+    _report_repetition(plan, train_tokens_by_source(plan, totals))
     check_inputs_unchanged(plan, summary.digests)
     runner.lock.check()
     remove_unfinished(plan, output)  # of killed workers
@@ -202,11 +206,30 @@ def _finish(
     return manifest
 
 
+def _report_repetition(plan: Plan, train_tokens: Sequence[int]) -> None:
+    """Warn about each source that has to be repeated for its share of `total_tokens`.
+
+    Raises:
+        UserError: the total cannot be divided.
+    """
+    if plan.config.total_tokens is None:
+        return
+    budgets = source_budgets(plan.config, train_tokens)
+    for source, tokens, budget in zip(plan.config.sources, train_tokens, budgets, strict=True):
+        if not source.has_own_budget and budget is not None and budget > tokens > 0:
+            what = f"its share of total_tokens is {budget:,}, so a run of them repeats it {budget / tokens:,.2f} times"
+            print(
+                printable(f"warning: source {source.name}: it has {tokens:,} tokens to train on and {what}"),
+                file=sys.stderr,
+                flush=True,
+            )
+
+
 def _check_sources(plan: Plan, mapped: MapSummary, summary: MapSummary, totals: ShardTotals) -> None:
     """Warn about sources whose documents are all duplicates or removed; empty sources were reported before.
 
     Raises:
-        UserError: such a source has a weight, max_tokens or epochs.
+        UserError: such a source has a weight, max_tokens or epochs, or shares total_tokens.
     """
     dropped = [first + later for first, later in zip(summary.dropped, totals.dropped, strict=True)]
     held = totals.source_counts[plan.first_source :, 0].tolist()

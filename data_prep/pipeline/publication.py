@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
+from data_prep.base.packages import own_version
 from data_prep.dataset.addition import publish_addition
-from data_prep.dataset.counts import token_counts_file
+from data_prep.dataset.counts import split_record, token_counts_file
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest
+from data_prep.dataset.manifest_records import InputRecord, SourceRecord, TokenizerRecord
 from data_prep.dataset.versions import publish
-from data_prep.pipeline.manifest_assembly import assemble
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.plan import Plan, absolute
-from data_prep.pipeline.reduce_phase import ShardTotals, nothing_to_train_on
+from data_prep.pipeline.plan_changes import file_fingerprint
+from data_prep.pipeline.reduce_phase import ShardTotals, dtype_name, nothing_to_train_on
+from data_prep.pipeline.source_budgets import source_budgets
 from data_prep.storage import storage
-from data_prep.tokenizer.foreign_tokenizer import copy_tokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 
@@ -32,7 +37,7 @@ def publish_shards(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSu
     record, data = token_counts_file(counts, manifest.version)
     storage.write_bytes(storage.join(output, record.name), data)
     if not is_own_tokenizer(tokenizer, output):
-        copy_tokenizer(tokenizer, storage.join(output, TOKENIZER_FOLDER))
+        tokenizer.copy_files(storage.join(output, TOKENIZER_FOLDER))
     publish(output, manifest)
     return manifest
 
@@ -41,3 +46,74 @@ def is_own_tokenizer(tokenizer: Tokenizer, output: str) -> bool:
     """Return whether the tokenizer is in the folder of the output's copy."""
     own = storage.canonical(absolute(storage.join(output, TOKENIZER_FOLDER)))
     return storage.canonical(absolute(tokenizer.url)).rstrip("/") == own
+
+
+def assemble(plan: Plan, tokenizer: Tokenizer, summary: MapSummary, totals: ShardTotals) -> Manifest:
+    """Return the manifest of the shards of the totals; for an addition, that of the addition alone."""
+    counts = totals.token_counts
+    return Manifest(
+        format_version=2,
+        clozeworks_version=own_version(),
+        tokenizer=TokenizerRecord(
+            fingerprint=tokenizer.fingerprint,
+            vocab_size=tokenizer.vocab_size,
+            token_dtype=dtype_name(tokenizer),
+            special_tokens=tokenizer.special_tokens,
+        ),
+        config=plan.described_config(),
+        inputs=_input_records(plan, summary.digests),
+        sources=_source_records(plan, summary, totals),
+        train=split_record(totals.of_split("train"), counts["train"]),
+        valid=split_record(totals.of_split("valid"), counts["valid"]),
+        token_counts=token_counts_file(counts, 1)[0],
+        detached_provenance=totals.detached_provenance,
+    )
+
+
+def train_tokens_by_source(plan: Plan, totals: ShardTotals) -> list[int]:
+    """Return the tokens of each source in the train split, if shards hold one source each; else zeros."""
+    tokens = Counter[str]()
+    for shard in totals.of_split("train"):
+        tokens[shard.source or ""] += shard.tokens
+    return [tokens[source.name] for source in plan.config.sources]
+
+
+def _input_records(plan: Plan, digests: Sequence[str]) -> tuple[InputRecord, ...]:
+    return tuple(
+        InputRecord(
+            url=storage.redact(file.url),
+            source=plan.config.sources[file.source].name,
+            bytes=file.bytes,
+            fingerprint=file_fingerprint([digests[number] for number in plan.parts_of[file.url]]),
+        )
+        for file in plan.inputs
+    )
+
+
+def _source_records(plan: Plan, summary: MapSummary, totals: ShardTotals) -> tuple[SourceRecord, ...]:
+    budgets = source_budgets(plan.config, train_tokens_by_source(plan, totals))
+    records = []
+    for number, source in enumerate(plan.config.sources):
+        counts = totals.source_counts[plan.first_source + number].tolist()
+        documents, sentences, tokens, words, text_bytes = counts
+        dropped = summary.dropped[number] + totals.dropped[number]
+        records.append(
+            SourceRecord(
+                name=source.name,
+                url=source.url and storage.redact(source.url),
+                license=source.license,
+                date=source.date,
+                language=source.language or plan.config.documents.language,
+                dropped=dict(sorted(dropped.items())),
+                documents=documents,
+                sentences=sentences,
+                tokens=tokens,
+                words=words,
+                text_bytes=text_bytes,
+                cut_words=summary.cut_words[number],
+                weight=source.weight if plan.config.total_tokens is None else None,
+                max_tokens=budgets[number],
+                epochs=source.epochs,
+            )
+        )
+    return tuple(records)

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from data_prep.base.errors import UserError
+from data_prep.dataset.counts import pack_counts, unpack_counts
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord
 from data_prep.dataset.shards import shard_name
-from data_prep.executors.phases import PhaseRunner
-from data_prep.pipeline.aggregation import add_up_results
+from data_prep.executors.phases import PhaseRunner, add_up_results
 from data_prep.pipeline.gather_task import GatherTask, gather_group, gathered_url
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.plan import Plan, absolute
@@ -64,14 +64,14 @@ def gather(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, r
         return summary
     tasks = [
         GatherTask(
-            group=int(group),
+            group=group,
             num_units=len(plan.units),
             destinations=destinations,
             exact_deduplication=plan.config.deduplication.exact,
             token_dtype=dtype_name(tokenizer),
             work_folder=absolute(plan.work_folder(output)),
         )
-        for group in np.flatnonzero(summary.document_counts)
+        for group in range(destinations.num_groups)  # a shard of a source reads every group that may hold it
     ]
     sizes = summary.document_counts.tolist()
     runner.run("gathering", gather_group, tasks, _gathered, lambda task: sizes[task.group], ("documents", 1.0))
@@ -214,7 +214,7 @@ def _run(plan: Plan, tasks: Sequence[ReduceTask], runner: PhaseRunner, name: str
         dropped=dropped,
         source_counts=sum(np.array(each["source_counts"], np.int64) for each in sums),  # type: ignore[arg-type]  # sum begins with 0
         token_counts={
-            split: sum(np.array(each["token_counts"][split], np.int64) for each in sums)  # type: ignore[misc]  # sum begins with 0
+            split: sum(unpack_counts(each["token_counts"][split]) for each in sums)  # type: ignore[misc]  # sum begins with 0
             for split in ("train", "valid")
         },
         smallest=min(smallest, default=None),
@@ -247,7 +247,7 @@ def _add_up_shards(urls: Sequence[str]) -> dict[str, Any]:
         "empty": empty,
         "dropped": [(source, reason, count) for (source, reason), count in sorted(dropped.items())],
         "source_counts": np.asarray(source_counts).tolist(),
-        "token_counts": {name: np.asarray(counts).tolist() for name, counts in token_counts.items()},
+        "token_counts": {name: pack_counts(np.asarray(counts)) for name, counts in token_counts.items()},
         "smallest": min(smallest, default=None),
     }
 

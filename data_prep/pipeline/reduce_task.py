@@ -11,19 +11,19 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.counts import PieceText, RecordCounts
+from data_prep.dataset.counts import PieceText, RecordCounts, pack_counts, unpack_counts
 from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, write_provenance
 from data_prep.dataset.shard_index import starts_of
 from data_prep.dataset.shards import Record, write_shard
-from data_prep.dataset.state_files import read_state, write_state
-from data_prep.deduplication.hashing import mix
+from data_prep.deduplication.similarity_search import mix
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.gather_task import gathered_url, selection_of, unit_sections
 from data_prep.pipeline.map_task import cached_tokenizer
 from data_prep.pipeline.provenance_rows import unpack_provenance
 from data_prep.pipeline.sections import Section, read_sections, select_documents, take_runs
 from data_prep.storage import storage
+from data_prep.storage.work_files import read_state, write_state
 
 HELD_BYTES = 64 << 20
 """Tokens of a shard that are held in memory, in bytes; those of a larger shard lie in a temporary file."""
@@ -97,7 +97,7 @@ def read_result(url: str) -> ReduceResult:
         destination=values["destination"],
         dropped=tuple((source, reason, count) for source, reason, count in values["dropped"]),
         source_counts=np.array(values["source_counts"], np.int64),
-        token_counts=np.array(values["token_counts"], np.int64),
+        token_counts=unpack_counts(values["token_counts"]),
         smallest_id=values["smallest_id"],
     )
 
@@ -115,7 +115,7 @@ def reduce_shard(task: ReduceTask) -> int:
         "destination": task.destination,
         "dropped": dropped,
         "source_counts": counts.by_source.tolist(),
-        "token_counts": counts.by_token.tolist(),
+        "token_counts": pack_counts(counts.by_token),
         "smallest_id": int(documents.document_ids.min()) if len(documents.document_ids) else None,
     }
     write_state(result_url(task), result)

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.installed import own_version
+from data_prep.base.packages import own_version
 from data_prep.base.progress import Progress
 from data_prep.dataset.counts import token_counts_file
 from data_prep.dataset.data_card import CARD_NAME, card_problem, write_data_card
-from data_prep.dataset.file_check import FileTask, content_problem, file_tasks
+from data_prep.dataset.file_checks import CheckTask, FileTask, check_shard, content_problem, file_tasks
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest
 from data_prep.dataset.manifest_records import ShardRecord
-from data_prep.dataset.shard_check import CheckTask, check_shard
 from data_prep.dataset.verification import tokenizer_problems
 from data_prep.dataset.versions import REPAIR_WORK
 from data_prep.executors.executors import Executor, run_units
@@ -32,7 +31,6 @@ from data_prep.pipeline.publication import is_own_tokenizer
 from data_prep.pipeline.reduce_phase import gather, make_shards
 from data_prep.pipeline.work_folder import begin_work, check_finished_units, finished_manifest
 from data_prep.storage import storage
-from data_prep.tokenizer.foreign_tokenizer import copy_tokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 _SHOWN = 5
@@ -83,7 +81,7 @@ def repair(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | i
             _rewrite_token_counts(output, manifest, executor)
             replaced.append(manifest.token_counts.name)
         if not is_own_tokenizer(tokenizer, output) and list(tokenizer_problems(output, manifest)):
-            copy_tokenizer(tokenizer, _url(output, TOKENIZER_FOLDER))
+            tokenizer.copy_files(_url(output, TOKENIZER_FOLDER))
             replaced.append(f"{TOKENIZER_FOLDER}/")
         if not list(tokenizer_problems(output, manifest)) and card_problem(output, manifest, own_version()):
             write_data_card(output, manifest)  # which names the settings of the tokenizer

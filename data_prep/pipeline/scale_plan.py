@@ -11,7 +11,7 @@ from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.shards import MAX_SHARDS
 from data_prep.deduplication.near_duplicates import near_file_opens
 from data_prep.deduplication.signature_files import MAX_PARTS
-from data_prep.pipeline.aggregation import FAN_IN
+from data_prep.executors.phases import FAN_IN
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.units import unit_bytes_for
 
@@ -87,7 +87,7 @@ def plan_destinations(
         return num_train, max(1, round(shards * settings.valid_fraction))
 
     of_sources: tuple[tuple[int, int], ...] = ()
-    if has_source_shards or any(source.has_budget for source in config.sources):
+    if has_source_shards or config.has_source_budgets:
         shares = (size / max(all_bytes, 1.0) for size in text_bytes)
         of_sources = tuple(
             shards_of(size, max(1.0, share * min_train)) for size, share in zip(text_bytes, shares, strict=True)

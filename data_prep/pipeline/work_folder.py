@@ -15,7 +15,6 @@ from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest
 from data_prep.dataset.manifest_records import InputRecord
 from data_prep.dataset.missing_data_set import PLAN_NAME
 from data_prep.dataset.shards import SHARD_NAME
-from data_prep.dataset.state_files import read_state, write_state
 from data_prep.dataset.versions import (
     REMOVAL_WORK,
     REMOVED_NAME,
@@ -29,9 +28,10 @@ from data_prep.executors.executors import Executor, run_units
 from data_prep.executors.phases import unfinished
 from data_prep.pipeline.map_phase import map_result_url
 from data_prep.pipeline.map_task import MapTask, changed_parts
-from data_prep.pipeline.plan import Plan
+from data_prep.pipeline.plan import BUDGETS, Plan
 from data_prep.pipeline.plan_changes import description, differences, rewritten_inputs
 from data_prep.storage import storage
+from data_prep.storage.work_files import read_state, write_state
 
 _RANGES_NAME = "ranges.json"
 _SHOWN = 5
@@ -60,8 +60,8 @@ def finished_manifest(plan: Plan, output: str) -> Manifest | None:
 def begin_work(plan: Plan, output: str) -> int:
     """Begin work in `output`, or check that the unfinished work there is of this plan.
 
-    Work that stopped at bad input resumes if bad input is skipped now: its finished units had none. Returns the number
-    of the first shard to write, of either split.
+    Work that stopped at bad input resumes if bad input is skipped now: its finished units had none. It resumes with
+    other budgets too, which only the manifest holds. Returns the number of the first shard to write, of either split.
 
     Raises:
         UserError: `output` holds other unfinished work; the message lists the differences.
@@ -77,7 +77,7 @@ def begin_work(plan: Plan, output: str) -> int:
         refuse_unfinished(output, (REMOVAL_WORK,))
     begun: dict[str, Any] | None = read_state(url) if storage.exists(url) else None
     if begun is not None and not _is_over(begun, plan, output):
-        found = differences(_with_policy_of(mine, begun), mine)
+        found = differences(_with_budgets_of(mine, _with_policy_of(mine, begun)), mine)
         if found:
             raise _refusal(output, "holds unfinished work of another preparation", found)
         first_shard: int = begun["first_shard"]
@@ -148,6 +148,21 @@ def _with_policy_of(mine: dict[str, Any], begun: dict[str, Any]) -> dict[str, An
         return begun
     documents = {**begun["config"]["documents"], "on_bad_input": "skip"}
     return {**begun, "config": {**begun["config"], "documents": documents}}
+
+
+def _with_budgets_of(mine: dict[str, Any], begun: dict[str, Any]) -> dict[str, Any]:
+    """Return the unfinished plan with the new budgets, if it has the same sources, and both plans have budgets."""
+
+    def without_budgets(config: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
+        plain = [{name: value for name, value in source.items() if name not in BUDGETS} for source in config["sources"]]
+        return plain, "total_tokens" in config or plain != config["sources"]
+
+    (theirs, they_have), (own, i_have) = without_budgets(begun["config"]), without_budgets(mine["config"])
+    if theirs != own or not (they_have and i_have):
+        return begun
+    total = {name: value for name, value in mine["config"].items() if name == "total_tokens"}
+    config = {name: value for name, value in begun["config"].items() if name != "total_tokens"}
+    return {**begun, "config": {**config, **total, "sources": mine["config"]["sources"]}}
 
 
 def _is_over(begun: dict[str, Any], plan: Plan, output: str) -> bool:

@@ -13,10 +13,9 @@ from data_prep.base.errors import UsageError
 from data_prep.base.terminal import printable
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import ShardRecord
-from data_prep.dataset.provenance_sidecar import ProvenanceRow
+from data_prep.dataset.provenance_sidecar import ProvenanceRow, ShardProvenance
 from data_prep.dataset.removal_request import find_listed
 from data_prep.dataset.shard_documents import DocumentLocation, ShardDocuments, find_document
-from data_prep.dataset.shard_provenance import ShardProvenance
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 

@@ -18,8 +18,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from data_prep.base.terminal import printable
 from data_prep.dataset.manifest_records import SourceRecord
-from data_prep.reports.lengths import LengthHistogram
-from data_prep.reports.stats import Statistics
+from data_prep.reports.stats import LengthHistogram, Statistics
 
 _BLUE, _GREY = "#2f6f9f", "#8a8f98"
 _FIGURE_INCHES = (7.2, 4.2)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.missing_extra import install_command
+from data_prep.base.packages import install_command
 from data_prep.base.urls import WEB_SCHEMES, redact, scheme
 from data_prep.storage.patterns import refuse_unread
 from data_prep.storage.remote_reader import open_ranges

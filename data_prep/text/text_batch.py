@@ -7,8 +7,9 @@ of many documents together. A long text is processed in parts, so memory is boun
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from data_prep.text.cleaning import MAX_WORD_BYTES, Normalization, clean, is_sta
 _PIECE_CHARACTERS = 1 << 17  # numpy's arrays of a piece then stay in a core's own cache
 _CUT = re.compile("[!-~] [!-~]")  # a space that is neither part of a paragraph break nor followed by a combining mark
 _SPACE, _NEWLINE = b" \n"
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,26 @@ class TextBatch:
             np.concatenate(([0], np.cumsum(lengths[kept]))),
             self.paragraph_starts[stays] - gone_before[owners[stays]],
         )
+
+
+def batches(
+    items: Iterable[Item], num_characters: Callable[[Item], int], most_characters: int, most_items: int | None = None
+) -> Iterator[list[Item]]:
+    """Yield the items in lists that bound memory, each ended by the item that reaches one of the limits.
+
+    Args:
+        num_characters: of the text of an item.
+    """
+    batch: list[Item] = []
+    held = 0
+    for item in items:
+        batch.append(item)
+        held += num_characters(item)
+        if held >= most_characters or len(batch) == most_items:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
 
 
 def normalize_batch(texts: Sequence[str], normalization: Normalization) -> TextBatch:

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from data_prep.text.cleaning import METASPACE, normalize
-from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer
+from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer
 from data_prep.tokenizer.special_tokens import SPECIAL_TOKENS, UNK_TOKEN_ID
 from data_prep.tokenizer.tokenizer import Tokenizer
 
@@ -29,7 +29,7 @@ def explain(tokenizer: Tokenizer, text: str) -> Iterator[str]:
     Args:
         text: as a user writes it; it is normalized first. A literal "[MASK]" in it is ordinary characters.
     """
-    if isinstance(tokenizer, ForeignTokenizer):
+    if not isinstance(tokenizer, SentencePieceTokenizer):
         yield from _explain_foreign(tokenizer, text)
         return
     normalized = normalize(text, tokenizer.normalization)
@@ -55,7 +55,7 @@ def explain(tokenizer: Tokenizer, text: str) -> Iterator[str]:
             yield from merges.explain(word)
 
 
-def _explain_foreign(tokenizer: ForeignTokenizer, text: str) -> Iterator[str]:
+def _explain_foreign(tokenizer: Tokenizer, text: str) -> Iterator[str]:
     """Pieces, ids and the text that each stands for: how a foreign tokenizer merges is its own affair."""
     ids = tokenizer.encode_text(text).tolist()
     yield f"text        {text!r}"
@@ -82,7 +82,7 @@ class WordMerges:
     ones the leftmost (Sennrich et al. 2016, as SentencePiece does it).
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: SentencePieceTokenizer) -> None:
         self._tokenizer = tokenizer
         self._scores = {piece.text: piece.score for piece in tokenizer.vocabulary if piece.kind == "normal"}
         symbols = tokenizer.settings.user_symbols

@@ -20,7 +20,8 @@ from data_prep.base.errors import UserError
 from data_prep.base.terminal import printable
 from data_prep.storage import storage
 from data_prep.text.cleaning import Normalization, replace_surrogates
-from data_prep.text.text_batch import pieces_of_text
+from data_prep.text.sentences import raw_sentence_starts
+from data_prep.text.text_batch import TextBatch, batches, pieces_of_text
 from data_prep.tokenizer.foreign_files import (
     TOKENIZER_NAME,
     fingerprint_of,
@@ -28,14 +29,14 @@ from data_prep.tokenizer.foreign_files import (
     read_special_tokens,
     vocabulary_of,
 )
-from data_prep.tokenizer.tokenizer import FILE_NAMES, MODEL_NAME, Tokenizer
+from data_prep.tokenizer.tokenizer import MODEL_NAME, EncodedBatch, Tokenizer
 from data_prep.tokenizer.tokenizer_info import INFO_NAME, MIN_VOCAB_SIZE, TokenizerInfo
 
 if TYPE_CHECKING:
     import tokenizers
 
 _LONGEST_REASON = 300  # characters
-_GROUP_CHARACTERS = 1 << 18
+_GROUP_CHARACTERS = 1 << 18  # encoded at once; the library's own objects take 100 bytes a token and more
 _MOST_HOLES = 1_000  # ids without a piece, beyond one for each piece
 
 
@@ -65,7 +66,7 @@ class ForeignTokenizer(Tokenizer):
         """Use `Tokenizer.load`."""
         vocabulary, id_bytes = vocabulary_of(encoder, info.special_tokens, info.vocab_size)
         # Only for the hash that finds duplicates: no id depends on it.
-        self._describe(Path(url), info, url, Normalization(), vocabulary, id_bytes)
+        super().__init__(Path(url), info, url, Normalization(), vocabulary, id_bytes)
         self._files = files
         self._encoder = encoder
 
@@ -128,6 +129,10 @@ class ForeignTokenizer(Tokenizer):
             storage.write_bytes(storage.join(folder, name), data)
         self.info.write(folder)
 
+    def copy_files(self, folder: str) -> None:
+        storage.remove(folder)
+        self.write_files(folder)
+
     def encode_text(self, text: str) -> np.ndarray:
         """Return the ids of a raw text, (num_tokens,) token_dtype; a lone surrogate counts as U+FFFD."""
         return self.encode_texts([text])[0].ids
@@ -142,7 +147,7 @@ class ForeignTokenizer(Tokenizer):
         ids: list[list[np.ndarray]] = [[np.zeros(0, self.token_dtype)] for _ in texts]
         stops: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in texts]
         positions, cut_words, was_cut = [0] * len(texts), [0] * len(texts), [False] * len(texts)
-        for group in _groups(texts):
+        for group in batches(_pieces(texts), lambda piece: len(piece.text), _GROUP_CHARACTERS):
             with _library_errors(storage.redact(self.url)):
                 encoded = self._encoder.encode_batch([piece.text for piece in group], add_special_tokens=False)
             for (number, text, continues_word), encoding in zip(group, encoded, strict=True):
@@ -157,6 +162,31 @@ class ForeignTokenizer(Tokenizer):
             for own_ids, own_stops, count in zip(ids, stops, cut_words, strict=True)
         ]
 
+    def encode_batch(self, texts: Sequence[str], batch: TextBatch, languages: Sequence[str]) -> EncodedBatch:
+        """Do what every tokenizer does, with the texts as they were written: the batch is not read."""
+        texts = [replace_surrogates(text) for text in texts]
+        encoded = self.encode_texts(texts)
+        # A tokenizer may remove what is text here.
+        has_tokens = np.array([len(text.ids) > 0 for text in encoded], bool)
+        tokens, lengths, sentence_counts = [np.zeros(0, self.token_dtype)], [], []
+        sentence_lengths = [np.zeros(0, np.int64)]
+        for number in np.flatnonzero(has_tokens).tolist():
+            ids, stops, _ = encoded[number]
+            indices = np.searchsorted(stops, raw_sentence_starts(texts[number], languages[number]), "right")
+            starts = np.unique(np.append(indices[indices < len(ids)], 0))
+            tokens.append(ids)
+            lengths.append(len(ids))
+            sentence_counts.append(len(starts))
+            sentence_lengths.append(np.diff(starts, append=len(ids)))
+        return EncodedBatch(
+            tokens=np.concatenate(tokens),
+            lengths=np.array(lengths, np.uint32),
+            sentence_counts=np.array(sentence_counts, np.uint32),
+            sentence_lengths=np.concatenate(sentence_lengths).astype(np.uint32),
+            has_tokens=has_tokens,
+            num_cut_words=sum(text.cut_words for text in encoded),
+        )
+
     def encode_marked(self, text: str) -> list[int]:
         """The ids of a text in which "[MASK]" and the like are the special tokens, as transformers takes them."""
         self._encoder.encode_special_tokens = False
@@ -164,16 +194,6 @@ class ForeignTokenizer(Tokenizer):
             return list(self._encoder.encode(text, add_special_tokens=False).ids)
         finally:
             self._encoder.encode_special_tokens = True
-
-    def encode(self, normalized_text: str) -> np.ndarray:
-        """As `encode_text`: what is normalized here is raw to this tokenizer."""
-        return self.encode_text(normalized_text)
-
-    def encode_many(self, normalized_texts: list[str]) -> list[np.ndarray]:
-        return [encoded.ids for encoded in self.encode_texts(normalized_texts)]
-
-    def encode_bytes(self, normalized: bytes) -> np.ndarray:
-        return self.encode_text(normalized.decode())
 
     def _check_literals(self, where: str) -> None:
         """Refuse a tokenizer that would take the name of a special token in a text for the token."""
@@ -197,19 +217,10 @@ class _Piece(NamedTuple):
     continues_word: bool
 
 
-def _groups(texts: Sequence[str]) -> Iterator[list[_Piece]]:
-    """The pieces of all texts, as many at once as keep the library's own objects small: 100 bytes a token and more."""
-    group: list[_Piece] = []
-    characters = 0
+def _pieces(texts: Sequence[str]) -> Iterator[_Piece]:
     for number, text in enumerate(texts):
         for piece, continues_word in pieces_of_text(text):
-            group.append(_Piece(number, piece, continues_word))
-            characters += len(piece)
-            if characters >= _GROUP_CHARACTERS:
-                yield group
-                group, characters = [], 0
-    if group:
-        yield group
+            yield _Piece(number, piece, continues_word)
 
 
 @contextlib.contextmanager
@@ -241,21 +252,3 @@ def _vocab_size(encoder: tokenizers.Tokenizer, where: str) -> int:
             code="damaged-tokenizer",
         )
     return vocab_size
-
-
-def copy_tokenizer(tokenizer: Tokenizer, folder: str) -> None:
-    """Write the tokenizer's files into another `folder`, which is emptied; what makes the folder one last.
-
-    Nothing else is copied: the tokenizer's own folder may be that of an exported model.
-
-    Raises:
-        UserError: a file cannot be read or written.
-    """
-    storage.remove(folder)
-    if isinstance(tokenizer, ForeignTokenizer):
-        tokenizer.write_files(folder)
-        return
-    for name in FILE_NAMES:
-        path = Path(tokenizer.folder) / name
-        if path.is_file():  # one of earlier releases has no report
-            storage.write_bytes(storage.join(folder, name), storage.read_bytes(path))

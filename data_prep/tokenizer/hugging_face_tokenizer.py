@@ -7,7 +7,7 @@ comparison over real and tricky text refuses a file that gives other ids than pr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,9 @@ from data_prep.tokenizer.adversarial_lines import ADVERSARIAL_LINES, lines_with_
 from data_prep.tokenizer.foreign_files import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME
 from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer
 from data_prep.tokenizer.sentencepiece_model import Piece
+from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer
 from data_prep.tokenizer.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS, UNK_TOKEN_ID
 from data_prep.tokenizer.tokenizer import Tokenizer
-from data_prep.tokenizer.user_symbols import isolation
 
 _PAIRED_TEXTS = 20
 
@@ -48,10 +48,11 @@ def write_hugging_face_tokenizer(
     stays as it came, and transformers takes tokenizer.json as it is.
     """
     tokenizer = Tokenizer.load(folder)
-    if isinstance(tokenizer, ForeignTokenizer):
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        write_hugging_face_files(tokenizer, Path(output or folder), model_max_length)
+    else:
+        assert isinstance(tokenizer, ForeignTokenizer)
         _write_foreign_files(tokenizer, Path(output or folder), model_max_length)
-        return
-    write_hugging_face_files(tokenizer, Path(output or folder), model_max_length)
 
 
 def check_parity(folder: str | Path, texts: Iterable[str], hugging_face_folder: str | Path | None = None) -> None:
@@ -60,10 +61,14 @@ def check_parity(folder: str | Path, texts: Iterable[str], hugging_face_folder: 
     Raises:
         UserError: they differ; it shows the first text that does.
     """
-    compare_with_hugging_face(Tokenizer.load(folder), Path(hugging_face_folder or folder), list(texts))
+    compare_with_hugging_face(
+        SentencePieceTokenizer.open(str(folder)), Path(hugging_face_folder or folder), list(texts)
+    )
 
 
-def write_hugging_face_files(tokenizer: Tokenizer, output: Path, model_max_length: int | None = None) -> None:
+def write_hugging_face_files(
+    tokenizer: SentencePieceTokenizer, output: Path, model_max_length: int | None = None
+) -> None:
     """Write tokenizer.json and tokenizer_config.json of an open tokenizer."""
     text = build(tokenizer).to_str(pretty=True)
     storage.write_bytes(output / TOKENIZER_NAME, (text + "\n").encode())
@@ -84,7 +89,9 @@ def _write_foreign_files(tokenizer: ForeignTokenizer, output: Path, model_max_le
     storage.write_bytes(path, (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def compare_with_hugging_face(tokenizer: Tokenizer, hugging_face_folder: Path, texts: Sequence[str]) -> None:
+def compare_with_hugging_face(
+    tokenizer: SentencePieceTokenizer, hugging_face_folder: Path, texts: Sequence[str]
+) -> None:
     """The check of `check_parity` for an open tokenizer, over adversarial lines too.
 
     Each text is encoded alone, and each line and the last of the texts with the next as a pair.
@@ -116,7 +123,7 @@ def compare_with_hugging_face(tokenizer: Tokenizer, hugging_face_folder: Path, t
         _compare(path, f"{first} / {second}", types, pair.type_ids)
 
 
-def build(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
+def build(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
     """Build the same tokenizer for the `tokenizers` library: its pieces and the normalization before them."""
     vocabulary = tokenizer.vocabulary
     symbols = [piece.text for piece in vocabulary if piece.kind == "user"]
@@ -231,4 +238,43 @@ def _compare(path: Path, text: str, expected: list[int], found: list[int]) -> No
         fix="write it again with this release and the version of the tokenizers library in the constraints (here "
         f"{tokenizers.__version__})",
         code="tokenizer-json-mismatch",
+    )
+
+
+def isolation(tokenizer: SentencePieceTokenizer, symbols: Sequence[str]) -> Iterator[pre_tokenizers.PreTokenizer]:
+    """Yield the pre-tokenizers after the one that parts words: each user symbol is a word, as SentencePiece cuts.
+
+    Symbols are no added tokens of the `tokenizers` library, which would cut before the text's first space is known.
+    Every symbol is split off after words have got their spaces, and the model takes a whole word that is in the
+    vocabulary as it is (`ignore_merges`). That is right for symbols, and for other pieces too, except those that BPE
+    does not make of their own text: names of bytes and special tokens. These are cut in two, where SentencePiece cuts
+    them.
+    """
+    # Longest first, as SentencePiece matches them.
+    alternatives = "|".join(_escaped(symbol) for symbol in sorted(symbols, key=lambda symbol: (-len(symbol), symbol)))
+    yield pre_tokenizers.Split(Regex(alternatives), behavior="isolated")
+    halves = [
+        f"{_escaped(text[:cut])}(?={_escaped(text[cut:])}\\z)" for text, cut in cuts_of_unreachable_pieces(tokenizer)
+    ]
+    if halves:
+        yield pre_tokenizers.Split(Regex(rf"\A(?:{'|'.join(halves)})"), behavior="isolated")
+
+
+def cuts_of_unreachable_pieces(tokenizer: SentencePieceTokenizer) -> Iterator[tuple[str, int]]:
+    """Yield the text of every piece that its own text does not become, and a place where SentencePiece cuts it."""
+    for token_id, piece in enumerate(tokenizer.vocabulary):
+        spans = tokenizer.spans(piece.text.replace(METASPACE, " "))
+        if [span.token_id for span in spans] != [token_id] and len(spans) > 1:
+            encoded = piece.text.replace(METASPACE, " ").encode()
+            yield piece.text, len(encoded[: spans[0].stop_bytes].decode())
+        else:
+            # One [UNK] cannot be cut: then tokenizer.json takes the name for the token, as it does everywhere else.
+            assert spans[0].token_id in (token_id, UNK_TOKEN_ID), piece
+
+
+def _escaped(text: str) -> str:
+    """The text as a pattern of Oniguruma."""
+    return "".join(
+        character if character.isalnum() or ord(character) > 127 else f"\\x{{{ord(character):02x}}}"
+        for character in text
     )

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.text.cleaning import METASPACE, Normalization, normalize
+from data_prep.text.text_batch import batches
 
 PRINTABLE_ASCII = "".join(map(chr, range(0x21, 0x7F)))
 """Without the space, for which the metaspace stands."""
@@ -57,7 +58,7 @@ def count_characters(texts: Iterable[str], user_symbols: Sequence[str]) -> Count
     symbols = re.compile("|".join(_alternatives(user_symbols))) if user_symbols else None
     totals = np.zeros(sys.maxunicode + 1, np.int64)
     num_texts = 0
-    for group in _groups(texts):
+    for group in batches(texts, len, _COUNTED_CHARACTERS):
         num_texts += len(group)
         text = "".join(symbols.sub("\0", each) if symbols else each for each in group)
         found = np.bincount(np.frombuffer(text.encode("utf-32-le"), np.uint32))
@@ -66,20 +67,6 @@ def count_characters(texts: Iterable[str], user_symbols: Sequence[str]) -> Count
     totals[ord(METASPACE)] += num_texts + totals[ord(" ")] + totals[ord("\n")]
     totals[[ord(" "), ord("\n"), 0]] = 0
     return Counter({chr(code): int(totals[code]) for code in np.flatnonzero(totals).tolist()})
-
-
-def _groups(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the texts in groups that are counted at once."""
-    group: list[str] = []
-    num_characters = 0
-    for text in texts:
-        group.append(text)
-        num_characters += len(text)
-        if num_characters >= _COUNTED_CHARACTERS:
-            yield group
-            group, num_characters = [], 0
-    if group:
-        yield group
 
 
 def choose_alphabet(counts: Counter[str], coverage: float, required: frozenset[str]) -> Alphabet:

@@ -14,8 +14,8 @@ from itertools import islice, zip_longest
 import numpy as np
 
 from data_prep.text.cleaning import normalize
+from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer
 from data_prep.tokenizer.special_tokens import UNK_TOKEN_ID
-from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer.tokenizer_report import GroupReport, LeftOutCharacters, TokenizerReport
 from data_prep.tokenizer_training.alphabet import Alphabet
 from data_prep.tokenizer_training.sampling import CorpusCounts
@@ -28,7 +28,7 @@ _EXAMPLES = 6
 
 
 def measure(
-    tokenizer: Tokenizer,
+    tokenizer: SentencePieceTokenizer,
     sample: TrainingSample,
     counts: CorpusCounts,
     held_out: Sequence[HeldOutDocument],
@@ -174,5 +174,5 @@ def _some_of_each(held_out: Sequence[HeldOutDocument], texts: Sequence[str]) -> 
     return in_turn[:_EXAMPLES]
 
 
-def _example(tokenizer: Tokenizer, text: str) -> list[str]:
+def _example(tokenizer: SentencePieceTokenizer, text: str) -> list[str]:
     return [tokenizer.vocabulary[number].text for number in tokenizer.encode(text[:_EXAMPLE_CHARACTERS]).tolist()]

@@ -16,7 +16,7 @@ import shutil
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO, TypeVar
@@ -26,7 +26,6 @@ import numpy as np
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.progress import Progress
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
-from data_prep.documents.document import Document
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.executors.executors import Executor, run_units
@@ -34,10 +33,18 @@ from data_prep.filters.filtered_reader import FilteredReader
 from data_prep.storage import storage
 from data_prep.text.cleaning import Normalization
 from data_prep.text.sentences import check_language
-from data_prep.text.text_batch import normalize_batch
+from data_prep.text.text_batch import batches, normalize_batch
 from data_prep.tokenizer.tokenizer_info import TokenizerSettings
-from data_prep.tokenizer_training.bounded_choice import EVEN, Choice, key_of, tempering
-from data_prep.tokenizer_training.training_sample import HeldOut, HeldOutDocument, TrainingSample, hash_of
+from data_prep.tokenizer_training.training_sample import (
+    EVEN,
+    Choice,
+    HeldOut,
+    HeldOutDocument,
+    TrainingSample,
+    hash_of,
+    key_of,
+    tempering,
+)
 
 UNKNOWN_LANGUAGE = "unknown"
 LIMIT_NAME = "limit"
@@ -244,7 +251,7 @@ def _read(task: SampleTask, take: Callable[[str, str], None]) -> CorpusCounts:
     settings = task.documents
     reader = FilteredReader(task.unit, settings, task.source, task.text_field)
     try:
-        for batch in _batches(reader):
+        for batch in batches(reader, lambda document: len(document.text), _BATCH_CHARACTERS, _BATCH_DOCUMENTS):
             texts = _cleaned([document.text for document in batch], task.settings.normalization)
             for document, cleaned in zip(batch, texts, strict=True):
                 language = language_label(document.language or task.language)
@@ -261,19 +268,6 @@ def _read(task: SampleTask, take: Callable[[str, str], None]) -> CorpusCounts:
         return CorpusCounts(dropped=Counter({(task.source, error.reason): 1}), warnings=[str(error)])
     counts.dropped.update({(task.source, reason): count for reason, count in reader.dropped.items()})
     return counts
-
-
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    num_characters = 0
-    for document in documents:
-        batch.append(document)
-        num_characters += len(document.text)
-        if num_characters >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
-            yield batch
-            batch, num_characters = [], 0
-    if batch:
-        yield batch
 
 
 def _cleaned(texts: Sequence[str], normalization: Normalization) -> Iterator[str]:

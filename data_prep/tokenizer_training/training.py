@@ -17,8 +17,9 @@ from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, clean_paragraphs, has_too_many_marks
 from data_prep.tokenizer.hugging_face_tokenizer import compare_with_hugging_face, write_hugging_face_files
 from data_prep.tokenizer.sentencepiece_model import LIBRARY_VERSION, open_model, train_model, vocabulary_of
+from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer, fingerprint_of
 from data_prep.tokenizer.special_tokens import MAX_VOCAB_SIZE, SPECIAL_TOKENS
-from data_prep.tokenizer.tokenizer import FILE_NAMES, MODEL_NAME, Tokenizer, fingerprint_of
+from data_prep.tokenizer.tokenizer import FILE_NAMES, MODEL_NAME
 from data_prep.tokenizer.tokenizer_info import INFO_NAME, TokenizerInfo, TokenizerSettings
 from data_prep.tokenizer.tokenizer_report import write_report
 from data_prep.tokenizer_training.alphabet import (
@@ -119,7 +120,7 @@ def train_on_sample(
     storage.remove(storage.join(output, INFO_NAME))  # not before there is another to put in its place
     with _local_folder(output) as folder:
         storage.write_bytes(folder / MODEL_NAME, model)
-        tokenizer = Tokenizer(folder, processor, info)
+        tokenizer = SentencePieceTokenizer(folder, processor, info)
         write_hugging_face_files(tokenizer, folder)
         compared = [document.text for document in sample.held_out_documents.documents()]
         compare_with_hugging_face(tokenizer, folder, compared)

@@ -128,7 +128,7 @@ def main() -> None:
         steps = steps_of(missing[0], rows, arguments.steps)
         row, described = measured(missing[0], steps, corpora[missing[0].corpus])
         planned = [asdict(run) for run in plan([*rows, row])]
-        reports.add_run(arguments.results, described, row, planned=planned)
+        reports.add_run(arguments.results, described, row, planned=planned, variants=list(VARIANTS))
         print(f"{missing[0]}: loss {row['loss']}, {row['cpu_seconds']} CPU s", flush=True)
 
 

@@ -13,8 +13,14 @@ from tests.benchmarks.readme_tables import Reports, needed
 from tests.benchmarks.rows import best_recipes
 
 MISSING = "missing"
+_SCORING = "scoring_cpu_seconds"
 _SIDES = {"ours": "ours", "run_mlm": "run_mlm", "ltg_bert": "LTG-BERT's architecture"}
-_FIELDS = {"morphology": "morphology", "semantics": "semantics", "syntax": "syntax", "syntax_semantics": "both"}
+_FIELDS = {
+    "morphology": "morphology",
+    "semantics": "semantics",
+    "syntax": "syntax",
+    "syntax_semantics": "syntax and semantics",
+}
 
 
 def speedrun(reports: Reports) -> Iterator[str]:
@@ -92,6 +98,14 @@ def proof(reports: Reports) -> Iterator[str]:
             f"({found[0]['pairs']:,} pairs) | {' | '.join(fields)} |"
         )
     yield ""
+    all_pairs = max((run["pairs"] for run in runs), default=0)
+    # Rows of earlier versions have no time.
+    if seconds := [run[_SCORING] for run in runs if run["pairs"] == all_pairs and _SCORING in run]:
+        yield (
+            f"Scoring {all_pairs:,} pairs takes {min(seconds):.0f} to {max(seconds):.0f} CPU seconds "
+            f"({len(seconds)} encoders)."
+        )
+        yield ""
     published = (f"{name} {accuracy}" for name, accuracy in details["published"].items())
     yield f"Published, on 10 million words of other text: {'; '.join(published)}. Chance: 50."
     yield ""
@@ -105,19 +119,16 @@ def fills(reports: Reports) -> Iterator[str]:
         yield f"Hit rates and guesses: {MISSING} (they need an encoder of each side after one epoch)."
         return
     yield (
-        f"Encoders of the proof table after {found['epochs']:g} epoch(s), seed 1. Hits on {found['masks']} held-out "
+        f"Encoders of the proof table after {_epochs(found['epochs'])}, seed 1. Hits on {found['masks']} held-out "
         "masks, one word in a sentence each:"
     )
     yield ""
     yield "| | right word first | among the five likeliest |"
     yield "|---|---|---|"
     for name, rates in found["hits"].items():
-        yield f"| {_SIDES.get(name, 'the most frequent words')} | {rates['top_1']:.1%} | {rates['top_5']:.1%} |"
+        yield f"| {_SIDES.get(name, _UNIGRAM)} | {rates['top_1']:.1%} | {rates['top_5']:.1%} |"
     yield ""
-    yield "| sentence | ours | run_mlm |"
-    yield "|---|---|---|"
-    for each in found["sentences"]:
-        yield f"| {_cell(each['masked'])} | {_words(each['ours'])} | {_words(each['run_mlm'])} |"
+    yield from _sentences(found["sentences"])
     yield ""
     yield "| held-out text | word | ours | run_mlm |"
     yield "|---|---|---|---|"
@@ -129,6 +140,43 @@ def fills(reports: Reports) -> Iterator[str]:
             _words(each["run_mlm"]),
         )
         yield f"| {' | '.join(cells)} |"
+
+
+def _sentences(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield "| sentence | ours | run_mlm |"
+    yield "|---|---|---|"
+    for each in found:
+        yield f"| {_cell(each['masked'])} | {_words(each['ours'])} | {_words(each['run_mlm'])} |"
+
+
+def language(reports: Reports) -> Iterator[str]:
+    """An excerpt of the proof table for README.md: its picture, accuracies at one epoch, and a few guesses."""
+    details = reports["proof"]["details"] if "proof" in reports else {"fills": None}
+    found = details["fills"]
+    if found is None:
+        return
+    accuracies = []
+    for side, name in _SIDES.items():
+        runs = [run for run in details["runs"] if run["side"] == side and run["epochs"] == 1]
+        if runs:
+            accuracies.append(f"{name} {_spread([100.0 * run['overall'] for run in runs], 1)}")
+    hits = (f"{_SIDES.get(name, _UNIGRAM)} {rates['top_1']:.0%}" for name, rates in found["hits"].items())
+    yield "![BLiMP by tokens](tests/benchmarks/results/proof.png)"
+    yield ""
+    yield (
+        f"BLiMP after one epoch of {details['corpus']['words'] / 1e6:.0f} million words: {', '.join(accuracies)}. "
+        f"Held-out words guessed: {', '.join(hits)}. The five likeliest words:"
+    )
+    yield ""
+    yield from _sentences(found["sentences"][:NUM_FRONT_SENTENCES])
+
+
+NUM_FRONT_SENTENCES = 2
+_UNIGRAM = "the most frequent words"
+
+
+def _epochs(number: float) -> str:
+    return f"{number:g} epoch{'' if number == 1 else 's'}"
 
 
 def _around_mask(text: str, num_words: int = 8) -> str:
@@ -156,24 +204,43 @@ def ablations(reports: Reports) -> Iterator[str]:
     details = reports["ablations"]["details"]
     runs, planned = details["runs"], details["planned"]
     corpora = list(dict.fromkeys(run["corpus"] for run in planned))
-    yield f"Valid loss, mean over the seeds with their range, each at its best learning rate. {_commands(runs)}"
+    yield (
+        "Valid loss, mean over the seeds with their range, each at its best learning rate; then the mean difference "
+        f"from the default over the seeds that both have. {_commands(runs)}"
+    )
     yield ""
-    yield "| variant | equal | " + " | ".join(f"{corpus} | rate, CPU s" for corpus in corpora) + " |"
-    yield "|---" * (2 + 2 * len(corpora)) + "|"
-    for variant, equal in dict.fromkeys((run["variant"], run["equal"]) for run in planned):
+    titles = (f"{corpus} | difference | rate, CPU s" for corpus in corpora)
+    yield f"| variant | equal | {' | '.join(titles)} |"
+    yield "|---" * (2 + 3 * len(corpora)) + "|"
+    later = [(name, "tokens") for name in details.get("variants", ())]  # planned once the default's rate is known
+    for variant, equal in dict.fromkeys([*((run["variant"], run["equal"]) for run in planned), *later]):
         cells = []
         for corpus in corpora:
-            of_all = [run for run in runs if (run["variant"], run["equal"], run["corpus"]) == (variant, equal, corpus)]
-            rates = dict.fromkeys(run["learning_rate"] for run in of_all)
-            groups = [[run for run in of_all if run["learning_rate"] == rate] for rate in rates]
-            if not groups:
-                cells += [MISSING, ""]
+            best = _at_best_rate(runs, variant, equal, corpus)
+            if not best:
+                cells += [MISSING, "", ""]
                 continue
-            best = max(groups, key=lambda group: (len(group), -group[0]["loss"]))
-            cells.append(f"{_spread([run['loss'] for run in best], 3)} ({len(best)} of 3 seeds)")
+            default = {run["seed"]: run["loss"] for run in _at_best_rate(runs, "default", "tokens", corpus)}
+            differences = [run["loss"] - default[run["seed"]] for run in best if run["seed"] in default]
+            is_other = variant != "default" and bool(differences)
             seconds = statistics.median(run["cpu_seconds"] for run in best)
-            cells.append(f"{best[0]['learning_rate']:g}, {seconds:.0f}")
+            cells += [
+                f"{_spread([run['loss'] for run in best], 3)} ({len(best)} of 3 seeds)",
+                f"{statistics.mean(differences):+.3f}" if is_other else "",
+                f"{best[0]['learning_rate']:g}, {seconds:.0f}",
+            ]
         yield f"| {variant} | {equal} | {' | '.join(cells)} |"
+
+
+def _at_best_rate(
+    runs: Sequence[Mapping[str, Any]], variant: str, equal: str, corpus: str
+) -> Sequence[Mapping[str, Any]]:
+    """The runs of a variant at the learning rate with the most seeds, and the lowest loss of the first one."""
+    groups: dict[float, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        if (run["variant"], run["equal"], run["corpus"]) == (variant, equal, corpus):
+            groups.setdefault(run["learning_rate"], []).append(run)
+    return max(groups.values(), key=lambda group: (len(group), -group[0]["loss"]), default=[])
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
@@ -188,7 +255,6 @@ def _commands(runs: Sequence[Mapping[str, Any]]) -> str:
     loads = [run["load_average"] for run in runs]
     commits = ", ".join(dict.fromkeys(run["commit"] for run in runs))
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    return (
-        f"{', '.join(dict.fromkeys(run['cpu'] for run in runs))}, one thread, {when}, load average {min(loads):.1f} to "
-        f"{max(loads):.1f}, commit {commits}."
-    )
+    load = f"{min(loads):.1f}" if min(loads) == max(loads) else f"{min(loads):.1f} to {max(loads):.1f}"
+    cpus = ", ".join(dict.fromkeys(run["cpu"] for run in runs))
+    return f"{cpus}, one thread, {when}, load average {load}, commit {commits}."

@@ -8,12 +8,15 @@ It imports nothing of the project.
 from __future__ import annotations
 
 import argparse
+import array
 import glob
 import gzip
+import hashlib
 import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,37 +46,46 @@ def run_sentencepiece(files: list[str], tokenizer: str, output: str) -> dict[str
     """SentencePiece's `encode` over texts that lie in memory; the CPU seconds are those of `encode`."""
     import sentencepiece
 
-    texts = [json.loads(line)["text"] for path in files for line in gzip.open(path, "rt", encoding="utf-8")]
     processor = sentencepiece.SentencePieceProcessor(model_file=os.path.join(tokenizer, "tokenizer.model"))
-    tokens, started_at = 0, time.process_time()
-    for first in range(0, len(texts), _BATCH_DOCUMENTS):
-        tokens += sum(map(len, processor.encode(texts[first : first + _BATCH_DOCUMENTS], num_threads=1)))
-    return {"cpu_seconds": time.process_time() - started_at, "documents": len(texts), "tokens": tokens}
+    return _encoded(files, lambda texts: processor.encode(texts, num_threads=1))
 
 
 def run_tokenizers(files: list[str], tokenizer: str, output: str) -> dict[str, Any]:
     """The library's `encode_batch_fast` over texts that lie in memory; the CPU seconds are those of it."""
     from tokenizers import Tokenizer
 
-    texts = [json.loads(line)["text"] for path in files for line in gzip.open(path, "rt", encoding="utf-8")]
     encoder = Tokenizer.from_file(tokenizer)
-    tokens, started_at = 0, time.process_time()
-    for first in range(0, len(texts), _BATCH_DOCUMENTS):
-        encodings = encoder.encode_batch_fast(texts[first : first + _BATCH_DOCUMENTS], add_special_tokens=False)
-        tokens += sum(len(encoding.ids) for encoding in encodings)
-    return {"cpu_seconds": time.process_time() - started_at, "documents": len(texts), "tokens": tokens}
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in encoder.encode_batch_fast(texts, add_special_tokens=False)]
+
+    return _encoded(files, encode)
 
 
 def run_gigatoken(files: list[str], tokenizer: str, output: str) -> dict[str, Any]:
     """gigatoken's `encode_batch` over texts that lie in memory; the CPU seconds are those of it."""
     import gigatoken
 
-    texts = [json.loads(line)["text"] for path in files for line in gzip.open(path, "rt", encoding="utf-8")]
     encoder = gigatoken.Tokenizer.from_sentencepiece(os.path.join(tokenizer, "tokenizer.model"))
-    tokens, started_at = 0, time.process_time()
+    return _encoded(files, lambda texts: encoder.encode_batch(texts, parallel=False))
+
+
+def _encoded(files: list[str], encode: Callable[[list[str]], Any]) -> dict[str, Any]:
+    """Encode texts that lie in memory; the CPU seconds are those of `encode`.
+
+    `ids_sha256` is a digest of each text's ids, computed outside the timed part.
+    """
+    texts = [json.loads(line)["text"] for path in files for line in gzip.open(path, "rt", encoding="utf-8")]
+    tokens, cpu_seconds = 0, 0.0
+    digests: list[str] = []
     for first in range(0, len(texts), _BATCH_DOCUMENTS):
-        tokens += sum(map(len, encoder.encode_batch(texts[first : first + _BATCH_DOCUMENTS], parallel=False)))
-    return {"cpu_seconds": time.process_time() - started_at, "documents": len(texts), "tokens": tokens}
+        batch = texts[first : first + _BATCH_DOCUMENTS]
+        started_at = time.process_time()
+        found = encode(batch)
+        tokens += sum(map(len, found))
+        cpu_seconds += time.process_time() - started_at
+        digests += [hashlib.sha256(array.array("I", map(int, ids)).tobytes()).hexdigest()[:16] for ids in found]
+    return {"cpu_seconds": cpu_seconds, "documents": len(texts), "tokens": tokens, "ids_sha256": digests}
 
 
 def run_datatrove(files: list[str], tokenizer: str, output: str) -> dict[str, Any]:

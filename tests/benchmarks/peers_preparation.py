@@ -10,7 +10,8 @@ Contestants, each a process of its own bound to one core, in turns:
 - sentencepiece, sentencepiece_paragraphs: `encode` alone, over documents and over their paragraphs, which are read and
   normalized beforehand, ids as lists; the faster of both counts;
 - tokenizers, gigatoken: `encode_batch_fast` and `encode_batch` alone, over documents that are read and normalized
-  beforehand; gigatoken reads tokenizer.model;
+  beforehand; gigatoken reads tokenizer.model. Their ids are compared with SentencePiece's document by document, and the
+  figure of a corpus counts only if all are equal;
 - datatrove: JsonlReader and DocumentTokenizer, one worker, no shuffle, to its binary files;
 - datasets: `load_dataset("json")` and `map(batched=True)` in one process with `tokenizers` (encode_batch_fast), from
   jsonl.gz to arrow files.
@@ -29,6 +30,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import operator
 import os
 import shutil
 import subprocess
@@ -91,12 +93,20 @@ def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python
                 whole["start_cpu_seconds"] = start["cpu_seconds"]
                 whole["cpu_seconds"] -= start["cpu_seconds"]
             runs[name].append(whole)
-            print(f"{corpus}, {name}, run {number + 1}: {whole}", file=sys.stderr, flush=True)
+            shown = {key: value for key, value in whole.items() if key != "ids_sha256"}
+            print(f"{corpus}, {name}, run {number + 1}: {shown}", file=sys.stderr, flush=True)
     _checked([*_ours("verify"), str(folder / "ours")])
     _check_counts(runs, len(texts))
+    differing = _documents_with_other_ids(runs)
     text_mb = sum(len(text.encode(errors="replace")) for text in texts) / 1e6
     stages = _stages(python, str(folder / "tokenizer"), files)
-    return {"text_mb": text_mb, "documents": len(texts), "runs": runs, "stages": stages}
+    return {
+        "text_mb": text_mb,
+        "documents": len(texts),
+        "documents_with_other_ids": differing,
+        "runs": runs,
+        "stages": stages,
+    }
 
 
 def run_contestant(name: str, python: str, files: list[str], folder: Path) -> dict[str, Any]:
@@ -175,6 +185,19 @@ def _check_counts(runs: dict[str, list[dict[str, Any]]], documents: int) -> None
             allowed = 0.05 if run.get("dropped") else 0.001
             if abs(run["tokens"] / sentencepiece - 1) > allowed:
                 sys.exit(f"{name} made {run['tokens']} tokens and SentencePiece {sentencepiece}: not the same work")
+
+
+def _documents_with_other_ids(runs: dict[str, list[dict[str, Any]]]) -> dict[str, int]:
+    """Take the digests out of the results; return how many documents have other ids than SentencePiece's, the most."""
+    digests = {
+        name: [run.pop("ids_sha256") for run in results if "ids_sha256" in run] for name, results in runs.items()
+    }
+    expected = digests["sentencepiece"][0]
+    return {
+        name: max(sum(map(operator.ne, each, expected)) for each in found)
+        for name, found in digests.items()
+        if found and name != "sentencepiece_paragraphs"
+    }
 
 
 def _ours(command: str) -> list[str]:

@@ -171,6 +171,8 @@ def seconds_by_part(arguments: argparse.Namespace) -> dict[str, float]:
     from data_prep.documents.documents import DocumentReader
     from data_prep.pipeline import encoding, map_phase, reduce_phase, reduce_task
     from data_prep.pipeline.sections import SectionWriter
+    from data_prep.tokenizer import sentencepiece_tokenizer
+    from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer
     from data_prep.tokenizer.tokenizer import Tokenizer
 
     stopwatch = Stopwatch()
@@ -179,10 +181,11 @@ def seconds_by_part(arguments: argparse.Namespace) -> dict[str, float]:
         (map_phase, "map_unit", "map: the rest"),
         (DocumentReader, "__iter__", "map: read, decompress, parse, hash input"),
         (encoding, "normalize_batch", "map: normalize"),
-        (encoding, "batch_sentence_starts", "map: sentence ends (sentencex)"),
-        (encoding, "_encode", "map: sentences to tokens, document hashes"),
-        (Tokenizer, "encode_bytes", "map: look up words"),
-        (Tokenizer, "_encode_directly", "map: SentencePiece on new words"),
+        (encoding, "_document_ids", "map: document hashes"),
+        (sentencepiece_tokenizer, "batch_sentence_starts", "map: sentence ends (sentencex)"),
+        (SentencePieceTokenizer, "encode_batch", "map: sentences to tokens"),
+        (SentencePieceTokenizer, "encode_bytes", "map: look up words"),
+        (SentencePieceTokenizer, "_encode_directly", "map: SentencePiece on new words"),
         (SectionWriter, "_flush", "map: sort by shard and write"),
         (Tokenizer, "load", "loading the tokenizer"),
         (reduce_phase, "reduce_shard", "reduce: deduplicate, order, count"),

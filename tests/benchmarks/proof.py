@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import io
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,14 +194,18 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def score(model: Path, minimal_pairs: Path, every: int = 1) -> dict[str, Any]:
-    """Parameters of a Hugging Face folder, and its accuracy on minimal pairs: overall with its interval, by field."""
+    """Parameters of a Hugging Face folder; its accuracy on minimal pairs, overall with its interval and by field."""
     loaded = FillMask.load(model)
     pairs = [pair._replace(field=pair.field.replace("/", "_")) for pair in read_minimal_pairs(minimal_pairs)[::every]]
     encode, scorer = SentenceEncoder(loaded.tokenizer), scorer_of(loaded, torch.device("cpu"), torch.float32)
-    report = judge(pairs, pair_scores(pairs, encode, loaded.tokenizer.mask_token_id, loaded.max_length, scorer))
+    started_at = time.process_time()
+    scores = pair_scores(pairs, encode, loaded.tokenizer.mask_token_id, loaded.max_length, scorer)
+    scoring_cpu_seconds = time.process_time() - started_at
+    report = judge(pairs, scores)
     return {
         "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),  # type: ignore[attr-defined]
         "pairs": report.overall.num_pairs,
+        "scoring_cpu_seconds": round(scoring_cpu_seconds, 1),
         "ties": report.overall.num_ties,
         "overall": round(report.overall.share, 5),
         "interval": [round(report.overall.low, 5), round(report.overall.high, 5)],

@@ -1,6 +1,7 @@
 """The generated parts of the pages: from `<!-- benchmarks: NAME -->` to its end, written from results/*.json.
 
-Every figure in them comes from a report. README.md has numbers and summary, tests/benchmarks/README.md everything else.
+Every figure in them comes from a report. README.md has numbers, summary and language; tests/benchmarks/README.md has
+everything else.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ def _compared(reports: Reports) -> list[Report]:
 BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
     "numbers": numbers,
     "summary": summary,
+    "language": language_tables.language,
     "overview": overview,
     "preparation": readme_tables.preparation,
     "loader": readme_tables.loader,

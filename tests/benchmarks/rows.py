@@ -64,7 +64,10 @@ def preparation_scale(raw: Report) -> list[Row]:
 
 
 def peers_preparation(raw: Report) -> list[Row]:
-    """The whole command beside the peers, in CPU seconds beyond those of starting."""
+    """The whole command beside the peers, in CPU seconds beyond those of starting.
+
+    Of the other encoders only the corpora count on which their ids are SentencePiece's.
+    """
     named = {
         f"{SENTENCEPIECE}'s encode alone": _FORMS,
         "tokenizers' encode_batch_fast alone": ("tokenizers",),
@@ -72,7 +75,21 @@ def peers_preparation(raw: Report) -> list[Row]:
         "datatrove": ("datatrove",),
         "datasets.map + tokenizers": ("datasets",),
     }
-    return [_over_corpora("text to shards, one core", raw["corpora"], peer, forms) for peer, forms in named.items()]
+    rows = []
+    for peer, forms in named.items():
+        corpora = {name: found for name, found in raw["corpora"].items() if why_not_counted(found, forms) is None}
+        if corpora:
+            rows.append(_over_corpora("text to shards, one core", corpora, peer, forms))
+    return rows
+
+
+def why_not_counted(found: dict[str, Any], forms: Sequence[str]) -> str | None:
+    """Say why the figure of an encoder on a corpus does not count; None if its ids are SentencePiece's."""
+    compared = found.get("documents_with_other_ids", {})
+    if "gigatoken" in forms and "gigatoken" not in compared:
+        return "ids not compared"
+    differing = max(compared.get(form, 0) for form in forms)
+    return f"other ids in {differing:,} documents" if differing else None
 
 
 def loader(raw: Report) -> list[Row]:

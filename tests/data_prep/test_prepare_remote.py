@@ -14,7 +14,7 @@ from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import load_config
 from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.preparation import map_range, merge_ranges, prepare_shards
-from data_prep.pipeline.shard_range import ShardRange
+from data_prep.pipeline.units import ShardRange
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.s3_server import S3Bucket

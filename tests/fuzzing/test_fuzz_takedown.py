@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep.dataset.file_checks import SidecarTask, check_sidecar
 from data_prep.dataset.manifest_records import FileRecord
-from data_prep.dataset.provenance_check import SidecarTask, check_sidecar
-from data_prep.dataset.provenance_sidecar import ProvenanceRow, write_provenance
+from data_prep.dataset.provenance_sidecar import ProvenanceRow, ShardProvenance, write_provenance
 from data_prep.dataset.removal_request import URL_NAMES, read_document_ids, read_list
-from data_prep.dataset.shard_provenance import ShardProvenance
 from tests.fuzzing.mutations import damage, fuzz, mutated_bytes
 from tests.fuzzing.watching import read_or_refuse
 

@@ -7,6 +7,9 @@ the server's: with an environment that differs there, `start` starts a new proce
 
 The workers of pytest-xdist share one server, which tests/conftest.py starts; without them a process of the tests starts
 its own with the first script. It ends with the process that started it.
+
+`stand_in` makes a command that is called as Python is and hands its process over to a fork: scripts that start Python
+many times, and DeepSpeed's launcher, run as they stand.
 """
 
 from __future__ import annotations
@@ -20,11 +23,13 @@ import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +37,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS_VARIABLE = "CLOZEWORKS_FORK_SERVER"
+STAND_IN_VARIABLE = "CLOZEWORKS_STAND_IN"
 # With what set-up and end of a run import: optimizers and engines, MLflow's stores, figures.
 _IMPORTED = """
 torch torch.distributed torch._dynamo torch._inductor.compile_fx deepspeed transformers webdataset
@@ -113,9 +119,10 @@ def can_fork(environment: Mapping[str, str]) -> bool:
 
 
 def start(arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: int | None = None) -> Started:
-    """Run `python ARGUMENTS` (a script and its words), in a fork if `can_fork`, with nothing on standard input.
+    """Run `python ARGUMENTS`, in a fork if `can_fork`, with nothing on standard input.
 
-    Both output streams go to the file descriptor `output`, or each into a pipe of its own.
+    The arguments are a script, `-m` and a module, or `-c` and code, with its words. Both output streams go to the file
+    descriptor `output`, or each into a pipe of its own.
     """
     if not can_fork(environment):
         return subprocess.Popen(
@@ -129,16 +136,54 @@ def start(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
         )
     pipes = [os.pipe() for _ in range(2)] if output is None else []
     files = [write for _, write in pipes] or [output, output]
+    with open(os.devnull) as null:
+        connection, pid = _request(_address(), arguments, folder, environment, [null.fileno(), *files])
+    for _, write in pipes:
+        os.close(write)
+    return ForkedProcess(connection, pid, [read for read, _ in pipes])
+
+
+def _request(
+    address: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], files: Sequence[int | None]
+) -> tuple[socket.socket, int]:
+    """Ask for a fork with these three standard streams; the connection that its end comes by, and its process id."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(_address())
+    connection.connect("\0" + address)
     request = json.dumps({"arguments": list(arguments), "folder": str(folder), "environment": dict(environment)})
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * len(request))
     socket.send_fds(connection, [len(request).to_bytes(8, "big")], files)
     connection.sendall(request.encode())
-    pid = int(connection.recv(100))
-    for _, write in pipes:
-        os.close(write)
-    return ForkedProcess(connection, pid, [read for read, _ in pipes])
+    return connection, int(connection.recv(100))
+
+
+def stand_in(folder: Path) -> Path:
+    """Write a command `python` into the folder, which runs its arguments in a fork where `can_fork` allows it."""
+    path = folder / "python"
+    imported = json.dumps(_of_imports(os.environ | _FIXED))
+    words = [sys.executable, "-I", "-S", __file__, "--hand-over", _address(), imported, str(path)]
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def _hand_over(address: str, imported: str, own_path: str, *arguments: str) -> None:
+    """Run the arguments in a fork with this process's streams, pass signals on, and end as it ends."""
+    rest = list(arguments)
+    while rest and rest[0] in ("-u", "-B"):
+        rest.pop(0)
+    is_known = rest and (rest[0] in ("-m", "-c") or rest[0][:1] != "-")
+    if not is_known or _of_imports(os.environ) != json.loads(imported):
+        os.execv(sys.executable, [sys.executable, *arguments])
+    environment = os.environ | {STAND_IN_VARIABLE: own_path}
+    connection, pid = _request(address, rest, Path.cwd(), environment, [0, 1, 2])
+    process = ForkedProcess(connection, pid)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: process.send_signal(number))
+    status = process.wait()
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
 
 
 def run(
@@ -162,7 +207,7 @@ def share() -> None:
 
 
 def _address() -> str:
-    return "\0" + (os.environ.get(ADDRESS_VARIABLE) or _own_server())
+    return os.environ.get(ADDRESS_VARIABLE) or _own_server()
 
 
 @functools.cache
@@ -232,7 +277,7 @@ def _tell_the_ended(running: dict[int, socket.socket]) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    length, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(2 * array.array("i").itemsize))
+    length, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(3 * array.array("i").itemsize))
     files = array.array("i")
     for _, _, data in ancillary:
         files.frombytes(data)
@@ -246,8 +291,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
 
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    null = os.open(os.devnull, os.O_RDONLY)
-    for given, standard in zip([null, *files], range(3), strict=True):
+    for given, standard in zip(files, range(3), strict=True):
         os.dup2(given, standard)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     sys.stdin, sys.stdout, sys.stderr = (
@@ -264,13 +308,26 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
 
 
 def main() -> None:
+    if sys.argv[1] == "--hand-over":
+        _hand_over(*sys.argv[2:])
     request = _serve(sys.argv[1])
     if request is None:
         return
-    script = request["arguments"][0]
-    sys.argv = request["arguments"]
-    sys.path[0] = str(Path(script).resolve().parent)
-    runpy.run_path(script, run_name="__main__")
+    first, *words = request["arguments"]
+    stand_in_path = os.environ.pop(STAND_IN_VARIABLE, None)
+    if stand_in_path and (Path(first).name == "deepspeed" or (words and words[0].startswith("deepspeed.launcher."))):
+        sys.executable = stand_in_path  # the launcher starts its second half and the ranks with it
+    if first == "-c":
+        sys.argv, sys.path[0] = ["-c", *words[1:]], ""
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(words[0], "<string>", "exec", dont_inherit=True), vars(sys.modules["__main__"]))
+    elif first == "-m":
+        sys.argv, sys.path[0] = words, os.getcwd()
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = request["arguments"]
+        sys.path[0] = str(Path(first).resolve().parent)
+        runpy.run_path(first, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ class Hub:
         self.damage = damage
         self.status: int | None = None
         """Of every answer, where it is set."""
+        self.held: str | None = None
+        """Name of a file whose bytes are answered only once `release` is set; `is_held` is set at such a request."""
+        self.is_held, self.release = threading.Event(), threading.Event()
         hub = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -51,6 +54,9 @@ class Hub:
                 if not path.is_file():
                     self._answer(None)
                     return
+                if path.name == hub.held and self.command == "GET":
+                    hub.is_held.set()
+                    hub.release.wait(300)
                 data = path.read_bytes()
                 start, stop = 0, len(data)
                 if wanted := self.headers.get("Range"):

@@ -1,10 +1,12 @@
-"""A real MLflow server in a process of its own, for tests that kill it and start it again."""
+"""A real MLflow server in a process of its own, for tests that kill it and start it again.
+
+It is the application of `mlflow server` under uvicorn, in a fork of `fork_server` (2 CPU seconds, where the command and
+its job runners take 20). As a script, this file is that process: DATABASE PORT ARTIFACTS.
+"""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import time
 import urllib.request
@@ -12,27 +14,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support import fork_server
 from tests.support.free_ports import free_port
 
-START_SECONDS = 300.0  # it takes 8 s, and over a minute on a machine with ten other jobs
-_NO_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # its six processes for evaluating language models
+START_SECONDS = 300.0
 
 
 class Server:
-    """A real `mlflow server` on one port, which can be killed and started again."""
+    """A real MLflow server on one port, which can be killed and started again."""
 
     def __init__(self, folder: Path, database: str) -> None:
         self.folder, self.database, self.port = folder, database, free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: fork_server.Started | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", self.database, "--workers", "1"]
-        command += ["--port", str(self.port), "--artifacts-destination", str(self.folder / "artifacts")]
+        words = [__file__, self.database, str(self.port), str(self.folder / "artifacts")]
+        environment = os.environ | {
+            "PYTHONPATH": str(fork_server.ROOT),
+            "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": "cpu",
+        }
         with open(self.folder / "server.log", "ab") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=self.folder, env=os.environ | _NO_JOBS, start_new_session=True
-            )
+            self.process = fork_server.start(words, self.folder, environment, log.fileno())
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             try:
@@ -45,7 +49,7 @@ class Server:
 
     def kill(self) -> None:
         if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.kill()
             self.process.wait()
             self.process = None
 
@@ -59,3 +63,21 @@ def run_mlflow_server(folder: Path, database: str) -> Iterator[Server]:
         yield server
     finally:
         server.kill()
+
+
+def _serve(database: str, port: str, artifacts: str) -> None:
+    """Serve as `mlflow server --workers 1` does, which hands its options to the application by these variables."""
+    import uvicorn
+    from mlflow.server import constants
+
+    os.environ |= {
+        constants.BACKEND_STORE_URI_ENV_VAR: database,
+        constants.ARTIFACT_ROOT_ENV_VAR: "mlflow-artifacts:/",
+        constants.ARTIFACTS_DESTINATION_ENV_VAR: artifacts,
+        constants.SERVE_ARTIFACTS_ENV_VAR: "true",
+    }
+    uvicorn.run("mlflow.server.fastapi_app:app", host="127.0.0.1", port=int(port))
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])

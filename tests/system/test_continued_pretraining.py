@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from data_prep.pipeline.plan import make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.benchmarks.padded_batches import to_padded
+from tests.support import fork_server
 from tests.support.foreign_tokenizers import WRITERS
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import Loader, Position
@@ -83,14 +82,8 @@ def make_theirs(kind: str, tokenizer: Tokenizer) -> PreTrainedModel:
 
 
 def command(*arguments: str, cwd: Path) -> str:
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", *arguments],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    result = fork_server.run(arguments, cwd, environment)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout + result.stderr
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import json
 import os
 import random
@@ -26,6 +27,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.data_prep_command import files_of
+from tests.support.hub_server import Hub
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -61,6 +63,7 @@ class Run:
         self._words = [sys.executable, "-m", "data_prep", "shards", given, str(corpus), "--workers", "2"]
         self._words += ["--tokenizer", str(tokenizer), *overrides]
         self._words += ["shards.min_shards=6", "shards.valid_fraction=0.2", "shards.unit_bytes=2000"]
+        self.environment: dict[str, str] = {}
 
     def to_the_end(self, output: Path) -> float:
         """Run it whole; returns how long it took, in seconds."""
@@ -72,6 +75,7 @@ class Run:
         return subprocess.Popen(
             [*self._words, "--output", str(output)],
             cwd=REPOSITORY,
+            env=os.environ | self.environment,
             start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -186,6 +190,46 @@ def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_st
         "done again, shards and manifest are byte-identical",
         lost="the work on the units that were not finished",
     )
+
+
+def test_a_run_killed_while_the_hub_answers_ends_with_the_bytes_of_one_never_stopped(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    lines = small_corpus.read_text(encoding="utf-8").splitlines(keepends=True)
+    served = tmp_path / "served"
+    (served / "data").mkdir(parents=True)
+    for start in range(0, len(lines), 20):
+        with gzip.open(served / "data" / f"{start:04d}.jsonl.gz", "wt", encoding="utf-8") as file:
+            file.writelines(lines[start : start + 20])
+    names = sorted(path.name for path in (served / "data").iterdir())
+    hub = Hub(served)
+    try:
+        config = tmp_path / "hub.yaml"
+        config.write_text(json.dumps({"sources": [{"name": "hub", "input": "hf://datasets/user/tales/data/*.gz"}]}))
+        run = Run(config, small_tokenizer)
+        run.environment = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_none"}
+        run.to_the_end(tmp_path / "whole")
+        hub.held = names[len(names) // 2]
+        process = run.start(tmp_path / "out")
+        assert hub.is_held.wait(300), "a worker waits for the bytes of the file, and the others finish units"
+        deadline = time.monotonic() + 300
+        while not marks(tmp_path / "out" / ".work") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        finished = marks(tmp_path / "out" / ".work")
+        assert finished and not (tmp_path / "out" / "manifest.json").exists()
+        hub.held = None
+        hub.release.set()
+        first = len(hub.requests)
+        run.to_the_end(tmp_path / "out")
+        read = {name for name in names for request in hub.requests[first:] if request.endswith(name)}
+    finally:
+        hub.release.set()
+        hub.server.shutdown()
+        hub.server.server_close()
+    assert names[len(names) // 2] in read and len(read) <= len(names) - len(finished), "no unit is done again"
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
 @pytest.mark.fault(

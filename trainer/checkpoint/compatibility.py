@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.installed import installed_version
+from data_prep.base.packages import installed_version
 from data_prep.base.urls import redact
 from data_prep.base.validation import first_problem
 from trainer.checkpoint.format import DataIdentity, SavedState

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -36,37 +37,60 @@ def read_weights(folder: str | Path) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements [start, stop) of one flattened tensor of the training state, in an open file."""
+    """Elements [start, stop) of one flattened tensor of the training state, in a file."""
 
     kind: str
     name: str
     start: int
     stop: int
-    slice: Any
+    path: Path
+    offset: int
+    """Bytes before the first element."""
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop) of the flattened parameter, a part of this piece; float32."""
-        elements: torch.Tensor = self.slice[start - self.start : stop - self.start]
-        return elements
+        """Elements [start, stop) of the flattened parameter, a part of this piece; float32.
+
+        They are read, not mapped: the mapped pages of a large file would count as memory of the process.
+
+        Raises:
+            UserError: the file is gone or ends before them.
+        """
+        offset = self.offset + 4 * (start - self.start)
+        try:
+            elements = np.fromfile(self.path, dtype="<f4", count=stop - start, offset=offset)
+        except OSError as error:
+            raise _damaged(self.path, str(error)) from None
+        if len(elements) < stop - start:
+            raise _damaged(self.path, "it ends too early")
+        return torch.from_numpy(elements)
 
 
 def read_pieces(path: Path) -> Iterator[Piece]:
     """Yield the pieces of one rank's file; tensors are read only where `Piece.read` asks for them."""
     try:
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():
-                kind, start, name = key.split(":", 2)
-                piece = file.get_slice(key)
-                shape = piece.get_shape()
-                if int(start) < 0 or len(shape) != 1 or piece.get_dtype() != "F32":
-                    raise ValueError(f"{key!r} is {piece.get_dtype()} of shape {shape}")
-                yield Piece(kind, name, int(start), int(start) + shape[0], piece)
+        with safe_open(path, framework="pt") as file:  # checks the header against the size of the file
+            slices = {key: file.get_slice(key) for key in file.keys()}
+            shapes = {key: (piece.get_dtype(), piece.get_shape()) for key, piece in slices.items()}
+            del slices
+        with open(path, "rb") as plain:
+            header_bytes = int.from_bytes(plain.read(8), "little")
+            header = json.loads(plain.read(header_bytes))
+        for key, (dtype, shape) in shapes.items():
+            kind, start, name = key.split(":", 2)
+            if int(start) < 0 or len(shape) != 1 or dtype != "F32":
+                raise ValueError(f"{key!r} is {dtype} of shape {shape}")
+            offset = 8 + header_bytes + header[key]["data_offsets"][0]
+            yield Piece(kind, name, int(start), int(start) + shape[0], path, offset)
     except (SafetensorError, ValueError, OSError) as error:
-        raise UserError(
-            f"{path} is not a checkpoint file ({error})",
-            fix="use another checkpoint",
-            code="damaged-checkpoint",
-        ) from None
+        raise _damaged(path, str(error)) from None
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"{path} is not a checkpoint file ({reason})",
+        fix="use another checkpoint",
+        code="damaged-checkpoint",
+    )
 
 
 def check_coverage(missing: dict[str, int], folder: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import NoReturn
@@ -19,7 +20,8 @@ _LOST = re.compile(
 )
 """Message of torch, raised by its SIGCHLD handler at any point of the rank, or while it waits for the batch."""
 
-
+LOSS_SECONDS = 5.0
+"""Between a broken connection to a worker and the news that the worker was killed."""
 _SCHEDULER_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
 
 
@@ -73,10 +75,23 @@ def explain_lost_workers(rank: int, num_workers: int, end_run: Callable[[str], N
     """End the run on all ranks if a worker of this rank was killed or crashed; other errors propagate."""
     try:
         yield
-    except RuntimeError as error:
-        if (verdict := verdict_on_lost_worker(error, rank, num_workers)) is not None:
+    except (OSError, EOFError, RuntimeError) as error:
+        found = error if isinstance(error, RuntimeError) or not num_workers else _wait_for_loss(error)
+        if (verdict := verdict_on_lost_worker(found, rank, num_workers)) is not None:
             end_run(verdict)
         raise
+
+
+def _wait_for_loss(error: OSError | EOFError) -> BaseException:
+    """Return torch's error about a lost worker if it comes in time, else the given one.
+
+    A killed worker's connections break before the rank receives SIGCHLD, whose handler raises torch's error.
+    """
+    try:
+        time.sleep(LOSS_SECONDS)
+    except RuntimeError as lost:
+        return lost
+    return error
 
 
 def verdict_on_lost_worker(error: BaseException | None, rank: int, num_workers: int) -> str | None:

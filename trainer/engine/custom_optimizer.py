@@ -9,16 +9,24 @@ with a rehearsal step after which all of them are set to 0; other states cannot 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.imported import imported_callable
+from data_prep.base.registries import Registry
 from data_prep.base.source_digest import module_digest
 from trainer.config.training_settings import OptimizerSettings
 
 if TYPE_CHECKING:
     import torch
+
+OPTIMIZERS = Registry(
+    where="optimizer.name={name}",
+    import_fix="correct the name, and put the directory of your module on PYTHONPATH",
+    import_code="optimizer-not-importable",
+    callable_fix="name a function of parameter groups and settings",
+    callable_code="not-an-optimizer",
+)
 
 
 def is_custom(name: str) -> bool:
@@ -34,7 +42,7 @@ def build_custom_optimizer(groups: list[dict[str, Any]], settings: OptimizerSett
     """
     import torch  # not at the top: a finished run is recognized without it
 
-    made = _imported(settings.name)(groups, settings)
+    made = OPTIMIZERS.find(settings.name).value(groups, settings)
     if not isinstance(made, torch.optim.Optimizer):
         raise UsageError(
             f"optimizer.name={settings.name} returned {type(made).__name__}",
@@ -54,7 +62,7 @@ def optimizer_version(name: str) -> dict[str, str]:
     """
     if not is_custom(name):
         return {}
-    found = _imported(name)
+    found = OPTIMIZERS.find(name).value
     version = getattr(found, "version", None) or module_digest(found)
     if version is None:
         raise UsageError(
@@ -96,15 +104,4 @@ def _unsupported(name: str, problem: str) -> UserError:
         f"optimizer.name={name} {problem}",
         fix="use one whose states are `step` and tensors of the parameter's shape that start at 0",
         code="optimizer-state",
-    )
-
-
-def _imported(name: str) -> Callable[[list[dict[str, Any]], OptimizerSettings], Any]:
-    return imported_callable(
-        name,
-        f"optimizer.name={name}",
-        import_fix="correct the name, and put the directory of your module on PYTHONPATH",
-        import_code="optimizer-not-importable",
-        callable_fix="name a function of parameter groups and settings",
-        callable_code="not-an-optimizer",
     )

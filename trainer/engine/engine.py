@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import io
 import logging
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -242,12 +244,13 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
     # The fp32 values stay alive in these tensors while DeepSpeed gives the parameters other ones (bf16, flattened).
     initial = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
     gc.freeze()  # what is loaded by now stays; DeepSpeed searches it for garbage at every stage of a start in bf16
+    optimizer = build_optimizer(model, config.optimizer, config.training.precision)
     try:
         # With bf16 DeepSpeed prints its memory use at every stage of the start.
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), _without_compiler():
             engine, *_ = deepspeed.initialize(
                 model=model,
-                optimizer=build_optimizer(model, config.optimizer, config.training.precision),
+                optimizer=optimizer,
                 config=settings,
                 dist_init_required=False,
             )
@@ -264,6 +267,24 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
         # At the smallest scale DeepSpeed would raise; what a step that is not finite means is judged by its caller.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False
     return Engine(engine, config, ranks, initial, overlapped_reduction(engine, ranks))
+
+
+@contextlib.contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Keep torch.compile from importing its compiler within the block, for a CPU second of every rank.
+
+    DeepSpeed imports its own Muon, which is not used here, and compiles a function of it. torch._dynamo is imported
+    before, as optimizers of torch do: it reads the variable once, and the model may be compiled later.
+    """
+    importlib.import_module("torch._dynamo")
+    before = os.environ.get("TORCHDYNAMO_DISABLE")
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["TORCHDYNAMO_DISABLE"]
+        if before is not None:
+            os.environ["TORCHDYNAMO_DISABLE"] = before
 
 
 def overlapped_reduction(engine: Any, ranks: Ranks) -> OverlappedReduction | None:

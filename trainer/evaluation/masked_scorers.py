@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from data_prep.base.errors import UserError
 from trainer.data.batch import Batch
 from trainer.evaluation.minimal_pairs import Encoded, MaskedCopies, Scorer
 from trainer.inference.checkpoint_model import CheckpointMaskedLM
@@ -27,7 +28,7 @@ def scorer_of(model: FillMask, device: torch.device, dtype: torch.dtype) -> Scor
 class TransformersScorer:
     """Any of transformers' masked language models.
 
-    A forward hook reduces the base model's hidden states to the masked positions before the head sees them: every such
+    A forward hook reduces the base model's hidden states to the masked positions before the head sees them, where the
     model passes `base_model(...)[0]` to its head.
     """
 
@@ -36,7 +37,11 @@ class TransformersScorer:
         self._device = device
 
     def __call__(self, copies: MaskedCopies) -> np.ndarray:
-        """Log-probabilities (N,) float64 of the masked tokens, in nats."""
+        """Log-probabilities (N,) float64 of the masked tokens, in nats.
+
+        Raises:
+            UserError: the model needs more than token ids and an attention mask.
+        """
         input_ids, positions, targets = (torch.from_numpy(each).to(self._device) for each in copies)
         rows = torch.arange(len(input_ids), device=self._device)
 
@@ -48,10 +53,17 @@ class TransformersScorer:
         try:
             with torch.inference_mode():
                 logits = self._model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).logits
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"{type(self._model).__name__} cannot be scored from token ids and an attention mask alone ({error})",
+                fix="give a masked language model of text",
+                code="model-not-scorable",
+            ) from error
         finally:
             hook.remove()
-        assert logits.shape[1] == 1, "the head did not read the base model's hidden states"
-        return _log_probabilities(logits[:, 0], targets)
+        if logits.shape[1] == 1:
+            return _log_probabilities(logits[:, 0], targets)
+        return _log_probabilities(logits[rows, positions], targets)  # the head read something else
 
 
 class PretrainingScorer:

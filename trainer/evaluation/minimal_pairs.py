@@ -142,7 +142,7 @@ def _read_pair(line: bytes, name: str, where: str) -> MinimalPair:
                 fix="give a text that is not empty",
                 code="invalid-minimal-pair",
             )
-    paradigm, field = (values.get(key) for key in ("UID", "field"))
+    paradigm, field = (str(each) if type(each) is int else each for each in map(values.get, ("UID", "field")))
     return MinimalPair(
         values["sentence_good"],
         values["sentence_bad"],
@@ -165,7 +165,7 @@ def pair_scores(
     `advance` is called with the number of masked copies after each batch. A sentence that occurs twice is scored once.
 
     Raises:
-        UserError: a sentence is longer than `max_length` tokens, or a score is not finite.
+        UserError: a sentence has no token or more than `max_length`, or a score is not finite.
     """
     numbers: dict[str, int] = {}
     sentences: list[Encoded] = []
@@ -173,7 +173,7 @@ def pair_scores(
         for text in (pair.good, pair.bad):
             if text not in numbers:
                 numbers[text] = len(sentences)
-                sentences.append(_checked(encode(text), pair.where, max_length))
+                sentences.append(_checked(encode(text), text, pair.where, max_length))
     scores = np.zeros(len(sentences))
     for owners, copies in masked_copies(sentences, mask_token_id):
         np.add.at(scores, owners, scorer(copies))
@@ -188,7 +188,13 @@ def pair_scores(
     return np.array([[scores[numbers[pair.good]], scores[numbers[pair.bad]]] for pair in pairs])
 
 
-def _checked(encoded: Encoded, where: str, max_length: int) -> Encoded:
+def _checked(encoded: Encoded, text: str, where: str, max_length: int) -> Encoded:
+    if not len(encoded.own):
+        raise UsageError(
+            f"{where}: the tokenizer finds no token in {text[:_SHOWN_CHARACTERS]!r}",
+            fix="remove the pair",
+            code="text-without-token",
+        )
     if len(encoded.ids) > max_length:
         raise UsageError(
             f"{where}: the sentence has {len(encoded.ids):,} tokens, and the model takes {max_length:,}",

@@ -8,7 +8,6 @@ it returns, and a `version`.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.imported import imported_callable
+from data_prep.base.registries import Registry
 from data_prep.base.settings import Settings, validate_settings
 from data_prep.base.source_digest import module_digest
 from trainer.config.setting_types import Probability
@@ -29,7 +28,6 @@ from trainer.finetuning.task_data import Files, task_of_columns
 from trainer.finetuning.tasks import TaskName, choosing_metric
 from trainer.inference.pretrained import SHORTEST
 
-ENTRY_POINTS = "clozeworks.evaluation_tasks"
 Metrics = Mapping[str, float]
 Function = Callable[[Path, Mapping[str, Any]], Metrics]
 _VALID_PARTS = ("train", "valid")
@@ -240,6 +238,16 @@ class ScoreMinimalPairs:
 
 
 BUILT_IN: dict[str, Function] = {"finetune": Finetune(), "minimal_pairs": ScoreMinimalPairs()}
+TASKS = Registry(
+    where="the function {name!r} of the suite",
+    import_fix="install its package, or correct the name; your module must be in this folder or on PYTHONPATH",
+    import_code="evaluation-task-not-importable",
+    callable_fix="name a function that takes a model's directory and settings",
+    callable_code="evaluation-task-not-callable",
+    unknown_code="unknown-evaluation-task",
+    built_in=BUILT_IN,
+    entry_points="clozeworks.evaluation_tasks",
+)
 
 
 def find_task(name: str) -> EvaluationTask:
@@ -251,19 +259,12 @@ def find_task(name: str) -> EvaluationTask:
     if name in BUILT_IN:
         function = BUILT_IN[name]
         return EvaluationTask(function, {"name": name, "version": str(getattr(function, "version", ""))})
-    points = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
-    if name not in points and ":" not in name:
-        raise UsageError(
-            f"the suite names the unknown function {name!r}",
-            fix=f"give one of {', '.join([*BUILT_IN, *points])}, or your own as module:function",
-            code="unknown-evaluation-task",
-        )
-    found = _imported(points[name].value if name in points else name, name)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # for `module:function` of the user's, as with python -m
+    found, package_version = TASKS.find(name)
     identity = {"name": name}
     version = getattr(found, "version", None)
-    if version is None and name in points:
-        package = points[name].dist
-        version = None if package is None else package.version
+    version = package_version if version is None else version
     if version is not None:
         identity["version"] = str(version)
     elif (digest := module_digest(found)) is not None:
@@ -320,17 +321,3 @@ def _read(settings: Mapping[str, Any]) -> tuple[FinetuneTaskSettings, Files, str
         read.skip_incomplete,
     )
     return read, given, third
-
-
-def _imported(path: str, name: str) -> Function:
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # for `module:function` of the user's, as with python -m
-    function: Function = imported_callable(
-        path,
-        f"the function {name!r} of the suite",
-        import_fix="install its package, or correct the name; your module must be in this folder or on PYTHONPATH",
-        import_code="evaluation-task-not-importable",
-        callable_fix="name a function that takes a model's directory and settings",
-        callable_code="evaluation-task-not-callable",
-    )
-    return function

@@ -82,7 +82,8 @@ def export_merged(
     """Export the weighted mean of a run's newest checkpoints to the new `output`.
 
     The configuration, tokenizer and facts are those of the newest checkpoint, without its scores, which are not the
-    mean's. Memory stays below two copies of the weights until the parity gate, which loads the written folder.
+    mean's. Up to the parity gate one copy of the weights and a piece of one checkpoint are in memory; the gate maps the
+    written file, whose pages the system may drop.
 
     Raises:
         UserError: there are too few checkpoints, one is damaged, they differ in tokenizer or parameters, or

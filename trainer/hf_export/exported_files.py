@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from data_prep.base.installed import installed_version
+from data_prep.base.packages import installed_version
 from data_prep.base.settings import to_yaml
 from data_prep.storage import storage
 from data_prep.tokenizer.foreign_files import FILE_NAMES, TOKENIZER_CONFIG_NAME

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.base.errors import UserError
-from data_prep.base.installed import installed_version
+from data_prep.base.packages import installed_version
 from data_prep.storage import storage
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.data.sample_range import Branch

@@ -12,7 +12,6 @@ import torch
 from data_prep.base.errors import UserError
 from data_prep.base.urls import redact
 from data_prep.dataset.manifest import TOKENIZER_FOLDER
-from data_prep.tokenizer.foreign_tokenizer import copy_tokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS
 from trainer.checkpoint.format import TrainState
@@ -320,7 +319,7 @@ def keep_tokenizer(config: RunConfig, shard_set: ShardSet) -> None:
     tokenizer = Tokenizer.load(tokenizer_of_run(config.data.tokenizer, shard_set))
     folder = Path(config.output_dir) / TOKENIZER_FOLDER
     if not is_tokenizer(folder, tokenizer.fingerprint):
-        copy_tokenizer(tokenizer, str(folder))
+        tokenizer.copy_files(str(folder))
 
 
 def is_tokenizer(folder: Path, fingerprint: str) -> bool:

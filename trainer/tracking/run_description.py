@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from data_prep.base.errors import UserError
-from data_prep.base.installed import installed_version
+from data_prep.base.packages import installed_version
 from data_prep.base.settings import to_yaml
 from data_prep.dataset.manifest import Manifest, list_versions
 from data_prep.storage import storage

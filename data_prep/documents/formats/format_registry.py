@@ -1,27 +1,39 @@
-"""Registry of input formats: built-in formats, entry points, and formats of the settings."""
+"""Registry of input formats: built-in formats, entry points, and formats of the settings.
+
+A format of the settings is a function from a stream to objects (`CustomFormat`), or a class like those of this folder.
+"""
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import inspect
-from collections.abc import Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, BinaryIO
 
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.registries import Registry
 from data_prep.base.source_digest import module_digest
+from data_prep.documents.document import Document
 from data_prep.documents.formats.arrow_format import ArrowFormat
 from data_prep.documents.formats.csv_format import CsvFormat, TsvFormat
-from data_prep.documents.formats.custom_format import CustomFormat
-from data_prep.documents.formats.input_format import Format
+from data_prep.documents.formats.input_format import Format, Reading, document_of
 from data_prep.documents.formats.json_format import JsonLinesFormat
 from data_prep.documents.formats.parquet_format import ParquetFormat
 from data_prep.documents.formats.text_format import TextFormat
+from data_prep.documents.rejects import BadInput, Fault
 from data_prep.storage import storage
 from data_prep.storage.compression import COMPRESSIONS
 
-ENTRY_POINTS = "clozeworks.formats"
+FORMATS = Registry(
+    where="the format {name!r} of documents.formats",
+    import_fix="give module:function; your module must be on PYTHONPATH",
+    import_code="format-not-importable",
+    callable_fix="give a function from a stream of bytes to objects, or a subclass of Format",
+    callable_code="format-not-callable",
+    entry_points="clozeworks.formats",
+)
 BUILT_IN: tuple[Format, ...] = (
     TextFormat(),
     JsonLinesFormat(),
@@ -100,8 +112,7 @@ def sniffed(head: bytes) -> Format | None:
 @cache
 def _installed() -> dict[str, Format]:
     """Formats of installed packages; the name of the entry point is the ending, with or without its dot."""
-    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    endings = {f".{point.name.removeprefix('.').lower()}": point.value for point in points}
+    endings = {f".{name.removeprefix('.').lower()}": point.value for name, point in FORMATS.installed().items()}
     return {ending: _custom(ending, path) for ending, path in endings.items()}
 
 
@@ -113,22 +124,72 @@ def _custom(ending: str, path: str) -> Format:
             fix=f"give an ending in lower case that begins with a dot, none of {' '.join([*taken, *COMPRESSIONS])}",
             code="format-ending",
         )
-    module, _, attribute = path.partition(":")
+    found = FORMATS.load(path, path)
     try:
-        found: Any = getattr(importlib.import_module(module), attribute)
         made = found() if inspect.isclass(found) else CustomFormat(ending, found) if callable(found) else found
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
+    except (AttributeError, ValueError, TypeError) as error:
         raise UsageError(
-            f"the format {path!r} of documents.formats cannot be imported ({error})",
-            fix="give module:function; your module must be on PYTHONPATH",
-            code="format-not-importable",
+            f"{FORMATS.where.format(name=path)} cannot be made ({error})",
+            fix=FORMATS.import_fix,
+            code=FORMATS.import_code,
         ) from None
     if not isinstance(made, Format):
         raise UsageError(
-            f"the format {path!r} of documents.formats is {type(made).__name__}",
-            fix="give a function from a stream of bytes to objects, or a subclass of Format",
-            code="format-not-callable",
+            f"{FORMATS.where.format(name=path)} is {type(made).__name__}",
+            fix=FORMATS.callable_fix,
+            code=FORMATS.callable_code,
         )
     made.endings = (ending,)
     made.path = path  # type: ignore[attr-defined]  # by which a change of the settings is noticed
     return made
+
+
+class CustomFormat(Format):
+    """Objects that a function yields from a stream of bytes; their fields are those that the settings name.
+
+    The function raises ValueError where the file is none of its format; nothing of the file is used then.
+    """
+
+    def __init__(self, ending: str, read: Callable[[BinaryIO], Iterable[Mapping[str, Any]]]) -> None:
+        self.endings = (ending,)
+        self._read = read
+
+    def documents(self, stream: BinaryIO, reading: Reading) -> Iterator[Document]:
+        rejects, number = reading.rejects, 0
+        objects = iter(self._read(stream))
+        while True:
+            number += 1
+            try:
+                values = next(objects, None)
+            except (UserError, OSError, EOFError):
+                raise
+            except ValueError as error:
+                raise BadInput(
+                    f"{rejects.where} is damaged at document {number} ({error})",
+                    "damaged file",
+                    spoils_file=True,
+                    fix="fetch it again, or leave it out with documents.on_bad_input=skip",
+                ) from None
+            except Exception as error:
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                raise UserError(
+                    f"the format {self.endings[0]} failed at {frame.filename}:{frame.lineno} on {rejects.where}, "
+                    f"document {number} ({type(error).__name__}: {error})",
+                    fix="correct the function of the format; it raises ValueError where a file is damaged",
+                    code="format-failed",
+                ) from error
+            if values is None:
+                return
+            try:
+                if not isinstance(values, Mapping):
+                    raise Fault(f"is {type(values).__name__}, not an object with fields", "no object")
+                document = document_of(values, reading.fields)
+                num_bytes = len(document.text.encode(errors="surrogatepass"))
+            except Fault as fault:
+                rejects.bad(f"document {number}", fault)
+                continue
+            if num_bytes > reading.limit:
+                rejects.too_long(num_bytes)
+                continue
+            rejects.place = f"document {number}"
+            yield document

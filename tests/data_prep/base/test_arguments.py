@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.base.arguments import Joined, Once, at_least, local_output
+from data_prep.base.arguments import HelpFormatter, Joined, Once, at_least, local_output
 from data_prep.base.errors import UsageError
 
 
@@ -66,3 +66,33 @@ def test_a_place_to_write_is_a_path_and_no_folder_named_like_a_scheme() -> None:
         ) as told:
             parser.parse_args(["--output", url])
         assert "hunter2" not in str(told.value)
+
+
+TEXT = """Do something with a
+file.
+
+    example --of a line that is longer than the terminal and stays
+
+One fact per sentence and more words
+than a line holds.
+- an item that is
+- another item with so many words that it wraps
+"""
+
+
+def test_paragraphs_and_items_are_filled_and_examples_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "42")
+    parser = argparse.ArgumentParser(prog="x", description=TEXT, formatter_class=HelpFormatter, add_help=False)
+    lines = parser.format_help().splitlines()[2:]
+    assert lines == [
+        "Do something with a file.",
+        "",
+        "    example --of a line that is longer \\",
+        "        than the terminal and stays",
+        "",
+        "One fact per sentence and more words",
+        "than a line holds.",
+        "- an item that is",
+        "- another item with so many words that",
+        "  it wraps",
+    ]

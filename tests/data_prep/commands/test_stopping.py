@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from data_prep.base.errors import run_command
-from data_prep.commands.stopping import stopping_on_signals
+from data_prep.commands.shards import stopping_on_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from data_prep.base.errors import UsageError
+from data_prep.api.preparation_request import resolve_config
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import describe, to_yaml
 from data_prep.config.preparation_config import PreparationConfig, Source, load_config
+from data_prep.pipeline.source_budgets import source_budgets
+from tests.support.error_codes import coded
 
 
 def test_the_example_loads_and_shows_the_defaults() -> None:
@@ -61,3 +64,43 @@ def test_a_configuration_reads_back_from_its_own_yaml(tmp_path) -> None:  # type
 def test_mistakes_are_usage_errors(override: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_config("configs/data.yaml", [override])
+
+
+@pytest.mark.parametrize(
+    ("bounds", "code", "named"),
+    [
+        ([{"epochs": 3}, {"max_tokens": 7}], "total-without-rest", "total_tokens=10"),
+        ([{"epochs": 3, "weight": 2}, {}], "weight-beside-budget", "'s0'"),
+        ([{"weight": 2}, {}, {"epochs": 1}], "some-weights", "'s1'"),
+        ([{"max_tokens": 4}, {"max_tokens": 6}, {}], "source-budgets-exceed-total", "10 together"),
+    ],
+)
+def test_a_total_that_contradicts_the_sources_is_refused(
+    bounds: list[dict[str, float]], code: str, named: str, tmp_path: Path
+) -> None:
+    sources = [{"name": f"s{number}", "input": "a.txt", **bound} for number, bound in enumerate(bounds)]
+    (tmp_path / "corpus.yaml").write_text(yaml.safe_dump({"sources": sources, "total_tokens": 10}))
+    with pytest.raises(UsageError, check=coded(code), match=named):
+        load_config(str(tmp_path / "corpus.yaml"))
+    load_config(str(tmp_path / "corpus.yaml"), ["total_tokens=null"])
+    with pytest.raises(UsageError, check=coded(code), match=named):  # sources given as arguments
+        resolve_config({"total_tokens": 10}, sources=sources)
+
+
+def test_a_total_shares_the_rest() -> None:
+    def shares(total: int | None, train_tokens: list[int], *bounds: dict[str, float]) -> list[int | None]:
+        sources = [{"name": f"s{number}", "input": "a.txt", **bound} for number, bound in enumerate(bounds)]
+        config = PreparationConfig.model_validate({"sources": sources, "total_tokens": total})
+        return source_budgets(config, train_tokens)
+
+    assert shares(10_000, [1000, 50_000], {"epochs": 3}, {}) == [None, 7000], "the web is used in part"
+    assert shares(10_000, [1000, 2000], {"epochs": 3}, {}) == [None, 7000], "the web is repeated"
+    assert shares(100, [10, 30, 60], {"max_tokens": 40}, {}, {}) == [40, 20, 40], "by size"
+    assert shares(100, [30, 60, 60], {"weight": 1}, {"weight": 1}, {"weight": 1}) == [33, 34, 33], "by weight"
+    assert shares(100, [30, 0, 60], {}, {}, {}) == [33, None, 67], "a source without text takes no part"
+    assert shares(100, [30, 60], {"epochs": 5, "max_tokens": 70}, {}) == [70, 30]
+    assert shares(None, [30, 60], {"max_tokens": 5}, {}) == [5, None]
+    with pytest.raises(UserError, check=coded("counted-budgets-exceed-total"), match="above 150"):
+        shares(150, [50, 1000], {"epochs": 3}, {})
+    with pytest.raises(UserError, check=coded("rest-without-documents"), match="50 tokens"):
+        shares(200, [50, 0], {"epochs": 3}, {})

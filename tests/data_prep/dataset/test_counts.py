@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from data_prep.dataset.counts import (
     SOURCE_COLUMNS,
     PieceText,
     RecordCounts,
+    pack_counts,
     piece_text,
     read_token_counts,
     unigram_entropy_nats,
+    unpack_counts,
 )
 from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shards import Record, read_records
@@ -61,6 +64,14 @@ def test_entropy_of_even_tokens_is_the_log_of_their_number() -> None:
     assert unigram_entropy_nats(np.array([3, 0, 3, 3, 3])) == pytest.approx(math.log(4))
     assert str(unigram_entropy_nats(np.array([7]))) == "0.0", "and not -0.0"
     assert unigram_entropy_nats(np.zeros(4, np.int64)) is None
+
+
+@pytest.mark.parametrize("most", [0, 200, 60_000, 2**31, 2**40])
+def test_packed_counts_are_read_back(most: int) -> None:
+    counts = np.array([0, most, 1 if most else 0, most // 3], np.int64)
+    found = unpack_counts(json.loads(json.dumps(pack_counts(counts))))
+    assert found.dtype == np.int64 and np.array_equal(found, counts)
+    assert np.array_equal(unpack_counts(counts.tolist()), counts), "as an earlier release wrote them"
 
 
 def test_another_tokenizer_does_not_count(small_shards: Path) -> None:

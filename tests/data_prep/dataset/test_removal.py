@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset import removal
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import MANIFEST_NAME, Manifest, list_versions, read_manifest
@@ -107,7 +107,7 @@ def test_a_shard_of_which_nothing_is_left_is_dropped(folder: Path) -> None:
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_a_data_set_is_not_emptied(folder: Path, split: str) -> None:
     ids = [document for name, _, document, _, _ in contents(folder) if name == split]
-    with pytest.raises(UserError, match=f"{split} split", check=coded("nothing-left")):
+    with pytest.raises(UsageError, match=f"{split} split", check=coded("would-empty-split")):
         remove(folder, ids=ids)
     assert read_manifest(str(folder)).version == 1 and not (folder / ".removal").exists()
 

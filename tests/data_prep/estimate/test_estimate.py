@@ -18,9 +18,8 @@ from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.manifest import Manifest
 from data_prep.estimate import estimate as estimate_module
-from data_prep.estimate.estimate import estimate
+from data_prep.estimate.estimate import estimate, measure_start
 from data_prep.estimate.estimate_report import estimate_report, total_seconds
-from data_prep.estimate.startup import measure_start
 from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -133,11 +132,24 @@ def test_the_report_has_the_share_of_each_source_where_one_has_a_rule(
     sources = tuple(s.model_copy(update=rule) for s, rule in zip(plan.config.sources, rules, strict=True))
     plan = replace(plan, config=plan.config.model_copy(update={"sources": sources}))
     lines = [line for line in estimate_report(plan, found, 1, "out") if "share of training samples" in line]
-    weights = [2.0, 1000.0, found.sources["twice"].tokens * 2, found.sources["plain"].tokens]
+    train = {name: found.sources[name].tokens * (1 - plan.config.shards.valid_fraction) for name in names}
+    weights = [2.0, 1000.0, train["twice"] * 2, train["plain"]]
     for line, name, weight, rule in zip(
         lines, names, weights, ("weight 2.0", "max_tokens 1,000", "epochs 2.0", "its tokens"), strict=True
     ):
         assert line.endswith(f"{name} {weight / sum(weights):.2%} ({rule})")
+    total = round(5 * train["twice"])
+    sources = tuple(s.model_copy(update={"weight": None}) for s in sources)
+    config = plan.config.model_copy(update={"sources": sources, "total_tokens": total})
+    lines = [line for line in estimate_report(replace(plan, config=config), found, 1, "out") if "share of" in line]
+    rest = round(total - 1000 - 2 * train["twice"])
+    for line, name, use in zip(lines, names, (rest / 2, 1000, 2 * train["twice"], rest / 2), strict=True):
+        numbers = line.partition(name)[2].replace(",", "").split(" of total_tokens ")
+        assert float(numbers[0].split()[-1].lstrip("(")) == pytest.approx(use, abs=2), line
+        assert numbers[1].startswith(f"{total} {use / train[name]:.2f} epochs"), line
+    config = config.model_copy(update={"total_tokens": 1000})
+    report = "\n".join(estimate_report(replace(plan, config=config), found, 1, "out"))
+    assert "would be refused" in report and "total_tokens=1,000" in report
 
 
 def test_blank_lines_count_as_bytes_and_not_as_documents(

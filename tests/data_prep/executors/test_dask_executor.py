@@ -28,7 +28,7 @@ from data_prep.executors.dask_executor import DaskExecutor
 from data_prep.filters.registry import load_filters
 from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.preparation import map_range, merge_ranges, prepare_shards
-from data_prep.pipeline.shard_range import ShardRange
+from data_prep.pipeline.units import ShardRange
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of

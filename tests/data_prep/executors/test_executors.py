@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from data_prep.base import registries
 from data_prep.base.errors import UsageError, UserError
-from data_prep.executors import executors
 from data_prep.executors.executors import ExecutorOptions, open_executor, run_units
 from data_prep.executors.process_executor import ProcessExecutor
 from tests.support.error_codes import coded
@@ -311,9 +311,11 @@ def test_an_executor_is_opened_by_its_name(tmp_path: Path, monkeypatch: pytest.M
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(
-        executors.importlib.metadata,
+        registries.importlib.metadata,
         "entry_points",
-        lambda group: [SimpleNamespace(name="mine", value="my_executor:open_mine")] * (group == "clozeworks.executors"),
+        lambda group: (
+            [SimpleNamespace(name="mine", value="my_executor:open_mine", dist=None)] * (group == "clozeworks.executors")
+        ),
     )
     for name, num_workers in (("process", 2), ("my_executor:open_mine", 20), ("mine", 20)):
         opened = open_executor(name, ExecutorOptions(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,12 @@ import pytest
 
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
-from data_prep.pipeline import encoding
 from data_prep.pipeline.encoding import document_id, encode_documents
 from data_prep.pipeline.sections import Section
 from data_prep.text.cleaning import Normalization, clean_paragraphs, normalize
 from data_prep.text.sentences import sentence_starts
 from data_prep.text.text_batch import TextBatch
-from data_prep.tokenizer.foreign_tokenizer import EncodedText
+from data_prep.tokenizer.foreign_tokenizer import EncodedText, ForeignTokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 CHINESE = "\u4f60\u597d\u3002\u6211\u5f88\u597d\uff01\u4ed6\u8bf4\uff1a\u201c\u597d\u3002\u201d\u6211\u8d70\u4e86\u3002"
@@ -129,15 +129,16 @@ def test_a_word_too_long_for_memory_is_encoded_in_parts_and_counted(
 
 
 def test_a_sentence_whose_tokens_a_foreign_tokenizer_cleans_away_is_none() -> None:
-    class Cleaning:
+    class Cleaning(ForeignTokenizer):
         """Two tokens for the first two sentences; nothing for the third."""
 
-        token_dtype = np.dtype(np.uint16)
+        def __init__(self) -> None:
+            self.token_dtype = np.uint16
 
-        def encode_texts(self, texts: list[str]) -> list[EncodedText]:
+        def encode_texts(self, texts: Sequence[str]) -> list[EncodedText]:
             return [EncodedText(np.array([7, 8], np.uint16), np.array([8, 17], np.int64)) for _ in texts]
 
     text = "One two. Three four. Five."
     batch = TextBatch(f" {text}".encode(), np.array([0, len(text) + 1]), np.array([0]))
-    section, _, _ = encoding._encode_raw([text], batch, ["en"], Cleaning(), Counter())  # type: ignore[arg-type]
-    assert section.sentence_counts.tolist() == [2] and section.sentence_lengths.tolist() == [1, 1]
+    encoded = Cleaning().encode_batch([text], batch, ["en"])
+    assert encoded.sentence_counts.tolist() == [2] and encoded.sentence_lengths.tolist() == [1, 1]

@@ -16,7 +16,8 @@ import pytest
 from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.manifest import read_manifest
 from data_prep.deduplication import near_duplicates
-from data_prep.pipeline import aggregation, exclusion_phase, units
+from data_prep.executors import phases
+from data_prep.pipeline import exclusion_phase, units
 from data_prep.pipeline import scale_plan as scale
 from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.preparation import prepare_shards
@@ -85,7 +86,7 @@ def test_a_run_opens_as_many_files_as_the_formula_says(
     monkeypatch.setattr(near_duplicates, "_PART_ENTRIES", 500)
     monkeypatch.setattr(scale, "MAX_DIRECT_OPENS", 0 if is_gathered else 1 << 40)
     monkeypatch.setattr(scale, "_SOURCE_GROUPS", 3)
-    monkeypatch.setattr(aggregation, "FAN_IN", 4)
+    monkeypatch.setattr(phases, "FAN_IN", 4)
     monkeypatch.setattr(scale, "FAN_IN", 4)
     totals, others = [], []
     for num_files in (12, 48):

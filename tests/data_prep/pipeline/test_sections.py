@@ -143,3 +143,6 @@ def test_runs_by_hand() -> None:
     assert take_runs(values, np.array([7, 0, 3]), np.array([2, 1, 3])).tolist() == [7, 8, 0, 3, 4, 5]
     assert take_runs(values, np.array([4]), np.array([2])).tolist() == [4, 5]
     assert starts_of(np.array([2, 1, 3])).tolist() == [0, 2, 3]
+    values, starts, lengths = np.arange(1000), np.array([700, 0, 300]), np.array([250, 1, 90], np.uint32)
+    expected = [*range(700, 950), 0, *range(300, 390)]
+    assert take_runs(values, starts, lengths).tolist() == expected, "long runs are copied, short ones gathered"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance
@@ -59,11 +59,13 @@ def make(
     near: bool = False,
     workers: int = 1,
     parent: Manifest | None = None,
+    total: int | None = None,
     **documents: object,
 ) -> Manifest:
     config = PreparationConfig.model_validate(
         {
             "sources": sources,
+            "total_tokens": total,
             "documents": documents,
             "deduplication": {"near": near, "threshold": 0.6},
             "shards": {"min_shards": 4, "valid_fraction": 0.2, "unit_bytes": 5000},
@@ -128,6 +130,62 @@ def test_a_shard_holds_one_source_and_a_text_of_two_sources_stays_in_the_first(
             assert (record.document_ids >> np.uint64(32) < 0.2 * 2**32).tolist() == [shard.name[0] == "v"] * len(
                 record.document_ids
             )
+
+
+def test_the_rest_of_a_total_is_the_budget_of_the_other_sources(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = [
+        {"name": "books", "input": write(tmp_path, "books", texts(60, 1)), "epochs": 3},
+        {"name": "web", "input": write(tmp_path, "web", texts(200, 2))},
+    ]
+    needed = recounted_train_tokens(make(tokenizer, tmp_path / "first", sources))["books"] * 3
+    folder = tmp_path / "out"
+    with pytest.raises(UserError, check=coded("counted-budgets-exceed-total"), match=f"{needed:,}"):
+        make(tokenizer, folder, sources, total=needed)
+    assert not (folder / "manifest.json").exists()
+    written = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.tar")}
+    manifest = make(tokenizer, folder, sources, total=needed + 1000)  # the finished work is kept
+    assert written and {path.name: path.stat().st_mtime_ns for path in folder.glob("*.tar")} == written
+    assert [(s.max_tokens, s.epochs) for s in manifest.sources] == [(None, 3.0), (1000, None)]
+    assert manifest.config["total_tokens"] == needed + 1000 and all(shard.source for shard in manifest.shards)
+    assert "repeats" not in capsys.readouterr().err
+    with pytest.raises(UserError, check=coded("other-preparation"), match="total_tokens"):
+        make(tokenizer, folder, sources, total=needed + 1001)
+    web = recounted_train_tokens(manifest)["web"]
+    manifest = make(tokenizer, tmp_path / "larger", sources, total=needed + 3 * web)
+    assert manifest.sources[1].max_tokens == 3 * web and "repeats it 3.00 times" in capsys.readouterr().err
+    weighted_web = [sources[0], {**sources[1], "weight": 0.5}]
+    again = make(tokenizer, tmp_path / "weighted", weighted_web, total=needed + 3 * web)
+    assert again.sources == manifest.sources, "the only weight takes all of the rest"
+    new = [{"name": "new", "input": write(tmp_path, "new", texts(30, 9))}]
+    with pytest.raises(UsageError, check=coded("total-in-addition")):
+        make(tokenizer, folder, new, parent=read_manifest(str(folder)), total=5000)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_source_of_a_few_documents_may_have_a_budget(tokenizer: Tokenizer, tmp_path: Path, count: int) -> None:
+    """Most groups have no document; a shard reads them all the same."""
+    source = {"name": "notes", "input": write(tmp_path, "notes", texts(count, 7)), "epochs": 2}
+    manifest = make(tokenizer, tmp_path / "out", [source])
+    assert manifest.sources[0].documents == count and manifest.train.documents and manifest.valid.documents
+
+
+def test_a_source_that_shares_a_total_has_documents(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    books = texts(60, 1)
+    sources = [
+        {"name": "books", "input": write(tmp_path, "books", books), "epochs": 1},
+        {"name": "web", "input": write(tmp_path, "web", books[:20])},
+    ]
+    with pytest.raises(UserError, check=coded("source-without-documents"), match="web"):
+        make(tokenizer, tmp_path / "out", sources, total=10**6)
+
+
+def recounted_train_tokens(manifest: Manifest) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for shard in manifest.train.shards:
+        found[str(shard.source)] += shard.tokens
+    return found
 
 
 def test_without_a_budget_sources_share_shards(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from data_prep.pipeline.map_task import MapTask
 from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.plan_changes import differences
 from data_prep.pipeline.preparation import map_range, merge_ranges, prepare_shards
-from data_prep.pipeline.shard_range import ShardRange
+from data_prep.pipeline.units import ShardRange
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from data_prep.text import text_batch
 from data_prep.text.cleaning import Normalization, clean_paragraphs, normalize
-from data_prep.text.text_batch import TextBatch, normalize_batch
+from data_prep.text.text_batch import TextBatch, batches, normalize_batch
 
 TEXT = st.text(
     st.one_of(
@@ -111,3 +111,10 @@ def test_a_raw_text_is_its_pieces_and_all_but_the_first_of_words_begin_with_a_sp
     assert "".join(piece for piece, _ in pieces) == text
     assert all(piece for piece, _ in pieces) or not text
     assert all(is_cut or piece.startswith(" ") for piece, is_cut in pieces[1:])
+
+
+def test_items_are_cut_into_batches_by_characters_and_by_number() -> None:
+    texts = ["abc", "d", "efghij", "", "k"]
+    assert list(batches(texts, len, 4)) == [["abc", "d"], ["efghij"], ["", "k"]]
+    assert list(batches(texts, len, 100, 2)) == [["abc", "d"], ["efghij", ""], ["k"]]
+    assert list(batches([], len, 4)) == []

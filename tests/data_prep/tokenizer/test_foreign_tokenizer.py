@@ -17,8 +17,8 @@ from transformers import AutoTokenizer
 from data_prep.__main__ import main
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
+from data_prep.dataset.file_checks import CheckTask, record_problem
 from data_prep.dataset.manifest import read_manifest
-from data_prep.dataset.shard_check import CheckTask, record_problem
 from data_prep.dataset.shards import read_records
 from data_prep.dataset.verification import verify_shards
 from data_prep.documents.document import Document

@@ -12,9 +12,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.adversarial_lines import lines_with_symbols
-from data_prep.tokenizer.hugging_face_tokenizer import check_parity
+from data_prep.tokenizer.hugging_face_tokenizer import check_parity, cuts_of_unreachable_pieces
 from data_prep.tokenizer.tokenizer import MASK_TOKEN_ID, SPECIAL_TOKENS, Tokenizer, TokenizerSettings
-from data_prep.tokenizer.user_symbols import cuts_of_unreachable_pieces
 from data_prep.tokenizer_training.training import train_tokenizer
 
 SYMBOLS = ("<sep>", "@user", "\u2603", "\u4e2dx", "ab", "abc", "b", "[mask]", "<0x", "\\d", "(?:", "x]", "-^", "][")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import shutil
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +16,11 @@ from data_prep.base.errors import UserError
 from tests.support.toy_processes import averaged_name, trained
 from tests.support.toy_training import ToyModel, global_batch
 from tests.trainer.checkpoint.test_writer import StillEngine, save
-from trainer.checkpoint.format import SavedState, TrainState, rank_file_name
+from trainer.checkpoint import writer
+from trainer.checkpoint.format import SavedState, TrainState, rank_file_name, read_state, step_folder
 from trainer.checkpoint.merging import averaged_weights, merge_coefficients, merge_weights, stage_warning
 from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.tensor_file import write_tensors
 from trainer.config.load import load_config
 
 
@@ -50,6 +57,60 @@ def test_the_mean_is_that_of_plain_pytorch(tmp_path: Path) -> None:
         expected = sum(c * weights[name].double() for c, weights in zip((0.5, 0.3, 0.2), single, strict=True))
         assert mean.dtype == torch.float32 and not torch.equal(mean, single[-1][name])
         assert torch.allclose(mean.double(), expected, rtol=1e-6, atol=1e-7), name
+
+
+MEASURED = """
+import sys
+from pathlib import Path
+from trainer.checkpoint.merging import merge_weights
+
+def kilobytes(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+for folders in (sys.argv[1:3], sys.argv[3:]):
+    Path("/proc/self/clear_refs").write_text("5")  # the peak of memory is that of now
+    before = kilobytes("VmRSS")
+    merged = merge_weights([Path(folder) for folder in folders], [0.5, 0.5])
+    print(1024 * (kilobytes("VmHWM") - before), 4 * sum(weight.numel() for weight in merged.values()))
+    assert all(float(weight.view(-1)[-1]) == 1.5 for weight in merged.values())
+    del merged
+"""
+
+
+@pytest.mark.spawn
+def test_the_memory_of_a_merge_is_below_two_copies_of_the_weights(tmp_path: Path) -> None:
+    """64 MiB of weights of one rank and of two; mapped files would count, too, and come to another copy on one rank."""
+    shapes = {f"layer{number}": (1024, 1024) for number in range(16)}
+    folders = [large_checkpoint(tmp_path / f"{ranks}", step, shapes, ranks) for ranks in (1, 2) for step in (1, 2)]
+    done = subprocess.run([sys.executable, "-c", MEASURED, *folders], capture_output=True, text=True, check=True)
+    measured = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert len(measured) == 2 and measured[0][0] >= measured[0][1]
+    for rise, weights in measured:
+        assert weights == 64 * 2**20 and rise < 1.5 * weights
+
+
+def large_checkpoint(run: Path, step: int, shapes: dict[str, tuple[int, ...]], num_ranks: int) -> Path:
+    """A checkpoint whose weights all are `step`, end to end in equal parts of the ranks, as at ZeRO 2."""
+    saved = read_state(save(run, step))
+    folder = step_folder(run, step)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    total, records = sum(map(math.prod, shapes.values())), []
+    for rank in range(num_ranks):
+        start, stop = total * rank // num_ranks, total * (rank + 1) // num_ranks
+        parts, first = [], 0
+        for name, shape in shapes.items():
+            begin, end = max(start - first, 0), min(stop - first, math.prod(shape))
+            first += math.prod(shape)
+            if begin < end:
+                values = partial(torch.full, (end - begin,), float(step))
+                parts += [(f"{kind}:{begin}:{name}", end - begin, values) for kind in ("weight", "exp_avg")]
+        records.append(write_tensors(folder / rank_file_name(rank, num_ranks), parts))
+    large = saved.model_copy(update={"shapes": shapes, "world_size": num_ranks, "zero_stage": 2})
+    marker, problems = writer._complete(folder, large, records, nodes_share=True)
+    assert marker is not None, problems
+    return folder
 
 
 def test_checkpoints_of_other_shapes_and_damaged_ones_are_refused(tmp_path: Path) -> None:

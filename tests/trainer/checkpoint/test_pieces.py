@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def test_a_piece_gives_any_part_of_the_elements_it_holds(tmp_path: Path) -> None
     weight = pieces["weight", "a:b"]
     assert weight.read(5, 12).tolist() == [5, 6, 7, 8, 9, 10, 11]
     assert weight.read(7, 9).tolist() == [7, 8]
+    os.truncate(tmp_path / "file", weight.offset + 4)
+    with pytest.raises(UserError, check=coded("damaged-checkpoint")):
+        weight.read(7, 9)
+    (tmp_path / "file").unlink()
+    with pytest.raises(UserError, check=coded("damaged-checkpoint")):
+        weight.read(7, 9)
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_two_ranks_agree_on_the_one_before_whatever_is_torn_and_whoever_sees_it(
         for file in ("rank-00000-of-00002.safetensors", "rank-00001-of-00002.safetensors", "state.json", MARKER_NAME)
         if (damage, file) != ("flipped", MARKER_NAME)  # no sum stands over it; what JSON forgives is harmless
     ):
-        run = Path(shutil.copytree(folder / "fp32-halves", tmp_path / f"run-{number}"))
+        run = Path(shutil.copytree(folder / "adamw-fp32-halves", tmp_path / f"run-{number}"))
         assert sorted(os.listdir(run / "checkpoints")) == ["step-00000002", "step-00000004"]
         tear(run / "checkpoints" / "step-00000004" / file, damage)
         jobs.append({"stage": 1, "accumulation": 1, "output_dir": str(run), "find_only": True})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from data_prep import prepare
 from data_prep.base.errors import UserError
+from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
@@ -91,6 +95,60 @@ def test_a_run_over_all_budgets_uses_each_source_by_its_own(
     used = used_tokens(corpus, shard_set, data, steps)
     for name, number in expected.items():
         assert used[name] == pytest.approx(number, rel=0.03), (used, expected)
+
+
+def test_a_run_over_a_total_uses_each_source_as_the_yaml_says(small_tokenizer: Path, tmp_path: Path) -> None:
+    """Wikipedia three times, the web deduplicated against it, and a total, from text to batches.
+
+    Every source has words of its own, each one token, so the tokens of the batches name their source.
+    """
+    tokenizer = Tokenizer.load(small_tokenizer)
+    words = [piece[1:] for piece in tokenizer.pieces if piece[1:].isascii() and piece[1:].isalpha()]
+    words = [word for word in dict.fromkeys(words) if len(tokenizer.encode_text(word)) == 1]
+    names = ("wikipedia", "web", "books")
+    generator = random.Random(0)
+    texts = {
+        name: [" ".join(generator.choices(words[number::3], k=100)) for _ in range(size)]
+        for number, (name, size) in enumerate(zip(names, (240, 1200, 300), strict=True))
+    }
+    texts["web"][:20] = texts["wikipedia"][:20]  # copies, which stay in the first source
+    for name, lines in texts.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in lines))
+    source = {name: {"name": name, "input": str(tmp_path / f"{name}.jsonl")} for name in names}
+    total = 240_000  # two tables of the mixture
+    config = {
+        "sources": [source["wikipedia"] | {"epochs": 3}, source["web"], source["books"] | {"max_tokens": 24_000}],
+        "total_tokens": total,
+        "shards": {"valid_fraction": 0.1, "min_shards": 2},
+    }
+    dataset = prepare(config=config, tokenizer=tokenizer, output=tmp_path / "shards", num_workers=1)
+    manifest = dataset.manifest
+    natural = {name: sum(s.tokens for s in manifest.train.shards if s.source == name) for name in names}
+    expected = {"wikipedia": 3 * natural["wikipedia"], "books": 24_000}
+    expected["web"] = total - sum(expected.values())
+    assert manifest.sources[1].dropped == {"duplicate": 20} and expected["web"] != natural["web"]
+    shard_set = ShardSet(str(tmp_path / "shards"), manifest, tmp_path / "cache")
+    data = DataSettings(shards=shard_set.url, num_workers=0)
+    components = components_of(data, [shard_set], row_settings(data, STAGE))
+    positions = sum(component.max_tokens or 0.0 for component in components)  # with special tokens
+    steps = int(positions / (LENGTH * ROWS))
+    check_budgets([components], [steps * LENGTH * ROWS], LENGTH)
+    with pytest.raises(UserError, check=coded("source-budget-exceeded")):
+        check_budgets([components], [int(positions * 1.05)], LENGTH)
+    source_of = np.full(800, -1)
+    for number in range(3):
+        source_of[[tokenizer.encode_text(word)[0] for word in words[number::3]]] = number
+    counts = np.zeros(3, np.int64)
+    loader = Loader([shard_set], data, STAGE, Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
+    for global_batch in itertools.islice(loader, steps):
+        for batch in global_batch.micro_batches:
+            ids = batch.input_ids.numpy().copy()
+            labels = batch.labels.numpy()
+            ids[batch.masked_positions.numpy()[labels != IGNORED]] = labels[labels != IGNORED]
+            counts += np.bincount(source_of[ids][source_of[ids] >= 0], minlength=3)
+    used = dict(zip(names, counts.tolist(), strict=True))
+    assert used == pytest.approx(expected, rel=0.03)
+    assert sum(used.values()) == pytest.approx(total, rel=0.03)
 
 
 def test_weights_are_shares_of_the_samples(open_sources: Callable[..., tuple[Any, ShardSet]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from multiprocessing.connection import Client
 from multiprocessing.resource_sharer import DupFd
@@ -78,6 +79,24 @@ def test_a_worker_that_is_really_killed_is_recognized_while_the_rank_computes() 
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:  # not in the loader: torch's handler raises wherever the rank is
             sum(range(1000))
+
+
+@pytest.mark.spawn
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
+def test_a_worker_whose_connection_breaks_before_its_death_is_known_is_recognized(error: Exception) -> None:
+    batches = iter(DataLoader(range(1_000_000), batch_size=None, num_workers=2, multiprocessing_context="fork"))
+    next(batches)
+    pid = multiprocessing.active_children()[0].pid
+    assert pid is not None
+    with pytest.raises(Ended, match=rf"rank 1 \(process {pid} on .*\(Killed\)"), explain_lost_workers(1, 2, end):
+        threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+        raise error
+
+
+def test_a_broken_connection_to_another_process_is_no_lost_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.data.workers.LOSS_SECONDS", 0.01)
+    with pytest.raises(ConnectionResetError), explain_lost_workers(0, 2, end):
+        raise ConnectionResetError(104, "Connection reset by peer")
 
 
 def test_other_errors_pass() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,12 +47,13 @@ def pair(good: str, bad: str, paradigm: str = "p", field: str = "f") -> MinimalP
 def test_a_pair_is_a_line_of_either_kind_of_file(tmp_path: Path) -> None:
     line = {"sentence_good": "a b", "sentence_bad": "b a", "UID": "order", "field": "syntax"}
     (tmp_path / "one.jsonl").write_text(json.dumps(line) + "\n\n")
-    bare = json.dumps({"sentence_good": "c", "sentence_bad": "d"})
-    (tmp_path / "two.jsonl.gz").write_bytes(gzip.compress(bare.encode()))
+    bare = {"sentence_good": "c", "sentence_bad": "d", "other": [1], "field": None}
+    (tmp_path / "two.jsonl.gz").write_bytes(gzip.compress(json.dumps(bare).encode()))
+    (tmp_path / "three.jsonl").write_text(json.dumps(bare | {"UID": 7}))
     (tmp_path / "README.md").write_text("not a pair")
-    first, second = read_minimal_pairs(str(tmp_path))
+    first, numbered, second = read_minimal_pairs(str(tmp_path))
     assert first[:4] == ("a b", "b a", "order", "syntax")
-    assert second[:4] == ("c", "d", "two", "")
+    assert second[:4] == ("c", "d", "two", "") and numbered[:4] == ("c", "d", "7", "")
     assert read_minimal_pairs(tmp_path / "one.jsonl") == [first]
 
 
@@ -134,7 +137,10 @@ def test_a_score_is_the_sum_over_the_sentence() -> None:
     assert scores.tolist() == [[-3.0, -6.0], [-3.0, -3.0]]
 
 
-def test_a_sentence_that_is_too_long_and_a_score_that_is_not_finite_are_refused() -> None:
+def test_a_sentence_without_token_or_too_long_and_a_score_that_is_not_finite_are_refused() -> None:
+    """A sum over no token would be 0, above every score."""
+    with pytest.raises(UserError, match="line 1: ", check=coded("text-without-token")):
+        pair_scores([pair("ab", "")], letters, MASK, 4, counting_scorer)
     with pytest.raises(UserError, match="line 1: .* 5 tokens.* 4", check=coded("text-too-long")):
         pair_scores([pair("ab", "abc")], letters, MASK, 4, counting_scorer)
     with pytest.raises(UserError, match="'ab'", check=coded("weights-not-finite")):
@@ -194,6 +200,48 @@ def test_a_run_and_transformers_score_alike(tmp_path: Path, exported: FillMask) 
     assert ours == pytest.approx(scores_of(FillMask.load(tmp_path / "export"), pairs), abs=1e-4)
 
 
+def write_roberta_tokenizer(folder: Path, texts: Sequence[str]) -> None:
+    """Byte-level BPE with <s>, </s> and a <mask> that takes the space before it, as roberta-base has it."""
+    backend = tokenizers.ByteLevelBPETokenizer()
+    backend.train_from_iterator(texts, 400, special_tokens=ROBERTA_NAMES, show_progress=False)
+    backend.save_model(str(folder))
+    transformers.RobertaTokenizerFast.from_pretrained(folder).save_pretrained(folder)
+
+
+def write_unigram_tokenizer(folder: Path, texts: Sequence[str]) -> None:
+    """SentencePiece's unigram model that puts a space before the text, with the names of XLM-RoBERTa."""
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always")
+    backend.decoder = tokenizers.decoders.Metaspace(prepend_scheme="always")
+    trainer = tokenizers.trainers.UnigramTrainer(
+        vocab_size=120, special_tokens=ROBERTA_NAMES, unk_token="<unk>", show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    names = {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, **{f"{role}_token": name for role, name in names.items()}
+    ).save_pretrained(folder)
+
+
+ROBERTA_NAMES = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+_DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 0}
+KINDS: dict[str, tuple[Callable[[Path, Sequence[str]], object], dict[str, Any]]] = {
+    "bert": (write_wordpiece, {}),
+    "roberta": (write_roberta_tokenizer, {}),
+    "xlm-roberta": (write_unigram_tokenizer, {}),
+    "deberta-v2": (write_unigram_tokenizer, {**_DEBERTA, "position_buckets": 8, "norm_rel_ebd": "layer_norm"}),
+    "modernbert": (write_byte_level, {}),
+    "electra": (write_wordpiece, {"embedding_size": 8}),
+    "albert": (write_unigram_tokenizer, {"embedding_size": 8}),
+    "distilbert": (write_wordpiece, {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24}),
+    "mpnet": (write_wordpiece, {}),
+}
+"""By model type, the tokenizer and sizes that are this type's own."""
+
+
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [
@@ -201,13 +249,13 @@ def test_a_run_and_transformers_score_alike(tmp_path: Path, exported: FillMask) 
         pytest.param(torch.float64, 1e-6, id="float64"),
     ],
 )
-@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "wordpiece"])
+@pytest.mark.parametrize("kind", ["export", *KINDS])
 def test_scores_are_those_of_minicons(
     kind: str, dtype: torch.dtype, tolerance: float, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """minicons masks and sums in its own way, in batches padded to the longest."""
     scorer = pytest.importorskip("minicons.scorer")
-    folder = GOLDEN / "export" if kind == "bert" else other_model(kind, tmp_path_factory.mktemp(kind))
+    folder = GOLDEN / "export" if kind == "export" else other_model(kind, tmp_path_factory.mktemp(kind))
     model = FillMask.load(folder)
     texts = [text for text in TEXTS if "[" not in text] + ["The cats " * 4, "zzz \u2603 unknown  words?"]
     pairs = [pair(good, bad) for good, bad in itertools.permutations(texts, 2)]
@@ -226,30 +274,21 @@ def test_scores_are_those_of_minicons(
 
 
 def other_model(kind: str, folder: Path) -> Path:
-    """A random model of another architecture and kind of tokenizer: byte-level BPE, or WordPiece with [UNK]."""
-    texts = [*TEXTS, "sat on the mat and it was written"] * 3
-    if kind == "roberta":
-        write_roberta_tokenizer(folder, texts)
-    else:
-        (write_wordpiece if kind == "wordpiece" else write_byte_level)(folder, texts, 400)
+    """A random model of another architecture and kind of tokenizer."""
+    write_tokenizer, sizes = KINDS[kind]
+    write_tokenizer(folder, [*TEXTS, "sat on the mat and it was written"] * 3)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    classes = {"roberta": "Roberta", "modernbert": "ModernBert", "wordpiece": "Bert"}
-    config = getattr(transformers, f"{classes[kind]}Config")(
-        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, max_position_embeddings=66, **sizes
+    common = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    config = transformers.AutoConfig.for_model(
+        kind,
+        **{**common, **sizes},
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        max_position_embeddings=66,
     )
     torch.manual_seed(1)
-    model = getattr(transformers, f"{classes[kind]}ForMaskedLM")(config)
+    model = transformers.AutoModelForMaskedLM.from_config(config)
     for parameter in model.parameters():  # scores that differ by more than rounding
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
     return folder
-
-
-def write_roberta_tokenizer(folder: Path, texts: list[str]) -> None:
-    """Byte-level BPE with <s>, </s> and a <mask> that takes the space before it, as roberta-base has it."""
-    backend = tokenizers.ByteLevelBPETokenizer()
-    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    backend.train_from_iterator(texts, 400, special_tokens=names, show_progress=False)
-    backend.save_model(str(folder))
-    transformers.RobertaTokenizerFast.from_pretrained(folder).save_pretrained(folder)

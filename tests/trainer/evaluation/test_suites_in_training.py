@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from data_prep.base.errors import UsageError
 from data_prep.base.settings import validate_settings
+from tests.support import fork_server
 from tests.support.error_codes import coded
 from tests.support.toy_run import CONFIG
 from trainer.checkpoint.format import MARKER_NAME, step_folder
@@ -218,14 +218,8 @@ def test_a_run_with_suites_and_minimal_pairs_has_the_losses_of_one_without(small
         "checkpoint.keep_best": 1,
         "checkpoint.best_metric": "suite/own/order",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps([settings, more])],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    done = fork_server.run(["-c", SCRIPT, json.dumps([settings, more])], tmp_path, environment)
     assert done.returncode == 0, done.stderr
     *statuses, plain, scored = json.loads(done.stdout.splitlines()[-1])
     assert statuses == ["finished"] * 3

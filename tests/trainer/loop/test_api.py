@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UsageError
+from tests.support import fork_server
 from tests.support.error_codes import coded
 from trainer.config.load import load_config, resolve_config
 from trainer.loop.api import open_loader, train
@@ -61,15 +62,8 @@ print(json.dumps({
 """
 
 
-def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +79,7 @@ def settings(small_shards: Path) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def ran(folder: Path, settings: dict[str, object]) -> subprocess.CompletedProcess[str]:
     """A process that trains four times from Python."""
-    done = python(folder, "-c", SCRIPT, json.dumps(settings))
+    done = fork_server.run(["-c", SCRIPT, json.dumps(settings)], folder, environment())
     assert done.returncode == 0, done.stderr
     return done
 
@@ -114,7 +108,8 @@ def test_a_finished_run_is_recognized_without_torch_and_counts_no_restart(
     code = (
         "import sys; from launch.pretrain import main; main(); print(sorted({'torch', 'deepspeed'} & {*sys.modules}))"
     )
-    done = python(folder, "-c", code, "--config", "tiny_cpu", *words)
+    command = [sys.executable, "-c", code, "--config", "tiny_cpu", *words]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=500)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stderr
     assert "run is finished: step 8/8" in done.stdout and "step-00000008" in done.stdout
     assert history.read_text() == before

@@ -16,6 +16,7 @@ import torch
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.processor import Processor
 from data_prep.dataset.manifest import read_manifest, write_manifest
+from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from trainer.checkpoint import writer
@@ -233,7 +234,7 @@ def test_a_kept_tokenizer_is_left_as_it_is_and_a_broken_one_is_made_again(
     shard_set, folder = open_shard_set(str(config.data.shards)), Path(config.output_dir) / "tokenizer"
     runs.keep_tokenizer(config, shard_set)
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "copy_tokenizer", lambda *given: pytest.fail("it was written again"))
+        patch.setattr(SentencePieceTokenizer, "copy_files", lambda *given: pytest.fail("it was written again"))
         runs.keep_tokenizer(config, shard_set)
     (folder / "tokenizer.model").write_bytes(b"half")
     runs.keep_tokenizer(config, shard_set)

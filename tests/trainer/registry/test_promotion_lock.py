@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.support import fork_server
 from trainer.registry import promotion_lock as module
 from trainer.registry.promotion_lock import lock_name, promotion_lock
 from trainer.tracking.mlflow_server import connect
@@ -41,11 +41,11 @@ model_versions.promote("birds", version, "champion", parse_conditions("valid/mlm
 """
 
 
-def promotion(version: int, uri: str) -> subprocess.Popen[str]:
+def promotion(version: int, uri: str, folder: Path) -> subprocess.Popen[str]:
     """A process that says when it is ready, when another holds it up and when it has judged, and waits for `go`."""
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
-    command = [sys.executable, "-c", PROMOTION, str(version), uri]
+    command = [str(fork_server.stand_in(folder)), "-c", PROMOTION, str(version), uri]
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
@@ -68,7 +68,7 @@ def test_the_better_of_two_promotions_at_once_stays(database: str, tmp_path: Pat
         tags = {"clozeworks.scores.valid/mlm_loss": str(loss)}
         client.create_model_version("birds", f"file://{tmp_path}/nothing", tags=tags)
     client.set_registered_model_alias("birds", "champion", "1")
-    worse, better = promotion(3, database), promotion(2, database)
+    worse, better = promotion(3, database, tmp_path), promotion(2, database, tmp_path)
     assert (next_line(worse), next_line(better)) == ("ready", "ready")
     go(worse)
     assert next_line(worse) == "judged"

@@ -18,6 +18,7 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
+from tests.support import fork_server
 from tests.support.error_codes import coded
 from tests.support.tracked_runs import all_runs, half_made_database, open_tracker
 from tests.support.without_mlflow import environment_without_mlflow
@@ -92,9 +93,9 @@ print(connect(sys.argv[1]).create_experiment(sys.argv[2]))
 """
 
 
-def run_python(program: str, *words: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    return subprocess.Popen([sys.executable, "-c", program, *words], env=environment, stdout=subprocess.PIPE, text=True)
+def run_python(program: str, *words: str) -> fork_server.Started:
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    return fork_server.start(["-c", program, *words], Path.cwd(), environment)
 
 
 def test_a_database_whose_making_is_killed_is_not_there_and_is_made_the_next_time(tmp_path: Path) -> None:

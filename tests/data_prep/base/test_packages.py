@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from data_prep.base import missing_extra as module
+from data_prep.base import packages as module
 from data_prep.base.errors import run_command
-from data_prep.base.missing_extra import install_command, missing_extra
+from data_prep.base.packages import install_command, installed_version, missing_extra
 
 
 def absent(name: str) -> ModuleNotFoundError:
@@ -41,3 +42,8 @@ def test_the_command_can_be_pasted_where_the_path_has_a_space(tmp_path: Path, mo
     assert install_command("train").endswith(f" -m pip install -e '{root}[train]'")
     (root / "constraints.txt").touch()
     assert install_command(None).endswith(f" -m pip install -c '{root}/constraints.txt' -e '{root}'")
+
+
+def test_a_package_that_is_not_there_has_no_version() -> None:
+    assert installed_version("numpy") == np.__version__
+    assert installed_version("clozeworks-of-another-world") is None

@@ -1,25 +1,37 @@
-"""Reading the beginning of a unit, from which the rest is estimated."""
+"""The sample of an estimate: the beginnings of units, read, encoded, and written as shards; every step is timed."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
+from data_prep.dataset.counts import SOURCE_COLUMNS
+from data_prep.dataset.shards import shard_name
 from data_prep.documents.document import Document
 from data_prep.documents.input_units import InputUnit, file_format, is_one_document
 from data_prep.documents.lines import Line, blank_line_blocks, bounded_lines, skip_to_line
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.filtered_reader import FilteredReader
+from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.encoding import encode_documents
-from data_prep.pipeline.sections import Section, join_sections
+from data_prep.pipeline.map_task import sections_url
+from data_prep.pipeline.plan import absolute
+from data_prep.pipeline.reduce_phase import dtype_name
+from data_prep.pipeline.reduce_task import ReduceTask, read_result, reduce_shard, result_url
+from data_prep.pipeline.sections import Section, SectionWriter, join_sections
 from data_prep.storage import storage
 from data_prep.storage.compression import decompress
+from data_prep.text.text_batch import batches
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 _GROWTH_BYTES = 4_000_000  # of text by which compression is judged
@@ -50,7 +62,8 @@ def sample_unit(unit: InputUnit, config: PreparationConfig, tokenizer: Tokenizer
     num_documents = 0
     started_at = time.perf_counter()
     try:
-        for batch in _batches(reader, most_characters):
+        first = _first(reader, most_characters)
+        for batch in batches(first, lambda document: len(document.text), _BATCH_CHARACTERS):
             num_documents += len(batch)
             parts.append(encode_documents(batch, tokenizer, settings, language, dropped)[0])
     except BadInput as error:
@@ -67,21 +80,14 @@ def sample_unit(unit: InputUnit, config: PreparationConfig, tokenizer: Tokenizer
     return Sample(unit, join_sections(parts), read_bytes, is_all, num_dropped, seconds)
 
 
-def _batches(reader: FilteredReader, most_characters: int) -> Iterator[list[Document]]:
-    """The first documents, in parts that bound memory; one more is read, so that the end of the unit is noticed."""
-    batch: list[Document] = []
-    characters = in_batch = 0
+def _first(reader: FilteredReader, most_characters: int) -> Iterator[Document]:
+    """Yield the first documents; one more is read, so that the end of the unit is noticed."""
+    num_characters = 0
     for document in reader:
-        if characters >= most_characters:
+        if num_characters >= most_characters:
             break
-        batch.append(document)
-        characters += len(document.text)
-        in_batch += len(document.text)
-        if in_batch >= _BATCH_CHARACTERS:
-            yield batch
-            batch, in_batch = [], 0
-    if batch:
-        yield batch
+        yield document
+        num_characters += len(document.text)
 
 
 def _bytes_of(unit: InputUnit, num_documents: int, reader: FilteredReader, settings: DocumentSettings) -> float:
@@ -126,3 +132,90 @@ class _CountedFile(io.RawIOBase):
         buffer[: len(data)] = data
         self.num_bytes += len(data)
         return len(data)
+
+
+@dataclass(frozen=True)
+class WrittenSample:
+    """The shards of the sample.
+
+    Attributes:
+        counts: (num_units, 5) of what is in them, in the order of `SOURCE_COLUMNS`.
+        copies: (num_units,) documents that are not, since others have the same text.
+        largest_seconds: for the largest shard, and for all work files.
+        smallest_seconds: for the smallest shard, of nearly nothing.
+        seconds: for everything.
+    """
+
+    counts: np.ndarray
+    copies: np.ndarray
+    shard_bytes: int
+    largest_seconds: float
+    smallest_seconds: float
+    seconds: float
+
+
+def write_sample(
+    samples: Sequence[Sample], planned: Destinations, config: PreparationConfig, tokenizer: Tokenizer
+) -> WrittenSample:
+    """Make shards of the sample in a folder of its own, each unit's documents as a source of their own."""
+    counts = np.zeros((len(samples), len(SOURCE_COLUMNS)), np.int64)
+    copies = np.zeros(len(samples), np.int64)
+    shard_bytes, shard_seconds = 0, []
+    with tempfile.TemporaryDirectory(prefix="clozeworks-") as folder:
+        started_at = time.perf_counter()
+        present = np.zeros(len(planned), bool)
+        for number, sample in enumerate(samples):
+            destinations = planned.of_many(sample.encoded.document_ids)
+            present[destinations] = True
+            with open(sections_url(folder, number), "wb") as file:
+                writer = SectionWriter(file, len(planned), tokenizer.token_dtype)
+                sources = np.full(len(destinations), number, np.uint16)
+                writer.add(dataclasses.replace(sample.encoded, sources=sources), destinations)
+                writer.close({})
+        section_seconds = time.perf_counter() - started_at
+        for destination in np.flatnonzero(present).tolist():
+            started_at = time.perf_counter()
+            task = _reduce_task(destination, planned, len(samples), config, tokenizer, folder)
+            reduce_shard(task)
+            result = read_result(result_url(task))
+            shard_seconds.append(time.perf_counter() - started_at)
+            counts += result.source_counts
+            for number, _, count in result.dropped:
+                copies[number] += count
+            shard_bytes += result.shard.bytes + result.shard.index.bytes
+    return WrittenSample(
+        counts=counts,
+        copies=copies,
+        shard_bytes=shard_bytes,
+        largest_seconds=section_seconds + max(shard_seconds, default=0.0),
+        smallest_seconds=min(shard_seconds, default=0.0) if len(shard_seconds) > 1 else 0.0,
+        seconds=section_seconds + sum(shard_seconds),
+    )
+
+
+def _reduce_task(
+    destination: int,
+    planned: Destinations,
+    num_units: int,
+    config: PreparationConfig,
+    tokenizer: Tokenizer,
+    folder: str,
+) -> ReduceTask:
+    return ReduceTask(
+        name=shard_name("train", destination),
+        destination=destination,
+        destinations=planned,
+        num_units=num_units,
+        num_sources=num_units,
+        first_source=0,
+        source=None,
+        record_tokens=config.shards.record_tokens,
+        seed=config.shards.seed,
+        exact_deduplication=config.deduplication.exact,
+        vocab_size=tokenizer.vocab_size,
+        token_dtype=dtype_name(tokenizer),
+        tokenizer_folder=absolute(tokenizer.url),
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        work_folder=folder,
+        output_folder=folder,
+    )

@@ -16,7 +16,7 @@ from data_prep.config.preparation_config import load_config
 from data_prep.pipeline.map_phase import map_tasks, units_left
 from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.preparation import map_range, merge_ranges, prepare_shards
-from data_prep.pipeline.shard_range import ShardRange, assign_ranges
+from data_prep.pipeline.units import ShardRange, assign_ranges
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 

@@ -1,9 +1,14 @@
-"""Check of one shard: bytes against the manifest, records against the index, and counts of its content."""
+"""Checks of single files of a data set: sizes and sha256, a shard against its index, a sidecar against its shard.
+
+Each is a unit of work that runs in any process; `verification.py` puts the findings together.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +16,9 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.counts import RecordCounts, piece_text
-from data_prep.dataset.manifest_records import REBUILD, ShardRecord, TokenizerRecord
+from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.manifest_records import REBUILD, FileRecord, ShardRecord, TokenizerRecord
+from data_prep.dataset.provenance_sidecar import read_provenance, rows_to_remove
 from data_prep.dataset.shard_index import ShardIndex, join_indexes, read_index
 from data_prep.dataset.shards import Record, index_of, read_records
 from data_prep.storage import storage
@@ -159,3 +166,96 @@ def _num_foreign(record: Record, task: CheckTask) -> int:
     """Return how many token ids are special tokens or outside the vocabulary."""
     is_foreign = record.tokens >= task.tokenizer.vocab_size
     return int((is_foreign | np.isin(record.tokens, task.tokenizer.special_tokens.never_in_text)).sum())
+
+
+_REQUESTS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class FileTask:
+    """A file to check, in the folder of a data set."""
+
+    folder: str
+    file: FileRecord
+
+
+def file_tasks(folder: str, manifest: Manifest) -> list[FileTask]:
+    """Return all shards, their indexes, the token counts and the provenance sidecars."""
+    files = [file for shard in manifest.shards for file in (shard, shard.index)]
+    return [FileTask(folder, file) for file in (*files, manifest.token_counts, *manifest.provenance_files)]
+
+
+def size_problems(tasks: Sequence[FileTask]) -> list[str]:
+    """Return one line for every file that is missing or has another size; no content is read."""
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
+        return [problem for problem in threads.map(size_problem, tasks) if problem is not None]
+
+
+def size_problem(task: FileTask) -> str | None:
+    """Describe what is wrong with the file's size; None if nothing is."""
+    url = storage.join(task.folder, task.file.name)
+    if not storage.exists(url):
+        return f"{task.file.name} is missing"
+    found = storage.size(url)
+    return None if found == task.file.bytes else f"{task.file.name} has {found} bytes instead of {task.file.bytes}"
+
+
+def content_problem(task: FileTask) -> str | None:
+    """Describe what is wrong with the file's size or sha256; None if nothing is."""
+    problem = size_problem(task)
+    if problem is None and storage.sha256_of(storage.join(task.folder, task.file.name)) != task.file.sha256:
+        problem = f"{task.file.name} has another sha256 than the manifest names"
+    return problem
+
+
+@dataclass(frozen=True)
+class SidecarTask:
+    """A sidecar to check.
+
+    Attributes:
+        shard_ids: (n,) uint64 ids of the documents of its shard, any order; empty for a detached sidecar.
+        removed_ids: (m,) uint64 ids of removed documents.
+        removed_sources: names of removed sources.
+        source_names: names of all sources of the manifest.
+    """
+
+    folder: str
+    file: FileRecord
+    shard_ids: np.ndarray
+    removed_ids: np.ndarray
+    removed_sources: tuple[str, ...]
+    source_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SidecarFindings:
+    """Problems of a sidecar, and the ids (k,) uint64 that must be in the data set."""
+
+    problems: tuple[str, ...]
+    kept_ids: np.ndarray
+
+
+def check_sidecar(task: SidecarTask) -> SidecarFindings:
+    """Read the whole sidecar and compare it."""
+    try:
+        table = read_provenance(task.folder, task.file)
+    except UserError as error:
+        return SidecarFindings((str(error),), np.empty(0, np.uint64))
+    document_ids = table["document_id"].to_numpy().astype(np.uint64)
+    kept_ids = np.unique(table["kept_as"].drop_null().to_numpy().astype(np.uint64))
+    removed = int(rows_to_remove(table, task.removed_ids).sum())
+    sources = set(table["source"].unique().to_pylist())
+    problems = _problems(task, len(np.setdiff1d(task.shard_ids, document_ids)), removed, sources)
+    return SidecarFindings(tuple(problems), kept_ids)
+
+
+def _problems(task: SidecarTask, num_missing: int, num_removed: int, sources: set[str]) -> Iterator[str]:
+    where = storage.redact(storage.join(task.folder, task.file.name))
+    if num_missing:
+        yield f"{where} has no row for {num_missing} documents of its shard. Fix: restore it, or rebuild the data set"
+    if num_removed:
+        yield f"{where} has {num_removed} rows of removed documents. Fix: restore it, or rebuild the data set"
+    for name in sorted(sources & set(task.removed_sources)):
+        yield f"{where} has rows of the removed source {name!r}. Fix: restore it, or rebuild the data set"
+    for name in sorted(sources - set(task.source_names)):
+        yield f"{where} has rows of source {name!r}, which the manifest does not name. Fix: rebuild the data set"

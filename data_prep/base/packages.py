@@ -1,7 +1,8 @@
-"""What to install when a library of an optional part of the project (an extra of pyproject.toml) is missing."""
+"""Installed packages: their versions, and what to install when a library of an optional part (an extra) is missing."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from pathlib import Path
 from shlex import quote
@@ -61,3 +62,16 @@ def install_command(extra: str | None) -> str:
         return f"{pip} '.{extras}' in the root of the clozeworks repository"
     constraints = f" -c {quote(str(root / 'constraints.txt'))}" if (root / "constraints.txt").is_file() else ""
     return f"{pip}{constraints} -e {quote(f'{root}{extras}')}"
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed or runs from a source folder."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def own_version() -> str:
+    """Return the running version of clozeworks, "source" if it is not installed."""
+    return installed_version("clozeworks") or "source"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from data_prep.documents.document import Document
+from data_prep.pipeline.gather_task import SeenIds, Selection
 from data_prep.pipeline.provenance_rows import pack_provenance, unpack_provenance
 from data_prep.pipeline.sections import Section
-from data_prep.pipeline.selection import SeenIds, Selection
 
 
 @pytest.mark.parametrize("seed", range(5))
