@@ -64,14 +64,14 @@ def gather(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, r
         return summary
     tasks = [
         GatherTask(
-            group=int(group),
+            group=group,
             num_units=len(plan.units),
             destinations=destinations,
             exact_deduplication=plan.config.deduplication.exact,
             token_dtype=dtype_name(tokenizer),
             work_folder=absolute(plan.work_folder(output)),
         )
-        for group in np.flatnonzero(summary.document_counts)
+        for group in range(destinations.num_groups)  # a shard of a source reads every group that may hold it
     ]
     sizes = summary.document_counts.tolist()
     runner.run("gathering", gather_group, tasks, _gathered, lambda task: sizes[task.group], ("documents", 1.0))

@@ -40,6 +40,7 @@ import trainer.engine.engine
 import trainer.loop.setup
 import trainer.loop.step
 import trainer.loop.train
+import trainer.loop.training_loop
 import trainer.model.numerics
 from data_prep.storage import storage
 from trainer.model.pretraining import PretrainingModel
@@ -172,8 +173,8 @@ class Compiler:
         self._count += 1
 
     def _telling(self, when: str) -> Callable[..., Any]:
-        def around(original: Callable[..., Any], *args: Any) -> Any:
-            result = original(*args)
+        def around(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            result = original(*args, **options)
             print(f"rank {RANK}: {self._count} compilations at the end of the {when}", flush=True)
             return result
 
@@ -191,7 +192,7 @@ def make_trouble() -> None:
         wrap(storage, "local_write", trouble_in_writing)
     if "bad" in TROUBLE:
         bad = BadSteps(TROUBLE["bad"])
-        wrap(trainer.loop.train, "take_step", bad.take_step)
+        wrap(trainer.loop.training_loop, "take_step", bad.take_step)
         forward = PretrainingModel.forward
         PretrainingModel.forward = lambda *args, **options: bad.forward(forward, *args, **options)  # type: ignore[method-assign]
     if "nvml" in TROUBLE:

@@ -79,6 +79,20 @@ def test_a_run_that_was_killed_at_a_border_or_beside_it_resumes_bitwise(straight
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on the CPU needs a C++ compiler")
+def test_a_compiled_run_that_was_killed_at_a_border_resumes_bitwise(straight, tmp_path) -> None:
+    compiled = Training(tmp_path / "whole", straight.shards, (*straight.overrides, "training.compile=true"))
+    compiled.folder.mkdir()
+    plain_ranks.run(compiled, 2)
+    resumed = killed_after(compiled, 3, tmp_path / "killed")
+    assert f"resuming after step 3 of {LAST}" in plain_ranks.run(resumed, 2)
+    found, expected = plain_ranks.losses(resumed), plain_ranks.losses(compiled)
+    assert found == {number: expected[number] for number in range(4, LAST + 1)}
+    assert plain_ranks.final_tensors(resumed) == plain_ranks.final_tensors(compiled)
+    assert expected == pytest.approx(plain_ranks.losses(straight), rel=1e-4), "the kernels differ by rounding alone"
+
+
+@pytest.mark.slow
 def test_three_ranks_go_on_across_a_border(straight, tmp_path) -> None:
     resumed = killed_after(straight, 4, tmp_path)
     plain_ranks.run(resumed, 3)

@@ -142,7 +142,7 @@ def _read_pair(line: bytes, name: str, where: str) -> MinimalPair:
                 fix="give a text that is not empty",
                 code="invalid-minimal-pair",
             )
-    paradigm, field = (values.get(key) for key in ("UID", "field"))
+    paradigm, field = (str(each) if type(each) is int else each for each in map(values.get, ("UID", "field")))
     return MinimalPair(
         values["sentence_good"],
         values["sentence_bad"],

@@ -9,9 +9,9 @@ from data_prep.base.errors import UserError
 from trainer.checkpoint import writer
 from trainer.checkpoint.format import TrainState, step_folder
 from trainer.config.training_settings import BranchSettings
-from trainer.loop.branch import note_branch, remove_later_steps
 from trainer.loop.reporting import on_disk
 from trainer.loop.run import Progress, Run
+from trainer.loop.start import note_branch, remove_later_steps
 from trainer.metrics.status import append_history
 
 _RESUME_AFTER_FIX = "fix the cause and rerun the same command, which resumes from the last good checkpoint"

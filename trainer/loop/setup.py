@@ -13,15 +13,14 @@ from data_prep.base.errors import UserError
 from data_prep.base.urls import redact
 from data_prep.dataset.manifest import TOKENIZER_FOLDER
 from data_prep.tokenizer.tokenizer import Tokenizer
-from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_branch, check_compatible
-from trainer.checkpoint.format import Checkpoint, TrainState
-from trainer.checkpoint.restore import find_latest, load, open_verified
+from trainer.checkpoint.compatibility import CHANGES_NUMERICS
+from trainer.checkpoint.format import TrainState
+from trainer.checkpoint.restore import load
 from trainer.checkpoint.upload import Uploader
 from trainer.checkpoint.writer import warn_on_stderr
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.data_settings import DataSettings
-from trainer.config.run_config import RunConfig, without_registry
-from trainer.config.schedule import rate_jump_warning
+from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.config.training_settings import BranchSettings
 from trainer.data.batch import Batch
@@ -34,15 +33,23 @@ from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
 from trainer.evaluation.pairs_in_training import MinimalPairs, open_minimal_pairs
 from trainer.evaluation.suites_in_training import SuitesInTraining
-from trainer.loop.branch import begin_mlflow_run, begun_in, branched, is_on, open_branch_tracker
 from trainer.loop.console import StepBar, print_line
 from trainer.loop.data_version import describe_versions
 from trainer.loop.recorder import Recorder
 from trainer.loop.run import Progress, Run, data_identity, warn_of_disk
+from trainer.loop.start import (
+    Start,
+    begin_mlflow_run,
+    check_start,
+    find_start,
+    first_state,
+    open_branch_tracker,
+    rate_jump,
+)
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.status import RunStatus, read_status
 from trainer.metrics.unigram import training_counts, training_entropy_nats
-from trainer.model.numerics import describe_numerics, with_compilation_decided, with_precision_decided
+from trainer.model.numerics import with_compilation_decided, with_precision_decided
 from trainer.model.pretraining import PretrainingModel, PretrainingOutput
 from trainer.registry.registrar import Registrar
 from trainer.registry.starting_weights import load_initial_weights
@@ -63,72 +70,104 @@ def set_up(
     allow_change: bool,
     branch: Branch | None = None,
 ) -> tuple[Run, TrainState, Progress]:
-    """Build model and engine, and load the newest checkpoint if there is one."""
-    config, warning = with_compilation_decided(config, ranks)
-    if warning and ranks.is_first:
-        warn_on_stderr(warning)
-    output_dir, data = Path(config.output_dir), data_identity(shard_sets)
-    latest, branch = find_start(config, ranks, branch)
-    begins_branch = latest is None and config.branch is not None
-    if config.branch is not None and latest is None:
-        latest = open_verified(config.branch.run, config.branch.step, ranks)
-    saved_precision = latest.saved.config["training"]["precision"] if latest else None
-    config, warning = with_precision_decided(config, ranks, saved_precision)
-    if warning and ranks.is_first:
-        warn_on_stderr(warning)
-    numerics = describe_numerics(config, ranks.device)
-    changes: list[str] = []
-    if latest and not begins_branch:
-        changes = check_compatible(latest.saved, config, data, ranks.world_size, numerics, allow_change)
-    elif latest:
-        check_branch(latest.saved, config, data)
-    next_sentence = config.data.has_sentence_pairs
-    model = PretrainingModel(config.model, next_sentence, config.training.activation_checkpointing)
-    model.initialize(config.training.seed)
-    if config.model.output_bias == "frequencies":
-        first = config.stages[0]
-        model.set_output_bias(torch.from_numpy(training_counts(first.data, first.select(shard_sets))))
+    """Find where the run starts, build its model and engine there, and open what it reports to."""
+    config = _with_warning(with_compilation_decided(config, ranks), ranks)
+    start = find_start(config, ranks, branch)
+    config = _with_warning(with_precision_decided(config, ranks, start.precision), ranks)
+    data = data_identity(shard_sets)
+    changes = check_start(start, config, data, ranks, allow_change)
+    model = build_model(config, shard_sets)
+    lineage = start.data_lineage
     notes: list[str] = []
-    earlier = latest.saved.data_lineage if latest else ()
-    if config.init_from is not None and latest is None:  # a checkpoint has precedence
-        notes, earlier = load_initial_weights(
+    if start.checkpoint is None and config.init_from is not None:
+        notes, lineage = load_initial_weights(
             model, config.init_from, ranks, config.tracking.uri, data.tokenizer_fingerprint
         )
     if ranks.is_first:  # after the checks: a rejected run leaves the directory unchanged
         keep_tokenizer(config, shard_sets[0])
+    engine = open_engine(model, start, config, shard_sets, ranks, watchdog)
+    state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks))
+    progress = first_progress(start, config, state)
+    run = open_run(start, state, config, shard_sets, engine, stop_signal, watchdog)
+    for note in notes:
+        run.log(note)
+    log_run_summary(run, state, changes, config.branch if start.is_from_other_run else None)
+    if warning := rate_jump(start, config, state):
+        run.warn(warning)
+    return run, state, progress
+
+
+def _with_warning(decided: tuple[RunConfig, str | None], ranks: Ranks) -> RunConfig:
+    """Print the warning of a decision on rank 0; returns the configuration with the decision."""
+    config, warning = decided
+    if warning and ranks.is_first:
+        warn_on_stderr(warning)
+    return config
+
+
+def build_model(config: RunConfig, shard_sets: list[ShardSet]) -> PretrainingModel:
+    """Return the model with the weights of a new run."""
+    model = PretrainingModel(config.model, config.data.has_sentence_pairs, config.training.activation_checkpointing)
+    model.initialize(config.training.seed)
+    if config.model.output_bias == "frequencies":
+        first = config.stages[0]
+        model.set_output_bias(torch.from_numpy(training_counts(first.data, first.select(shard_sets))))
+    return model
+
+
+def open_engine(
+    model: PretrainingModel,
+    start: Start,
+    config: RunConfig,
+    shard_sets: list[ShardSet],
+    ranks: Ranks,
+    watchdog: Watchdog,
+) -> Engine:
+    """Return a prepared engine with the checkpoint's weights and optimizer state, if there is one."""
     if config.training.compile is True:
         model.compile_blocks()
     engine = build_engine(model, config, ranks)
-    warmup_step(engine, config, shard_sets, ranks, latest.step if latest else 0, watchdog)
-    if latest:
-        load(engine, latest)
-    state = latest.saved.state if latest else TrainState()
-    state = state.model_copy(update={"data_lineage": seen_data(shard_sets, earlier, ranks)})
-    if branch is not None:
-        state = branched(state, branch)
-    if latest and begins_branch:
-        state = begun_in(config, state, latest.saved, data)
-    saved_step = latest.step if latest and not begins_branch else None
-    progress = Progress(NonFiniteSteps(config.health.max_nonfinite_steps), saved_step=saved_step)
-    status = read_status(output_dir)
-    if status and status.get("step") == state.step:
-        progress = replace(progress, metrics=status.get("metrics", {}))
-    stage = config.stage_of(state.step + 1)
-    uploader = Uploader(config.checkpoint, ranks, warn_on_stderr) if config.checkpoint.upload_to is not None else None
-    if uploader is not None and latest is not None and branch is None and not begins_branch:
-        uploader.submit_if_missing(latest)
-    run = Run(
+    warmup_step(engine, config, shard_sets, ranks, start.step, watchdog)
+    if start.checkpoint is not None:
+        load(engine, start.checkpoint)
+    return engine
+
+
+def first_progress(start: Start, config: RunConfig, state: TrainState) -> Progress:
+    """Return the progress at the start, with the metrics of the last start if that ended there."""
+    own = start.own_checkpoint
+    status = read_status(Path(config.output_dir))
+    is_same_step = status is not None and status.get("step") == state.step
+    return Progress(
+        NonFiniteSteps(config.health.max_nonfinite_steps),
+        saved_step=own.step if own is not None else None,
+        metrics=status.get("metrics", {}) if status and is_same_step else {},
+    )
+
+
+def open_run(
+    start: Start,
+    state: TrainState,
+    config: RunConfig,
+    shard_sets: list[ShardSet],
+    engine: Engine,
+    stop_signal: StopSignal,
+    watchdog: Watchdog,
+) -> Run:
+    """Open the parts that the run reports to, most of them on rank 0."""
+    ranks, output_dir, stage = engine.ranks, Path(config.output_dir), config.stage_of(state.step + 1)
+    return Run(
         config=config,
         ranks=ranks,
         shard_sets=shard_sets,
         engine=engine,
-        tracker=open_tracker(config, ranks, state, begin=branch is not None),
+        uploader=open_uploader(start, config, ranks),
+        tracker=open_tracker(config, ranks, state, begin=start.branch is not None),
         recorder=Recorder(ranks, state.step),
         stop_signal=stop_signal,
         watchdog=watchdog,
         health=Health(config.health, training_entropy_nats(stage.data, stage.select(shard_sets))),
         minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
-        uploader=uploader,
         suites=SuitesInTraining(config, warn_on_stderr, print_line)
         if ranks.is_first and config.evaluation.suite
         else None,
@@ -137,12 +176,16 @@ def set_up(
         system=SystemMetrics(output_dir, ranks.device) if ranks.is_first else None,
         bar=StepBar(ranks.is_first, state.step, config.max_steps),
     )
-    for note in notes:
-        run.log(note)
-    log_run_summary(run, state, changes, config.branch if begins_branch else None)
-    if latest and not begins_branch and (warning := rate_jump(latest, config, state)):
-        run.warn(warning)
-    return run, state, progress
+
+
+def open_uploader(start: Start, config: RunConfig, ranks: Ranks) -> Uploader | None:
+    """Open the copying of checkpoints to `checkpoint.upload_to`, that of the resumed one first; a collective."""
+    if config.checkpoint.upload_to is None:
+        return None
+    uploader = Uploader(config.checkpoint, ranks, warn_on_stderr)
+    if start.own_checkpoint is not None and start.branch is None:
+        uploader.submit_if_missing(start.own_checkpoint)
+    return uploader
 
 
 def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | None:
@@ -156,19 +199,6 @@ def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | N
     tokenizer = Tokenizer.load(tokenizer_of_run(config.data.tokenizer, shard_set))
     shortest = min(stage.sequence_length for stage in config.stages)
     return open_minimal_pairs(config.evaluation.minimal_pairs, tokenizer, shortest)
-
-
-def find_start(config: RunConfig, ranks: Ranks, branch: Branch | None) -> tuple[Checkpoint | None, Branch | None]:
-    """Return the checkpoint to resume from, and the branch to take there, unless it was taken before.
-
-    Raises:
-        UserError: there is no checkpoint of the branch's step, or none that is whole.
-    """
-    remote, stage = config.checkpoint.upload_to, config.zero.stage
-    latest = find_latest(config.output_dir, ranks, remote=remote, stage=stage)
-    if branch is None or (latest is not None and is_on(latest.saved.state, branch)):
-        return latest, None
-    return find_latest(config.output_dir, ranks, remote=remote, stage=stage, step=branch.step), branch
 
 
 def open_tracker(config: RunConfig, ranks: Ranks, state: TrainState, begin: bool) -> MetricLog:
@@ -225,14 +255,6 @@ def one_of_each_shape(stages: Sequence[Stage]) -> list[Stage]:
     return [by_shape[shape] for shape in sorted(by_shape, reverse=True)]
 
 
-def enter_stage(engine: Engine, stage: Stage) -> None:
-    """Set what differs between stages and is no argument of a step: RoPE bases, gradient clipping, weight decay."""
-    assert isinstance(engine.module, PretrainingModel)
-    engine.module.set_rope_bases(stage.model)
-    engine.set_gradient_clipping(stage.gradient_clipping)
-    engine.set_weight_decay(stage.weight_decay)
-
-
 def _as_cut(stage: Stage, world_size: int) -> Stage:
     """Return the stage with the micro-batch size of training on that many ranks; evaluation uses the full size."""
     return replace(stage, micro_batch_tokens=batch_arithmetic(stage, world_size).micro_batch_tokens)
@@ -279,17 +301,6 @@ def log_run_summary(run: Run, state: TrainState, changes: list[str], begun: Bran
         (run.warn if change.startswith(CHANGES_NUMERICS) else run.log)(f"changed since the checkpoint: {change}")
     if run.ranks.is_first:
         describe_run(run.tracker, config, run.shard_sets, state.data_lineage)
-
-
-def rate_jump(latest: Checkpoint, config: RunConfig, state: TrainState) -> str | None:
-    """Warn if `training.max_steps` changed since the checkpoint so that the learning rate jumps; else None."""
-    before = RunConfig.model_validate(without_registry(latest.saved.config)).max_steps
-    if before == config.max_steps or not 0 < state.step < config.max_steps:
-        return None
-    stage = config.stage_of(state.step + 1)
-    if stage.has_own_schedule:
-        return None
-    return rate_jump_warning(state.step, before, config.max_steps, stage.peak_learning_rate, stage.schedule)
 
 
 def seen_data(shard_sets: list[ShardSet], earlier: tuple[str, ...], ranks: Ranks) -> tuple[str, ...]:

@@ -1,9 +1,4 @@
-"""A training run from start to end: check, set up, loop, finish.
-
-The loop reads: fetch, step, record, log if due, evaluate if due, save if due, stop if asked. What changes is returned:
-the training state, which a checkpoint holds, and the progress of this process (`trainer/loop/run.py`). To understand a
-step, read this file, `trainer/loop/step.py`, `trainer/engine/engine.py` and `trainer/model/pretraining.py`.
-"""
+"""A training run from start to end: check, set up, loop, finish."""
 
 from __future__ import annotations
 
@@ -11,16 +6,15 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
-from trainer.checkpoint.format import TrainState, step_folder
+from trainer.checkpoint.format import step_folder
 from trainer.checkpoint.upload import check_upload_wait
 from trainer.checkpoint.writer import warn_on_stderr
 from trainer.config.run_config import RunConfig
-from trainer.data.loader import GlobalBatch
 from trainer.data.sample_range import Branch
 from trainer.data.sample_settings import check_enough_data
 from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer
@@ -43,26 +37,20 @@ from trainer.engine.custom_optimizer import optimizer_version
 from trainer.engine.engine import check_precision
 from trainer.evaluation.minimal_pairs import read_minimal_pairs
 from trainer.evaluation.suites_in_training import check_suite_of
-from trainer.loop.averaging import log_average
 from trainer.loop.data_version import open_data
-from trainer.loop.global_batches import GlobalBatches, samples_of
 from trainer.loop.identity import facts_of
-from trainer.loop.reporting import finish_suites, log, log_evaluation, report_end, report_start, report_stop
-from trainer.loop.run import Progress, Run
+from trainer.loop.reporting import finish_suites, report_end, report_start
+from trainer.loop.run import Run
 from trainer.loop.run_lock import only_training
-from trainer.loop.saving import defer_save, finish_previous_start, save, state_of_checkpoint
-from trainer.loop.setup import enter_stage, set_up
-from trainer.loop.step import StepRequests, StepResult, take_step
-from trainer.metrics.health import NonFiniteSteps
+from trainer.loop.saving import finish_previous_start
+from trainer.loop.setup import set_up
+from trainer.loop.training_loop import training_loop
 from trainer.metrics.status import State, record_end, record_loss_of_writer
 from trainer.model.numerics import with_own_precision
 from trainer.preflight.deepspeed_sections import check_sections, refuse_unwritable
 from trainer.preflight.launch_checks import refuse_exposed
 from trainer.preflight.preflight import cheap_findings
 from trainer.tracking.mlflow_server import resolve_tracking_uri
-
-EARLY_STEPS = (1, 10)
-"""Steps that are always logged: they show early that a run works, and how fast."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +83,7 @@ def train(
     """Start or resume the run of `config.output_dir`; returns once all ranks have left their groups.
 
     Args:
-        branch: a checkpoint to branch from first (`trainer/loop/branch.py`).
+        branch: a checkpoint to branch from first (`trainer/loop/start.py`).
         stop_signal: one that was installed earlier; else one is installed once the ranks have their group.
         watched: gets what has to be closed if the process outlives an error of the run (`trainer/loop/api.py`).
 
@@ -105,23 +93,21 @@ def train(
     """
     launched_at = time.time()
     opened = open_or_explain(config, allow_change)
-    ranks = initialize_distributed(config.distributed, config.training.deterministic, Path(config.output_dir))
-    stop_signal = stop_signal or StopSignal()
-    stop_signal.group_ready()
-    watchdog = watch(config, ranks)
-    if watched is not None:
-        watched.callback(stop_signal.close)
-        watched.callback(watchdog.close)
+    ranks, stop_signal, watchdog = join_group(config, stop_signal, watched)
     with contextlib.ExitStack() as held:
         with watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "while it was set up"):
             shard_sets = agreed(config, allow_change, branch, opened, ranks)
-            refuse_exposed(lambda found: gather_objects(found, ranks))
-            refuse_unwritable(config, ranks)
-            held.enter_context(only_training(config.output_dir, ranks, watchdog.mark))
-            own_output_dir(config, ranks, watchdog)
-            warn_of_findings(config, ranks)
+            take_output_dir(config, ranks, watchdog, held)
             with recorded_if_it_fails(Path(config.output_dir), ranks):
-                run, state, progress = set_up(config, shard_sets, ranks, stop_signal, watchdog, allow_change, branch)
+                run, state, progress = set_up(
+                    config=config,
+                    shard_sets=shard_sets,
+                    ranks=ranks,
+                    stop_signal=stop_signal,
+                    watchdog=watchdog,
+                    allow_change=allow_change,
+                    branch=branch,
+                )
         report_start(run, state, progress, launched_at)
         with closed_if_it_fails(run), watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "in training"):
             progress = finish_previous_start(run, state, progress)
@@ -164,6 +150,20 @@ def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | U
     return shard_sets
 
 
+def join_group(
+    config: RunConfig, stop_signal: StopSignal | None, watched: contextlib.ExitStack | None
+) -> tuple[Ranks, StopSignal, Watchdog]:
+    """Enter the group of all ranks, and watch it and the signals of this process from now on."""
+    ranks = initialize_distributed(config.distributed, config.training.deterministic, Path(config.output_dir))
+    stop_signal = stop_signal or StopSignal()
+    stop_signal.group_ready()
+    watchdog = watch(config, ranks)
+    if watched is not None:
+        watched.callback(stop_signal.close)
+        watched.callback(watchdog.close)
+    return ranks, stop_signal, watchdog
+
+
 def agreed(
     config: RunConfig, allow_change: bool, branch: Branch | None, opened: list[ShardSet] | UserError, ranks: Ranks
 ) -> list[ShardSet]:
@@ -178,167 +178,29 @@ def agreed(
     return opened
 
 
-def warn_of_findings(config: RunConfig, ranks: Ranks) -> None:
-    """Print on rank 0 the findings of the cheap checks of `clozeworks doctor`."""
-    if ranks.is_first:
-        decided = with_own_precision(config, ranks.device.type)
-        for finding in cheap_findings(decided, ranks.world_size, ranks.device):
-            if finding.level != "ok":
-                warn_on_stderr(f"{finding.name}: {finding.text} (details: `clozeworks doctor`)")
-
-
-def own_output_dir(config: RunConfig, ranks: Ranks, watchdog: Watchdog) -> None:
-    """Check that all ranks see the output directory, and from now on record in it how this process ends.
+def take_output_dir(config: RunConfig, ranks: Ranks, watchdog: Watchdog, held: contextlib.ExitStack) -> None:
+    """Lock the output directory for this run while `held` is open, and record in it how this process ends.
 
     Raises:
-        UserError: a rank sees another directory, and `checkpoint.upload_to` is not set.
+        UserError: another run is active in the directory, it or a file of DeepSpeed's cannot be written, a rank sees
+            another directory and `checkpoint.upload_to` is not set, or the launcher's arguments show a secret.
     """
+    refuse_exposed(lambda found: gather_objects(found, ranks))
+    refuse_unwritable(config, ranks)
+    held.enter_context(only_training(config.output_dir, ranks, watchdog.mark))
     if config.checkpoint.upload_to is None:
         refuse_unshared(config.output_dir, ranks)
     if ranks.is_first:  # not before: the directory may belong to another run
         watchdog.on_exit = lambda verdict: record_end(Path(config.output_dir), "failed", verdict)
+        warn_of_findings(config, ranks)
 
 
-def training_loop(run: Run, state: TrainState, progress: Progress) -> tuple[State, TrainState, Progress]:
-    """Take the remaining steps; returns how the run ended, and its last state and progress.
-
-    Raises:
-        UserError: the last checkpoint could not be saved, or too many steps were non-finite.
-    """
-    batches = GlobalBatches(run, state)
-    while state.step < run.config.max_steps:
-        batch = fetch(run, batches, state)
-        result = step(run, batch, state, progress)
-        state = advanced(state, batch, result)
-        run.recorder.add(state.step, samples_of(batch), rate_of_step(run.config, state.step), result)
-        run.bar.advance()
-        progress = replace(progress, nonfinite=counted(run, batch, result, state, progress))
-        due = what_is_due(run.config, state, progress, result)
-        if due.log:
-            state, progress = log(run, state, progress, batches.epoch_of(state))
-        progress.nonfinite.check(progress.saved_step)
-        if due.evaluation:
-            state, progress = log_evaluation(run, state, progress)
-        if due.save:
-            progress = save(run, state, progress, is_end=due.end)
-        elif due.deferred_save and not due.stop:
-            progress = defer_save(run, state, progress, is_last=due.end)
-        if due.evaluation and not due.stop:
-            progress = log_average(run, state, progress)
-        if due.evaluation or due.save:
-            run.recorder.restart_clock()
-        if due.stop:
-            report_stop(run, state_of_checkpoint(run, state, progress, due.save))
-            return "stopped", state, progress
-    return "finished", state, progress
-
-
-def fetch(run: Run, batches: GlobalBatches, state: TrainState) -> GlobalBatch:
-    """Return the next global batch; the recorder's clock counts the time."""
-    run.watchdog.mark(f"step {state.step + 1}: fetching")
-    return run.recorder.clock.fetch(batches)
-
-
-def step(run: Run, batch: GlobalBatch, state: TrainState, progress: Progress) -> StepResult:
-    """Take one optimizer step on a global batch, as its stage sets it (`trainer/loop/step.py`)."""
-    enter_stage(run.engine, run.config.stage_of(state.step + 1))
-    return take_step(
-        engine=run.engine,
-        global_batch=batch,
-        step=state.step,
-        learning_rate=rate_of_step(run.config, state.step + 1),
-        seed=run.config.training.seed,
-        ranks=run.ranks,
-        requests=requests_of(run, progress),
-        clock=run.recorder.clock,
-        mark=run.watchdog.mark,
-    )
-
-
-def rate_of_step(config: RunConfig, step: int) -> float:
-    """Return the learning rate of a step, counted from 1."""
-    return config.stage_of(step).learning_rate(step - 1)
-
-
-@dataclass(frozen=True)
-class Due:
-    """Actions after a step; the same on all ranks."""
-
-    log: bool
-    evaluation: bool
-    save: bool
-    deferred_save: bool
-    """A checkpoint is due and postponed, since the step is non-finite."""
-    stop: bool
-    end: bool
-
-
-def what_is_due(config: RunConfig, state: TrainState, progress: Progress, result: StepResult) -> Due:
-    """Decide what follows a step: a saved or evaluated step is logged too, the last step is all three, a stop is saved.
-
-    The last step of a stage is logged, because throughput is computed from the sequence length, which differs between
-    stages; so is a step that ends the run because too many steps were non-finite.
-
-    Nothing is saved in a streak of non-finite steps. A skipped step outside a streak (`NonFiniteSteps.is_probe`) also
-    postpones a save, unless the run ends with it.
-    """
-    step, nonfinite = state.step, progress.nonfinite
-    last, stop = step == config.max_steps, result.counts.stop
-    stage = config.stage_of(step)
-    evaluation = last or step % stage.evaluation.every_steps == 0
-    ends = last or stop
-    wanted = ends or progress.save_is_deferred or result.counts.save or step % config.checkpoint.every_steps == 0
-    save = wanted and not nonfinite.in_streak and (ends or not result.is_nonfinite)
-    ends_stage = step == stage.last_step
-    is_regular = step % config.logging.every_steps == 0 or step in EARLY_STEPS
-    log = evaluation or save or ends or ends_stage or nonfinite.is_too_long or is_regular
-    return Due(log, evaluation, save, wanted and not save, stop and not last, ends)
-
-
-def requests_of(run: Run, progress: Progress) -> StepRequests:
-    """Return the requests of this rank: a stop after a signal, and on rank 0 a checkpoint after `every_minutes`."""
-    minutes = run.config.checkpoint.every_minutes
-    is_time = minutes is not None and time.monotonic() - progress.saved_at >= 60 * minutes
-    return StepRequests(stop=run.stop_signal.asked, save=is_time and run.ranks.is_first)
-
-
-def counted(run: Run, batch: GlobalBatch, result: StepResult, state: TrainState, progress: Progress) -> NonFiniteSteps:
-    """Return the consecutive steps with a non-finite loss or gradient; the same on all ranks.
-
-    A step that only showed that fp16's loss scale was too large does not count.
-    """
-    nonfinite = progress.nonfinite
-    if result.applied:
-        return nonfinite.after_finite()
-    if not result.is_nonfinite:
-        return nonfinite
-    losses, engine = run.recorder.global_losses(result), run.engine
-    if nonfinite.is_probe(losses, engine.loss_scale_can_fall, is_first_update=engine.optimizer_steps == 0):
-        return nonfinite.after_probe()
-    nonfinite = nonfinite.after(state.step, samples_of(batch), losses)
-    if not nonfinite.is_too_long:
-        run.warn(nonfinite.warning())
-    return nonfinite
-
-
-def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> TrainState:
-    """Return the state after a step on `batch`."""
-    position = batch.next_position
-    return state.model_copy(
-        update={
-            "step": state.step + 1,
-            "tokens_seen": state.tokens_seen + result.counts.tokens,
-            "samples_seen": state.samples_seen + batch.last_sample - batch.first_sample + 1,
-            "masked_seen": state.masked_seen + result.counts.masked,
-            "pairs_seen": state.pairs_seen + result.counts.pairs,
-            "skipped_steps": state.skipped_steps + result.is_nonfinite,
-            "unreadable_rows": state.unreadable_rows + result.counts.unreadable_rows,
-            "stage": position.stage,
-            "epoch": position.epoch,
-            "next_sample": position.next_sample,
-            "evaluation": {},
-        }
-    )
+def warn_of_findings(config: RunConfig, ranks: Ranks) -> None:
+    """Print the findings of the cheap checks of `clozeworks doctor`."""
+    decided = with_own_precision(config, ranks.device.type)
+    for finding in cheap_findings(decided, ranks.world_size, ranks.device):
+        if finding.level != "ok":
+            warn_on_stderr(f"{finding.name}: {finding.text} (details: `clozeworks doctor`)")
 
 
 @contextlib.contextmanager

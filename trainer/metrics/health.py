@@ -1,6 +1,6 @@
 """Health of a run: non-finite losses, spikes, a plateau at the unigram entropy, suspicious pair accuracy.
 
-Pure functions from numbers to warnings; `trainer/loop/train.py` prints, logs and stops.
+Pure functions from numbers to warnings; `trainer/loop/training_loop.py` prints, logs and stops.
 """
 
 from __future__ import annotations

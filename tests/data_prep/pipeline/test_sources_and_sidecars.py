@@ -163,6 +163,14 @@ def test_the_rest_of_a_total_is_the_budget_of_the_other_sources(
         make(tokenizer, folder, new, parent=read_manifest(str(folder)), total=5000)
 
 
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_source_of_a_few_documents_may_have_a_budget(tokenizer: Tokenizer, tmp_path: Path, count: int) -> None:
+    """Most groups have no document; a shard reads them all the same."""
+    source = {"name": "notes", "input": write(tmp_path, "notes", texts(count, 7)), "epochs": 2}
+    manifest = make(tokenizer, tmp_path / "out", [source])
+    assert manifest.sources[0].documents == count and manifest.train.documents and manifest.valid.documents
+
+
 def test_a_source_that_shares_a_total_has_documents(tokenizer: Tokenizer, tmp_path: Path) -> None:
     books = texts(60, 1)
     sources = [

@@ -15,7 +15,7 @@ from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.sample_range import Branch, SampleRange
 from trainer.data.shard_set import open_shard_set
 from trainer.data.skipped_samples import without_skipped
-from trainer.loop.branch import branched, is_on
+from trainer.loop.start import branched, is_on
 from trainer.loop.step import poisoned_unless_finite
 
 

@@ -47,12 +47,13 @@ def pair(good: str, bad: str, paradigm: str = "p", field: str = "f") -> MinimalP
 def test_a_pair_is_a_line_of_either_kind_of_file(tmp_path: Path) -> None:
     line = {"sentence_good": "a b", "sentence_bad": "b a", "UID": "order", "field": "syntax"}
     (tmp_path / "one.jsonl").write_text(json.dumps(line) + "\n\n")
-    bare = json.dumps({"sentence_good": "c", "sentence_bad": "d"})
-    (tmp_path / "two.jsonl.gz").write_bytes(gzip.compress(bare.encode()))
+    bare = {"sentence_good": "c", "sentence_bad": "d", "other": [1], "field": None}
+    (tmp_path / "two.jsonl.gz").write_bytes(gzip.compress(json.dumps(bare).encode()))
+    (tmp_path / "three.jsonl").write_text(json.dumps(bare | {"UID": 7}))
     (tmp_path / "README.md").write_text("not a pair")
-    first, second = read_minimal_pairs(str(tmp_path))
+    first, numbered, second = read_minimal_pairs(str(tmp_path))
     assert first[:4] == ("a b", "b a", "order", "syntax")
-    assert second[:4] == ("c", "d", "two", "")
+    assert second[:4] == ("c", "d", "two", "") and numbered[:4] == ("c", "d", "7", "")
     assert read_minimal_pairs(tmp_path / "one.jsonl") == [first]
 
 

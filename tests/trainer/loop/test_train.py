@@ -21,7 +21,7 @@ from trainer.checkpoint.writer import ALONE
 from trainer.data.sample_range import SampleRange
 from trainer.distributed.memory import explain_out_of_memory
 from trainer.distributed.process_group import Ranks
-from trainer.loop import train
+from trainer.loop import train, training_loop
 from trainer.loop.console import StepBar
 from trainer.loop.run import Progress
 from trainer.metrics.health import NonFiniteSteps
@@ -149,7 +149,7 @@ def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
     seen: dict[str, bool] = {}
 
     def see(name: str, result: Any) -> None:
-        monkeypatch.setattr(train, name, lambda *_: seen.update({name: is_held()}) or result)
+        monkeypatch.setattr(train, name, lambda *_, **__: seen.update({name: is_held()}) or result)
 
     checks = ("precision", "sections", "upload_wait", "tokenizer", "own_tokenizer", "enough_data")
     for name in (*(f"check_{each}" for each in checks), "resolve_tracking_uri", "refuse_exposed", "report_start"):
@@ -175,7 +175,7 @@ def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
 
 def due_after(
     step: int, streak: bool = False, skipped: bool = False, stop: bool = False, wish: bool = False, owed: bool = False
-) -> train.Due:
+) -> training_loop.Due:
     """What follows a step of a run of 20 that saves in every fifth."""
     config = CONFIG.model_copy(
         update={
@@ -190,7 +190,7 @@ def due_after(
     progress = Progress(nonfinite, save_is_deferred=owed)
     counts = SimpleNamespace(stop=stop, save=wish)
     result = SimpleNamespace(counts=counts, is_nonfinite=streak or skipped)
-    return train.what_is_due(config, TrainState(step=step), progress, result)
+    return training_loop.what_is_due(config, TrainState(step=step), progress, result)
 
 
 CAUSES = {"every_steps": {"step": 5}, "every_minutes": {"step": 7, "wish": True}, "owed": {"step": 7, "owed": True}}

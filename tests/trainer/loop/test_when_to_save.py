@@ -11,10 +11,10 @@ import torch
 from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
 from trainer.distributed.process_group import Ranks
-from trainer.loop import train
+from trainer.loop import training_loop
 from trainer.loop.run import Progress
 from trainer.loop.step import GlobalCounts, StepRequests
-from trainer.loop.train import requests_of, what_is_due
+from trainer.loop.training_loop import requests_of, what_is_due
 from trainer.metrics.health import NonFiniteSteps
 
 
@@ -80,7 +80,7 @@ def test_a_wish_of_any_rank_saves_and_a_stop_saves_and_ends():
 
 
 def test_by_time_since_the_last_save_by_the_clock_of_rank_0(monkeypatch):
-    monkeypatch.setattr(train, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    monkeypatch.setattr(training_loop, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     assert requests(minutes=5, saved_at=700.0).save
     assert not requests(minutes=5, saved_at=701.0).save
     assert not requests(minutes=5, saved_at=0.0, rank=1).save, "its clock does not count"

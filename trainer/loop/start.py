@@ -1,4 +1,4 @@
-"""Branching from an earlier checkpoint, in the same output directory or in another one.
+"""Where a run starts: from initial weights, at its newest checkpoint, or as a branch of an earlier checkpoint.
 
 `pretrain.py --resume-from STEP --skip-samples A:B`: the branch is a new MLflow run whose parent is the old one. Its
 first checkpoint replaces the one it started from, and records the branch: the same command again, after a crash or a
@@ -12,19 +12,119 @@ directory is the start; from then on it is resumed like any run.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.base.errors import UsageError
 from data_prep.storage import storage
-from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
+from trainer.checkpoint.compatibility import check_branch, check_compatible
+from trainer.checkpoint.format import Checkpoint, DataIdentity, SavedState, TrainState
+from trainer.checkpoint.restore import find_latest, open_verified
 from trainer.checkpoint.store import remove_step, stored_steps
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.run_settings import TrackingSettings
+from trainer.config.schedule import rate_jump_warning
 from trainer.config.training_settings import BranchSettings
 from trainer.data.sample_range import Branch, SampleRange
+from trainer.distributed.process_group import Ranks
 from trainer.metrics.status import BranchRecord, add_branch
+from trainer.model.numerics import Precision, describe_numerics
 from trainer.tracking.journal import read_record
 from trainer.tracking.tracker import Tracker
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run starts, the same on all ranks."""
+
+    checkpoint: Checkpoint | None = None
+    """Gives weights, optimizer state and data position; None for a new run."""
+    branch: Branch | None = None
+    """The branch of `--resume-from` that begins at the checkpoint; None if there is none, or it began earlier."""
+    is_from_other_run: bool = False
+    """Whether the checkpoint is another run's (`--branch-from`), and this run has none of its own yet."""
+
+    @property
+    def step(self) -> int:
+        """Completed optimizer steps."""
+        return self.checkpoint.step if self.checkpoint is not None else 0
+
+    @property
+    def own_checkpoint(self) -> Checkpoint | None:
+        """The checkpoint, if it is this run's."""
+        return None if self.is_from_other_run else self.checkpoint
+
+    @property
+    def precision(self) -> Precision | None:
+        """The precision that the checkpoint was trained in."""
+        if self.checkpoint is None:
+            return None
+        precision: Precision = self.checkpoint.saved.config["training"]["precision"]
+        return precision
+
+    @property
+    def data_lineage(self) -> tuple[str, ...]:
+        """Manifest digests of all data that the checkpoint's weights saw."""
+        return self.checkpoint.saved.data_lineage if self.checkpoint is not None else ()
+
+
+def find_start(config: RunConfig, ranks: Ranks, branch: Branch | None) -> Start:
+    """Return where the run starts; a collective. A checkpoint of its own has precedence over another run's.
+
+    Raises:
+        UserError: there is no checkpoint of the branch's step, or none that is whole.
+    """
+    remote, stage = config.checkpoint.upload_to, config.zero.stage
+    latest = find_latest(config.output_dir, ranks, remote=remote, stage=stage)
+    if branch is not None and (latest is None or not is_on(latest.saved.state, branch)):
+        return Start(find_latest(config.output_dir, ranks, remote=remote, stage=stage, step=branch.step), branch)
+    if latest is None and config.branch is not None:
+        return Start(open_verified(config.branch.run, config.branch.step, ranks), is_from_other_run=True)
+    return Start(latest)
+
+
+def check_start(start: Start, config: RunConfig, data: DataIdentity, ranks: Ranks, allow_change: bool) -> list[str]:
+    """Return what changed since the run's own checkpoint and is harmless or allowed.
+
+    Raises:
+        UserError: the run cannot start from the checkpoint.
+    """
+    if start.checkpoint is None:
+        return []
+    saved = start.checkpoint.saved
+    if start.is_from_other_run:
+        check_branch(saved, config, data)
+        return []
+    numerics = describe_numerics(config, ranks.device)
+    return check_compatible(saved, config, data, ranks.world_size, numerics, allow_change)
+
+
+def first_state(start: Start, config: RunConfig, data: DataIdentity, data_lineage: tuple[str, ...]) -> TrainState:
+    """Return the training state at the start; `data_lineage` are the digests of all data that the weights see.
+
+    Raises:
+        UsageError: a range of `--skip-samples` lies before the next sample.
+    """
+    state = start.checkpoint.saved.state if start.checkpoint is not None else TrainState()
+    state = state.model_copy(update={"data_lineage": data_lineage})
+    if start.branch is not None:
+        state = branched(state, start.branch)
+    if start.checkpoint is not None and start.is_from_other_run:
+        state = begun_in(config, state, start.checkpoint.saved, data)
+    return state
+
+
+def rate_jump(start: Start, config: RunConfig, state: TrainState) -> str | None:
+    """Warn if `training.max_steps` changed since the run's checkpoint so that the learning rate jumps; else None."""
+    if start.own_checkpoint is None:
+        return None
+    before = RunConfig.model_validate(without_registry(start.own_checkpoint.saved.config)).max_steps
+    if before == config.max_steps or not 0 < state.step < config.max_steps:
+        return None
+    stage = config.stage_of(state.step + 1)
+    if stage.has_own_schedule:
+        return None
+    return rate_jump_warning(state.step, before, config.max_steps, stage.peak_learning_rate, stage.schedule)
 
 
 def is_on(state: TrainState, branch: Branch) -> bool:

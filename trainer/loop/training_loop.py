@@ -1,0 +1,179 @@
+"""The training loop: fetch, step, record, log if due, evaluate if due, save if due, stop if asked.
+
+What changes is returned: the training state, which a checkpoint holds, and the progress of this process
+(`trainer/loop/run.py`). To understand a step, read this file, `trainer/loop/step.py`, `trainer/engine/engine.py` and
+`trainer/model/pretraining.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from trainer.checkpoint.format import TrainState
+from trainer.config.run_config import RunConfig
+from trainer.config.stages import Stage
+from trainer.data.loader import GlobalBatch
+from trainer.engine.engine import Engine
+from trainer.loop.averaging import log_average
+from trainer.loop.global_batches import GlobalBatches, samples_of
+from trainer.loop.reporting import log, log_evaluation, report_stop
+from trainer.loop.run import Progress, Run
+from trainer.loop.saving import defer_save, save, state_of_checkpoint
+from trainer.loop.step import StepRequests, StepResult, take_step
+from trainer.metrics.health import NonFiniteSteps
+from trainer.metrics.status import State
+from trainer.model.pretraining import PretrainingModel
+
+EARLY_STEPS = (1, 10)
+"""Steps that are always logged: they show early that a run works, and how fast."""
+
+
+def training_loop(run: Run, state: TrainState, progress: Progress) -> tuple[State, TrainState, Progress]:
+    """Take the remaining steps; returns how the run ended, and its last state and progress.
+
+    Raises:
+        UserError: the last checkpoint could not be saved, or too many steps were non-finite.
+    """
+    batches = GlobalBatches(run, state)
+    while state.step < run.config.max_steps:
+        batch = fetch(run, batches, state)
+        result = step(run, batch, state, progress)
+        state = advanced(state, batch, result)
+        run.recorder.add(state.step, samples_of(batch), rate_of_step(run.config, state.step), result)
+        run.bar.advance()
+        progress = replace(progress, nonfinite=counted(run, batch, result, state, progress))
+        due = what_is_due(run.config, state, progress, result)
+        if due.log:
+            state, progress = log(run, state, progress, batches.epoch_of(state))
+        progress.nonfinite.check(progress.saved_step)
+        if due.evaluation:
+            state, progress = log_evaluation(run, state, progress)
+        if due.save:
+            progress = save(run, state, progress, is_end=due.end)
+        elif due.deferred_save and not due.stop:
+            progress = defer_save(run, state, progress, is_last=due.end)
+        if due.evaluation and not due.stop:
+            progress = log_average(run, state, progress)
+        if due.evaluation or due.save:
+            run.recorder.restart_clock()
+        if due.stop:
+            report_stop(run, state_of_checkpoint(run, state, progress, due.save))
+            return "stopped", state, progress
+    return "finished", state, progress
+
+
+def fetch(run: Run, batches: GlobalBatches, state: TrainState) -> GlobalBatch:
+    """Return the next global batch; the recorder's clock counts the time."""
+    run.watchdog.mark(f"step {state.step + 1}: fetching")
+    return run.recorder.clock.fetch(batches)
+
+
+def step(run: Run, batch: GlobalBatch, state: TrainState, progress: Progress) -> StepResult:
+    """Take one optimizer step on a global batch, as its stage sets it (`trainer/loop/step.py`)."""
+    enter_stage(run.engine, run.config.stage_of(state.step + 1))
+    return take_step(
+        engine=run.engine,
+        global_batch=batch,
+        step=state.step,
+        learning_rate=rate_of_step(run.config, state.step + 1),
+        seed=run.config.training.seed,
+        ranks=run.ranks,
+        requests=requests_of(run, progress),
+        clock=run.recorder.clock,
+        mark=run.watchdog.mark,
+    )
+
+
+def enter_stage(engine: Engine, stage: Stage) -> None:
+    """Set what differs between stages and is no argument of a step: RoPE bases, gradient clipping, weight decay."""
+    assert isinstance(engine.module, PretrainingModel)
+    engine.module.set_rope_bases(stage.model)
+    engine.set_gradient_clipping(stage.gradient_clipping)
+    engine.set_weight_decay(stage.weight_decay)
+
+
+def rate_of_step(config: RunConfig, step: int) -> float:
+    """Return the learning rate of a step, counted from 1."""
+    return config.stage_of(step).learning_rate(step - 1)
+
+
+@dataclass(frozen=True)
+class Due:
+    """Actions after a step; the same on all ranks."""
+
+    log: bool
+    evaluation: bool
+    save: bool
+    deferred_save: bool
+    """A checkpoint is due and postponed, since the step is non-finite."""
+    stop: bool
+    end: bool
+
+
+def what_is_due(config: RunConfig, state: TrainState, progress: Progress, result: StepResult) -> Due:
+    """Decide what follows a step: a saved or evaluated step is logged too, the last step is all three, a stop is saved.
+
+    The last step of a stage is logged, because throughput is computed from the sequence length, which differs between
+    stages; so is a step that ends the run because too many steps were non-finite.
+
+    Nothing is saved in a streak of non-finite steps. A skipped step outside a streak (`NonFiniteSteps.is_probe`) also
+    postpones a save, unless the run ends with it.
+    """
+    step, nonfinite = state.step, progress.nonfinite
+    last, stop = step == config.max_steps, result.counts.stop
+    stage = config.stage_of(step)
+    evaluation = last or step % stage.evaluation.every_steps == 0
+    ends = last or stop
+    wanted = ends or progress.save_is_deferred or result.counts.save or step % config.checkpoint.every_steps == 0
+    save = wanted and not nonfinite.in_streak and (ends or not result.is_nonfinite)
+    ends_stage = step == stage.last_step
+    is_regular = step % config.logging.every_steps == 0 or step in EARLY_STEPS
+    log = evaluation or save or ends or ends_stage or nonfinite.is_too_long or is_regular
+    return Due(log, evaluation, save, wanted and not save, stop and not last, ends)
+
+
+def requests_of(run: Run, progress: Progress) -> StepRequests:
+    """Return the requests of this rank: a stop after a signal, and on rank 0 a checkpoint after `every_minutes`."""
+    minutes = run.config.checkpoint.every_minutes
+    is_time = minutes is not None and time.monotonic() - progress.saved_at >= 60 * minutes
+    return StepRequests(stop=run.stop_signal.asked, save=is_time and run.ranks.is_first)
+
+
+def counted(run: Run, batch: GlobalBatch, result: StepResult, state: TrainState, progress: Progress) -> NonFiniteSteps:
+    """Return the consecutive steps with a non-finite loss or gradient; the same on all ranks.
+
+    A step that only showed that fp16's loss scale was too large does not count.
+    """
+    nonfinite = progress.nonfinite
+    if result.applied:
+        return nonfinite.after_finite()
+    if not result.is_nonfinite:
+        return nonfinite
+    losses, engine = run.recorder.global_losses(result), run.engine
+    if nonfinite.is_probe(losses, engine.loss_scale_can_fall, is_first_update=engine.optimizer_steps == 0):
+        return nonfinite.after_probe()
+    nonfinite = nonfinite.after(state.step, samples_of(batch), losses)
+    if not nonfinite.is_too_long:
+        run.warn(nonfinite.warning())
+    return nonfinite
+
+
+def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> TrainState:
+    """Return the state after a step on `batch`."""
+    position = batch.next_position
+    return state.model_copy(
+        update={
+            "step": state.step + 1,
+            "tokens_seen": state.tokens_seen + result.counts.tokens,
+            "samples_seen": state.samples_seen + batch.last_sample - batch.first_sample + 1,
+            "masked_seen": state.masked_seen + result.counts.masked,
+            "pairs_seen": state.pairs_seen + result.counts.pairs,
+            "skipped_steps": state.skipped_steps + result.is_nonfinite,
+            "unreadable_rows": state.unreadable_rows + result.counts.unreadable_rows,
+            "stage": position.stage,
+            "epoch": position.epoch,
+            "next_sample": position.next_sample,
+            "evaluation": {},
+        }
+    )
