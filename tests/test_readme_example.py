@@ -84,7 +84,7 @@ def test_the_python_example_runs_from_text_to_scores(desk: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     printed = done.stdout
     assert re.search(r"<Dataset .*documents.*tokens.*>", printed)
-    assert re.search(r"step 4: valid loss \d\.\d\d", printed)
+    assert re.search(r"finished 4 \d\.\d\d", printed)
     assert "Candidate(token=" in printed
     assert (desk / "fitted" / "model" / "model.safetensors").is_file()
 
