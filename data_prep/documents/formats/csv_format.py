@@ -35,15 +35,15 @@ class CsvFormat(Format):
         names = [cell.strip() for cell in header]
         fault = _header_fault(names, fields.names, fields.text)
         if fault is not None:
-            rejects.bad("line 1", fault, sum(1 for row in rows if row))
+            rejects.bad("line 1", fault, sum(not _is_blank(row) for row in rows))
             return
         numeric = set(fields.metadata) - {fields.text, fields.language, fields.id, fields.url}
         for row in rows:
             if lines.num_bytes > reading.limit:
                 rejects.too_long(lines.num_bytes)
                 continue
-            if not row or (len(row) == 1 and not row[0].strip()):
-                continue  # a blank line
+            if _is_blank(row):
+                continue
             try:
                 if len(row) != len(names):
                     what = f"has {len(row)} cells, and the header has {len(names)}"
@@ -134,6 +134,11 @@ class _Lines:
                 )
             # What is no UTF-8 is refused with the cell that holds it. Other line ends than \n are taken off here.
             yield line.data.decode(errors="surrogateescape").replace("\r\n", "\n")
+
+
+def _is_blank(row: Sequence[str]) -> bool:
+    """Whether the row is a blank line, or a single cell without text."""
+    return not row or (len(row) == 1 and not row[0].strip())
 
 
 def _header_fault(names: Sequence[str], wanted: Sequence[str], text: str) -> Fault | None:

@@ -57,6 +57,14 @@ def test_tabs_separate_and_quotation_marks_are_text(tmp_path: Path) -> None:
     assert texts(path) == ['He said "no', '"Yes", she said, and left.', "last"]
 
 
+@pytest.mark.parametrize("header", [b"text,b", b"body,b"])
+def test_blank_rows_count_for_nothing_whatever_the_header_is(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(header + b'\nx,1\n\n  \n""\n')
+    reader = reader_of(path)
+    assert len(list(reader)) + reader.dropped.total() == 1
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message", "reason"),
     [
