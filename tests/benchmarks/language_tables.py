@@ -230,6 +230,25 @@ def ablations(reports: Reports) -> Iterator[str]:
                 f"{best[0]['learning_rate']:g}, {seconds:.0f}",
             ]
         yield f"| {variant} | {equal} | {' | '.join(cells)} |"
+    yield ""
+    better = ", ".join(_better_than_default(runs, corpora)) or "none"
+    yield f"Below the default on every corpus by more than the range of the default's seeds: {better}."
+
+
+def _better_than_default(runs: Sequence[Mapping[str, Any]], corpora: Sequence[str]) -> Iterator[str]:
+    """The variants that win on every corpus, at equal tokens, by more than chance makes of one recipe."""
+    for variant in dict.fromkeys(run["variant"] for run in runs if run["variant"] != "default"):
+        gains = []
+        for corpus in corpora:
+            losses, default = (
+                [run["loss"] for run in _at_best_rate(runs, name, "tokens", corpus)] for name in (variant, "default")
+            )
+            if not losses or not default:
+                break
+            gains.append(statistics.mean(default) - statistics.mean(losses) - (max(default) - min(default)))
+        else:
+            if min(gains) > 0:
+                yield variant
 
 
 def _at_best_rate(

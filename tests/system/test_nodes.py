@@ -1,6 +1,6 @@
 """Two hosts over ssh: one curve on one node or two, a link that is cut, and launchers that are killed.
 
-`tests/two_nodes.py` makes the hosts. They share the file system, as nodes of a cluster share `output_dir`.
+`tests/support/two_nodes.py` makes the hosts. They share the file system, as nodes of a cluster share `output_dir`.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def tag_version(model_uri: str, scores: dict[str, float], tracking_uri: str | No
     name, _, version = model_uri.removeprefix("models:/").partition("/")
     if not model_uri.startswith("models:/") or not version.isdigit():
         return
-    with registry_client(resolve_tracking_uri(tracking_uri), f"giving {model_uri} its scores") as client:
+    with registry_client(resolve_tracking_uri(tracking_uri), f"giving {model_uri} its scores", writes=True) as client:
         for metric, value in scores.items():
             client.set_model_version_tag(name, version, SCORES_PREFIX + metric, str(value))
 

@@ -157,8 +157,12 @@ def import_mlflow() -> None:
 
 
 @contextlib.contextmanager
-def registry_client(uri: str, doing: str, moves_alias: bool = False) -> Iterator[MlflowClient]:
-    """Yield a client, with MLflow's global URI set (its registry reads it), and turn its errors into `UserError`."""
+def registry_client(uri: str, doing: str, *, writes: bool = False, moves_alias: bool = False) -> Iterator[MlflowClient]:
+    """Yield a client, with MLflow's global URI set (its registry reads it), and turn its errors into `UserError`.
+
+    One that writes, or moves an alias, waits for a server that is away longer than one that reads: what it writes may
+    have taken hours.
+    """
     client = connect(uri)
     import mlflow
     from mlflow.exceptions import MlflowException
@@ -171,7 +175,7 @@ def registry_client(uri: str, doing: str, moves_alias: bool = False) -> Iterator
     logger.setLevel(logging.ERROR)  # it warns at length of missing model cards, licenses and hub pages
     mlflow.set_tracking_uri(uri)
     try:
-        with request_limits(UPLOAD_RETRIES if moves_alias else READ_RETRIES, UPLOAD_TIMEOUT_SECONDS):
+        with request_limits(UPLOAD_RETRIES if writes or moves_alias else READ_RETRIES, UPLOAD_TIMEOUT_SECONDS):
             yield client
     except (MlflowException, SQLAlchemyError, OSError) as error:
         unmoved = "; no alias was moved" if moves_alias else ""

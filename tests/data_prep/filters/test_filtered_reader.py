@@ -1,4 +1,4 @@
-"""Filters run where documents are read: outcomes, counts, and what a wrong filter is told."""
+"""Filters run where documents are read: outcomes, counts, and the errors about wrong filters."""
 
 from __future__ import annotations
 

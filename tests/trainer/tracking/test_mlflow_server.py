@@ -142,10 +142,18 @@ def test_only_what_would_have_moved_an_alias_says_that_none_was(database: str) -
     for moves_alias in (False, True):
         with (
             pytest.raises(UserError, check=coded("registry-request-failed"), match=r"failed \(locked\)") as told,
-            registry_client(database, "x", moves_alias),
+            registry_client(database, "x", moves_alias=moves_alias),
         ):
             raise sqlite3_error("locked")
         assert ("no alias was moved" in str(told.value)) == moves_alias
+
+
+def test_what_writes_waits_longer_for_a_server_than_what_reads(database: str) -> None:
+    def retries(**options: bool) -> int:
+        with registry_client(database, "x", **options):
+            return int(os.environ[RETRIES])
+
+    assert retries() < retries(writes=True) == retries(moves_alias=True)
 
 
 def sqlite3_error(text: str) -> Exception:
