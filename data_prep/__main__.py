@@ -13,7 +13,7 @@ import re
 import sys
 from contextlib import suppress
 
-from data_prep.base.arguments import HelpFormatter
+from data_prep.base.arguments import CommandParser, HelpFormatter
 from data_prep.base.errors import run_command
 from data_prep.base.garbage import collect_rarely
 from data_prep.executors.worker_server import needs_workers, start_worker_server
@@ -62,7 +62,7 @@ def main(prog: str = "python -m data_prep") -> None:
     if name not in COMMANDS:
         _answer_without_command(words)
     module = importlib.import_module(f"data_prep.commands.{name}")
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=f"{prog} {name}",
         description=(module.__doc__ or "").partition(": ")[2],
         formatter_class=HelpFormatter,
@@ -88,12 +88,13 @@ def _answer_without_command(words: list[str]) -> None:
         print("\n".join(lines), file=sys.stderr)
         sys.exit(2)
     near = difflib.get_close_matches(words[0], COMMANDS, 1)
-    hint = f"did you mean '{near[0]}'?" if near else f"give one of {', '.join(COMMANDS)}"
-    parser = argparse.ArgumentParser(prog="python -m data_prep", usage="python -m data_prep COMMAND ...")
-    parser.error(f"{words[0]!r} is not a command. Fix: {hint} [unknown-command]")
+    closest = f"; the closest name is {near[0]!r}" if near else ""
+    CommandParser().refuse(
+        f"unknown command {words[0]!r}", fix=f"give one of {', '.join(COMMANDS)}{closest}", code="unknown-command"
+    )
 
 
-def _overrides(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: list[str]) -> list[str]:
+def _overrides(parser: CommandParser, arguments: argparse.Namespace, rest: list[str]) -> list[str]:
     """Return the `section.name=value` words, wherever on the command line they are (also after --input's files)."""
     from data_prep.config.preparation_config import PreparationConfig
 
@@ -106,7 +107,10 @@ def _overrides(parser: argparse.ArgumentParser, arguments: argparse.Namespace, r
         return bool(separator) and is_setting and not os.path.exists(word)
 
     if any(word.startswith("-") or "=" not in word for word in rest) or (rest and "input" not in arguments):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}{_nearest_option(parser, rest)}")
+        fix = f"see `{parser.prog} --help`"
+        if near := _nearest_options(parser, rest):
+            fix = f"write {', '.join(near)}, or {fix}"
+        parser.refuse(f"unrecognized arguments: {' '.join(rest)}", fix=fix)
     if "input" not in arguments:
         return []
     overrides = [*rest, *filter(is_override, arguments.input)]
@@ -114,10 +118,9 @@ def _overrides(parser: argparse.ArgumentParser, arguments: argparse.Namespace, r
     return overrides
 
 
-def _nearest_option(parser: argparse.ArgumentParser, words: list[str]) -> str:
+def _nearest_options(parser: CommandParser, words: list[str]) -> list[str]:
     known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-    near = [match for word in words for match in difflib.get_close_matches(word.partition("=")[0], known, 1, 0.7)]
-    return f". Fix: did you mean {', '.join(near)}?" if near else ""
+    return [match for word in words for match in difflib.get_close_matches(word.partition("=")[0], known, 1, 0.7)]
 
 
 if __name__ == "__main__":

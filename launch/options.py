@@ -7,23 +7,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from data_prep.base.arguments import HelpFormatter, at_least
+from data_prep.base.arguments import CommandParser, HelpFormatter, at_least
 from data_prep.base.errors import UsageError
 
 MODEL_HELP = (
     "models:/NAME@ALIAS, models:/NAME/VERSION, runs:/RUN_ID/PATH, a run's output_dir, a checkpoint, an export or "
     "another Hugging Face folder, or a name on the Hugging Face Hub"
 )
-
-
-class CommandParser(argparse.ArgumentParser):
-    """argparse's parser, whose errors are one line in the form of all errors of the project."""
-
-    def error(self, message: str) -> NoReturn:
-        """End the process with status 2."""
-        self.exit(2, f"error: {message.rstrip('. ')}. Fix: see `{self.prog} --help`. [usage]\n")
 
 
 def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:

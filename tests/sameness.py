@@ -184,7 +184,9 @@ def main() -> int:
     arguments = parser.parse_args()
     runs = [run for run in RUNS if not arguments.only or run.name in arguments.only]
     with tempfile.TemporaryDirectory() as tree:
-        archive = subprocess.run(["git", "-C", str(ROOT), "archive", arguments.before], check=True, capture_output=True)
+        archive = subprocess.run(["git", "-C", str(ROOT), "archive", arguments.before], capture_output=True)
+        if archive.returncode:
+            parser.error(f"--before {arguments.before}: {archive.stderr.decode().strip()}")
         subprocess.run(["tar", "-x", "-C", tree], input=archive.stdout, check=True)
         before = collect(Path(tree), runs, arguments.steps)
     verdicts = compare(before, collect(ROOT, runs, arguments.steps))

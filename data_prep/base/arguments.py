@@ -8,7 +8,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from data_prep.base.errors import UsageError
 from data_prep.base.urls import redact
@@ -79,6 +79,18 @@ class Once(argparse.Action):
 _WIDEST = 100
 _TABLE_ROW = re.compile(r"( +\S.*? {2,})(\S.*)")
 _WORD = re.compile(r'"[^"]*"|\S+')
+
+
+class CommandParser(argparse.ArgumentParser):
+    """argparse's parser, whose errors are one line in the form of all errors of the project."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with status 2."""
+        self.refuse(message.rstrip(". "), fix=f"see `{self.prog} --help`")
+
+    def refuse(self, problem: str, *, fix: str, code: str = "usage") -> NoReturn:
+        """End the process with status 2 and an error of the project's form."""
+        self.exit(2, f"error: {problem}. Fix: {fix}. [{code}]\n")
 
 
 class HelpFormatter(argparse.HelpFormatter):

@@ -1,6 +1,7 @@
 """`clozeworks merge`: Finish a data set that several jobs prepared with shards --shard-range.
 
 Give the same inputs and settings as to the ranges. The command fails with the missing ranges if some are not done.
+This command is about data; `clozeworks average` averages the checkpoints of a run.
 """
 
 from __future__ import annotations

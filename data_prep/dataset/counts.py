@@ -93,10 +93,8 @@ def pack_counts(counts: np.ndarray) -> dict[str, str]:
     return {"dtype": dtype.str, "base64": base64.b64encode(counts.astype(dtype).tobytes()).decode()}
 
 
-def unpack_counts(values: Mapping[str, str] | Sequence[int]) -> np.ndarray:
-    """Return the counts of `pack_counts`, (n,) int64; earlier releases wrote a list."""
-    if not isinstance(values, Mapping):
-        return np.array(values, np.int64)
+def unpack_counts(values: Mapping[str, str]) -> np.ndarray:
+    """Return the counts of `pack_counts`, (n,) int64."""
     return np.frombuffer(base64.b64decode(values["base64"]), values["dtype"]).astype(np.int64)
 
 

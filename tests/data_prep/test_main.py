@@ -98,7 +98,7 @@ def test_a_dry_run_of_shards_writes_nothing(
         (
             ["--input", "{corpus}", "--wrokers", "2"],
             2,
-            "unrecognized arguments: --wrokers 2. Fix: did you mean --workers?",
+            "unrecognized arguments: --wrokers 2. Fix: write --workers, or see `",
         ),
         (["--input", "{corpus}", "--config", "{tmp}/none.yaml"], 2, "none.yaml does not exist"),
     ],
