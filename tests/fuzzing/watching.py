@@ -66,12 +66,22 @@ def _watched(folders: tuple[Path, ...]) -> Iterator[None]:
     _Watch.readable = tuple(map(os.path.realpath, paths))
     _Watch.folders = tuple(os.path.realpath(folder) for folder in folders)
     try:
-        with _bounded_memory(), _bounded_cpu(), _bounded_waiting():
+        with _bounded_memory(), _bounded_cpu(), _bounded_waiting(), _without_bytecode():
             yield
     finally:
         _Watch.folders = None
         # Of a refusal too; what the reader caught of ours, as a library's `except Exception` does, is heard here again.
         assert not _Watch.trespasses, f"trespassed: {_Watch.trespasses}"
+
+
+@contextlib.contextmanager
+def _without_bytecode() -> Iterator[None]:
+    """Keep the first import of a library, which happens where a reader needs it, from writing its bytecode."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def _bounded_cpu() -> contextlib.AbstractContextManager[None]:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Client
 from multiprocessing.resource_sharer import DupFd
 from typing import NoReturn
@@ -65,12 +66,19 @@ def end(verdict: str) -> NoReturn:
     raise Ended(verdict)
 
 
-@pytest.mark.spawn
-def test_a_worker_that_is_really_killed_is_recognized_while_the_rank_computes() -> None:
+def started_loader() -> tuple[Iterator[int], int]:
+    """A loader at work, and the process of one of its workers; workers of an earlier loader may still be there."""
+    before = {each.pid for each in multiprocessing.active_children()}
     batches = iter(DataLoader(range(1_000_000), batch_size=None, num_workers=2, multiprocessing_context="fork"))
     next(batches)
-    pid = multiprocessing.active_children()[0].pid
+    pid, *_ = {each.pid for each in multiprocessing.active_children()} - before
     assert pid is not None
+    return batches, pid
+
+
+@pytest.mark.spawn
+def test_a_worker_that_is_really_killed_is_recognized_while_the_rank_computes() -> None:
+    _alive, pid = started_loader()
     with (
         pytest.raises(Ended, match=rf"rank 1 \(process {pid} on .*data.num_workers=2"),
         explain_lost_workers(1, 2, end),
@@ -84,10 +92,7 @@ def test_a_worker_that_is_really_killed_is_recognized_while_the_rank_computes() 
 @pytest.mark.spawn
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
 def test_a_worker_whose_connection_breaks_before_its_death_is_known_is_recognized(error: Exception) -> None:
-    batches = iter(DataLoader(range(1_000_000), batch_size=None, num_workers=2, multiprocessing_context="fork"))
-    next(batches)
-    pid = multiprocessing.active_children()[0].pid
-    assert pid is not None
+    _alive, pid = started_loader()
     with pytest.raises(Ended, match=rf"rank 1 \(process {pid} on .*\(Killed\)"), explain_lost_workers(1, 2, end):
         threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
         raise error
