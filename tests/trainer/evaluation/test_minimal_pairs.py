@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import write_byte_level, write_wordpiece
-from trainer.evaluation.masked_scorers import PretrainingScorer, SentenceEncoder, scorer_of
+from trainer.evaluation.masked_scorers import PretrainingScorer, SentenceEncoder, TransformersScorer, scorer_of
 from trainer.evaluation.minimal_pairs import (
     Encoded,
     MaskedCopies,
@@ -292,3 +292,31 @@ def other_model(kind: str, folder: Path) -> Path:
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
     return folder
+
+
+class HeadOnAnotherModule(transformers.BertForMaskedLM):
+    """Its head does not read what `base_model` returns."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        hidden = self.bert.encoder(self.bert.embeddings(input_ids)).last_hidden_state
+        return transformers.modeling_outputs.MaskedLMOutput(logits=self.cls(hidden))
+
+
+class NeedsMore(transformers.BertForMaskedLM):
+    """It cannot be called with token ids and an attention mask alone."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, language: torch.Tensor) -> Any:
+        raise AssertionError("it is not called")
+
+
+def test_a_head_that_reads_something_else_is_scored_in_full_and_other_inputs_are_refused() -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=20, **sizes)
+    plain, other, more = (kind(config) for kind in (transformers.BertForMaskedLM, HeadOnAnotherModule, NeedsMore))
+    other.load_state_dict(plain.state_dict())
+    ((_, copies),) = masked_copies([Encoded(np.array([2, 7, 8, 9, 3]), np.array([1, 2, 3]))], MASK)
+    cpu, dtype = torch.device("cpu"), torch.float64
+    expected = TransformersScorer(plain, cpu, dtype)(copies)
+    np.testing.assert_allclose(TransformersScorer(other, cpu, dtype)(copies), expected, atol=1e-12)
+    with pytest.raises(UserError, match="NeedsMore .*language", check=coded("model-not-scorable")):
+        TransformersScorer(more, cpu, dtype)(copies)
