@@ -15,6 +15,7 @@ from tests.benchmarks.rows import best_recipes
 MISSING = "missing"
 _SCORING = "scoring_cpu_seconds"
 _SIDES = {"ours": "ours", "run_mlm": "run_mlm", "ltg_bert": "LTG-BERT's architecture"}
+_CONTESTANTS = {**_SIDES, "combination": "ours with WSD (1-sqrt) and StableAdamW"}
 _FIELDS = {
     "morphology": "morphology",
     "semantics": "semantics",
@@ -87,7 +88,7 @@ def proof(reports: Reports) -> Iterator[str]:
     ):
         found = [run for run in runs if (run["shape"], run["side"], run["epochs"]) == (shape, side, epochs)]
         planned = sum((run["shape"], run["side"], run["epochs"]) == (shape, side, epochs) for run in details["planned"])
-        name = f"{_SIDES[side]}, {shape}"
+        name = f"{_CONTESTANTS[side]}, {shape}"
         if not found:
             yield f"| {name} | {epochs:g} | 0 of {planned} |" + f" {MISSING} |" * (3 + len(_FIELDS))
             continue

@@ -1,6 +1,7 @@
 """The proof table: does an encoder that is trained here learn language as well per token as the state of the art?
 
     python tests/benchmarks/proof.py --corpus FILES --minimal-pairs DIR --work DIR --results FILE [--runs N]
+        [--contestants NAME ...]
 
 Corpus: 10 million whitespace words of FILES, documents chosen by a seeded hash; the digest of the text is in the
 results. One tokenizer of 8,192 tokens is trained there. All contestants have the same depth, width, tokens per step
@@ -8,12 +9,15 @@ results. One tokenizer of 8,192 tokens is trained there. All contestants have th
 
 - ours: `launch/pretrain.py --config small_cpu`, masking rate from 50% to 30%;
 - run_mlm: transformers' Trainer on grouped rows with RoBERTa's masking (15%) and warmup (6%), same architecture;
-- ltg_bert: LTG-BERT's architecture on our rows and masks (`ltg_bert.py` states the differences).
+- ltg_bert: LTG-BERT's architecture on our rows and masks (`ltg_bert.py` states the differences);
+- combination: ours with what lowers the mean loss on both texts of `ablations.py`: a 1-sqrt decay over the last fifth
+  of the steps (WSD) and StableAdamW.
 
 First a few shapes of about 1.5M parameters are trained for a quarter of an epoch; the one with the best accuracy on a
 tenth of the minimal pairs is used by all. Then come the runs of `plan`, the most informative first. Runs of an epoch or
 more are scored on all minimal pairs, shorter ones on every tenth. A run whose row is in --results is skipped, so the
-same command resumes; --runs ends it after so many new rows. FILE.png shows the accuracies by tokens.
+same command resumes; --runs ends it after so many new rows, and --contestants leaves the others to another process
+(after the search for a shape). FILE.png shows the accuracies by tokens.
 
 Once ours and run_mlm have a row of one epoch, the results also have what both fill into masks (`fills.py`).
 """
@@ -51,6 +55,7 @@ SHAPE_EPOCHS = 0.25
 SUBSET = 10
 """Runs shorter than an epoch are scored on every tenth pair."""
 SIDES = ("ours", "run_mlm", "ltg_bert")
+COMBINATION = "combination"
 PUBLISHED = {
     "ELC-BERT, 24M parameters (arXiv 2311.02265)": 75.8,
     "GPT-BERT, 31M parameters, scored as a masked model (BabyLM 2025)": 70.4,
@@ -64,10 +69,11 @@ CHANCE = 50.0
 
 @dataclass(frozen=True)
 class Run:
-    """One row of the table; runs of one shape, side, number of epochs and seed are the same row."""
+    """One row of the table; runs of one shape, contestant, number of epochs and seed are the same row."""
 
     shape: str
     side: str
+    """One of `SIDES`, or `COMBINATION`."""
     epochs: float
     seed: int
 
@@ -83,9 +89,10 @@ def plan(rows: Sequence[Mapping[str, Any]]) -> list[Run]:
     if shape is None:
         return search
     epoch = [Run(shape, side, 1, seed) for seed in (1, 2, 3) for side in SIDES]
+    combination = [Run(shape, COMBINATION, 1, seed) for seed in (1, 2, 3)]
     curve = [Run(shape, side, epochs, 1) for epochs in (SHAPE_EPOCHS, 0.1) for side in SIDES]
     long = [Run(shape, side, epochs, 1) for epochs in (2, 5, 10) for side in ("ours", "run_mlm")]
-    return [*search, *epoch, *(run for run in curve if run not in search), *long]
+    return [*search, *epoch, *combination, *(run for run in curve if run not in search), *long]
 
 
 def best_shape(rows: Sequence[Mapping[str, Any]]) -> str | None:
@@ -108,6 +115,12 @@ def model_settings(shape: str) -> tuple[str, ...]:
     )
 
 
+def combined_settings(steps: int) -> tuple[str, ...]:
+    """The settings of `COMBINATION`."""
+    schedule = ("schedule.name=warmup_stable_decay", "schedule.decay=one_minus_sqrt")
+    return (*schedule, f"schedule.decay_steps={round(0.2 * steps)}", "optimizer.name=stable_adamw")
+
+
 def main() -> None:
     arguments = _parse()
     keep_freed_memory()
@@ -115,10 +128,11 @@ def main() -> None:
     for _ in range(arguments.runs):
         rows = reports.runs_in(arguments.results)
         missing = [run for run in plan(rows) if not any(run.key.items() <= row.items() for row in rows)]
+        missing = [run for run in missing if run.side in arguments.contestants]
         if not missing:
             break
         row, described = measured(missing[0], corpus, arguments.minimal_pairs)
-        rows = [*rows, row]
+        rows = [*reports.runs_in(arguments.results), row]
         values = {"corpus": selection, "planned": [run.key for run in plan(rows)], "published": PUBLISHED}
         reports.add_run(arguments.results, described, row, **values, fills=filled(rows, corpus))
         arguments.results.with_suffix(".png").write_bytes(draw(rows))
@@ -138,7 +152,8 @@ def measured(run: Run, corpus: Corpus, minimal_pairs: Path) -> tuple[dict[str, A
     """Train and score one row."""
     steps = round(run.epochs * corpus.steps_of_epoch(BATCH_TOKENS))
     batch = (f"training.global_batch_tokens={BATCH_TOKENS}", f"training.micro_batch_tokens={BATCH_TOKENS}")
-    recipe = Recipe(run.side, steps, (*model_settings(run.shape), *batch))
+    side, own = ("ours", combined_settings(steps)) if run.side == COMBINATION else (run.side, ())
+    recipe = Recipe(side, steps, (*model_settings(run.shape), *batch, *own))
     found = train_once(recipe, run.seed, corpus)
     scores = score(Path(found["model"]), minimal_pairs, 1 if run.epochs >= 1 else SUBSET)
     row = run.key | {
@@ -172,11 +187,13 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> bytes:
     figure = Figure(figsize=(8.0, 5.0), dpi=110, layout="constrained")
     axes = figure.subplots()
     shape = best_shape(rows)
-    for side in SIDES:
+    for side in (*SIDES, COMBINATION):
         points: dict[int, list[float]] = {}
         for row in rows:
             if (row["side"], row["shape"]) == (side, shape):
                 points.setdefault(row["tokens"], []).append(100.0 * row["overall"])
+        if not points:
+            continue
         tokens = sorted(points)
         axes.plot(tokens, [statistics.mean(points[each]) for each in tokens], marker="o", label=side)
         low, high = ([pick(points[each]) for each in tokens] for pick in (min, max))
@@ -222,6 +239,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
     parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="add each row to this JSON file")
     parser.add_argument("--runs", type=int, default=10**6, metavar="N", help="new rows (default: all that are missing)")
+    parser.add_argument(
+        "--contestants", nargs="+", choices=(*SIDES, COMBINATION), default=(*SIDES, COMBINATION), help="default: all"
+    )
     return parser.parse_args()
 
 

@@ -140,6 +140,8 @@ def test_the_plan_of_the_proof_table_waits_for_the_shape_and_then_uses_the_best(
     assert {run.shape for run in runs[len(shapes) :]} == {shapes[1]}
     first = [(run.side, run.epochs, run.seed) for run in runs[len(shapes) : len(shapes) + 4]]
     assert first == [("ours", 1, 1), ("run_mlm", 1, 1), ("ltg_bert", 1, 1), ("ours", 1, 2)]
+    assert [run.seed for run in runs if run.side == script["COMBINATION"]] == [1, 2, 3]
+    assert "schedule.decay_steps=20" in script["combined_settings"](100)
 
 
 def test_ablations_choose_the_rate_by_seed_1_and_repeat_the_best(scripts: Any) -> None:
