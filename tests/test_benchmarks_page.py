@@ -15,7 +15,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from tests.benchmarks import __main__ as command
-from tests.benchmarks import catalog, corpus_part, plots, readme_blocks, reports, rows, running
+from tests.benchmarks import catalog, corpus_part, language_tables, plots, readme_blocks, reports, rows, running
 from tests.benchmarks.catalog import BENCHMARKS, Benchmark
 from tests.benchmarks.reports import Row, figure
 from tests.support.error_codes import coded
@@ -289,12 +289,14 @@ def test_ablations_show_the_best_rate_and_what_is_missing() -> None:
     assert "| StableAdamW | tokens | 4.250 (1 of 3 seeds) | -0.250 | 0.001, 9 |" in text, "seed 2 of both"
     assert "| Muon | tokens | missing |  |  |" in text and "| later | tokens | missing |" in text
     assert "by more than the range of the default's seeds: none." in text, "0.5 is the range"
+    assert "for one epoch of 10 million words: missing." in text
     runs += [run("WSD", 1e-3, seed, 3.7) for seed in (1, 2)]
+    runs += [run("both", 3e-3, seed, 3.5) | {"corpus": language_tables.EPOCH} for seed in (1, 2)]
     raw["runs"] = [described(**each, cpu_seconds=9.0) for each in runs]
     report = reports.in_common_shape("ablations", raw_tokenizing() | raw, rows.ablations)
-    assert "by more than the range of the default's seeds: WSD." in readme_blocks.made(
-        "ablations", {"ablations": report}
-    )
+    text = readme_blocks.made("ablations", {"ablations": report})
+    assert "by more than the range of the default's seeds: WSD." in text
+    assert "| both | 2 of 3 | 3.500 (3.500 to 3.500) | 9 |" in text and "| both | tokens" not in text
 
 
 def test_the_table_of_tasks_has_every_variant() -> None:

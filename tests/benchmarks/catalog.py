@@ -203,7 +203,7 @@ BENCHMARKS = (
         240,
         ["--corpus", "{corpus}/../pack_small.jsonl.gz", "--other", "{corpus}/*.jsonl.gz", "--work", "{work}/ablations"],
         ["--corpus", "{corpus}/*.jsonl.gz", "--other", "{corpus}/*.jsonl.gz", "--work", "{work}/ablations"]
-        + ["--vocab-size", "512", "--steps", "2", "--runs", "1"],
+        + ["--vocab-size", "512", "--steps", "2", "--words", "20000", "--runs", "1"],
         packages=TRANSFORMERS,
     ),
     Benchmark(

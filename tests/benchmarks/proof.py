@@ -9,9 +9,7 @@ results. One tokenizer of 8,192 tokens is trained there. All contestants have th
 
 - ours: `launch/pretrain.py --config small_cpu`, masking rate from 50% to 30%;
 - run_mlm: transformers' Trainer on grouped rows with RoBERTa's masking (15%) and warmup (6%), same architecture;
-- ltg_bert: LTG-BERT's architecture on our rows and masks (`ltg_bert.py` states the differences);
-- combination: ours with what lowers the mean loss on both texts of `ablations.py`: a 1-sqrt decay over the last fifth
-  of the steps (WSD) and StableAdamW.
+- ltg_bert: LTG-BERT's architecture on our rows and masks (`ltg_bert.py` states the differences).
 
 First a few shapes of about 1.5M parameters are trained for a quarter of an epoch; the one with the best accuracy on a
 tenth of the minimal pairs is used by all. Then come the runs of `plan`, the most informative first. Runs of an epoch or
@@ -55,7 +53,6 @@ SHAPE_EPOCHS = 0.25
 SUBSET = 10
 """Runs shorter than an epoch are scored on every tenth pair."""
 SIDES = ("ours", "run_mlm", "ltg_bert")
-COMBINATION = "combination"
 PUBLISHED = {
     "ELC-BERT, 24M parameters (arXiv 2311.02265)": 75.8,
     "GPT-BERT, 31M parameters, scored as a masked model (BabyLM 2025)": 70.4,
@@ -73,7 +70,6 @@ class Run:
 
     shape: str
     side: str
-    """One of `SIDES`, or `COMBINATION`."""
     epochs: float
     seed: int
 
@@ -89,10 +85,9 @@ def plan(rows: Sequence[Mapping[str, Any]]) -> list[Run]:
     if shape is None:
         return search
     epoch = [Run(shape, side, 1, seed) for seed in (1, 2, 3) for side in SIDES]
-    combination = [Run(shape, COMBINATION, 1, seed) for seed in (1, 2, 3)]
     curve = [Run(shape, side, epochs, 1) for epochs in (SHAPE_EPOCHS, 0.1) for side in SIDES]
     long = [Run(shape, side, epochs, 1) for epochs in (2, 5, 10) for side in ("ours", "run_mlm")]
-    return [*search, *epoch, *combination, *(run for run in curve if run not in search), *long]
+    return [*search, *epoch, *(run for run in curve if run not in search), *long]
 
 
 def best_shape(rows: Sequence[Mapping[str, Any]]) -> str | None:
@@ -113,12 +108,6 @@ def model_settings(shape: str) -> tuple[str, ...]:
         *(f"model.num_hidden_layers={layers}", f"model.num_attention_heads={heads}"),
         *(f"model.intermediate_size={intermediate}", "model.max_position_embeddings=512"),
     )
-
-
-def combined_settings(steps: int) -> tuple[str, ...]:
-    """The settings of `COMBINATION`."""
-    schedule = ("schedule.name=warmup_stable_decay", "schedule.decay=one_minus_sqrt")
-    return (*schedule, f"schedule.decay_steps={round(0.2 * steps)}", "optimizer.name=stable_adamw")
 
 
 def main() -> None:
@@ -152,8 +141,7 @@ def measured(run: Run, corpus: Corpus, minimal_pairs: Path) -> tuple[dict[str, A
     """Train and score one row."""
     steps = round(run.epochs * corpus.steps_of_epoch(BATCH_TOKENS))
     batch = (f"training.global_batch_tokens={BATCH_TOKENS}", f"training.micro_batch_tokens={BATCH_TOKENS}")
-    side, own = ("ours", combined_settings(steps)) if run.side == COMBINATION else (run.side, ())
-    recipe = Recipe(side, steps, (*model_settings(run.shape), *batch, *own))
+    recipe = Recipe(run.side, steps, (*model_settings(run.shape), *batch))
     found = train_once(recipe, run.seed, corpus)
     scores = score(Path(found["model"]), minimal_pairs, 1 if run.epochs >= 1 else SUBSET)
     row = run.key | {
@@ -187,13 +175,11 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> bytes:
     figure = Figure(figsize=(8.0, 5.0), dpi=110, layout="constrained")
     axes = figure.subplots()
     shape = best_shape(rows)
-    for side in (*SIDES, COMBINATION):
+    for side in SIDES:
         points: dict[int, list[float]] = {}
         for row in rows:
             if (row["side"], row["shape"]) == (side, shape):
                 points.setdefault(row["tokens"], []).append(100.0 * row["overall"])
-        if not points:
-            continue
         tokens = sorted(points)
         axes.plot(tokens, [statistics.mean(points[each]) for each in tokens], marker="o", label=side)
         low, high = ([pick(points[each]) for each in tokens] for pick in (min, max))
@@ -239,9 +225,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
     parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="add each row to this JSON file")
     parser.add_argument("--runs", type=int, default=10**6, metavar="N", help="new rows (default: all that are missing)")
-    parser.add_argument(
-        "--contestants", nargs="+", choices=(*SIDES, COMBINATION), default=(*SIDES, COMBINATION), help="default: all"
-    )
+    parser.add_argument("--contestants", nargs="+", choices=SIDES, default=SIDES, help="default: all")
     return parser.parse_args()
 
 
