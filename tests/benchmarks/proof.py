@@ -124,7 +124,8 @@ def main() -> None:
         rows = [*reports.runs_in(arguments.results), row]
         values = {"corpus": selection, "planned": [run.key for run in plan(rows)], "published": PUBLISHED}
         reports.add_run(arguments.results, described, row, **values, fills=filled(rows, corpus))
-        arguments.results.with_suffix(".png").write_bytes(draw(rows))
+        if shape := best_shape(rows):
+            arguments.results.with_suffix(".png").write_bytes(draw(rows, shape))
         print(f"{missing[0]}: valid loss {row['loss']}, minimal pairs {100 * row['overall']:.1f}%", flush=True)
 
 
@@ -170,11 +171,10 @@ def filled(rows: Sequence[Mapping[str, Any]], corpus: Corpus) -> dict[str, Any] 
     return reports.read(path)
 
 
-def draw(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """A PNG of the accuracy on minimal pairs by tokens, of the chosen shape, with the published ones as lines."""
+def draw(rows: Sequence[Mapping[str, Any]], shape: str) -> bytes:
+    """A PNG of the accuracy on minimal pairs by tokens, of one shape, with the published ones as lines."""
     figure = Figure(figsize=(8.0, 5.0), dpi=110, layout="constrained")
     axes = figure.subplots()
-    shape = best_shape(rows)
     for side in SIDES:
         points: dict[int, list[float]] = {}
         for row in rows:
