@@ -29,11 +29,12 @@ def module_digest(found: Any) -> str | None:
 def function_digest(found: Callable[..., Any]) -> str | None:
     """sha256 of the source of a function or class that may be defined in a notebook, and of what it refers to there.
 
-    Functions of the same module are followed; plain values of globals and closures count by their value. None where a
-    source cannot be read or a value is not plain, so that a version has to be given.
+    Functions, classes and base classes of the same module are followed, also from inner functions; plain values of
+    globals, closures and class attributes count by their value. None where a source cannot be read or a value is not
+    plain, so that a version has to be given. Other modules count by name and `__version__`.
     """
     parts: dict[str, str] = {}
-    return _digest(parts) if _collect(found, parts) else None
+    return _digest(parts) if _collect(found, parts, set()) else None
 
 
 def _digest(parts: dict[str, str]) -> str:
@@ -43,42 +44,87 @@ def _digest(parts: dict[str, str]) -> str:
     return hashed.hexdigest()
 
 
-def _collect(found: Any, parts: dict[str, str]) -> bool:
-    """Add the source of `found` and of what it refers to; returns whether all of it could be read."""
-    name = f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', '')}"
-    if name in parts:
+def _collect(found: Any, parts: dict[str, str], seen: set[int]) -> bool:
+    """Add the source of `found` and of what it refers to; returns whether all of it could be read.
+
+    Args:
+        seen: ids of the functions and classes that were added.
+    """
+    if id(found) in seen:
         return True
+    seen.add(id(found))
+    name = f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', '')}"
+    while name in parts:  # such as another lambda
+        name += "'"
     try:
-        parts[name] = textwrap.dedent(inspect.getsource(found))
+        # The code's own: `inspect` gives that of the function that a decorator wraps.
+        parts[name] = textwrap.dedent(inspect.getsource(getattr(found, "__code__", found)))
     except (OSError, TypeError):
         return False
-    functions = [found] if inspect.isfunction(found) else [f for f in vars(found).values() if inspect.isfunction(f)]
-    return all(_collect_references(function, parts) for function in functions)
+    if inspect.isfunction(found):
+        return _collect_references(found, name, parts, seen)
+    file = inspect.getfile(found)
+    return all(_collect_attribute(name, *item, file, parts, seen) for item in vars(found).items()) and all(
+        _collect(base, parts, seen) for base in found.__bases__ if base.__module__ == found.__module__
+    )
 
 
-def _collect_references(function: types.FunctionType, parts: dict[str, str]) -> bool:
-    try:
-        references = inspect.getclosurevars(function)
-    except ValueError:
-        return False
+def _collect_attribute(name: str, attribute: str, value: Any, file: str, parts: dict[str, str], seen: set[int]) -> bool:
+    """Add what an attribute of the class `name`, whose source is in `file`, refers to."""
+    if not attribute.startswith("__") and _is_plain(value):
+        parts[f"{name} has {attribute}"] = _canonical(value)
+    accessors = ("__func__", "fget", "fset", "func")  # of static and class methods, properties, cached properties
+    functions = [value, *(getattr(value, accessor, None) for accessor in accessors)]
+    return all(
+        _collect_references(function, f"{name}.{attribute}", parts, seen)
+        for function in map(_undecorated, functions)
+        if inspect.isfunction(function) and function.__code__.co_filename == file
+    )
+
+
+def _undecorated(value: Any) -> Any:
+    """The function in an object that is none, such as that of `functools.lru_cache`."""
+    return value if inspect.isfunction(value) else getattr(value, "__wrapped__", value)
+
+
+def _collect_references(function: types.FunctionType, name: str, parts: dict[str, str], seen: set[int]) -> bool:
+    """Add the defaults, globals and closures of a function and of those within it."""
     defaults = (function.__defaults__, function.__kwdefaults__)
     if not _is_plain(defaults):
         return False
-    parts[f"{function.__module__}.{function.__qualname__} defaults"] = (
-        _canonical(defaults) if any(defaults) else repr(defaults)
+    parts[f"{name} defaults"] = _canonical(defaults) if any(defaults) else repr(defaults)
+    try:
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:  # one without a value yet
+        return False
+    used = _global_names(function.__code__) & function.__globals__.keys()
+    references = {each: function.__globals__[each] for each in sorted(used)}
+    references.update(zip(function.__code__.co_freevars, cells, strict=True))
+    return all(
+        _collect_value(f"{name} uses {each}", value, function.__module__, parts, seen)
+        for each, value in references.items()
     )
-    for name, value in {**references.globals, **references.nonlocals}.items():
-        if isinstance(value, types.ModuleType):
-            parts[f"module {name}"] = f"{value.__name__} {getattr(value, '__version__', '')}"
-        elif inspect.isfunction(value) or inspect.isclass(value):
-            if value.__module__ != function.__module__:
-                parts[f"imported {name}"] = f"{value.__module__}.{value.__qualname__}"
-            elif not _collect(value, parts):
-                return False
-        elif _is_plain(value):
-            parts[f"{function.__qualname__} uses {name}"] = _canonical(value)
-        else:
-            return False
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """Names that a code and those within it, such as comprehensions and lambdas, may look up outside."""
+    inner = (item for item in code.co_consts if isinstance(item, types.CodeType))
+    return set(code.co_names).union(*map(_global_names, inner))
+
+
+def _collect_value(use: str, value: Any, module: str, parts: dict[str, str], seen: set[int]) -> bool:
+    """Add a value that something of `module` refers to."""
+    value = _undecorated(value)
+    if isinstance(value, types.ModuleType):
+        parts[use] = f"module {value.__name__} {getattr(value, '__version__', '')}"
+    elif inspect.isfunction(value) or inspect.isclass(value):
+        if value.__module__ == module:
+            return _collect(value, parts, seen)
+        parts[use] = f"imported {value.__module__}.{value.__qualname__}"
+    elif _is_plain(value):
+        parts[use] = _canonical(value)
+    else:
+        return False
     return True
 
 

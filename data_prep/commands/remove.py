@@ -134,7 +134,8 @@ def _print_found(found: ListedDocuments, noun: str) -> None:
 
 
 def _listed(values: Sequence[str]) -> str:
-    listed = ", ".join(value[:_SHOWN_CHARACTERS] for value in values[:_SHOWN])
+    shortened = [value[:_SHOWN_CHARACTERS] for value in values[:_SHOWN]]
+    listed = ", ".join(value if value == value.strip() else repr(value) for value in shortened)
     return listed + (f" and {len(values) - _SHOWN:,} more" if len(values) > _SHOWN else "")
 
 

@@ -145,7 +145,8 @@ class _IndexSearch:
 
 
 def read_list(url: str, names: Sequence[str]) -> list[tuple[int, str]]:
-    """Read a list: one value per line (lines that begin with # are comments), or a CSV or TSV file with a header.
+    """Read a list: one value per line (lines that begin with # are comments, white space at both ends does not count),
+    or a CSV or TSV file with a header, whose cells count as they are.
 
     Args:
         names: lower-case names of the column with the values; the column of a table of one may have any name.
@@ -292,8 +293,8 @@ def _table_values(text: str, delimiter: str, names: Sequence[str], where: str) -
                     "with one value per line",
                     code="invalid-list",
                 )
-            if row and (value := row[columns[0]].strip()):
-                yield rows.line_num, value
+            if row and row[columns[0]].strip():
+                yield rows.line_num, row[columns[0]]
     except csv.Error as error:
         raise UserError(
             f"{where} line {rows.line_num} is not valid CSV ({error})", fix="correct the line", code="invalid-list"

@@ -37,8 +37,9 @@ _UNKNOWN = np.uint64(0)
 class Decontamination:
     """Drops a document that has `ngram` tokens in a row in common with an evaluation set; the reason is the set's name.
 
-    An example is a line of one of the fields. An example of fewer tokens is looked for as a whole where it has at least
-    `min_tokens`; shorter ones are too common to be looked for and are counted in the identity.
+    An example is a line of one of the fields, and each field of several lines as a whole. An example of fewer tokens is
+    looked for as a whole where it has at least `min_tokens`; shorter lines are too common to be looked for on their own
+    and are counted in the identity.
 
     Args:
         sets: by name, files or patterns of any input format, or {files: ..., fields: [...]}; fields are `text` by
@@ -48,7 +49,7 @@ class Decontamination:
         min_tokens: of an example that is shorter than an n-gram.
     """
 
-    version = "1"
+    version = "2"
 
     def __init__(self, sets: Mapping[str, Any] | Sequence[str] | str, ngram: int = 13, min_tokens: int = 8) -> None:
         sets = _named(sets)
@@ -97,22 +98,27 @@ class Decontamination:
         num_examples = num_short = 0
         digest = hashlib.sha256()
         for text in _texts(name, given):
-            for line in text.splitlines():
-                words = tokens_of(line)
-                if not words:
-                    continue
+            lines = [words for words in map(tokens_of, text.splitlines()) if words]
+            for words in lines:
                 num_examples += 1
+                num_short += len(words) < self._min_tokens
                 digest.update((" ".join(words) + "\n").encode(errors="surrogatepass"))
-                if len(words) < self._min_tokens:
-                    num_short += 1
-                    continue
-                ids = [self._word_ids.setdefault(word, _word_id(word)) for word in words]
-                length = min(self._ngram, len(words))
-                for size, hashed in _rolling(np.array(ids, np.uint64), length):
-                    if size == length:
-                        hashes.setdefault(length, []).append(hashed)
+                self._add(words, hashes)
+            digest.update(b"\n")
+            if len(lines) > 1:  # a leak may be of lines that are short
+                self._add([word for words in lines for word in words], hashes)
         self._described[name] = {"examples": num_examples, "too_short": num_short, "sha256": digest.hexdigest()}
         return hashes
+
+    def _add(self, words: Sequence[str], hashes: dict[int, list[np.ndarray]]) -> None:
+        """Add the n-grams of an example that is long enough, or the whole of one that is shorter than an n-gram."""
+        if len(words) < self._min_tokens:
+            return
+        ids = [self._word_ids.setdefault(word, _word_id(word)) for word in words]
+        length = min(self._ngram, len(words))
+        for size, hashed in _rolling(np.array(ids, np.uint64), length):
+            if size == length:
+                hashes.setdefault(length, []).append(hashed)
 
 
 def _named(sets: Any) -> Any:

@@ -6,7 +6,6 @@ Preparation, the tokenizer's sample and the estimate read through it.
 from __future__ import annotations
 
 import json
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,7 +17,7 @@ from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.protocol import UNUSABLE, UnusableDocument, filter_reason
-from data_prep.filters.registry import Step, configured_filters, filters_fingerprint
+from data_prep.filters.registry import Step, configured_filters, failure, filters_fingerprint
 from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, has_too_many_marks
 
@@ -110,13 +109,13 @@ class FilteredReader(DocumentReader):
                 f"{self._named(document)}: filter {step.name!r}: {error}",
                 fix=f"{error.fix}, or skip such documents with documents.on_bad_input=skip",
             ) from None
-        except (Exception, SystemExit) as error:  # whatever a user's function raises is the user's to fix
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            what = f"failed at {frame.filename}:{frame.lineno} ({type(error).__name__}: {error})"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever else a user's function raises is the user's to fix
             fix = ""
             if isinstance(error, KeyError) and error.args and error.args[0] not in document.metadata:
                 fix = "name the fields that filters see in documents.metadata_fields, or correct the filter"
-            raise self._wrong(step, what, "filter-failed", document, fix) from error
+            raise self._wrong(step, failure(error), "filter-failed", document, fix) from error
         if outcome is None:
             return document
         if isinstance(outcome, Document):

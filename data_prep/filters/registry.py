@@ -10,6 +10,7 @@ import functools
 import hashlib
 import inspect
 import json
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ FILTERS = Registry(
 Outcome = str | Document | None
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _MISSING_FILE = ("input-not-found", "unreadable-file")
+_SHOWN_CHARACTERS = 500
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,25 @@ def _configured(name: str, found: Any, parameters: Mapping[str, Any], is_maker: 
         if error.code not in _MISSING_FILE:
             raise
         raise UsageError(f"filter {name!r}: {error.problem}", fix=error.fix, code=error.code) from None
+    except Exception as error:  # whatever a user's class raises is the user's to fix
+        raise UserError(
+            f"filter {name!r} {failure(error)}", fix="correct the filter or its parameters", code="filter-failed"
+        ) from error
+    if not callable(made):
+        raise UsageError(
+            f"filter {name!r} makes {type(made).__name__}, which cannot be called with a document",
+            fix="give the class a method __call__(self, document)",
+            code="filter-not-callable",
+        )
     return made  # type: ignore[no-any-return]  # the reader checks what it returns
+
+
+def failure(error: BaseException) -> str:
+    """Where and how a user's function failed."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    what = str(error)
+    shortened = what if len(what) <= _SHOWN_CHARACTERS else f"{what[:_SHOWN_CHARACTERS]}..."
+    return f"failed at {frame.filename}:{frame.lineno} ({type(error).__name__}: {shortened})"
 
 
 def _redacted(value: Any) -> Any:

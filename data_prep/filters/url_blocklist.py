@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from data_prep.base.errors import UsageError
 from data_prep.documents.document import Document
 from data_prep.storage import storage
+
+
+_NO_DOMAIN = re.compile(r"[\s*|^,;]")  # as in a line of a hosts file or of an ad blocker's list
 
 
 class UrlBlocklist:
@@ -23,8 +27,8 @@ class UrlBlocklist:
     needs = frozenset({"url"})
 
     def __init__(self, domains: Sequence[str] | str = (), urls: Sequence[str] | str = ()) -> None:
-        self._domains = {_host(domain) for domain in _entries(domains)}
-        self._urls = {_without_scheme(url) for url in _entries(urls)}
+        self._domains = {_domain(domain, where) for where, domain in _entries(domains)}
+        self._urls = {_without_scheme(url) for _, url in _entries(urls)}
         if not self._domains and not self._urls:
             raise UsageError(
                 "filter 'url_blocklist' has no entry",
@@ -45,23 +49,39 @@ class UrlBlocklist:
         return "domain" if any(".".join(labels[first:]) in self._domains for first in range(len(labels))) else None
 
 
-def _entries(given: Sequence[str] | str) -> list[str]:
+def _entries(given: Sequence[str] | str) -> list[tuple[str, str]]:
+    """The entries of a list, and where each is."""
     if not isinstance(given, str):
-        return [str(entry).strip() for entry in given if str(entry).strip()]
+        return [(f"entry {number}", str(entry).strip()) for number, entry in enumerate(given, 1) if str(entry).strip()]
     try:
-        lines = storage.read_bytes(given).decode().splitlines()
+        lines = storage.read_bytes(given).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise UsageError(
             f"blocklist {storage.redact(given)} is not UTF-8 (byte {error.start})",
             fix="convert it, such as with iconv",
             code="not-utf-8",
         ) from None
-    return [entry for line in lines if (entry := line.partition("#")[0].strip())]
+    return [
+        (f"{storage.redact(given)} line {number}", entry)
+        for number, line in enumerate(lines, 1)
+        if (entry := line.partition("#")[0].strip())
+    ]
+
+
+def _domain(entry: str, where: str) -> str:
+    domain = _host(entry)
+    if not domain or _NO_DOMAIN.search(domain):
+        raise UsageError(
+            f"filter 'url_blocklist': {where} is not a domain: {entry[:100]!r}",
+            fix="give one name per line, such as example.org, which includes its subdomains",
+            code="filter-parameters",
+        )
+    return domain
 
 
 def _host(url: str) -> str:
     """The host of a URL or a bare domain, in lower case, its name in ASCII; no URL is malformed to this."""
-    rest = url.partition("://")[2] or url
+    rest = url.partition("://")[2] or url.removeprefix("//")
     for end in "/?#":
         rest = rest.partition(end)[0]
     host = rest.rpartition("@")[2].partition(":")[0].strip(".").lower()
@@ -72,7 +92,7 @@ def _host(url: str) -> str:
 
 
 def _without_scheme(url: str) -> str:
-    rest = (url.partition("://")[2] or url).partition("#")[0]
+    rest = (url.partition("://")[2] or url.removeprefix("//")).partition("#")[0]
     host, slash, path = rest.partition("/")
     return f"{_host(host)}{slash}{path}".rstrip("/")
 

@@ -79,7 +79,7 @@ def document_report(
         yield from _provenance(location)
         rows = ShardProvenance(folder, location.shard.provenance).rows(location.document_id)
         if named is not None and not any(getattr(row, named[0]) == named[1] for row in rows):
-            yield printable(f"{named[1]} was dropped as a near-duplicate of this document")
+            yield printable(f"{named[1]} was dropped as a duplicate of this document")
         for row in rows:
             if row.source == location.source.name and row.kept_as == location.document_id:
                 yield from _origin(row)

@@ -95,7 +95,7 @@ def test_a_near_duplicate_is_named_where_the_kept_document_is_shown(
     settings = ["documents.id_field=id", "deduplication.near=true", "deduplication.threshold=0.6"]
     prepare(str(tmp_path / "in.jsonl"), tokenizer=small_tokenizer, output=tmp_path / "out", overrides=settings)
     assert verify_shards(str(tmp_path / "out"))[1] == []
-    near = "was dropped as a near-duplicate of this document"
+    near = "was dropped as a duplicate of this document"
     shown = {row["id"]: run(capsys, tmp_path / "out", "--id", row["id"]) for row in rows}
     named = [id for id, lines in shown.items() if f"{id} {near}" in lines]
     assert named in (["doc-0", "doc-2"], ["doc-1"]), "all but the kept text"

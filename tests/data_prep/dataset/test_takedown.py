@@ -204,6 +204,7 @@ def test_without_provenance_the_setting_is_named(small_shards: Path) -> None:
         ("l.csv", 'name,URL\nx,https://a.org/?a=1\n"y, z",b\n,\n', [(2, "https://a.org/?a=1"), (3, "b")]),
         ("l.tsv", "url\tname\na\tx\n", [(2, "a")]),
         ("l.csv", "anything\na\n", [(2, "a")]),
+        ("l.csv", 'note,url\nx," a\u00a0"\nx,"b\nc"\nx, \n', [(2, " a\u00a0"), (4, "b\nc")]),
     ],
 )
 def test_lists_are_read(tmp_path: Path, name: str, text: str, values: list[tuple[int, str]]) -> None:

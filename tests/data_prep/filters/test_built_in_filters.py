@@ -66,6 +66,7 @@ def test_a_field_that_is_not_read_is_refused(tmp_path: Path, entry: dict[str, An
         ("https://spam.example/x", "domain"),
         ("http://www.deep.SPAM.example:80/x?y", "domain"),
         ("https://user@spam.example.", "domain"),
+        ("//spam.example/x", "domain"),
         ("https://notspam.example/", None),
         ("https://spam.example.org/", None),
         ("https://xn--bcher-kva.example/a", "domain"),
@@ -94,6 +95,20 @@ def test_a_blocklist_is_identified_by_its_content(tmp_path: Path) -> None:
     (given,) = described_filters([filter_settings("url_blocklist", domains=["b.example", "a.example"])])
     assert from_file == given and given["parameters"]["domains"]["entries"] == 2
     assert described_filters([filter_settings("url_blocklist", domains=["b.example"])]) != [given]
+
+
+def test_a_mark_of_the_encoding_begins_no_entry(tmp_path: Path) -> None:
+    listed = tmp_path / "domains.txt"
+    listed.write_text("# bad ones\nspam.example\n", encoding="utf-8-sig")
+    (given,) = described_filters([filter_settings("url_blocklist", domains=str(listed))])
+    assert given["parameters"]["domains"]["entries"] == 1
+
+
+@pytest.mark.parametrize("entry", ["0.0.0.0 ads.example", "*.example", "||ads.example^", "."])
+def test_an_entry_that_is_no_domain_is_named_with_its_line(tmp_path: Path, entry: str) -> None:
+    (tmp_path / "domains.txt").write_text(f"# bad ones\n{entry}\n")
+    with pytest.raises(UserError, check=coded("filter-parameters"), match=r"domains\.txt line 2 is not a domain"):
+        outcome(Document("a"), name="url_blocklist", domains=str(tmp_path / "domains.txt"))
 
 
 def test_a_blocklist_of_nothing_or_of_no_text_is_refused(tmp_path: Path) -> None:

@@ -60,6 +60,14 @@ def test_every_planted_leak_is_found_and_counts_for_its_set(tmp_path: Path, sets
     assert [step.apply(document) for document in clean] == [None] * 200
 
 
+def test_a_leak_of_short_lines_is_found(tmp_path: Path) -> None:
+    lines = ["Which of these is a river?", "(A) the Danube", "(B) the Alps", "(C) Vienna, a town", "(D) none of them"]
+    (tmp_path / "quiz.jsonl").write_text(json.dumps({"text": "\n".join(lines)}) + "\n")
+    step = step_for(sets={"quiz": str(tmp_path / "quiz.jsonl")})
+    assert step.apply(Document(f"A page of a forum. {' '.join(lines).upper()} Who knows?")) == "quiz"
+    assert step.apply(Document(f"A page of a forum. {' '.join(lines[1:4])} Who knows?")) is None, "eleven words"
+
+
 def test_twelve_words_in_common_and_short_examples_are_kept(tmp_path: Path, sets: dict[str, Any]) -> None:
     step = step_for(sets=sets)
     lines = (tmp_path / "lines.txt").read_text().splitlines()

@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import sys
+from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -74,6 +75,7 @@ def test_filters_drop_and_transforms_replace_in_their_order(tmp_path: Path) -> N
         (lambda document: replace(document, metadata={"tags": {"a"}}), "filter-result"),
         (lambda document: document.metadata.update(score={1}), "filter-result"),
         (lambda document: sys.exit(3), "filter-failed"),
+        (lambda document: (_ for _ in ()).throw(CancelledError()), "filter-failed"),
         (lambda document: "", "filter-reasons"),
         (lambda document: "a\nb", "filter-reasons"),
         (lambda document: "x" * 101, "filter-reasons"),

@@ -27,6 +27,11 @@ class Shorter:
 
 def shorter(document, characters=10): return "long" if len(document.text) > characters else None
 
+class Broken:
+    def __init__(self): 1 / 0
+
+class Empty: ...
+
 NUMBER = 5
 """
 
@@ -70,6 +75,8 @@ def test_functions_and_classes_take_parameters() -> None:
         ({"name": "own_filters:NUMBER"}, "filter-not-callable"),
         ({"name": "own_filters:shorter", "letters": 3}, "filter-parameters"),
         ({"name": "own_filters:Shorter"}, "filter-parameters"),
+        ({"name": "own_filters:Broken"}, "filter-failed"),
+        ({"name": "own_filters:Empty"}, "filter-not-callable"),
         ({"name": "builtins:len"}, "filter-without-version"),
     ],
 )
