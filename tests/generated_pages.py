@@ -192,15 +192,14 @@ def _packages(top: str) -> Iterator[str]:
     for name in ORDER[top]:
         docstring = ast.get_docstring(ast.parse((REPOSITORY / top / name / "__init__.py").read_text(encoding="utf-8")))
         assert docstring is not None, f"{top}/{name}/__init__.py has no docstring"
-        yield f"{name + '/':{width}}  {shortened(docstring)}"
+        yield f"{name + '/':{width}}  {first_sentence(docstring)}"
     yield "```"
 
 
-def shortened(docstring: str, limit: int = 53) -> str:
-    """The first sentence of a docstring, cut after a comma or colon where it is longer than `limit` characters."""
-    sentence = re.split(r"[.;](?: |$)", " ".join(docstring.split()))[0]
-    while len(sentence) > limit and re.search(r"[,:] ", sentence):
-        sentence = re.split(r"[,:] (?!.*[,:] )", sentence)[0]
+def first_sentence(docstring: str, limit: int = 53) -> str:
+    """The first sentence of a docstring, without its full stop; the page has room for `limit` characters."""
+    sentence = re.split(r"[.](?: |$)", " ".join(docstring.split()))[0]
+    assert len(sentence) <= limit, f"{sentence!r} has more than {limit} characters"
     return sentence
 
 

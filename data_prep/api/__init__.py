@@ -1,1 +1,1 @@
-"""Python API of data preparation; import its names from `data_prep`."""
+"""Python API: train_tokenizer, prepare, open_dataset. Import its names from `data_prep`."""

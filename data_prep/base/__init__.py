@@ -1,1 +1,1 @@
-"""Base library: errors, settings, terminal output, progress, checks of arguments."""
+"""Base library: errors, settings, terminal output."""

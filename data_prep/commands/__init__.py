@@ -1,1 +1,1 @@
-"""Commands of data preparation."""
+"""Command line, with estimates and reports."""

@@ -1,1 +1,1 @@
-"""Configuration of data preparation."""
+"""Settings of data preparation."""

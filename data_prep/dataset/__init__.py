@@ -1,1 +1,1 @@
-"""Prepared data sets: shards, manifest, versions, verification, removal of documents."""
+"""Prepared data sets: shards, verification, removal."""

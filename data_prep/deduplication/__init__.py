@@ -1,1 +1,1 @@
-"""Near-duplicate detection: signatures, similarity search, list of dropped documents."""
+"""Near-duplicates by tokens: signatures, search."""

@@ -1,1 +1,1 @@
-"""Input documents: readers, input formats, division of files into work units."""
+"""Input documents: text, JSON, CSV, Parquet, Arrow."""

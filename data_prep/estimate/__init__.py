@@ -1,1 +1,1 @@
-"""Estimates of size and time, extrapolated from a sample."""
+"""Size and time of a preparation, from a sample."""

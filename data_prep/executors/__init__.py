@@ -1,1 +1,1 @@
-"""Executors of work units: this process, a process pool, a Dask cluster."""
+"""Executors: this process, process pool, Dask cluster."""

@@ -1,1 +1,1 @@
-"""Document filters and transforms: protocols, registry, built-in filters, filtered reader."""
+"""Document filters: registry, built-in filters."""

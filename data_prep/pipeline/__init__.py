@@ -1,1 +1,1 @@
-"""Preparation pipeline: plan, map phase, reduce phase, resume."""
+"""Preparation: plan, map phase, reduce phase, resume."""

@@ -1,1 +1,1 @@
-"""Reports on a data set: statistics, plots, decoded documents."""
+"""Reports on a data set: statistics, plots."""

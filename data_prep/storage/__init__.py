@@ -1,1 +1,1 @@
-"""Storage: local disks and object stores, locks, retries, compression."""
+"""Storage: local disks and object stores, locks."""

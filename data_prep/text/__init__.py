@@ -1,1 +1,1 @@
-"""Text processing before tokenization: cleaning, sentence boundaries."""
+"""Text before tokenization: cleaning, sentences."""

@@ -1,1 +1,1 @@
-"""Tokenizers: format, encoding, pretrained tokenizers, Hugging Face export."""
+"""Tokenizers: format, encoding, word cache."""

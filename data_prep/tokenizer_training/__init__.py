@@ -1,1 +1,1 @@
-"""Tokenizer training: sample of the corpus, training, quality report."""
+"""Tokenizer training: corpus sample, training."""

@@ -1,1 +1,1 @@
-"""Configuration of a training run, one module per section."""
+"""Settings, learning-rate schedule, promotion rules."""

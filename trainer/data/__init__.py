@@ -1,1 +1,1 @@
-"""Data loading: sample order, packing, masking, sentence pairs, micro-batches."""
+"""Batches of a rank: sample order, packing, masking."""

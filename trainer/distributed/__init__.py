@@ -1,1 +1,1 @@
-"""Distributed processes: rendezvous, process groups, watchdog, signals, exit."""
+"""Processes of a run: rendezvous, watchdog, exit."""

@@ -1,1 +1,1 @@
-"""DeepSpeed engine: configuration, optimizers, training state at every ZeRO stage."""
+"""DeepSpeed engine around any model; optimizers."""

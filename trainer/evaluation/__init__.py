@@ -1,1 +1,1 @@
-"""Evaluation during and after training: validation loss, minimal pairs."""
+"""Evaluation: validation loss, minimal pairs, suites."""

@@ -1,1 +1,1 @@
-"""Fine-tuning on labeled text: tables, tasks, fits, comparison, prediction."""
+"""Fine-tuning on labeled text: tables, tasks, fits."""

@@ -1,1 +1,1 @@
-"""Inference: masked tokens, embeddings, sentence pairs, attention."""
+"""Trained models: find, download, check, use."""

@@ -1,1 +1,1 @@
-"""Training loop: setup, steps, saving, reporting."""
+"""Training loop: setup, steps, stages, saving."""

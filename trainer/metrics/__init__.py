@@ -1,1 +1,1 @@
-"""Metrics of a run: throughput, health, status file, log lines."""
+"""Throughput, health and status file of a run."""

@@ -1,1 +1,1 @@
-"""Encoder and heads: BERT, ModernBERT, sizes, weights under their transformers names."""
+"""Encoder and heads: from a batch to the loss; sizes."""

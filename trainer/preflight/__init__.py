@@ -1,1 +1,1 @@
-"""Checks and estimates before a run."""
+"""Doctor and dry run: checks, memory estimate."""

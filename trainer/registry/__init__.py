@@ -1,1 +1,1 @@
-"""MLflow model registry: versions, aliases, promotion, downloads."""
+"""MLflow model registry: versions, aliases, promotion."""

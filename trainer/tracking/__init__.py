@@ -1,1 +1,1 @@
-"""MLflow tracking: journal on disk, delivery to a server, curves."""
+"""MLflow tracking: journal on disk, delivery."""
