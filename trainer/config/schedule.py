@@ -16,13 +16,14 @@ def learning_rate(step: int, max_steps: int, peak: float, schedule: ScheduleSett
 
     The warmup rises linearly and reaches the peak at its last step; no step has rate 0 unless the schedule ends there.
     `linear`, `cosine` and `one_minus_sqrt` (1 - sqrt(x)) fall from the end of the warmup to `final_ratio * peak`;
-    `warmup_stable_decay` stays at the peak and falls over the last `decay_steps` (Hu et al. 2024, MiniCPM, section 4;
+    `warmup_stable_decay` stays at the peak and falls over the steps of its decay (Hu et al. 2024, MiniCPM, section 4;
     Haegele et al. 2024, section 3, compare the shapes).
     """
     warmup_steps = schedule.num_warmup_steps(max_steps)
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
-    decay_steps = schedule.decay_steps if schedule.name == "warmup_stable_decay" else max_steps - warmup_steps
+    is_stable = schedule.name == "warmup_stable_decay"
+    decay_steps = schedule.num_decay_steps(max_steps) if is_stable else max_steps - warmup_steps
     elapsed = step - (max_steps - decay_steps)
     if elapsed <= 0:
         return peak
@@ -42,13 +43,19 @@ RATE_JUMP = 1.1
 
 
 def rate_jump_warning(
-    step: int, old_max_steps: int, max_steps: int, peak: float, schedule: ScheduleSettings
+    step: int,
+    old_max_steps: int,
+    max_steps: int,
+    peak: float,
+    old_schedule: ScheduleSettings,
+    schedule: ScheduleSettings,
 ) -> str | None:
     """Warn if a run of `old_max_steps`, resumed after `step` steps with `max_steps`, jumps to another learning rate.
 
-    Only before the decay of `warmup_stable_decay` are the rates of a short and of a long run the same.
+    Only before the decay of `warmup_stable_decay` are the rates of a short and of a long run the same. The schedules
+    are the run's before and now, in steps.
     """
-    old = learning_rate(min(step, old_max_steps - 1), old_max_steps, peak, schedule)
+    old = learning_rate(min(step, old_max_steps - 1), old_max_steps, peak, old_schedule)
     new = learning_rate(step, max_steps, peak, schedule)
     if max(old, new) <= RATE_JUMP * min(old, new):
         return None
@@ -57,7 +64,7 @@ def rate_jump_warning(
         f"{new:.1e} at step {step + 1} (schedule.name={schedule.name})"
     )
     if schedule.name == "warmup_stable_decay":
-        last = old_max_steps - schedule.decay_steps
+        last = old_max_steps - old_schedule.decay_steps
         return f"{problem}. Extend the run from a checkpoint before the decay: --resume-from STEP with STEP <= {last}"
     return (
         f"{problem}. For runs that may be extended use schedule.name=warmup_stable_decay, and extend them from a "
@@ -152,11 +159,15 @@ def with_schedule_steps(
         planned: the stages that the warmup is counted in, where the run ends before they do.
     """
     max_steps = sum(stage.steps for stage in stages)
-    changes = {"warmup_steps": schedule.num_warmup_steps(max_steps)}
+    changes = {
+        "warmup_steps": schedule.num_warmup_steps(max_steps),
+        "decay_steps": schedule.num_decay_steps(max_steps),
+    }
     if schedule.warmup_tokens is not None:
         changes["warmup_steps"] = steps_for_tokens(schedule.warmup_tokens, planned or stages)
     if schedule.decay_tokens is not None:
         before = tokens_of_run(stages, [stage.steps for stage in stages]) - schedule.decay_tokens
         stable_steps = steps_for_tokens(before + 1, stages) - 1 if before >= 0 else -1
         changes["decay_steps"] = max_steps - stable_steps
-    return schedule.model_copy(update={"warmup_tokens": None, "decay_tokens": None, "warmup_ratio": 0.0, **changes})
+    no_others = {"warmup_tokens": None, "decay_tokens": None, "warmup_ratio": 0.0, "decay_ratio": 0.0}
+    return schedule.model_copy(update={**no_others, **changes})

@@ -52,6 +52,10 @@ SCHEDULE_ALIASES = {
 """Names of other projects, and the schedule that each means."""
 
 
+_DECAY_DEFAULTS = {"decay_steps": "0", "decay_tokens": "null", "decay_ratio": "0", "decay": "linear"}
+"""Settings of the final decay of warmup_stable_decay, with their defaults as they are typed."""
+
+
 class ScheduleSettings(Settings):
     """The learning rate as a pure function of the step."""
 
@@ -70,10 +74,13 @@ class ScheduleSettings(Settings):
         0.0, description="learning-rate warmup as a share of the steps of the run"
     )
     decay_steps: NonNegativeInt = Field(
-        0, description="steps of the final decay with schedule.name=warmup_stable_decay"
+        0, description="steps of the final decay with schedule.name=warmup_stable_decay; overrides decay_ratio"
     )
     decay_tokens: PositiveInt | None = Field(
         None, description="tokens of the final decay, rounded up to steps; instead of decay_steps"
+    )
+    decay_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.0, description="final decay of warmup_stable_decay as a share of the steps of the run"
     )
     decay: Literal["linear", "cosine", "one_minus_sqrt"] = Field(
         "linear", description="shape of the final decay with schedule.name=warmup_stable_decay"
@@ -89,17 +96,15 @@ class ScheduleSettings(Settings):
 
     @model_validator(mode="after")
     def _check_decay(self) -> ScheduleSettings:
-        given = {"decay_steps": self.decay_steps, "decay_tokens": self.decay_tokens}
-        if self.decay != "linear":
-            given["decay"] = self.decay  # type: ignore[assignment]  # a text among numbers, for the message alone
-        for setting, value in given.items():
-            if value and self.name != "warmup_stable_decay":
-                raise SettingError(
-                    f"schedule.{setting}={value} has no effect with schedule.name={self.name}, which decays "
-                    "from the end of the warmup",
-                    fix=f"remove schedule.{setting}, or set schedule.name=warmup_stable_decay",
-                    code="setting-without-effect",
-                )
+        unused = [name for name in _DECAY_DEFAULTS if getattr(self, name) != type(self).model_fields[name].default]
+        if unused and self.name != "warmup_stable_decay":
+            given = ", ".join(f"schedule.{name}={getattr(self, name)}" for name in unused)
+            defaults = (f"schedule.{name}={_DECAY_DEFAULTS[name]}" for name in unused)
+            raise SettingError(
+                f"{given} has no effect with schedule.name={self.name}, which decays from the end of the warmup",
+                fix=f"set {' '.join(defaults)}, or schedule.name=warmup_stable_decay",
+                code="setting-without-effect",
+            )
         for part, steps in (("warmup", self.warmup_steps), ("decay", self.decay_steps or None)):
             tokens = getattr(self, f"{part}_tokens")
             if steps is not None and tokens is not None:
@@ -118,6 +123,10 @@ class ScheduleSettings(Settings):
     def num_warmup_steps(self, max_steps: int) -> int:
         """Return the warmup steps of a run of `max_steps` steps; tokens were converted (`with_schedule_steps`)."""
         return self.warmup_steps if self.warmup_steps is not None else round(self.warmup_ratio * max_steps)
+
+    def num_decay_steps(self, max_steps: int) -> int:
+        """Return the steps of the final decay of a run of `max_steps` steps; tokens were converted."""
+        return self.decay_steps or round(self.decay_ratio * max_steps)
 
 
 class StageData(Settings):

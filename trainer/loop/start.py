@@ -118,13 +118,14 @@ def rate_jump(start: Start, config: RunConfig, state: TrainState) -> str | None:
     """Warn if `training.max_steps` changed since the run's checkpoint so that the learning rate jumps; else None."""
     if start.own_checkpoint is None:
         return None
-    before = RunConfig.model_validate(without_registry(start.own_checkpoint.saved.config)).max_steps
-    if before == config.max_steps or not 0 < state.step < config.max_steps:
+    before = RunConfig.model_validate(without_registry(start.own_checkpoint.saved.config))
+    if before.max_steps == config.max_steps or not 0 < state.step < config.max_steps:
         return None
     stage = config.stage_of(state.step + 1)
     if stage.has_own_schedule:
         return None
-    return rate_jump_warning(state.step, before, config.max_steps, stage.peak_learning_rate, stage.schedule)
+    schedules = before.stage_of(min(state.step + 1, before.max_steps)).schedule, stage.schedule
+    return rate_jump_warning(state.step, before.max_steps, config.max_steps, stage.peak_learning_rate, *schedules)
 
 
 def is_on(state: TrainState, branch: Branch) -> bool:

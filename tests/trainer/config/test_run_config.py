@@ -126,6 +126,11 @@ def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
         (["model.num_attention_heads=3"], "heads-do-not-divide-hidden-size", "model.num_attention_heads=3"),
         (["schedule.warmup_steps=5000"], "schedule-longer-than-run", "schedule.warmup_steps=5000"),
         (["schedule.decay_steps=5"], "setting-without-effect", "schedule.decay_steps=5"),
+        (
+            ["schedule.decay_ratio=0.2", "schedule.decay=cosine"],
+            "setting-without-effect",
+            "Fix: set schedule.decay_ratio=0 schedule.decay=linear, or schedule.name=warmup_stable_decay",
+        ),
         (["optimizer.learning_rate=-1"], "invalid-setting", "optimizer.learning_rate=-1 must be greater than 0"),
         (["checkpoint.average_last=3"], "average-of-removed-checkpoints", "checkpoint.keep_last=2"),
         (["optimizer.name=adam"], "unknown-optimizer", "adam"),

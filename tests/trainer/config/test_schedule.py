@@ -32,6 +32,14 @@ def test_a_warmup_may_be_a_share_of_the_run():
     assert rates(10, name="linear", warmup_ratio=0.2) == rates(10, name="linear", warmup_steps=2)
 
 
+def test_the_final_decay_may_be_a_share_of_the_run() -> None:
+    share = rates(10, name="warmup_stable_decay", decay_ratio=0.3)
+    assert share == rates(10, name="warmup_stable_decay", decay_steps=3) and share[7] == 1.0 > share[8]
+    steps_win = rates(10, name="warmup_stable_decay", decay_ratio=0.3, decay_steps=5)
+    assert steps_win == rates(10, name="warmup_stable_decay", decay_steps=5)
+    assert rates(1, name="warmup_stable_decay", decay_ratio=0.2) == [1.0]
+
+
 def test_cosine_is_half_way_down_in_the_middle_of_its_decay():
     assert rates(4, name="cosine") == pytest.approx([1.0, 0.853553, 0.5, 0.146447], abs=1e-6)
 
@@ -136,7 +144,7 @@ def test_the_tokens_left_of_a_run_count_through_its_stages():
 @pytest.mark.parametrize("name", ["linear", "cosine"])
 def test_a_run_extended_after_its_decay_warns_of_the_jump_with_both_rates(name: str) -> None:
     schedule = ScheduleSettings(name=name, warmup_steps=100)
-    warning = rate_jump_warning(3000, 3000, 6000, 2e-3, schedule)
+    warning = rate_jump_warning(3000, 3000, 6000, 2e-3, schedule, schedule)
     old, new = learning_rate(2999, 3000, 2e-3, schedule), learning_rate(3000, 6000, 2e-3, schedule)
     assert warning is not None and f"from {old:.1e} to {new:.1e} at step 3001" in warning
     assert "training.max_steps changed from 3000 to 6000" in warning and "warmup_stable_decay" in warning
@@ -144,11 +152,18 @@ def test_a_run_extended_after_its_decay_warns_of_the_jump_with_both_rates(name: 
 
 def test_a_run_may_be_extended_without_a_jump_before_the_decay_of_warmup_stable_decay() -> None:
     schedule = ScheduleSettings(name="warmup_stable_decay", warmup_steps=100, decay_steps=500)
-    assert rate_jump_warning(2500, 3000, 6000, 2e-3, schedule) is None
-    warning = rate_jump_warning(3000, 3000, 6000, 2e-3, schedule)
+    assert rate_jump_warning(2500, 3000, 6000, 2e-3, schedule, schedule) is None
+    warning = rate_jump_warning(3000, 3000, 6000, 2e-3, schedule, schedule)
+    assert warning is not None and "--resume-from STEP with STEP <= 2500" in warning
+
+
+def test_the_decay_of_the_shorter_run_tells_where_it_may_be_extended() -> None:
+    before, after = (ScheduleSettings(name="warmup_stable_decay", decay_steps=steps) for steps in (500, 1000))
+    assert rate_jump_warning(2500, 3000, 6000, 2e-3, before, after) is None
+    warning = rate_jump_warning(3000, 3000, 6000, 2e-3, before, after)
     assert warning is not None and "--resume-from STEP with STEP <= 2500" in warning
 
 
 def test_a_small_change_of_the_length_is_no_jump() -> None:
     schedule = ScheduleSettings(name="linear", warmup_steps=0)
-    assert rate_jump_warning(100, 3000, 3050, 2e-3, schedule) is None
+    assert rate_jump_warning(100, 3000, 3050, 2e-3, schedule, schedule) is None
