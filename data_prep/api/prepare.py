@@ -19,7 +19,7 @@ from data_prep.api.preparation_request import (
     resolve_config,
 )
 from data_prep.config.preparation_config import Source
-from data_prep.executors.executors import Executor
+from data_prep.executors.executors import Executor, own_executor
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.tokenizer.tokenizer import Tokenizer
 
@@ -76,7 +76,11 @@ def prepare(
         output=_text(output),
         add_to=_text(add_to),
     )
-    opened = open_for(request, executor, scheduler, num_workers) if isinstance(executor, str) else nullcontext(executor)
+    opened = (
+        open_for(request, executor, scheduler, num_workers)
+        if isinstance(executor, str)
+        else nullcontext(own_executor(executor, type(executor).__name__))
+    )
     with opened as running:
         asked = plan_preparation(request)
         prepare_shards(asked.plan, asked.tokenizer, asked.output, running, fresh)

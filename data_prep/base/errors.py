@@ -11,12 +11,14 @@ import os
 import re
 import select
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from data_prep.base.standard_streams import OutputLost, lead_to_nowhere, prepare_standard_streams
 from data_prep.base.terminal import paragraph
 
+_SHOWN_CHARACTERS = 500
 READER_GONE_STATUS = 141
 """128 + SIGPIPE, as in a shell."""
 
@@ -44,6 +46,14 @@ class UsageError(UserError):
     """A wrong command line or configuration; nothing was started."""
 
     exit_status = 2
+
+
+def failure(error: BaseException) -> str:
+    """Describe where and how a function that the user brought failed."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    what = str(error)
+    shortened = what if len(what) <= _SHOWN_CHARACTERS else f"{what[:_SHOWN_CHARACTERS]}..."
+    return f"failed at {frame.filename}:{frame.lineno} ({type(error).__name__}: {shortened})"
 
 
 class Stopped(BaseException):

@@ -64,9 +64,10 @@ def _collect(found: Any, parts: dict[str, str], seen: set[int]) -> bool:
     if inspect.isfunction(found):
         return _collect_references(found, name, parts, seen)
     file = inspect.getfile(found)
-    return all(_collect_attribute(name, *item, file, parts, seen) for item in vars(found).items()) and all(
-        _collect(base, parts, seen) for base in found.__bases__ if base.__module__ == found.__module__
-    )
+    attributes = vars(found).items()
+    return all(
+        _collect_attribute(name, attribute, value, file, parts, seen) for attribute, value in attributes
+    ) and all(_collect(base, parts, seen) for base in found.__bases__ if base.__module__ == found.__module__)
 
 
 def _collect_attribute(name: str, attribute: str, value: Any, file: str, parts: dict[str, str], seen: set[int]) -> bool:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import UsageError, UserError, failure
 from data_prep.base.registries import Registry
 from data_prep.executors.process_executor import ProcessExecutor
 
@@ -78,8 +78,74 @@ def open_executor(name: str, options: ExecutorOptions) -> Executor:
         UsageError: the name is unknown, its module cannot be imported, or the options do not fit it.
         UserError: it cannot be reached.
     """
-    executor: Executor = _factory(name)(options)
-    return executor
+    factory = _factory(name)
+    if name in EXECUTORS.built_in:
+        return factory(options)
+    try:
+        opened = factory(options)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a user's function raises is the user's to fix
+        raise UserError(
+            f"executor={name} {failure(error)}", fix="correct the executor or its options", code="executor-failed"
+        ) from error
+    return own_executor(opened, name)
+
+
+def own_executor(opened: Any, name: str) -> Executor:
+    """Return an executor that the user made as a context that checks its results.
+
+    Raises:
+        UsageError: it has no method `run`.
+    """
+    if not callable(getattr(opened, "run", None)):
+        raise UsageError(
+            f"executor={name} is {type(opened).__name__}, which has no method run",
+            fix="give an object with run(task, units), which yields (unit, task(unit)) as they finish",
+            code="unknown-executor",
+        )
+    return opened if isinstance(opened, ProcessExecutor) else _OwnExecutor(opened, name)
+
+
+class _OwnExecutor:
+    """An executor of the user: it need not be a context, and all its results must come."""
+
+    def __init__(self, executor: Any, name: str) -> None:
+        self._executor, self._name = executor, name
+
+    def run(self, task: Callable[[Unit], Result], units: Sequence[Unit]) -> Iterator[tuple[Unit, Result]]:
+        num_results = 0
+        try:
+            for result in self._executor.run(task, units):
+                num_results += 1
+                yield result
+        except UserError:
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # such as a full disk
+            raise UserError(
+                f"executor={self._name} {failure(error)}",
+                fix="correct it and rerun the same command; finished work is kept",
+                code="executor-failed",
+            ) from error
+        if num_results != len(units):
+            raise UserError(
+                f"executor={self._name} yielded {num_results:,} results for {len(units):,} units",
+                fix="yield (unit, task(unit)) once for every unit; finished work is kept",
+                code="executor-failed",
+            )
+
+    def __enter__(self) -> Executor:
+        if hasattr(self._executor, "__enter__"):
+            self._executor.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if hasattr(self._executor, "__exit__"):
+            self._executor.__exit__(kind, error, trace)
 
 
 def open_process_executor(options: ExecutorOptions) -> Executor:

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import Stopped, UserError, failure
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.protocol import UNUSABLE, UnusableDocument, filter_reason
-from data_prep.filters.registry import Step, configured_filters, failure, filters_fingerprint
+from data_prep.filters.registry import Step, configured_filters, filters_fingerprint
 from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, has_too_many_marks
 
@@ -109,7 +109,7 @@ class FilteredReader(DocumentReader):
                 f"{self._named(document)}: filter {step.name!r}: {error}",
                 fix=f"{error.fix}, or skip such documents with documents.on_bad_input=skip",
             ) from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Stopped):
             raise
         except BaseException as error:  # whatever else a user's function raises is the user's to fix
             fix = ""

@@ -10,12 +10,11 @@ import functools
 import hashlib
 import inspect
 import json
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UsageError, UserError, failure
 from data_prep.base.registries import Registry
 from data_prep.base.source_digest import function_digest, module_digest
 from data_prep.config.preparation_config import DocumentSettings, FilterFunction, FilterSettings
@@ -45,7 +44,6 @@ FILTERS = Registry(
 Outcome = str | Document | None
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _MISSING_FILE = ("input-not-found", "unreadable-file")
-_SHOWN_CHARACTERS = 500
 
 
 @dataclass(frozen=True)
@@ -202,14 +200,6 @@ def _configured(name: str, found: Any, parameters: Mapping[str, Any], is_maker: 
             code="filter-not-callable",
         )
     return made  # type: ignore[no-any-return]  # the reader checks what it returns
-
-
-def failure(error: BaseException) -> str:
-    """Where and how a user's function failed."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    what = str(error)
-    shortened = what if len(what) <= _SHOWN_CHARACTERS else f"{what[:_SHOWN_CHARACTERS]}..."
-    return f"failed at {frame.filename}:{frame.lineno} ({type(error).__name__}: {shortened})"
 
 
 def _redacted(value: Any) -> Any:

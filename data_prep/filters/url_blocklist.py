@@ -12,7 +12,6 @@ from data_prep.base.errors import UsageError
 from data_prep.documents.document import Document
 from data_prep.storage import storage
 
-
 _NO_DOMAIN = re.compile(r"[\s*|^,;]")  # as in a line of a hosts file or of an ad blocker's list
 
 

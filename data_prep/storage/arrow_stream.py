@@ -7,6 +7,7 @@ from typing import Any, BinaryIO
 
 from data_prep.storage.parquet import DamagedTable, damage, json_values
 
+_BYTES = ("binary", "large_binary", "binary_view")
 _FILE_MAGIC = b"ARROW1\0\0"
 _CONTINUES = b"\xff\xff\xff\xff"
 _END = _CONTINUES + bytes(4)
@@ -44,9 +45,12 @@ class ArrowRows:
             raise DamagedTable("its schema", error) from None
 
     def values(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """The rows as objects of these columns, values as JSON has them."""
+        """The rows as objects of these columns, values as JSON has them; those of a column of bytes stay bytes."""
         while (batch := self._next()) is not None:
-            columns = [json_values(batch.column(name)) for name in names]
+            columns = [
+                column.to_pylist() if str(column.type) in _BYTES else json_values(column)
+                for column in map(batch.column, names)
+            ]
             for values in zip(*columns, strict=True) if columns else ():
                 yield dict(zip(names, values, strict=True))
 

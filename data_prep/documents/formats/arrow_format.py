@@ -26,6 +26,12 @@ class ArrowFormat(Format):
             return
         wanted = {name for field in fields.names for name in (field, field.partition(".")[0])}
         for number, values in enumerate(rows.values([name for name in rows.columns if name in wanted]), 1):
+            try:
+                for name in [name for name, value in values.items() if isinstance(value, bytes)]:
+                    values[name] = values[name].decode(errors="replace" if name in fields.metadata else "strict")
+            except UnicodeDecodeError as error:
+                rejects.bad(f"row {number}", Fault(f"is not UTF-8 (byte {error.start})", "invalid UTF-8"))
+                continue
             text = value_at(values, fields.text)
             if isinstance(text, str) and len(text) > reading.limit // 4 and len(text.encode()) > reading.limit:
                 rejects.too_long(len(text.encode()))

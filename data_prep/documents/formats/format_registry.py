@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, BinaryIO
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UsageError, UserError, failure
 from data_prep.base.registries import Registry
 from data_prep.base.source_digest import module_digest
 from data_prep.documents.document import Document
@@ -171,10 +170,8 @@ class CustomFormat(Format):
                     fix="fetch it again, or leave it out with documents.on_bad_input=skip",
                 ) from None
             except Exception as error:
-                frame = traceback.extract_tb(error.__traceback__)[-1]
                 raise UserError(
-                    f"the format {self.endings[0]} failed at {frame.filename}:{frame.lineno} on {rejects.where}, "
-                    f"document {number} ({type(error).__name__}: {error})",
+                    f"the format {self.endings[0]} {failure(error)}, on {rejects.where}, document {number}",
                     fix="correct the function of the format; it raises ValueError where a file is damaged",
                     code="format-failed",
                 ) from error

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -334,3 +335,44 @@ def test_an_executor_is_opened_by_its_name(tmp_path: Path, monkeypatch: pytest.M
         open_executor("process", ExecutorOptions(2, "tcp://a:1"))
     with pytest.raises(UsageError, check=coded("missing-scheduler")):
         open_executor("dask", ExecutorOptions(2))
+
+
+OWN = """
+from concurrent.futures import ThreadPoolExecutor
+
+class Own:
+    def __init__(self, left_out=0, error=None): self.left_out, self.error = left_out, error
+    def run(self, task, units):
+        if self.error: raise self.error
+        with ThreadPoolExecutor(2) as pool:
+            yield from pool.map(lambda unit: (unit, task(unit)), units[self.left_out:])
+
+def open_own(options): return Own()
+def open_lossy(options): return Own(1)
+def open_lost(options): return Own(error=ConnectionError("no cluster"))
+def open_full(options): return Own(error=OSError(28, "No space left on device"))
+def open_nothing(options): return None
+def open_broken(options): raise ValueError("no such cluster")
+"""
+
+
+def test_an_executor_of_the_user_is_a_class_with_one_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_executor.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, code in (
+        ("own", ""),
+        ("lossy", "executor-failed"),
+        ("lost", "executor-failed"),
+        ("nothing", "unknown-executor"),
+        ("broken", "executor-failed"),
+    ):
+        with (
+            pytest.raises(UserError, check=coded(code)) if code else nullcontext(),
+            open_executor(f"own_executor:open_{name}", ExecutorOptions()) as opened,
+        ):
+            assert sorted(run_units(abs, [-1, -2], opened)) == [(-2, 2), (-1, 1)]
+    with (
+        pytest.raises(OSError, match="No space left"),
+        open_executor("own_executor:open_full", ExecutorOptions()) as it,
+    ):
+        list(run_units(abs, [-1], it))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import Stopped, UserError
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.input_units import split_into_units
@@ -89,6 +89,16 @@ def test_a_wrong_filter_is_named_with_file_line_and_document(
     later.version = "1"  # type: ignore[attr-defined]
     with pytest.raises(UserError, check=coded(code), match=re.escape(f"{tmp_path / 'a.jsonl'} line 2 (document '1')")):
         list(reader(tmp_path, later))
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Stopped(15)])
+def test_a_signal_within_a_filter_is_not_its_failure(tmp_path: Path, stop: BaseException) -> None:
+    def interrupted(document: Document) -> None:
+        raise stop
+
+    interrupted.version = "1"  # type: ignore[attr-defined]
+    with pytest.raises(type(stop)):
+        list(reader(tmp_path, interrupted))
 
 
 def test_a_failure_may_be_that_of_a_parameter(tmp_path: Path) -> None:

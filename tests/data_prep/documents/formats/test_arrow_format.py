@@ -84,6 +84,15 @@ def test_a_stream_that_was_cut_short_or_damaged_is_refused(tmp_path: Path) -> No
         assert caught.value.spoils_file
 
 
+def test_bytes_are_text_if_they_are_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    path.write_bytes(arrow(pa.table({"text": [b"caf\xc3\xa9", b"caf\xe9"], "note": [b"\xff", b""]})))
+    with pytest.raises(BadInput, match=r"row 2 is not UTF-8 \(byte 3\)"):
+        read(path, DocumentSettings())
+    settings = DocumentSettings(on_bad_input="skip", metadata_fields=("note",))
+    assert read(path, settings) == [Document("café", metadata={"note": "\ufffd"})]
+
+
 def test_what_is_no_arrow_or_has_no_such_column_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     path.write_bytes(b'{"text": "x"}\n')
