@@ -39,14 +39,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_arguments(arguments)
-    from trainer.checkpoint.format import read_state
+    from trainer.checkpoint.format import CheckpointFolder
     from trainer.checkpoint.merging import merge_coefficients, stage_warning  # imports torch; --help need not wait
     from trainer.hf_export.export import export_merged, last_checkpoints
 
     folders = last_checkpoints(options.run, options.last)
     for folder, coefficient in zip(folders, merge_coefficients(len(folders), options.weights), strict=True):
         print(f"{folder.name}  {coefficient:.4f}")
-    if warning := stage_warning([read_state(folder) for folder in folders]):
+    if warning := stage_warning([CheckpointFolder(folder).read_state() for folder in folders]):
         print(warning, file=sys.stderr)
     if options.dry_run:
         print(f"dry run: the export would be written to {options.output}")

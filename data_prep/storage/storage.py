@@ -51,6 +51,15 @@ def exists(url: str | Path) -> bool:
             raise
 
 
+def is_file(url: str | Path) -> bool:
+    """Whether there is a file at `url`: no folder, and no pipe, which would be read forever."""
+    if is_remote(url):
+        found = remote_files.info(str(url))
+        return found is not None and found["type"] == "file"
+    with explained(url, "read"):
+        return local_path(url).is_file()
+
+
 def folder_of_file(url: str | Path) -> str | None:
     """The folder of a local file that was given instead of a folder; None if `url` is not a local file."""
     with explained(url, "read"):

@@ -21,7 +21,7 @@ from tests.fuzzing.sealed import damaged_tensors
 from tests.fuzzing.watching import read_or_refuse
 from tests.support.data_prep_command import files_of
 from tests.support.toy_run import make_weights, write_checkpoint
-from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, SavedState, read_state, step_folder
+from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, CheckpointFolder, SavedState, step_folder
 from trainer.checkpoint.pieces import read_weights
 from trainer.checkpoint.restore import find_latest
 from trainer.config.run_config import RunConfig
@@ -70,7 +70,7 @@ def test_a_changed_file_of_a_checkpoint_is_never_taken(
     if found is not None:
         saved, values = found
         assert name == MARKER_NAME or not is_changed, f"{name} was changed and the checkpoint is taken"
-        assert saved == read_state(step_folder(run, 10))
+        assert saved == CheckpointFolder(step_folder(run, 10)).read_state()
         assert values.keys() == weights.keys()
         assert all(torch.equal(values[key], weight) for key, weight in weights.items())
 
@@ -211,7 +211,8 @@ def test_a_rearranged_folder_is_refused_or_gives_a_whole_checkpoint_of_the_run(
     assert not any(SECRET in refusal for refusal in refusals)
     if found is not None:
         step = found[0].state.step
-        assert found[0] == read_state(step_folder(longer_run, step)) and are_of_step(found[1], step, weights)
+        assert found[0] == CheckpointFolder(step_folder(longer_run, step)).read_state()
+        assert are_of_step(found[1], step, weights)
     for step in _FACTORS:
         values = read_or_refuse(lambda step=step: read_weights(step_folder(output_dir, step)), output_dir, outside)
         assert values is None or are_of_step(values, step, weights)

@@ -158,7 +158,7 @@ def expected(folder: Path) -> dict[str, Any]:
     """What the files of `folder` give."""
     from data_prep.dataset.manifest import read_manifest
     from data_prep.tokenizer.tokenizer import Tokenizer
-    from trainer.checkpoint.format import read_state, step_folder
+    from trainer.checkpoint.format import CheckpointFolder, step_folder
     from trainer.checkpoint.pieces import read_weights
 
     manifest = read_manifest(str(folder / "shards"))
@@ -171,7 +171,7 @@ def expected(folder: Path) -> dict[str, Any]:
         "ids": [tokenizer.encode_text(text).tolist() for text in TEXTS],
         "first_rows": first_rows(folder),
         "weights_sha256": digest_of_tensors(read_weights(checkpoint)),
-        "state": read_state(checkpoint).state.model_dump(mode="json"),
+        "state": CheckpointFolder(checkpoint).read_state().state.model_dump(mode="json"),
         "logits": logits(folder),
     }
 

@@ -19,9 +19,9 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer.tokenizer_info import FORMAT_VERSION as TOKENIZER_FORMAT
 from data_prep.tokenizer.tokenizer_info import INFO_NAME
 from tests.golden import make
-from trainer.checkpoint.format import read_state, step_folder
+from trainer.checkpoint.format import FORMAT_VERSION as CHECKPOINT_FORMAT
+from trainer.checkpoint.format import CheckpointFolder, step_folder
 from trainer.checkpoint.pieces import read_weights
-from trainer.checkpoint.records import FORMAT_VERSION as CHECKPOINT_FORMAT
 from trainer.checkpoint.restore import find_latest
 from trainer.hf_export.export_source import read_source
 from trainer.inference.fill_mask import FillMask
@@ -88,7 +88,7 @@ def test_the_checkpoint_has_the_same_weights_and_state(release: Path, expected: 
     assert found is not None and found.step == make.RESUMED_STEP
     folder = step_folder(release / "run", make.RESUMED_STEP)
     assert make.digest_of_tensors(read_weights(folder)) == expected["weights_sha256"]
-    state = read_state(folder).state.model_dump(mode="json")
+    state = CheckpointFolder(folder).read_state().state.model_dump(mode="json")
     assert {name: state[name] for name in expected["state"]} == expected["state"]
     assert state["step"] == make.RESUMED_STEP and state["tokens_seen"] > 0
 

@@ -12,7 +12,7 @@ from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
 from trainer.checkpoint.format import DataIdentity, Marker, SavedState, TrainState, step_folder
-from trainer.checkpoint.tensor_file import write_tensors
+from trainer.checkpoint.pieces import write_tensors
 from trainer.config.run_config import RunConfig
 from trainer.model.pretraining import PretrainingModel
 

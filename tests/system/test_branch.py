@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from trainer.checkpoint.format import read_state, step_folder
+from trainer.checkpoint.format import CheckpointFolder, step_folder
 
 pytestmark = pytest.mark.spawn
 SETTINGS = ("training.max_steps=6", "schedule.warmup_steps=1", "checkpoint.every_steps=2", "checkpoint.keep_last=9")
@@ -55,7 +55,7 @@ def test_a_run_goes_on_from_an_earlier_step_without_some_samples(training):
     assert losses(run, "tracking-1") == old
     assert list(new) == [4, 5, 6], "step 3 predicts nothing"
     assert new[4] != old[4] and "all samples skipped" in output
-    states = [read_state(step_folder(run.output_dir, step)) for step in (2, 4, 6)]
+    states = [CheckpointFolder(step_folder(run.output_dir, step)).read_state() for step in (2, 4, 6)]
     assert [state.state.branched_at for state in states] == [2, 2, 2]
     assert states[0].optimizer_steps == 2 and states[2].optimizer_steps == 5, "the empty batch made no update"
     assert [str(r) for r in states[2].state.skipped_samples] == [

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.plain_ranks import Host, newest_checkpoint, outputs, start
 from tests.system.conftest import Training
-from trainer.checkpoint.format import read_state
+from trainer.checkpoint.format import CheckpointFolder
 
 pytestmark = pytest.mark.spawn
 
@@ -84,7 +84,7 @@ def test_row_61_ranks_compile_all_or_none_and_a_resume_compares_it(training, obs
         first, second = outputs(start(run, 2, f"training.max_steps={steps}", trouble=trouble))
         everyone = can_compile == [0, 1]
         assert [compilations(said, "run") > 0 for said in (first, second)] == [everyone, everyone]
-        assert read_state(newest_checkpoint(run)).config["training"]["compile"] is everyone
+        assert CheckpointFolder(newest_checkpoint(run)).read_state().config["training"]["compile"] is everyone
     assert "resuming after step 2" in first
     assert "warning: changed since the checkpoint: training.compile was True and is False" in first
     observed("both ranks compiled nothing; the resume warned that training.compile was True and is False")

@@ -13,7 +13,7 @@ from data_prep.base.settings import load_settings
 from launch import show_batch
 from tests.support.plain_ranks import finish, losses, newest_checkpoint, run, send, start, wait_until
 from tests.system.conftest import Training
-from trainer.checkpoint.format import list_steps, read_state, step_folder
+from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
 from trainer.checkpoint.pieces import read_weights
 from trainer.config.run_config import RunConfig
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
@@ -53,7 +53,7 @@ def test_row_30_bad_steps_are_skipped_and_counted_and_the_rows_named_are_those_t
     output = run(bad, 1, trouble={"bad": {"30": "spike", "33": "nan", "35": "gradient"}})
     assert "the loss of step 33 (stage 0 epoch 0 samples 512:528) is not finite; step skipped" in output
     assert "the gradient of step 35 (stage 0 epoch 0 samples 544:560) is not finite" in output
-    state = read_state(newest_checkpoint(bad))
+    state = CheckpointFolder(newest_checkpoint(bad)).read_state()
     assert (state.state.step, state.state.skipped_steps, state.optimizer_steps) == (40, 2, 38)
     assert all(weight.isfinite().all() for weight in read_weights(newest_checkpoint(bad)).values())
     spike = re.search(r"loss spike: \S+ in step 30 .*show its samples: `clozeworks show-batch (.*?)`", output)
@@ -88,7 +88,7 @@ def test_row_30_too_many_bad_steps_end_the_run_with_the_samples_which_a_new_cour
     output = run(bad, 1, "--resume-from", "10", "--skip-samples", skip)
     assert "branching from step 10" in output and "step 40/40" in output
     assert {12, 13, 14}.isdisjoint(losses(bad)) and set(losses(bad)) == {11, *range(15, 41)}
-    last = read_state(step_folder(bad.output_dir, 40))
+    last = CheckpointFolder(step_folder(bad.output_dir, 40)).read_state()
     assert last.state.branched_at == 10 and last.optimizer_steps == 37
 
 
@@ -118,7 +118,7 @@ def test_row_53_a_stop_in_a_streak_leaves_the_good_checkpoints_from_which_the_ru
 
     output = run(bad, 1, "--resume-from", "6", "training.max_steps=10", "--allow-change")
     assert "branching from step 6" in output
-    last = read_state(step_folder(bad.output_dir, 10))
+    last = CheckpointFolder(step_folder(bad.output_dir, 10)).read_state()
     assert (last.optimizer_steps, last.state.skipped_steps) == (10, 0)
     observed(
         f"stopped after {status['step']} steps, of which the last {status['step'] - 6} were not finite: the "
@@ -153,7 +153,7 @@ def test_row_53_a_due_save_waits_for_a_finite_step_and_a_run_that_ends_in_a_stre
     assert f"the last good checkpoint is {step_folder(bad.output_dir, 8)}" in output[output.index("error: ") :]
 
     run(bad, 1, "--resume-from", "8", "--skip-samples", named[1])
-    last = read_state(step_folder(bad.output_dir, 14))
+    last = CheckpointFolder(step_folder(bad.output_dir, 14)).read_state()
     assert (last.optimizer_steps, last.state.skipped_steps) == (6, 2), "the skipped samples are no updates"
     observed(
         "the checkpoint of step 4 was saved after step 5; the run failed after its last step and finished from step 8",

@@ -11,7 +11,7 @@ import pytest
 from tests.support.living_data_sets import make_data_set, read_texts
 from tests.support.plain_ranks import final_tensors, losses, newest_checkpoint, run
 from tests.system.conftest import Training
-from trainer.checkpoint.format import read_state
+from trainer.checkpoint.format import CheckpointFolder
 from trainer.checkpoint.pieces import read_pieces
 
 pytestmark = [pytest.mark.slow, pytest.mark.spawn]
@@ -81,7 +81,7 @@ def test_row_26_other_data_is_refused(
     run(changed, 1)
     before = final_tensors(changed)
     other = make_data_set(tmp_path / "other", {"one": read_texts(small_corpus)[:150]}, small_tokenizer)
-    mine = read_state(newest_checkpoint(changed)).data.manifest_digests[0]
+    mine = CheckpointFolder(newest_checkpoint(changed)).read_state().data.manifest_digests[0]
     changed.shards = tmp_path / "other"
     output = run(changed, 1, "training.max_steps=4", status=1)
     (refusal,) = [line for line in output.splitlines() if line.startswith("error: ")]
@@ -109,7 +109,7 @@ def test_row_30_moments_stay_finite_after_bad_steps(
 ) -> None:
     bad = training("training.max_steps=12", "health.max_nonfinite_steps=2", "zero.stage=2")
     run(bad, 2, trouble={"bad": {"5": "nan", "8": "gradient"}})
-    saved = read_state(newest_checkpoint(bad))
+    saved = CheckpointFolder(newest_checkpoint(bad)).read_state()
     assert (saved.state.skipped_steps, saved.optimizer_steps) == (2, 10)
     assert_finite(newest_checkpoint(bad))
     observed(
@@ -131,14 +131,14 @@ def test_row_30_an_overflow_of_fp16_lowers_the_scale_and_poisons_nothing(
     half = training("training.precision=fp16", "training.max_steps=24", "checkpoint.every_steps=24", *scaler)
     half.overrides += ("health.max_nonfinite_steps=3",)  # fewer than the overflows of the search
     output = run(half, 2, trouble={"half": True})
-    saved = read_state(newest_checkpoint(half))
+    saved = CheckpointFolder(newest_checkpoint(half)).read_state()
     skipped = saved.state.skipped_steps
     assert "is not finite" not in output, "the search for the loss scale is no streak"
     assert 0 < skipped < 24 and saved.optimizer_steps == 24 - skipped
     assert saved.loss_scaler is not None and saved.loss_scaler["cur_scale"] == 2 ** (24 - skipped)
     assert_finite(newest_checkpoint(half))
     run(half, 2, "training.max_steps=30", trouble={"half": True})
-    resumed = read_state(newest_checkpoint(half))
+    resumed = CheckpointFolder(newest_checkpoint(half)).read_state()
     assert (resumed.state.step, resumed.state.skipped_steps, resumed.optimizer_steps) == (30, skipped, 30 - skipped)
     assert resumed.loss_scaler is not None and resumed.loss_scaler["cur_scale"] == saved.loss_scaler["cur_scale"]
     assert_finite(newest_checkpoint(half))

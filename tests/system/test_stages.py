@@ -13,7 +13,7 @@ import torch
 from launch import status
 from tests.support import launch_command, plain_ranks
 from tests.system.conftest import Training
-from trainer.checkpoint.format import read_state, step_folder
+from trainer.checkpoint.format import CheckpointFolder, step_folder
 from trainer.checkpoint.pieces import read_pieces, read_weights
 from trainer.hf_export.export import export_checkpoint
 from trainer.metrics.status import read_status
@@ -105,7 +105,7 @@ def test_three_ranks_go_on_across_a_border(straight, tmp_path) -> None:
 def test_status_history_and_checkpoints_follow_the_stages(straight) -> None:
     written = read_status(straight.output_dir)
     assert written is not None and written["stage"] == "stage 2 (decay)"
-    positions = [read_state(step_folder(straight.output_dir, step)).state for step in (3, 5, 8)]
+    positions = [CheckpointFolder(step_folder(straight.output_dir, step)).read_state().state for step in (3, 5, 8)]
     assert [(position.stage, position.epoch) for position in positions] == [(0, 0), (1, 1), (2, 1)]
     assert positions[2].next_sample > positions[1].next_sample, "the decay goes on with samples that were not read"
     history = [json.loads(line) for line in (straight.output_dir / "history.jsonl").read_text().splitlines()]
@@ -121,7 +121,7 @@ def test_status_history_and_checkpoints_follow_the_stages(straight) -> None:
 
 def _states(run: Training) -> list[Any]:
     """The tokens and predictions of each step alone."""
-    states = [read_state(step_folder(run.output_dir, step)).state for step in range(1, LAST + 1)]
+    states = [CheckpointFolder(step_folder(run.output_dir, step)).read_state().state for step in range(1, LAST + 1)]
     before = [states[0].model_copy(update={"masked_seen": 0, "tokens_seen": 0}), *states]
     return [
         new.model_copy(
@@ -162,11 +162,12 @@ def test_decays_branch_from_one_run_which_stays_as_it_is(straight, tmp_path, mon
     branch, command = branch_of(straight, 2, tmp_path, "first")
     output = plain_ranks.run(branch, 2, *command)
     assert f"branching from step 2 of {straight.output_dir}: stage 0 (decay)" in output
-    states = [read_state(step_folder(branch.output_dir, step)) for step in (2, 3, 5)]
+    states = [CheckpointFolder(step_folder(branch.output_dir, step)).read_state() for step in (2, 3, 5)]
     assert [(each.state.stage, each.state.epoch, each.optimizer_steps) for each in states] == [
         *((0, 1, 2), (0, 1, 3), (0, 1, 5))
     ]
-    assert states[0].state.tokens_seen == read_state(step_folder(straight.output_dir, 2)).state.tokens_seen
+    before = CheckpointFolder(step_folder(straight.output_dir, 2)).read_state()
+    assert states[0].state.tokens_seen == before.state.tokens_seen
     weights = [read_weights(step_folder(run.output_dir, 2)) for run in (straight, branch)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert list(plain_ranks.losses(branch)) == [3, 4, 5]

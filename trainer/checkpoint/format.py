@@ -1,4 +1,4 @@
-"""What a checkpoint looks like on disk, read without DeepSpeed and without an engine.
+"""What a checkpoint looks like, on a disk and in a store, read without DeepSpeed and without an engine.
 
     OUTPUT_DIR/checkpoints/step-00000100/
         rank-00000-of-00002.safetensors   what rank 0 of the 2 that wrote it owns of weights and states
@@ -9,33 +9,314 @@
 A tensor `KIND:START:NAME` is a 1-D float32 piece of the flattened parameter NAME from element START on, KIND `weight`
 or a state that the optimizer keeps of every element of this parameter (`exp_avg` and `exp_avg_sq` of AdamW). The pieces
 of all files cover every parameter once, at any ZeRO stage and number of ranks, so any stage and number can read them
-(`trainer/checkpoint/pieces.py`). No marker, no checkpoint.
+(`trainer/checkpoint/pieces.py`). No marker, no checkpoint. A store has the same directories right below
+`checkpoint.upload_to`, with notes of what was copied (`trainer/checkpoint/upload.py`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from data_prep.base.errors import UserError
+from data_prep.base.validation import first_problem
 from data_prep.dataset.manifest_records import FileRecord
 from data_prep.storage import storage
-from trainer.checkpoint.records import FORMAT_VERSION as FORMAT_VERSION
-from trainer.checkpoint.records import DataIdentity as DataIdentity
-from trainer.checkpoint.records import Marker as Marker
-from trainer.checkpoint.records import SavedState as SavedState
-from trainer.checkpoint.records import TrainState as TrainState
-from trainer.checkpoint.records import parse_record
+from trainer.data.sample_range import SampleRange
 
+FORMAT_VERSION = 1
 MARKER_NAME = "checkpoint.json"
 STATE_NAME = "state.json"
-_FOLDER = re.compile(r"step-(\d{8,})")
+_STEP_NAME = re.compile(r"step-(\d{8,})")
+
+Schema = TypeVar("Schema", bound=BaseModel)
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TrainState(_Record):
+    """Where a run is. `step` counts global batches consumed, skipped ones included; the schedule follows it."""
+
+    step: Count = 0
+    tokens_seen: Count = Field(0, description="tokens read from the shards, special tokens included")
+    samples_seen: Count = Field(0, description="rows")
+    masked_seen: Count = Field(0, description="tokens predicted")
+    pairs_seen: Count = Field(0, description="sentence pairs judged")
+    skipped_steps: Count = Field(0, description="steps whose gradient was not finite")
+    unreadable_rows: Count = Field(0, description="rows skipped because their shard is damaged")
+    stage: Count = 0
+    epoch: Count = 0
+    next_sample: Count = Field(0, description="loader position: the next sample of the epoch")
+    mlflow_run_id: str | None = None
+    last_logged_step: Count = Field(0, description="newest step whose metrics were handed to the tracker")
+    train_seconds: Annotated[float, Field(ge=0.0)] = Field(0.0, description="seconds spent in steps, over all starts")
+    evaluation: dict[str, float] = Field({}, description="finite metrics of an evaluation at this step, if any")
+    skipped_samples: tuple[SampleRange, ...] = Field((), description="--skip-samples: nothing is predicted in these")
+    branched_at: Count | None = Field(
+        None, description="--resume-from: the step at which this run branched from an earlier one"
+    )
+    data_lineage: tuple[str, ...] = Field(
+        (),
+        description="manifest digests of all data seen by the weights; empty in checkpoints of earlier releases",
+    )
+
+    @field_validator("evaluation", mode="before")
+    @classmethod
+    def _finite(cls, metrics: Any) -> Any:
+        """Earlier releases wrote null for what was not finite."""
+        return {name: m for name, m in metrics.items() if m is not None} if isinstance(metrics, dict) else metrics
+
+
+class DataIdentity(_Record):
+    """Exactly which data a run reads."""
+
+    manifest_digests: tuple[str, ...] = Field(description="`Manifest.digest` of every component, in order")
+    tokenizer_fingerprint: str
+
+
+class SavedState(_Record):
+    """Everything of a checkpoint except tensors."""
+
+    format_version: Literal[1]
+    state: TrainState
+    config: dict[str, Any] = Field(description="resolved RunConfig")
+    data: DataIdentity
+    world_size: Annotated[int, Field(ge=1)]
+    zero_stage: Annotated[int, Field(ge=0, le=3)]
+    shapes: dict[str, tuple[Count, ...]] = Field(description="full shape of every parameter by name")
+    optimizer_steps: Count = Field(description="updates that Adam has made")
+    loss_scaler: dict[str, float | int] | None = Field(description="dynamic loss scale of fp16")
+    versions: dict[str, str]
+    numerics: dict[str, str] = Field({}, description="what changes the bits of a loss but is not a setting, by name")
+
+    @property
+    def data_lineage(self) -> tuple[str, ...]:
+        """Manifest digests of all data that the weights saw, as far back as they are known."""
+        return self.state.data_lineage or self.data.manifest_digests
+
+
+class Marker(_Record):
+    """The marker of a checkpoint: lists every file; it exists only after all of them are written."""
+
+    format_version: Literal[1]
+    step: Count
+    files: tuple[FileRecord, ...]
+
+
+def checkpoints_folder(output_dir: str | Path) -> Path:
+    return Path(output_dir) / "checkpoints"
+
+
+def step_folder(output_dir: str | Path, step: int) -> Path:
+    return checkpoints_folder(output_dir) / step_name(step)
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(folder_name: str) -> int | None:
+    """The step of a checkpoint's folder, by the folder's name; None where it is another's."""
+    match = _STEP_NAME.fullmatch(folder_name)
+    return int(match[1]) if match else None
+
+
+def rank_file_name(rank: int, world_size: int) -> str:
+    return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def list_steps(output_dir: str | Path) -> tuple[list[int], list[int]]:
+    """Steps of the folders with a marker and of those without (never finished), each newest first."""
+    return steps_in(checkpoints_folder(output_dir))
+
+
+def steps_in(url: str | Path) -> tuple[list[int], list[int]]:
+    """As `list_steps`, of the folder that holds the checkpoints: a run's, or `checkpoint.upload_to`.
+
+    Raises:
+        UserError: the disk or the store cannot be read.
+    """
+    steps = [step for name in storage.list_names(url) if (step := step_of(name)) is not None]
+    complete = {step for step in steps if CheckpointFolder.of_step(url, step).is_complete}
+    return sorted(complete, reverse=True), sorted({*steps} - complete, reverse=True)
+
+
+class CheckpointFolder:
+    """The folder of one checkpoint, on a disk or in a store; it may have any name but another step's."""
+
+    def __init__(self, url: str | Path) -> None:
+        self.url = str(url) if storage.is_remote(url) else str(storage.local_path(url))
+
+    @classmethod
+    def of_step(cls, url: str | Path, step: int) -> CheckpointFolder:
+        """The folder of a step in the folder that holds the checkpoints."""
+        return cls(storage.join(url, step_name(step)))
+
+    def __str__(self) -> str:
+        return storage.redact(self.url)
+
+    def file(self, name: str) -> str:
+        """The path or URL of a file."""
+        return storage.join(self.url, name)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has a marker."""
+        return storage.exists(self.file(MARKER_NAME))
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is a symbolic link to another run's checkpoint; nothing in a remote store is one."""
+        return not storage.is_remote(self.url) and storage.local_path(self.url).is_symlink()
+
+    def read_marker(self) -> Marker:
+        """Read the marker.
+
+        Raises:
+            UserError: the folder is not a complete checkpoint, or has the name of another step, or the marker is
+                damaged or of another format.
+        """
+        if not storage.is_file(self.file(MARKER_NAME)):
+            raise UserError(
+                f"{self} is not a complete checkpoint: it has no {MARKER_NAME}",
+                fix=self._hint(),
+                code="incomplete-checkpoint",
+            )
+        marker = _parse_record(Marker, storage.read_bytes(self.file(MARKER_NAME)), self.file(MARKER_NAME))
+        named = step_of(Path(self.url).name)
+        if named not in (None, marker.step):
+            raise UserError(
+                f"{self} has the name of step {named} and contains the checkpoint of step {marker.step}",
+                fix=f"rename it to {step_name(marker.step)}, or remove it",
+                code="renamed-checkpoint",
+            )
+        return marker
+
+    def has_marker(self, marker: Marker) -> bool:
+        """Whether its marker is this one, byte by byte.
+
+        Raises:
+            UserError: the disk or the store cannot be read.
+        """
+        url = self.file(MARKER_NAME)
+        return storage.is_file(url) and storage.read_bytes(url) == _to_json(marker)
+
+    def read_state(self) -> SavedState:
+        """Read what a checkpoint holds besides tensors, checked against the marker.
+
+        Raises:
+            UserError: the folder is not a complete checkpoint, or the file is not the one that was written.
+        """
+        marker = self.read_marker()
+        record = next((record for record in marker.files if record.name == STATE_NAME), None)
+        if record is None:
+            raise self.damaged(f"{MARKER_NAME} does not list {STATE_NAME}")
+        if problem := self.find_problem(record):
+            raise self.damaged(problem)
+        return self.parse_state(marker)
+
+    def parse_state(self, marker: Marker) -> SavedState:
+        """As `read_state`, of a folder whose files were verified.
+
+        Raises:
+            UserError: the file is damaged or of another format, or of another step than the marker.
+        """
+        saved = _parse_record(SavedState, storage.read_bytes(self.file(STATE_NAME)), self.file(STATE_NAME))
+        if saved.state.step != marker.step:
+            raise self.damaged(
+                f"{MARKER_NAME} is of step {marker.step}, and {STATE_NAME} is of step {saved.state.step}"
+            )
+        return saved
+
+    def write_state(self, saved: SavedState) -> FileRecord:
+        """Write what the checkpoint holds besides tensors; returns the file's size and sha256.
+
+        Raises:
+            UserError: the disk or the store refuses.
+        """
+        data = _to_json(saved)
+        storage.write_bytes(self.file(STATE_NAME), data)
+        return FileRecord(name=STATE_NAME, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    def write_marker(self, marker: Marker) -> None:
+        """Write the marker, which makes the folder a checkpoint.
+
+        Raises:
+            UserError: the disk or the store refuses.
+        """
+        storage.write_bytes(self.file(MARKER_NAME), _to_json(marker))
+
+    def find_problem(self, record: FileRecord) -> str | None:
+        """What is wrong with one of the files; None if it is the file that was written."""
+        url = self.file(record.name)
+        try:
+            size = storage.size(url)
+            if size != record.bytes:
+                return f"{record.name} has {size:,} bytes instead of {record.bytes:,}"
+            if storage.sha256_of(url) != record.sha256:
+                return f"{record.name} has another sha256 than the one written"
+        except UserError as error:
+            return error.problem
+        return None
+
+    def remove(self) -> None:
+        """Remove the checkpoint, its marker first; of a link only the link.
+
+        Raises:
+            UserError: the disk or the store refuses.
+        """
+        if not self.is_link:
+            self.remove_marker()
+        storage.remove(self.url)
+
+    def remove_marker(self) -> None:
+        """Make the folder an unfinished checkpoint, before its files change.
+
+        Raises:
+            UserError: the disk or the store refuses.
+        """
+        storage.remove(self.file(MARKER_NAME))
+
+    def refuse_link(self) -> None:
+        """Refuse to write into a folder that is a link.
+
+        Raises:
+            UserError: it is one.
+        """
+        if self.is_link:
+            raise UserError(
+                f"{self} is a link to {os.readlink(self.url)}, whose files must not change",
+                fix="remove the link, or replace it by a copy of the checkpoint",
+                code="checkpoint-is-a-link",
+            )
+
+    def damaged(self, problem: str) -> UserError:
+        """The error of a checkpoint that is not as it was written."""
+        return UserError(
+            f"checkpoint {self} is damaged: {problem}", fix="use another checkpoint", code="damaged-checkpoint"
+        )
+
+    def _hint(self) -> str:
+        """What to give instead: the newest checkpoint where this is a run's folder or its checkpoints folder."""
+        for url in (storage.join(self.url, "checkpoints"), self.url):
+            steps, _ = steps_in(url)
+            if steps:
+                return f"give the newest complete one, {CheckpointFolder.of_step(url, steps[0])}"
+        return "give the directory of one step, OUTPUT_DIR/checkpoints/step-NNNNNNNN"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint whose files were verified."""
+    """A complete checkpoint on this disk whose files were verified."""
 
     folder: Path
     saved: SavedState
@@ -46,149 +327,43 @@ class Checkpoint:
         return self.saved.state.step
 
 
-def checkpoints_folder(output_dir: str | Path) -> Path:
-    return Path(output_dir) / "checkpoints"
-
-
-def step_folder(output_dir: str | Path, step: int) -> Path:
-    return checkpoints_folder(output_dir) / f"step-{step:08d}"
-
-
-def step_of(folder_name: str) -> int | None:
-    """The step of a checkpoint's folder, by the folder's name; None where it is another's."""
-    match = _FOLDER.fullmatch(folder_name)
-    return int(match[1]) if match else None
-
-
-def rank_file_name(rank: int, world_size: int) -> str:
-    return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
-
-
-def list_steps(output_dir: str | Path) -> tuple[list[int], list[int]]:
-    """Steps of the folders with a marker and of those without (never finished), each newest first."""
-    complete: list[int] = []
-    unfinished: list[int] = []
-    for name in storage.list_names(checkpoints_folder(output_dir)):
-        if (step := step_of(name)) is not None:
-            has_marker = (step_folder(output_dir, step) / MARKER_NAME).exists()
-            (complete if has_marker else unfinished).append(step)
-    return sorted(complete, reverse=True), sorted(unfinished, reverse=True)
-
-
-def read_marker(folder: Path) -> Marker:
-    """Read the marker.
-
-    Raises:
-        UserError: the directory is not a checkpoint, or has the name of another step, or the marker is damaged or of
-            another format.
-    """
-    path = folder / MARKER_NAME
-    if not path.is_file():
-        raise UserError(
-            f"{folder} is not a complete checkpoint: it has no {MARKER_NAME}",
-            fix=f"{_hint(folder)}",
-            code="incomplete-checkpoint",
-        )
-    return parse_marker(storage.read_bytes(path), folder)
-
-
-def parse_marker(data: bytes, folder: str | Path) -> Marker:
-    """The marker that was read from the checkpoint at `folder`, a path or URL; it may have any name but another step's.
-
-    Raises:
-        UserError: it is damaged, of another format, or of another step than the folder's name says.
-    """
-    marker = parse_record(Marker, data, storage.join(folder, MARKER_NAME))
-    named = step_of(Path(folder).name)
-    if named not in (None, marker.step):
-        raise UserError(
-            f"{storage.redact(folder)} has the name of step {named} and contains the checkpoint of step {marker.step}",
-            fix=f"rename it to {step_folder('', marker.step).name}, or remove it",
-            code="renamed-checkpoint",
-        )
-    return marker
-
-
-def read_state(folder: str | Path) -> SavedState:
-    """Read what a checkpoint holds besides tensors, checked against the marker.
-
-    Raises:
-        UserError: the directory is not a complete checkpoint, or the file is not the one that was written.
-    """
-    folder = Path(folder)
-    marker = read_marker(folder)
-    records = {record.name: record for record in marker.files}
-    if STATE_NAME not in records:
-        raise UserError(
-            f"checkpoint {folder} is damaged: {MARKER_NAME} does not list {STATE_NAME}",
-            fix="use another checkpoint",
-            code="damaged-checkpoint",
-        )
-    if problem := find_problem(folder, records[STATE_NAME]):
-        raise UserError(
-            f"checkpoint {folder} is damaged: {problem}",
-            fix="use another checkpoint",
-            code="damaged-checkpoint",
-        )
-    return parse_state(folder, marker)
-
-
-def parse_state(folder: Path, marker: Marker) -> SavedState:
-    """As `read_state`, of a folder whose files were verified.
-
-    Raises:
-        UserError: the file is damaged or of another format, or of another step than the marker.
-    """
-    saved = parse_record(SavedState, storage.read_bytes(folder / STATE_NAME), str(folder / STATE_NAME))
-    if saved.state.step != marker.step:
-        raise UserError(
-            f"checkpoint {folder} is damaged: {MARKER_NAME} is of step {marker.step}, and "
-            f"{STATE_NAME} is of step {saved.state.step}",
-            fix="use another checkpoint",
-            code="damaged-checkpoint",
-        )
-    return saved
-
-
-def open_checkpoint(folder: str | Path, verified: bool = False) -> Checkpoint:
-    """The checkpoint at `folder`, every file checked (size and sha256) unless that was done.
+def open_checkpoint(path: str | Path, verified: bool = False) -> Checkpoint:
+    """The checkpoint at `path`, every file checked (size and sha256) unless that was done.
 
     Raises:
         UserError: it is not a complete checkpoint.
     """
-    folder = Path(folder)
-    marker = read_marker(folder)
+    folder = CheckpointFolder(path)
+    marker = folder.read_marker()
     for record in () if verified else marker.files:
-        if problem := find_problem(folder, record):
-            raise UserError(
-                f"checkpoint {folder} is damaged: {problem}",
-                fix="use another checkpoint",
-                code="damaged-checkpoint",
-            )
+        if problem := folder.find_problem(record):
+            raise folder.damaged(problem)
     names = tuple(record.name for record in marker.files if record.name.endswith(".safetensors"))
-    return Checkpoint(folder, read_state(folder), names)
+    return Checkpoint(Path(folder.url), folder.read_state(), names)
 
 
-def find_problem(folder: Path, record: FileRecord) -> str | None:
-    """What is wrong with one file of a checkpoint; None if it is the file that was written."""
-    path = folder / record.name
+def _to_json(record: BaseModel) -> bytes:
+    return record.model_dump_json(indent=1).encode()
+
+
+def _parse_record(schema: type[Schema], data: bytes, source: str) -> Schema:
+    """The record that was read from the file at `source`, a path or URL.
+
+    Raises:
+        UserError: it is damaged or of another format.
+    """
     try:
-        size = path.stat().st_size
-        if size != record.bytes:
-            return f"{record.name} has {size:,} bytes instead of {record.bytes:,}"
-        if storage.sha256_of(path) != record.sha256:
-            return f"{record.name} has another sha256 than the one written"
-    except OSError as error:
-        return f"{record.name} cannot be read ({error.strerror})"
-    except UserError as error:
-        return error.problem
-    return None
-
-
-def _hint(folder: Path) -> str:
-    """What to give instead: the newest checkpoint where `folder` is a run's directory or its checkpoints directory."""
-    for output_dir in (folder, folder.parent):
-        steps, _ = list_steps(output_dir)
-        if steps:
-            return f"give the newest complete one, {step_folder(output_dir, steps[0])}"
-    return "give the directory of one step, OUTPUT_DIR/checkpoints/step-NNNNNNNN"
+        return schema.model_validate_json(data)
+    except ValidationError as error:
+        first, name = error.errors()[0], storage.redact(source)
+        if "format_version" in first["loc"] and isinstance(first["input"], int):
+            raise UserError(
+                f"{name} has format version {first['input']}, and this release reads version {FORMAT_VERSION}",
+                fix="use the release that wrote it",
+                code="checkpoint-of-another-release",
+            ) from None
+        raise UserError(
+            f"{name} is damaged ({first_problem(error)})",
+            fix="use another checkpoint",
+            code="damaged-checkpoint",
+        ) from None

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 
 from data_prep.base.errors import UserError
-from trainer.checkpoint.format import SavedState, open_checkpoint, parse_state, read_marker
+from trainer.checkpoint.format import CheckpointFolder, SavedState, open_checkpoint
 from trainer.checkpoint.pieces import check_coverage, check_pieces, own_first, read_pieces
 from trainer.config.run_config import RunConfig, without_registry
 from trainer.config.stages import ROPE_BASES
@@ -137,12 +137,13 @@ def _set_mean(engine: Engine, fragments: Sequence[Fragment], folders: Sequence[P
     for _, total in sums.values():
         total.zero_()
     try:
-        for folder in folders:
-            marker = read_marker(folder)
+        for path in folders:
+            folder = CheckpointFolder(path)
+            marker = folder.read_marker()
             names = [record.name for record in marker.files if record.name.endswith(".safetensors")]
-            if parse_state(folder, marker).shapes != parameter_shapes(engine.module):
+            if folder.parse_state(marker).shapes != parameter_shapes(engine.module):
                 return f"{folder} has other parameter names or shapes"
-            add_weights(folder, own_first(names, engine.ranks), 1 / len(folders), sums)
+            add_weights(path, own_first(names, engine.ranks), 1 / len(folders), sums)
     except UserError as error:
         return error.problem
     return None

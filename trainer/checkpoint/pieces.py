@@ -1,10 +1,17 @@
-"""The tensors of a checkpoint: pieces of flattened parameters in the ranks' files, read without an engine."""
+"""The tensors of a checkpoint: pieces of flattened parameters in the ranks' files, read without an engine.
+
+The files are written tensor by tensor, without a copy of the training state: `safetensors.torch.save_file` takes all
+tensors at once, so the whole state of a GPU would be in host memory (and with older releases the CPU's once more), and
+the file would be read again for its checksum. The format is public: 8 bytes of header length, little-endian; a JSON
+header of dtype, shape and offsets; the data.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +20,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from data_prep.base.errors import UserError
+from data_prep.dataset.manifest_records import FileRecord
+from data_prep.storage import storage
 from trainer.checkpoint.format import Checkpoint, open_checkpoint, rank_file_name
 from trainer.distributed.process_group import Ranks
+
+_ALIGNMENT = 8
+_FLOAT32_BYTES = 4
+
+Part = tuple[str, int, Callable[[], torch.Tensor]]
+"""Key, number of elements, and how to get the 1-D float32 tensor."""
 
 
 def read_weights(folder: str | Path) -> dict[str, torch.Tensor]:
@@ -55,7 +70,7 @@ class Piece:
         Raises:
             UserError: the file is gone or ends before them.
         """
-        offset = self.offset + 4 * (start - self.start)
+        offset = self.offset + _FLOAT32_BYTES * (start - self.start)
         try:
             elements = np.fromfile(self.path, dtype="<f4", count=stop - start, offset=offset)
         except OSError as error:
@@ -122,3 +137,35 @@ def check_pieces(checkpoint: Checkpoint) -> None:
 def own_first(names: Sequence[str], ranks: Ranks) -> list[str]:
     """The file that most likely holds all this rank needs, then the others."""
     return sorted(names, key=lambda name: name != rank_file_name(ranks.rank, ranks.world_size))
+
+
+def write_tensors(path: Path, parts: Iterable[Part]) -> FileRecord:
+    """Write the parts in order, atomically; returns the file's size and sha256.
+
+    Raises:
+        UserError: the disk is full, or the folder cannot be written.
+    """
+    parts = list(parts)
+    digest = hashlib.sha256()
+    size = 0
+    with storage.local_write(path) as partial, open(partial, "wb") as file:
+        for chunk in _chunks(parts):
+            digest.update(chunk)
+            size += file.write(chunk)
+    return FileRecord(name=path.name, bytes=size, sha256=digest.hexdigest())
+
+
+def _chunks(parts: list[Part]) -> Iterable[bytes | memoryview]:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for key, numel, _ in parts:
+        end = offset + numel * _FLOAT32_BYTES
+        header[key] = {"dtype": "F32", "shape": [numel], "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    yield len(text).to_bytes(8, "little") + text
+    for key, numel, read in parts:
+        tensor = read().detach().cpu().contiguous()
+        assert tensor.dtype == torch.float32 and tensor.shape == (numel,), f"{key}: {tensor.dtype}, {tensor.shape}"
+        yield tensor.numpy().data.cast("B")

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from data_prep.base.errors import UsageError, UserError
-from trainer.checkpoint.fetch import fetch_checkpoint
+from data_prep.dataset.manifest_records import FileRecord
+from data_prep.storage import storage
 from trainer.checkpoint.format import (
     MARKER_NAME,
+    STATE_NAME,
     Checkpoint,
+    CheckpointFolder,
+    Marker,
     checkpoints_folder,
-    find_problem,
     list_steps,
     open_checkpoint,
-    read_marker,
-    read_state,
+    rank_file_name,
     step_folder,
+    steps_in,
 )
 from trainer.checkpoint.pieces import check_coverage, own_first, read_pieces
-from trainer.checkpoint.store import stored_steps
 from trainer.checkpoint.writer import ALONE, Warn, be_silent, bring_back_replaced, in_turn, warn_on_stderr
 from trainer.distributed.process_group import Ranks, broadcast_object, gather_objects
 from trainer.engine.engine import Engine
@@ -56,15 +59,14 @@ def find_latest(
             code="unknown-checkpoint-step",
         )
     for candidate in steps if step is None else [step]:
-        folder = step_folder(output_dir, candidate)
-        problem = (
-            _first_problem(folder, ranks)
-            if remote is None
-            else fetch_checkpoint(remote, folder, candidate, stage, ranks)
-        )
+        folder = CheckpointFolder(step_folder(output_dir, candidate))
+        if remote is None:
+            problem = _first_problem(folder, ranks)
+        else:
+            problem = fetch_checkpoint(CheckpointFolder.of_step(remote, candidate), folder, stage, ranks)
         problems = [found for found in gather_objects(problem, ranks) if found]
         if not problems:
-            return open_checkpoint(folder, verified=True)
+            return open_checkpoint(folder.url, verified=True)
         if step is not None:
             others = ", ".join(str(other) for other in steps if other != step) or "none"
             raise UserError(
@@ -88,7 +90,7 @@ def open_verified(output_dir: str | Path, step: int, ranks: Ranks = ALONE) -> Ch
     Raises:
         UserError: there is none, or it is damaged.
     """
-    folder = step_folder(output_dir, step)
+    folder = CheckpointFolder(step_folder(output_dir, step))
     problems = [found for found in gather_objects(_first_problem(folder, ranks), ranks) if found]
     if problems:
         if not any(gather_objects(Path(output_dir).is_dir(), ranks)):
@@ -99,7 +101,7 @@ def open_verified(output_dir: str | Path, step: int, ranks: Ranks = ALONE) -> Ch
             fix="give one of the existing steps",
             code="unknown-checkpoint-step",
         )
-    return open_checkpoint(folder, verified=True)
+    return open_checkpoint(folder.url, verified=True)
 
 
 def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, say: Warn) -> list[int]:
@@ -126,9 +128,105 @@ def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, say: W
 
 def _stored_steps(remote: str) -> tuple[list[int], str | None]:
     try:
-        return stored_steps(remote), None
+        return steps_in(remote)[0], None
     except UserError as error:
         return [], error.problem
+
+
+def _first_problem(folder: CheckpointFolder, ranks: Ranks) -> str | None:
+    """What this rank finds wrong in its share of a checkpoint's files."""
+    try:
+        records = folder.read_marker().files
+        problems = (folder.find_problem(record) for record in records[ranks.rank :: ranks.world_size])
+        problem = next((problem for problem in problems if problem), None)
+        if problem is None and ranks.is_first:
+            folder.read_state()
+        return problem
+    except UserError as error:
+        return error.problem
+
+
+def fetch_checkpoint(stored: CheckpointFolder, folder: CheckpointFolder, stage: int | None, ranks: Ranks) -> str | None:
+    """Have in this node's `folder` what its ranks need of the stored checkpoint, every file of it verified.
+
+    Fetched is only what is needed and missing or damaged. A rank that resumes on the same number of ranks at the same
+    ZeRO stage needs the file that it wrote; in every other case each node needs all of them.
+
+    Returns what this rank found wrong, if anything. The marker is written last, so that a folder that has one has all
+    that this node needs. Where nodes hold different saves of the step, all take the store's.
+    """
+    leads = ranks.local_rank == 0
+    marker, problem = _attempt(lambda: _marker(stored, folder))
+    if len(set(gather_objects(marker, ranks))) > 1:
+        marker, problem = _attempt(stored.read_marker)
+    if problem is None and marker is not None and leads:
+        state_record = [record for record in marker.files if record.name == STATE_NAME]
+        _, problem = _attempt(lambda: _ensure_files(stored, folder, state_record))
+    if any(gather_objects(problem, ranks)):
+        return problem
+    assert marker is not None
+    _, problem = _attempt(lambda: _ensure_files(stored, folder, needed_files(marker, folder, stage, ranks)))
+    if any(gather_objects(problem, ranks)):
+        return problem
+    if leads:
+        _, problem = _attempt(lambda: _write_marker(folder, marker))
+    gather_objects(problem, ranks)  # until every node's lead has written it
+    return problem
+
+
+def needed_files(marker: Marker, folder: CheckpointFolder, stage: int | None, ranks: Ranks) -> list[FileRecord]:
+    """The tensor files that this rank fetches: its own, or on one rank of a node all of them."""
+    saved = folder.parse_state(marker)
+    tensors = [record for record in marker.files if record.name != STATE_NAME]
+    if stage and (saved.world_size, saved.zero_stage) == (ranks.world_size, stage):
+        own = rank_file_name(ranks.rank, ranks.world_size)
+        return [record for record in tensors if record.name == own]
+    return tensors if ranks.local_rank == 0 else []
+
+
+def _marker(stored: CheckpointFolder, folder: CheckpointFolder) -> Marker:
+    """The local marker; the store's if there is none, or none that is usable."""
+    if not folder.is_complete:
+        return stored.read_marker()
+    try:
+        return folder.read_marker()
+    except UserError as error:
+        local = error
+    try:
+        return stored.read_marker()
+    except UserError as error:
+        raise UserError(
+            f"{local.problem}; {error.problem}",
+            fix=error.fix,
+            code=error.code,
+        ) from None
+
+
+def _ensure_files(stored: CheckpointFolder, folder: CheckpointFolder, records: list[FileRecord]) -> None:
+    for record in records:
+        if folder.find_problem(record) is None:
+            continue
+        folder.refuse_link()
+        storage.copy(stored.file(record.name), folder.file(record.name))
+        if problem := folder.find_problem(record):
+            raise UserError(
+                f"{stored} returned a different file: {problem}",
+                fix="resume from another checkpoint",
+                code="damaged-checkpoint",
+            )
+
+
+def _write_marker(folder: CheckpointFolder, marker: Marker) -> None:
+    if not folder.has_marker(marker):
+        folder.refuse_link()
+        folder.write_marker(marker)
+
+
+def _attempt(action: Callable[[], Marker | None]) -> tuple[Marker | None, str | None]:
+    try:
+        return action(), None
+    except UserError as error:
+        return None, error.problem
 
 
 def load(engine: Engine, checkpoint: Checkpoint) -> None:
@@ -154,19 +252,6 @@ def load(engine: Engine, checkpoint: Checkpoint) -> None:
     check_coverage(missing, checkpoint.folder)
     engine.set_loss_scaler_state(checkpoint.saved.loss_scaler)
     engine.finish_setting(checkpoint.saved.optimizer_steps)
-
-
-def _first_problem(folder: Path, ranks: Ranks) -> str | None:
-    """What this rank finds wrong in its share of a checkpoint's files."""
-    try:
-        records = read_marker(folder).files
-        problems = (find_problem(folder, record) for record in records[ranks.rank :: ranks.world_size])
-        problem = next((problem for problem in problems if problem), None)
-        if problem is None and ranks.is_first:
-            read_state(folder)
-        return problem
-    except UserError as error:
-        return error.problem
 
 
 def _check_shapes(shapes: dict[str, tuple[int, ...]], checkpoint: Checkpoint) -> None:

@@ -1,9 +1,14 @@
-"""Which checkpoints a newer one makes superfluous: a pure rule, the same for the disk and for the remote store."""
+"""Which checkpoints a newer one makes superfluous: the same for the disk and for the store."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
+from data_prep.base.errors import UserError
+from data_prep.storage import storage
+from trainer.checkpoint.format import CheckpointFolder
+from trainer.checkpoint.late_scores import metrics_of as late_metrics
 from trainer.config.run_settings import CheckpointSettings
 
 
@@ -15,7 +20,7 @@ def superfluous_steps(complete: Mapping[int, float | None], newest: int, setting
     purpose) and are removed.
 
     Args:
-        complete: the complete checkpoints by step, each with its `best_metric`; None where it was not evaluated.
+        complete: the complete checkpoints by step, each with its `best_metric`.
     """
     current = sorted((step for step in complete if step <= newest), reverse=True)
     kept = {newest, *current[: settings.keep_last]}
@@ -25,3 +30,15 @@ def superfluous_steps(complete: Mapping[int, float | None], newest: int, setting
     evaluated = [(sign * value, -step) for step in current if (value := complete[step]) is not None]
     kept |= {-step for _, step in sorted(evaluated)[: settings.keep_best]}
     return set(complete) - kept
+
+
+def best_metric(folder: CheckpointFolder, settings: CheckpointSettings) -> float | None:
+    """What `keep_best` goes by; None where that step was not evaluated, or its state is damaged."""
+    if not settings.keep_best:
+        return None
+    try:
+        evaluation = folder.read_state().state.evaluation
+    except UserError:
+        return None
+    late = {} if storage.is_remote(folder.url) else late_metrics(Path(folder.url))
+    return {**evaluation, **late}.get(settings.best_metric)

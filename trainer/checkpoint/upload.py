@@ -3,25 +3,29 @@
 Every rank copies its own file, which may be on a disk that no other node sees. Rank 0 copies state.json, waits until
 the store holds every rank's part of this very save, writes the marker, and removes superfluous ones. Training does not
 wait. A failure is a warning, and the next save tries again.
+
+Beside each tensor file lies NAME.sha256, by which its rank says that it has copied the file of this very save: a step
+may be saved twice.
 """
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.urls import redact_text
-from data_prep.storage import storage
-from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, Checkpoint, Marker, rank_file_name, read_marker, step_of
-from trainer.checkpoint.links import refuse_link
-from trainer.checkpoint.retention import superfluous_steps
-from trainer.checkpoint.store import COPIED_SUFFIX, copy_file, remove_step, stored_folder, stored_metric, stored_steps
+from data_prep.storage import remote_files, storage
+from trainer.checkpoint.format import STATE_NAME, Checkpoint, CheckpointFolder, Marker, rank_file_name, steps_in
+from trainer.checkpoint.retention import best_metric, superfluous_steps
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import CheckpointSettings
 from trainer.distributed.process_group import Ranks, broadcast_object
 
+COPIED_SUFFIX = ".sha256"
 _POLL_SECONDS = 1.0
 
 
@@ -85,10 +89,9 @@ class Uploader:
 
     def _is_missing(self, checkpoint: Checkpoint) -> bool:
         """Whether the store has no checkpoint of this step, or that of another save of it."""
-        stored = storage.join(stored_folder(self._url, checkpoint.step), MARKER_NAME)
-        own = checkpoint.folder / MARKER_NAME
         try:
-            return not storage.exists(stored) or storage.read_bytes(stored) != storage.read_bytes(own)
+            marker = CheckpointFolder(checkpoint.folder).read_marker()
+            return not CheckpointFolder.of_step(self._url, checkpoint.step).has_marker(marker)
         except UserError as error:
             self._warn(f"{error.problem}; retrying at the next save")
             return False
@@ -132,7 +135,7 @@ class Uploader:
         try:
             return self._copy(checkpoint)
         except Exception as error:  # noqa: BLE001 - whatever fails, the next one is copied
-            if not (checkpoint.folder / MARKER_NAME).exists():
+            if not CheckpointFolder(checkpoint.folder).is_complete:
                 return True
             reason = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             self._warn(
@@ -143,27 +146,28 @@ class Uploader:
 
     def _copy(self, checkpoint: Checkpoint) -> bool:
         ranks, step = self._ranks, checkpoint.step
-        marker, remote = read_marker(checkpoint.folder), stored_folder(self._url, step)
+        local, remote = CheckpointFolder(checkpoint.folder), CheckpointFolder.of_step(self._url, step)
+        marker = local.read_marker()
         sums = {record.name: record.sha256 for record in marker.files}
-        refuse_link(remote)
+        remote.refuse_link()
         if ranks.is_first:  # of an earlier save of this step
-            storage.remove(storage.join(remote, MARKER_NAME))
+            remote.remove_marker()
         own = rank_file_name(ranks.rank, ranks.world_size)
         if not self._is_copied(remote, own, sums[own]):
-            note = storage.join(remote, own + COPIED_SUFFIX)
+            note = remote.file(own + COPIED_SUFFIX)
             storage.remove(note)  # of an earlier save of this step
-            copy_file(checkpoint.folder / own, storage.join(remote, own))
+            copy_file(checkpoint.folder / own, remote.file(own))
             storage.write_bytes(note, sums[own].encode())
         if not ranks.is_first:
             return True
-        copy_file(checkpoint.folder / STATE_NAME, storage.join(remote, STATE_NAME))
+        copy_file(checkpoint.folder / STATE_NAME, remote.file(STATE_NAME))
         if not self._wait_for_parts(remote, marker):
             return False
-        storage.write_bytes(storage.join(remote, MARKER_NAME), marker.model_dump_json(indent=1).encode())
+        remote.write_marker(marker)
         self._let_go()
         return True
 
-    def _wait_for_parts(self, remote: str, marker: Marker) -> bool:
+    def _wait_for_parts(self, remote: CheckpointFolder, marker: Marker) -> bool:
         """Return whether the parts of all ranks arrived before a newer save was requested or the run ended."""
         missing = {record.name: record.sha256 for record in marker.files if record.name != STATE_NAME}
         while True:
@@ -171,12 +175,12 @@ class Uploader:
             if not missing:
                 return True
             if self._asked or (self._deadline is not None and time.monotonic() > self._deadline):
-                self._warn(f"{storage.redact(remote)} is not complete yet: it lacks {', '.join(sorted(missing)[:3])}")
+                self._warn(f"{remote} is not complete yet: it lacks {', '.join(sorted(missing)[:3])}")
                 return False
             time.sleep(_POLL_SECONDS)
 
-    def _is_copied(self, remote: str, name: str, sha256: str) -> bool:
-        note = storage.join(remote, name + COPIED_SUFFIX)
+    def _is_copied(self, remote: CheckpointFolder, name: str, sha256: str) -> bool:
+        note = remote.file(name + COPIED_SUFFIX)
         return storage.exists(note) and storage.read_bytes(note).decode() == sha256
 
     def _let_go(self) -> None:
@@ -184,13 +188,31 @@ class Uploader:
 
         A copy that was broken off goes once a newer one is complete. Those after it may be another rank's work now.
         """
-        steps, settings = stored_steps(self._url), self._settings
-        metrics = {
-            step: stored_metric(self._url, step, settings.best_metric) if settings.keep_best else None for step in steps
-        }
-        newest_complete = max((step for step in steps if step <= self._newest), default=0)
-        there = {step for name in storage.list_names(self._url) if (step := step_of(name)) is not None}
+        complete, unfinished = steps_in(self._url)
+        folders = {step: CheckpointFolder.of_step(self._url, step) for step in (*complete, *unfinished)}
+        metrics = {step: best_metric(folders[step], self._settings) for step in complete}
+        newest_complete = max((step for step in complete if step <= self._newest), default=0)
         with self._changed:
-            broken_off = {step for step in there - {*steps, *self._pending} if step < newest_complete}
-        for step in superfluous_steps(metrics, self._newest, settings) | broken_off:
-            remove_step(self._url, step)
+            broken_off = {step for step in {*unfinished} - {*self._pending} if step < newest_complete}
+        for step in superfluous_steps(metrics, self._newest, self._settings) | broken_off:
+            folders[step].remove()
+
+
+def copy_file(path: Path, url: str) -> None:
+    """Copy a local file to the store, whole or not at all.
+
+    Raises:
+        UserError: the store refuses, or the file is gone.
+    """
+    if not storage.is_remote(url):
+        with storage.local_write(url) as partial:
+            shutil.copyfile(path, partial)
+        return
+    try:
+        remote_files.upload(path, url)
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} no longer exists",
+            fix="keep checkpoints until they are uploaded (raise checkpoint.keep_last)",
+            code="missing-file",
+        ) from None

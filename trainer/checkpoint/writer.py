@@ -21,9 +21,8 @@ from data_prep.storage import storage
 from trainer.checkpoint.compatibility import current_versions
 from trainer.checkpoint.format import (
     FORMAT_VERSION,
-    MARKER_NAME,
-    STATE_NAME,
     Checkpoint,
+    CheckpointFolder,
     DataIdentity,
     Marker,
     SavedState,
@@ -31,15 +30,12 @@ from trainer.checkpoint.format import (
     checkpoints_folder,
     list_steps,
     rank_file_name,
-    read_state,
     step_folder,
     step_of,
 )
 from trainer.checkpoint.late_scores import is_pending
-from trainer.checkpoint.late_scores import metrics_of as late_metrics
-from trainer.checkpoint.links import refuse_link, remove_checkpoint
-from trainer.checkpoint.retention import superfluous_steps
-from trainer.checkpoint.tensor_file import Part, write_tensors
+from trainer.checkpoint.pieces import Part, write_tensors
+from trainer.checkpoint.retention import best_metric, superfluous_steps
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.run_settings import CheckpointSettings
 from trainer.distributed.process_group import Ranks, barrier, broadcast_object, gather_objects
@@ -99,7 +95,7 @@ def save(
         if ranks.is_first:
             _give_up(folder, problems[0], warn)
         return None
-    if ranks.local_rank == 0 and not (folder / MARKER_NAME).exists():
+    if ranks.local_rank == 0 and not CheckpointFolder(folder).is_complete:
         _complete_here(folder, saved, marker, warn)
     say = warn if ranks.is_first else be_silent
     in_turn(lambda: _retire(output_dir, settings, state.step, say), ranks, nodes_have_disks)
@@ -111,7 +107,7 @@ def _write_rank_files(folder: Path, engine: Engine) -> tuple[list[FileRecord], l
     ranks = engine.ranks
     outcome: FileRecord | str
     try:
-        refuse_link(folder)  # which was set aside, unless nothing may be changed here
+        CheckpointFolder(folder).refuse_link()  # which was set aside, unless nothing may be changed here
         outcome = write_tensors(folder / rank_file_name(ranks.rank, ranks.world_size), _parts(engine.fragments()))
     except UserError as error:
         outcome = f"rank {ranks.rank}: {error.problem}"
@@ -133,9 +129,7 @@ def _complete(
 ) -> tuple[Marker | None, list[str]]:
     """Rank 0: write state and marker; the marker, or what stood in the way."""
     try:
-        storage.write_bytes(folder / STATE_NAME, saved.model_dump_json(indent=1).encode())
-        state_path = folder / STATE_NAME
-        own = FileRecord(name=STATE_NAME, bytes=storage.size(state_path), sha256=storage.sha256_of(state_path))
+        own = CheckpointFolder(folder).write_state(saved)
         for record in records:
             if nodes_share and not (folder / record.name).exists():
                 return None, [
@@ -143,7 +137,7 @@ def _complete(
                     "all hosts share, or checkpoint.upload_to to a store that all hosts reach"
                 ]
         marker = Marker(format_version=FORMAT_VERSION, step=saved.state.step, files=(*records, own))
-        storage.write_bytes(folder / MARKER_NAME, marker.model_dump_json(indent=1).encode())
+        CheckpointFolder(folder).write_marker(marker)
     except UserError as error:
         return None, [error.problem]
     return marker, []
@@ -152,8 +146,8 @@ def _complete(
 def _complete_here(folder: Path, saved: SavedState, marker: Marker, warn: Warn) -> None:
     """Another node than rank 0's: write state and marker beside this node's files, the same as there."""
     try:
-        storage.write_bytes(folder / STATE_NAME, saved.model_dump_json(indent=1).encode())
-        storage.write_bytes(folder / MARKER_NAME, marker.model_dump_json(indent=1).encode())
+        CheckpointFolder(folder).write_state(saved)
+        CheckpointFolder(folder).write_marker(marker)
     except UserError as error:
         warn(f"{folder} is incomplete on this node, which will fetch it on resume: {error.problem}")
 
@@ -172,7 +166,7 @@ def in_turn(tidy: Callable[[], None], ranks: Ranks, nodes_have_disks: bool) -> N
 def _make_room(folder: Path) -> None:
     """Rank 0: set aside what an earlier save of this step left, so that nothing of it mixes with the new one."""
     with contextlib.suppress(UserError, OSError):  # where it cannot be removed, writing into it reports the reason
-        if (folder / MARKER_NAME).exists():
+        if CheckpointFolder(folder).is_complete:
             storage.remove(_replaced(folder))
             folder.rename(_replaced(folder))
         else:
@@ -183,7 +177,7 @@ def _give_up(folder: Path, problem: str, warn: Warn) -> None:
     """Rank 0: remove the half-made save and bring back what it was to replace."""
     warn(f"CHECKPOINT {folder} WAS NOT SAVED; the last complete checkpoint stays: {problem}")
     with contextlib.suppress(UserError, OSError):
-        remove_checkpoint(folder)
+        CheckpointFolder(folder).remove()
         if _replaced(folder).exists():
             _replaced(folder).rename(folder)
 
@@ -192,7 +186,7 @@ def bring_back_replaced(output_dir: str | Path) -> None:
     """Give its name back to a whole checkpoint that a save of the same step, which never ended, had set aside."""
     for step in _replaced_steps(output_dir):
         folder = step_folder(output_dir, step)
-        if (_replaced(folder) / MARKER_NAME).exists() and not (folder / MARKER_NAME).exists():
+        if CheckpointFolder(_replaced(folder)).is_complete and not CheckpointFolder(folder).is_complete:
             with contextlib.suppress(UserError, OSError):  # where nothing can be changed, older ones are left
                 storage.remove(folder)
                 _replaced(folder).rename(folder)
@@ -212,7 +206,7 @@ def _replaced_steps(output_dir: str | Path) -> list[int]:
 def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: int, warn: Warn) -> None:
     """Remove what the checkpoint just completed makes superfluous, and what was never completed."""
     complete, unfinished = list_steps(output_dir)
-    metrics = {step: _metric(step_folder(output_dir, step), settings) for step in complete}
+    metrics = {step: best_metric(CheckpointFolder(step_folder(output_dir, step)), settings) for step in complete}
     superfluous = superfluous_steps(metrics, saved_step, settings) | {*unfinished}
     superfluous -= {step for step in complete if step < saved_step and is_pending(step_folder(output_dir, step))}
     # What was set aside goes before its step does, whose marker keeps it from coming back.
@@ -220,19 +214,9 @@ def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: in
     folders = [_replaced(step_folder(output_dir, step)) for step in outdated]
     for folder in (*folders, *(step_folder(output_dir, step) for step in sorted(superfluous))):
         try:
-            remove_checkpoint(folder)
+            CheckpointFolder(folder).remove()
         except UserError as error:
             warn(f"cannot remove the old checkpoint {folder}: {error.problem}")
-
-
-def _metric(folder: Path, settings: CheckpointSettings) -> float | None:
-    """What `keep_best` goes by; None where that step was not evaluated, or its state is damaged."""
-    if not settings.keep_best:
-        return None
-    try:
-        return {**read_state(folder).state.evaluation, **late_metrics(folder)}.get(settings.best_metric)
-    except UserError:
-        return None
 
 
 def be_silent(message: str) -> None:

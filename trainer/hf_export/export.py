@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.tokenizer.tokenizer import Tokenizer
-from trainer.checkpoint.format import list_steps, read_state, step_folder
+from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
 from trainer.checkpoint.merging import MergeWeights, merge_coefficients, merge_weights
 from trainer.config.run_config import RunConfig
 from trainer.hf_export.export_source import read_source
@@ -93,7 +93,7 @@ def export_merged(
     check_output(Path(output))
     folders = last_checkpoints(Path(run), num_checkpoints)
     coefficients = merge_coefficients(num_checkpoints, weights)
-    fingerprints = {read_state(folder).data.tokenizer_fingerprint for folder in folders}
+    fingerprints = {CheckpointFolder(folder).read_state().data.tokenizer_fingerprint for folder in folders}
     if len(fingerprints) > 1:
         raise UserError(
             f"the checkpoints of {run} have different tokenizers ({', '.join(sorted(fingerprints))})",

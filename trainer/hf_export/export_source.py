@@ -15,7 +15,7 @@ from data_prep.dataset.manifest import TOKENIZER_FOLDER, read_manifest
 from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
-from trainer.checkpoint.format import STATE_NAME, SavedState, list_steps, read_state, step_folder
+from trainer.checkpoint.format import STATE_NAME, CheckpointFolder, SavedState, list_steps, step_folder
 from trainer.checkpoint.late_scores import metrics_of as late_metrics
 from trainer.checkpoint.pieces import read_weights
 from trainer.config.run_config import RunConfig, without_registry
@@ -42,7 +42,7 @@ def read_source(checkpoint: Path, weights: dict[str, torch.Tensor] | None = None
             the tokenizer that the model was trained with.
     """
     folder = find_checkpoint(checkpoint)
-    saved = read_state(folder)
+    saved = CheckpointFolder(folder).read_state()
     config = validate_settings(RunConfig, without_registry(saved.config), str(folder / STATE_NAME))
     # The RoPE bases are those that the weights were last trained with.
     config = config.model_copy(update={"model": config.stage_of(saved.state.step).model})

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import UnknownVersion, read_manifest
 from data_prep.storage import storage
-from trainer.checkpoint.format import list_steps, read_state, step_folder
-from trainer.checkpoint.store import stored_state, stored_steps
+from trainer.checkpoint.format import CheckpointFolder, checkpoints_folder, step_folder, steps_in
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.training_settings import BranchSettings
 from trainer.data.shard_set import ShardSet, open_shard_set
@@ -45,7 +44,7 @@ def open_data(config: RunConfig, allow_change: bool = False) -> list[ShardSet]:
 def _of_branch(config: RunConfig, branch: BranchSettings) -> list[str | None]:
     """Return the versions of the data sets that the run has in common with the one it branches from."""
     try:
-        saved = read_state(step_folder(branch.run, branch.step))
+        saved = CheckpointFolder(step_folder(branch.run, branch.step)).read_state()
         before = RunConfig.model_validate(without_registry(saved.config))
     except (UserError, ValidationError):
         return []  # the start of the branch reports it
@@ -59,21 +58,21 @@ def begun_with(output_dir: str | Path, remote: str | None = None) -> tuple[str, 
     Args:
         remote: `checkpoint.upload_to`, searched if this node's disk has no checkpoint, as after a move to another node.
     """
-    for step in list_steps(output_dir)[0]:
+    digests = _newest_digests(checkpoints_folder(output_dir))
+    if digests or remote is None:
+        return digests
+    try:
+        return _newest_digests(remote)
+    except UserError:
+        return ()  # resuming searches the storage too, and fails if it does not answer
+
+
+def _newest_digests(url: str | Path) -> tuple[str, ...]:
+    for step in steps_in(url)[0]:
         try:
-            return read_state(step_folder(output_dir, step)).data.manifest_digests
+            return CheckpointFolder.of_step(url, step).read_state().data.manifest_digests
         except UserError:
             continue  # resuming warns and uses an earlier one too
-    return () if remote is None else _begun_with_in_store(remote)
-
-
-def _begun_with_in_store(remote: str) -> tuple[str, ...]:
-    try:
-        for step in stored_steps(remote):
-            if (saved := stored_state(remote, step)) is not None:
-                return saved.data.manifest_digests
-    except UserError:
-        pass  # resuming searches the storage too, and fails if it does not answer
     return ()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from data_prep.base.errors import UserError
 from trainer.checkpoint.compatibility import check_compatible
-from trainer.checkpoint.format import list_steps, read_state, step_folder
+from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
 from trainer.checkpoint.late_scores import read_late_scores
 from trainer.config.run_config import RunConfig
 from trainer.metrics.status import read_status
@@ -60,7 +60,7 @@ def find_finished_run(config: RunConfig) -> FinishedRun | None:
         checkpoint = step_folder(output_dir, steps[0])
         if config.evaluation.suite is not None and not _is_scored(output_dir, steps):
             return None
-        saved = read_state(checkpoint)
+        saved = CheckpointFolder(checkpoint).read_state()
         precision = saved.config["training"]["precision"]
         if config.training.precision == "auto":  # resuming keeps the checkpoint's
             training = config.training.model_copy(update={"precision": precision})

@@ -18,9 +18,8 @@ from pathlib import Path
 from data_prep.base.errors import UsageError
 from data_prep.storage import storage
 from trainer.checkpoint.compatibility import check_branch, check_compatible
-from trainer.checkpoint.format import Checkpoint, DataIdentity, SavedState, TrainState
+from trainer.checkpoint.format import Checkpoint, CheckpointFolder, DataIdentity, SavedState, TrainState, steps_in
 from trainer.checkpoint.restore import find_latest, open_verified
-from trainer.checkpoint.store import remove_step, stored_steps
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.run_settings import TrackingSettings
 from trainer.config.schedule import rate_jump_warning
@@ -165,9 +164,9 @@ def remove_later_steps(url: str, step: int) -> None:
     Raises:
         UserError: the storage denies it.
     """
-    for later in stored_steps(url):
+    for later in steps_in(url)[0]:
         if later > step:
-            remove_step(url, later)
+            CheckpointFolder.of_step(url, later).remove()
 
 
 def begun_in(config: RunConfig, state: TrainState, saved: SavedState, data: DataIdentity) -> TrainState:

@@ -13,8 +13,7 @@ from data_prep.base.terminal import counted
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.storage import storage
 from trainer.checkpoint.compatibility import check_branch
-from trainer.checkpoint.format import list_steps, read_state, step_folder
-from trainer.checkpoint.store import stored_steps
+from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder, steps_in
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.schedule import global_batch_sizes, tokens_of_stage
@@ -91,7 +90,7 @@ def branch_line(config: RunConfig, branch: BranchSettings) -> str:
         return f"warning: {storage.redact(branch.run)} does not exist; give the output_dir of a run [missing-path]"
     steps, _ = list_steps(branch.run)
     if branch.step in steps:
-        saved = read_state(step_folder(branch.run, branch.step))
+        saved = CheckpointFolder(step_folder(branch.run, branch.step)).read_state()
         check_branch(saved, config, saved.data)  # the tokenizer is compared at the start
         return f"starts from step {branch.step:,} of {storage.redact(branch.run)}, which has that checkpoint"
     others = ", ".join(map(str, sorted(steps))) or "none"
@@ -106,7 +105,7 @@ def resume_line(config: RunConfig, step: int) -> str:
     steps = {*list_steps(config.output_dir)[0]}
     if config.checkpoint.upload_to is not None:
         try:
-            steps |= {*stored_steps(config.checkpoint.upload_to)}
+            steps |= {*steps_in(config.checkpoint.upload_to)[0]}
         except UserError as error:
             return f"--resume-from {step}: cannot read the store: {error}"
     if step in steps:

@@ -17,10 +17,9 @@ from tests.support.toy_processes import averaged_name, trained
 from tests.support.toy_training import ToyModel, global_batch
 from tests.trainer.checkpoint.test_writer import StillEngine, save
 from trainer.checkpoint import writer
-from trainer.checkpoint.format import SavedState, TrainState, rank_file_name, read_state, step_folder
+from trainer.checkpoint.format import CheckpointFolder, SavedState, TrainState, rank_file_name, step_folder
 from trainer.checkpoint.merging import averaged_weights, merge_coefficients, merge_weights, stage_warning
-from trainer.checkpoint.pieces import read_weights
-from trainer.checkpoint.tensor_file import write_tensors
+from trainer.checkpoint.pieces import read_weights, write_tensors
 from trainer.config.load import load_config
 
 
@@ -92,7 +91,7 @@ def test_the_memory_of_a_merge_is_below_two_copies_of_the_weights(tmp_path: Path
 
 def large_checkpoint(run: Path, step: int, shapes: dict[str, tuple[int, ...]], num_ranks: int) -> Path:
     """A checkpoint whose weights all are `step`, end to end in equal parts of the ranks, as at ZeRO 2."""
-    saved = read_state(save(run, step))
+    saved = CheckpointFolder(save(run, step)).read_state()
     folder = step_folder(run, step)
     shutil.rmtree(folder)
     folder.mkdir()

@@ -1,7 +1,9 @@
-"""Going on from a checkpoint with several nodes."""
+"""Going on from a checkpoint with several nodes, also where they hold different saves of a step."""
 
 from __future__ import annotations
 
+import re
+import shutil
 import time
 from pathlib import Path
 
@@ -12,8 +14,10 @@ from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from tests.support.threaded_ranks import ThreadedRanks
 from tests.trainer.checkpoint.test_writer import StillEngine, flip_bytes, refuse, save
-from trainer.checkpoint import fetch, restore, writer
+from trainer.checkpoint import restore, writer
+from trainer.checkpoint.format import MARKER_NAME, CheckpointFolder
 from trainer.checkpoint.pieces import read_weights
+from trainer.distributed.process_group import Ranks
 
 
 def test_nodes_that_share_a_folder_bring_back_what_a_killed_save_set_aside_one_after_the_other(tmp_path, monkeypatch):
@@ -30,7 +34,7 @@ def test_nodes_that_share_a_folder_bring_back_what_a_killed_save_set_aside_one_a
         at_it.pop()
 
     monkeypatch.setattr(restore, "bring_back_replaced", slowly)
-    group = ThreadedRanks(2, (writer, fetch, restore), monkeypatch)
+    group = ThreadedRanks(2, (writer, restore), monkeypatch)
     store = str(tmp_path / "store")
     found = group.run(lambda ranks: restore.find_latest(tmp_path / "run", ranks, refuse, remote=store, stage=0))
     assert seen == [1, 1]
@@ -45,3 +49,69 @@ def test_a_damaged_step_that_was_asked_for_is_named_with_those_beside_it(tmp_pat
     with pytest.raises(UserError, match=r"step-00000009 .*\(.*\).*: 7, 3\. Fix: ", check=coded("damaged-checkpoint")):
         restore.find_latest(tmp_path / "run", warn=refuse, step=9)
     assert restore.find_latest(tmp_path / "run", warn=refuse, step=7).step == 7
+
+
+STEP = 10
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> list[Path]:
+    """The step's folder on two disks: a save, and an older one of the same step."""
+    return [save(tmp_path / f"node-{node}", STEP, StillEngine(learning_rate=0.1 * (node + 1))) for node in (0, 1)]
+
+
+def fetch(store: Path, folder: Path, step: int, ranks: Ranks) -> str | None:
+    stored = CheckpointFolder.of_step(store, step)
+    return restore.fetch_checkpoint(stored, CheckpointFolder(folder), 0, ranks)
+
+
+def bring(nodes: list[Path], store: Path, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    group = ThreadedRanks(len(nodes), (restore,), monkeypatch)
+    return group.run(lambda ranks: fetch(store, nodes[ranks.rank], STEP, ranks))
+
+
+@pytest.mark.parametrize("stored", [0, 1])
+def test_nodes_that_hold_different_saves_of_a_step_take_the_stores(stored, nodes, tmp_path, monkeypatch):
+    shutil.copytree(nodes[stored], tmp_path / "store" / nodes[stored].name)
+    expected = files_of(nodes[stored])
+    assert files_of(nodes[0]) != files_of(nodes[1])
+    assert bring(nodes, tmp_path / "store", monkeypatch) == [None, None]
+    assert files_of(nodes[0]) == files_of(nodes[1]) == expected
+
+
+def test_different_saves_of_a_step_that_the_store_lacks_are_no_checkpoint(nodes, tmp_path, monkeypatch):
+    before = [files_of(node) for node in nodes]
+    problems = bring(nodes, tmp_path / "store", monkeypatch)
+    assert all(problem is not None and MARKER_NAME in problem for problem in problems)
+    assert [files_of(node) for node in nodes] == before
+
+
+def test_nodes_that_hold_the_same_save_do_not_ask_the_store(nodes, tmp_path, monkeypatch):
+    shutil.rmtree(nodes[1])
+    shutil.copytree(nodes[0], nodes[1])
+    assert not (tmp_path / "store").exists()
+    assert bring(nodes, tmp_path / "store", monkeypatch) == [None, None]
+
+
+def test_a_checkpoint_that_was_renamed_on_the_disk_or_in_the_store_is_none(nodes, tmp_path, monkeypatch):
+    renamed = nodes[0].rename(nodes[0].with_name("step-00000040"))
+    shutil.copytree(renamed, tmp_path / "store" / renamed.name)
+    (problem,) = ThreadedRanks(1, (restore,), monkeypatch).run(
+        lambda ranks: fetch(tmp_path / "store", renamed, 40, ranks)
+    )
+    for folder in (renamed, tmp_path / "store" / renamed.name):
+        assert re.search(f"{re.escape(str(folder))} .* step 40 .* step 10", problem)
+
+
+def test_a_newer_format_in_the_store_is_named(nodes, tmp_path, monkeypatch):
+    stored = Path(shutil.move(nodes[0], tmp_path / "store" / nodes[0].name))
+    marker = (stored / MARKER_NAME).read_text().replace('"format_version": 1', '"format_version": 9')
+    (stored / MARKER_NAME).write_text(marker)
+    (problem,) = ThreadedRanks(1, (restore,), monkeypatch).run(
+        lambda ranks: fetch(tmp_path / "store", nodes[0], STEP, ranks)
+    )
+    assert "version 9" in problem and "version 1" in problem

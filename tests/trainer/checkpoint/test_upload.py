@@ -19,11 +19,9 @@ from tests.support.toy_training import make_config
 from tests.trainer.checkpoint.test_writer import IDENTITY, StillEngine, flip_bytes, refuse
 from trainer.checkpoint import upload
 from trainer.checkpoint import writer as checkpoints
-from trainer.checkpoint.fetch import needed_files
-from trainer.checkpoint.format import FORMAT_VERSION, MARKER_NAME, Marker, TrainState, read_marker, read_state
+from trainer.checkpoint.format import FORMAT_VERSION, MARKER_NAME, CheckpointFolder, Marker, TrainState, steps_in
 from trainer.checkpoint.pieces import read_weights
-from trainer.checkpoint.restore import find_latest
-from trainer.checkpoint.store import stored_steps
+from trainer.checkpoint.restore import find_latest, needed_files
 from trainer.checkpoint.upload import Uploader, check_upload_wait
 from trainer.config.run_settings import CheckpointSettings
 from trainer.distributed.process_group import Ranks
@@ -88,7 +86,7 @@ def test_a_copy_that_was_broken_off_is_none(bucket, tmp_path):
     run.save(20)
     assert run.uploader.close()
     storage.remove(f"{bucket.url}/step-00000020/{MARKER_NAME}")
-    assert stored_steps(bucket.url) == [10]
+    assert steps_in(bucket.url)[0] == [10]
     assert run.latest(tmp_path / "elsewhere").step == 10
 
 
@@ -98,7 +96,7 @@ def test_a_copy_that_was_broken_off_goes_once_a_newer_one_is_complete(bucket, tm
         storage.write_bytes(f"{bucket.url}/step-{step:08}/{TENSORS}", b"a part")
     run.save(20)
     assert run.uploader.close() and run.warnings == []
-    assert stored_steps(bucket.url) == [20]
+    assert steps_in(bucket.url)[0] == [20]
     assert not bucket.objects("step-00000010"), "nobody goes on with it"
     assert bucket.objects("step-00000030"), "another rank may be copying it"
 
@@ -111,8 +109,8 @@ def test_a_part_that_was_copied_is_not_copied_again(bucket, tmp_path, monkeypatc
     copied, copy_file = [], upload.copy_file
     monkeypatch.setattr(upload, "copy_file", lambda path, url: (copied.append(path.name), copy_file(path, url)))
     again = Run(tmp_path / "run", bucket.url)
-    again.uploader.submit(checkpoints.Checkpoint(saved, read_state(saved), (TENSORS,)))
-    assert again.uploader.close() and stored_steps(bucket.url) == [10]
+    again.uploader.submit(checkpoints.Checkpoint(saved, CheckpointFolder(saved).read_state(), (TENSORS,)))
+    assert again.uploader.close() and steps_in(bucket.url)[0] == [10]
     assert TENSORS not in copied
 
 
@@ -137,7 +135,7 @@ def test_a_store_that_fails_is_warned_of_and_the_next_save_catches_up(error, buc
     monkeypatch.setattr(upload, "copy_file", copy_file)
     run.save(20)
     assert run.uploader.close() and len(run.warnings) == 1
-    assert stored_steps(bucket.url) == [20, 10]
+    assert steps_in(bucket.url)[0] == [20, 10]
 
 
 def test_the_end_of_a_run_marks_that_it_waits_for_the_copy(bucket, tmp_path, monkeypatch):
@@ -153,7 +151,7 @@ def test_the_end_of_a_run_marks_that_it_waits_for_the_copy(bucket, tmp_path, mon
 
     run = Run(tmp_path, bucket.url)
     run.save(10)
-    assert run.uploader.close(mark) and stored_steps(bucket.url) == [10]
+    assert run.uploader.close(mark) and steps_in(bucket.url)[0] == [10]
     assert len(marks) >= 5 and set(marks) == {"waiting for the upload of the last checkpoint"}
 
 
@@ -180,7 +178,7 @@ def test_what_the_store_lacks_of_a_run_that_is_started_again_is_copied_at_once(b
     again = Run(tmp_path, bucket.url)
     again.uploader.submit_if_missing(saved)
     assert again.uploader.close() and again.warnings == []
-    assert stored_steps(bucket.url) == [10]
+    assert steps_in(bucket.url)[0] == [10]
     written = bucket.objects()
     third = Run(tmp_path, bucket.url)
     third.uploader.submit_if_missing(saved)
@@ -208,10 +206,10 @@ def test_the_store_keeps_what_the_disk_keeps_and_the_best(bucket, tmp_path):
     run = Run(tmp_path, bucket.url, keep_last=1, keep_best=1, keep_every_steps=40)
     for step, loss in ((10, 3.0), (20, 1.0), (30, 2.0), (40, 2.0), (50, 2.0)):
         run.save(step, mlm_loss=loss)
-        while step not in stored_steps(bucket.url):
+        while step not in steps_in(bucket.url)[0]:
             threading.Event().wait(0.05)
     assert run.uploader.close()
-    assert stored_steps(bucket.url) == [50, 40, 20]
+    assert steps_in(bucket.url)[0] == [50, 40, 20]
     folders = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert folders == {"step-00000020", "step-00000040", "step-00000050"}
     names = {key.rpartition("/")[2] for key in bucket.objects("step-00000010")}
@@ -258,13 +256,13 @@ def test_a_save_of_the_same_step_replaces_the_stored_one(bucket, tmp_path):
 def test_no_marker_stands_while_the_files_of_an_earlier_save_are_overwritten(bucket, tmp_path, monkeypatch):
     first = Run(tmp_path / "run", bucket.url)
     first.save(10)
-    assert first.uploader.close() and stored_steps(bucket.url) == [10]
+    assert first.uploader.close() and steps_in(bucket.url)[0] == [10]
     seen, copy_file = [], upload.copy_file
-    look = lambda path: seen.append((path.name, stored_steps(bucket.url)))  # noqa: E731
+    look = lambda path: seen.append((path.name, steps_in(bucket.url)[0]))  # noqa: E731
     monkeypatch.setattr(upload, "copy_file", lambda path, url: (look(path), copy_file(path, url)))
     second = Run(tmp_path / "run", bucket.url)
     second.save(10, StillEngine(learning_rate=0.7))
-    assert second.uploader.close() and stored_steps(bucket.url) == [10]
+    assert second.uploader.close() and steps_in(bucket.url)[0] == [10]
     assert seen == [(TENSORS, []), ("state.json", [])]
 
 
@@ -272,7 +270,7 @@ def test_a_rank_needs_its_own_file_and_with_other_ranks_or_another_stage_all(tmp
     folder = checkpoints.save(
         tmp_path, StillEngine(), TrainState(step=3), make_config(str(tmp_path), 0), IDENTITY
     ).folder
-    marker = read_marker(folder)
+    marker = CheckpointFolder(folder).read_marker()
     state = (folder / "state.json").read_text()
     first, second = marker.files[0], marker.files[0].model_copy(update={"name": "rank-00001-of-00002.safetensors"})
     marker = marker.model_copy(
@@ -284,7 +282,8 @@ def test_a_rank_needs_its_own_file_and_with_other_ranks_or_another_stage_all(tmp
     cpu = torch.device("cpu")
 
     def names(stage: int, rank: int, world_size: int, local_rank: int) -> list[str]:
-        return [r.name[:10] for r in needed_files(marker, folder, stage, Ranks(rank, world_size, local_rank, cpu))]
+        ranks = Ranks(rank, world_size, local_rank, cpu)
+        return [r.name[:10] for r in needed_files(marker, CheckpointFolder(folder), stage, ranks)]
 
     assert names(2, 1, 2, 0) == ["rank-00001"]
     assert names(3, 1, 2, 0) == ["rank-00000", "rank-00001"] and names(3, 1, 2, 1) == []
@@ -322,9 +321,9 @@ def test_the_first_rank_waits_for_the_part_of_another_until_the_deadline(tmp_pat
         storage.write_bytes(notes[1], b"9" * 64)  # of an earlier save
         other_rank = threading.Timer(0.1, storage.write_bytes, (notes[1], b"1" * 64))
         other_rank.start()
-        assert uploader._wait_for_parts(place, marker) and warnings == []
+        assert uploader._wait_for_parts(CheckpointFolder(place), marker) and warnings == []
         storage.write_bytes(notes[1], b"9" * 64)
         uploader._deadline = time.monotonic() - 1.0
-        assert not uploader._wait_for_parts(place, marker)
+        assert not uploader._wait_for_parts(CheckpointFolder(place), marker)
         assert len(warnings) == 1 and "it lacks rank-00001-of-00002.safetensors" in warnings[0]
         assert uploader.close()

@@ -19,7 +19,7 @@ from tests.support.toy_processes import OPTIMIZERS, precisions_of, run_jobs, tra
 from tests.support.toy_reference import train_plainly
 from tests.support.toy_training import ToyModel, make_config
 from trainer.checkpoint import writer as checkpoints
-from trainer.checkpoint.format import MARKER_NAME, DataIdentity, TrainState, read_state
+from trainer.checkpoint.format import MARKER_NAME, CheckpointFolder, DataIdentity, TrainState
 from trainer.checkpoint.pieces import read_weights
 from trainer.checkpoint.restore import find_latest, load
 from trainer.checkpoint.writer import ALONE
@@ -205,7 +205,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused_and_the_newest_named(tmp_path
     newest = save(tmp_path, 20)
     for folder in (tmp_path, tmp_path / "checkpoints"):
         with pytest.raises(UserError) as raised:
-            read_state(folder)
+            CheckpointFolder(folder).read_state()
         assert str(newest) in str(raised.value)
 
 
@@ -223,7 +223,7 @@ def test_a_renamed_checkpoint_is_not_believed_by_its_name(tmp_path):
 
 def test_a_copy_may_have_any_name_that_is_no_other_step(tmp_path):
     copy = shutil.copytree(save(tmp_path, 8), tmp_path / "copies" / "the-best")
-    assert read_state(copy).state.step == 8 and read_weights(copy)
+    assert CheckpointFolder(copy).read_state().state.step == 8 and read_weights(copy)
 
 
 def test_a_state_of_another_step_than_the_markers_is_damage(tmp_path):
@@ -241,14 +241,14 @@ def test_json_that_is_nested_too_deeply_is_damage(name, tmp_path):
     folder = save(tmp_path, 1)
     (folder / name).write_text('{"format_version":' + "[" * 100_000 + "]" * 100_000 + "}")
     with pytest.raises(UserError, check=coded("damaged-checkpoint")):
-        read_state(folder)
+        CheckpointFolder(folder).read_state()
 
 
 def test_a_newer_format_is_named(tmp_path):
     marker = save(tmp_path, 1) / "checkpoint.json"
     marker.write_text(json.dumps(json.loads(marker.read_text()) | {"format_version": 9}))
     with pytest.raises(UserError, match="version 9.*version 1", check=coded("checkpoint-of-another-release")):
-        read_state(marker.parent)
+        CheckpointFolder(marker.parent).read_state()
 
 
 def test_only_the_newest_are_kept(tmp_path):
@@ -380,7 +380,7 @@ def test_another_model_is_refused_with_the_parameter_that_differs(tmp_path):
 
 
 def test_pieces_that_do_not_cover_the_parameters_are_refused(tmp_path):
-    from trainer.checkpoint.tensor_file import write_tensors
+    from trainer.checkpoint.pieces import write_tensors
 
     folder = save(tmp_path, 1)
     record = write_tensors(folder / TENSORS, [("weight:0:norm.weight", 5, lambda: torch.zeros(5))])
@@ -398,10 +398,10 @@ def test_weights_are_read_without_deepspeed(tmp_path):
     code = f"""
 import sys
 sys.modules["deepspeed"] = None
-from trainer.checkpoint.format import read_state
+from trainer.checkpoint.format import CheckpointFolder
 from trainer.checkpoint.pieces import read_weights
 from trainer.checkpoint.restore import find_latest
-print(len(read_weights({str(folder)!r})), read_state({str(folder)!r}).state.step)
+print(len(read_weights({str(folder)!r})), CheckpointFolder({str(folder)!r}).read_state().state.step)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["8", "1"]

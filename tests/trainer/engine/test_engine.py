@@ -13,7 +13,7 @@ from tests.support.error_codes import coded
 from tests.support.toy_processes import OPTIMIZERS, run_jobs, trained
 from tests.support.toy_reference import train_plainly
 from tests.support.toy_training import ToyModel, make_config
-from trainer.checkpoint.format import read_state, step_folder
+from trainer.checkpoint.format import CheckpointFolder, step_folder
 from trainer.checkpoint.pieces import read_weights
 from trainer.distributed.process_group import Ranks
 from trainer.engine.engine import Engine, build_engine, is_news, overlapped_reduction
@@ -104,7 +104,7 @@ def test_a_step_with_nan_changes_nothing(stage, optimizer):
     """The job itself checks that the step counts as skipped; here, that nothing of it reached the checkpoint."""
     folder, _ = trained(stage)
     checkpoint = folder / f"{optimizer}-plain" / "checkpoints" / "step-00000002"
-    assert read_state(checkpoint).optimizer_steps == 2
+    assert CheckpointFolder(checkpoint).read_state().optimizer_steps == 2
     assert all(torch.isfinite(weight).all() for weight in read_weights(checkpoint).values())
 
 

@@ -21,7 +21,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from trainer.checkpoint import writer
 from trainer.checkpoint.compatibility import check_compatible
-from trainer.checkpoint.format import TrainState, read_state
+from trainer.checkpoint.format import CheckpointFolder, TrainState
 from trainer.checkpoint.writer import ALONE
 from trainer.config.run_config import RunConfig
 from trainer.data.sample_range import Branch
@@ -246,7 +246,7 @@ def test_a_registry_that_is_refused_today_makes_no_checkpoint_unreadable(
 ) -> None:
     begun = set_up(config)
     run, folder = begun[0], save(begun, 2)
-    saved = read_state(folder)
+    saved = CheckpointFolder(folder).read_state()
     registry = {**saved.config["registry"], "name": "birds", "alias": "champion", "promote_to": "champion"}
     saved = saved.model_copy(update={"config": saved.config | {"registry": registry}})
     assert check_compatible(saved, run.config, run.data, 1, saved.numerics) == []
@@ -264,7 +264,7 @@ def test_a_run_of_precision_auto_that_moves_to_another_processor_goes_on_in_its_
     monkeypatch.setattr(numerics, "this_processor", lambda: slow)
     begun = set_up(in_precision("auto"))
     assert begun[0].config.training.precision == "fp32"
-    assert read_state(save(begun, 2)).config["training"]["precision"] == "fp32"
+    assert CheckpointFolder(save(begun, 2)).read_state().config["training"]["precision"] == "fp32"
     assert set_up(in_precision("auto"))[1].step == 2 and "precision" not in capsys.readouterr().err
     monkeypatch.setattr(numerics, "this_processor", lambda: fast)
     moved, state, _ = set_up(in_precision("auto"))

@@ -9,11 +9,10 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import load_settings
 from data_prep.dataset.manifest import read_manifest
 from tests.support.error_codes import coded
-from trainer.checkpoint.format import DataIdentity, SavedState, TrainState, step_folder
+from trainer.checkpoint.format import CheckpointFolder, DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BranchSettings
 from trainer.model.hugging_face import hugging_face_config
-from trainer.preflight import dry_run
 from trainer.preflight.dry_run import (
     activation_lines,
     batch_lines,
@@ -199,7 +198,7 @@ def test_the_step_to_go_back_to_is_looked_for_in_the_folder_and_in_the_store(tmp
     assert resume_line(both, 7) == "--resume-from 7: the checkpoint exists"
 
 
-def test_the_checkpoint_of_a_branch_is_looked_for_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checkpoint_of_a_branch_is_looked_for_and_compared(tmp_path: Path) -> None:
     branch = BranchSettings(run=str(tmp_path), step=4, stage="decay")
     config = load_settings(RunConfig, "tiny_cpu")
     line = branch_line(config, branch)
@@ -219,11 +218,10 @@ def test_the_checkpoint_of_a_branch_is_looked_for_and_compared(tmp_path: Path, m
         loss_scaler=None,
         versions={},
     )
-    monkeypatch.setattr(dry_run, "read_state", lambda folder: saved)
     for step in (2, 4):
-        folder = step_folder(tmp_path, step)
-        folder.mkdir(parents=True)
-        (folder / "checkpoint.json").touch()
+        folder = CheckpointFolder(step_folder(tmp_path, step))
+        record = folder.write_state(saved.model_copy(update={"state": TrainState(step=step)}))
+        folder.write_marker(Marker(format_version=1, step=step, files=(record,)))
     assert "step 4" in branch_line(config, branch) and "warning" not in branch_line(config, branch)
     assert branch_line(config, branch.model_copy(update={"step": 3})).endswith("existing steps: 2, 4")
     muon = load_settings(RunConfig, "tiny_cpu", ["optimizer.name=muon"]).model_copy(update={"branch": branch})
