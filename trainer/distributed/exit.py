@@ -19,13 +19,13 @@ import torch.distributed
 
 from data_prep.base.errors import UserError, unusable_name
 from data_prep.base.terminal import paragraph
+from trainer.distributed.board import Board
 from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS, RankIsMissing
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _EXCHANGE_SECONDS = 5.0
-_LAST_MESSAGE = "clozeworks/last_message"
 _OF_ANOTHER = re.compile(r"rank \d+ ended the run: ")
 _PARTS = re.compile(r"(?P<problem>.*?)(?:\. Fix: (?P<fix>.*?))?(?: \[(?P<code>[a-z0-9-]+)\])?", re.DOTALL)
 """Of an error's message without its opening."""
@@ -116,16 +116,14 @@ def reports_lost_peer(message: str) -> bool:
 def error_of_another(world_size: int) -> UserError | None:
     """Return the error with which another rank ended the run; call it after a collective failed."""
     try:
-        store = torch.distributed.distributed_c10d._get_default_store()
-        for rank in range(world_size):
-            if store.check([f"{_LAST_MESSAGE}/{rank}"]):
-                message = store.get(f"{_LAST_MESSAGE}/{rank}").decode().removeprefix("error: ")
-                if _OF_ANOTHER.match(message) is None and (parts := _PARTS.fullmatch(message)) is not None:
-                    return UserError(
-                        f"rank {rank} ended the run: {parts['problem']}",
-                        fix=parts["fix"] or "",
-                        code=parts["code"] or "",
-                    )
+        for rank, message in _last_messages().read_all(range(world_size)).items():
+            message = message.removeprefix("error: ")
+            if _OF_ANOTHER.match(message) is None and (parts := _PARTS.fullmatch(message)) is not None:
+                return UserError(
+                    f"rank {rank} ended the run: {parts['problem']}",
+                    fix=parts["fix"] or "",
+                    code=parts["code"] or "",
+                )
     except (RuntimeError, ValueError):  # the store's owner is gone; the group does not exist (any more)
         pass
     return None
@@ -153,30 +151,29 @@ def _abort(message: str, exit_status: int, every_rank_prints: bool = False) -> N
         if os.environ.get("LOCAL_RANK", "0") == "0" or not message.startswith("error: "):
             _print(message, rank)
         end_process(exit_status)
-    received = _exchange(message, rank, world_size) if message.startswith("error: ") else []
+    of_first = _exchange(message, rank, world_size) if message.startswith("error: ") else None
     speaks = rank == 0 or every_rank_prints or exit_status == LOST_RANK_EXIT_STATUS
-    if speaks or not received or received[0] != message:
+    if speaks or of_first != message:
         _print(message, rank)
     end_process(exit_status)
 
 
-def _exchange(message: str, rank: int, world_size: int) -> list[str]:
-    """Publish this rank's last message in the store and read that of rank 0, within a few seconds."""
+def _exchange(message: str, rank: int, world_size: int) -> str | None:
+    """Post this rank's last message and return that of rank 0, within a few seconds; None if it is not there."""
     try:
-        store = torch.distributed.distributed_c10d._get_default_store()
-        store.set(f"{_LAST_MESSAGE}/{rank}", message)
+        board = _last_messages()
+        board.post(rank, message)
         # Rank 0 owns the store: it waits for the others, and they wait for rank 0.
-        awaited = range(1, world_size) if rank == 0 else (0,)
-        keys = [f"{_LAST_MESSAGE}/{number}" for number in awaited]
-        deadline = time.monotonic() + _EXCHANGE_SECONDS
-        while not store.check(keys) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        board.wait(range(1, world_size) if rank == 0 else (0,), _EXCHANGE_SECONDS)
         if rank == 0:
             time.sleep(0.2)
-            return [message]
-        return [store.get(keys[0]).decode()] if store.check(keys) else []
+        return board.read(0)
     except RuntimeError:
-        return []
+        return None
+
+
+def _last_messages() -> Board:
+    return Board(torch.distributed.distributed_c10d._get_default_store(), "last_message")
 
 
 def _print(message: str, rank: int) -> None:

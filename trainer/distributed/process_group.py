@@ -97,8 +97,8 @@ def _start_groups(
     """Start DeepSpeed's communication over `backend` once all ranks have joined; return `Ranks.host_group`."""
     import deepspeed
 
-    store, host_group = meet(rank, world_size, settings), None
-    if (interface := interface_to_others(store)) is not None:
+    board, host_group = meet(rank, world_size, settings), None
+    if (interface := interface_to_others(board)) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     timeout = timedelta(seconds=settings.connect_timeout_seconds)
     try:
@@ -117,7 +117,7 @@ def _start_groups(
             f"{interface} to the network interface that connects the hosts",
             code="process-group-not-connected",
         ) from None
-    del store  # the group has its own
+    del board  # the group has a store of its own
     set_timeout_on_all_groups(settings.timeout_seconds)
     return host_group
 

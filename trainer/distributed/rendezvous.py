@@ -21,13 +21,15 @@ import torch.distributed
 
 from data_prep.base.errors import UserError
 from trainer.config.training_settings import DistributedSettings
+from trainer.distributed.board import Board
 from trainer.distributed.interface import common_peer, interface_towards, source_address
 
 LOST_RANK_EXIT_STATUS = 76
 """A rank crashed or hung (EX_PROTOCOL of sysexits.h): the same command resumes from the last checkpoint."""
 
-_PREFIX = "clozeworks/meeting"
-_OWNER_KEY = f"{_PREFIX}/keeper"
+_TOPIC = "meeting"
+_OWNER, _ALL_JOINED, _VERDICT = "keeper", "all", "verdict"
+"""What is posted beside the address of each rank, by its number."""
 _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 5.0
 _VERDICT_SECONDS = 2.0
@@ -44,8 +46,8 @@ class RankIsMissing(UserError):
         super().__init__(problem, fix=fix, code=code)
 
 
-def meet(rank: int, world_size: int, settings: DistributedSettings) -> torch.distributed.Store:
-    """Wait until all ranks have joined; the caller keeps the store until the process group exists.
+def meet(rank: int, world_size: int, settings: DistributedSettings) -> Board:
+    """Wait until all ranks have joined; the caller keeps the board, whose store may be here, until the group exists.
 
     Raises:
         RankIsMissing: the launcher's address was not reached within `distributed.connect_timeout_seconds`, or not all
@@ -53,9 +55,9 @@ def meet(rank: int, world_size: int, settings: DistributedSettings) -> torch.dis
         UserError: this is rank 0 and the launcher's port is in use.
     """
     deadline = time.monotonic() + settings.meeting_timeout_seconds
-    store = _open_store(rank, world_size, settings)
+    board = Board(_open_store(rank, world_size, settings), _TOPIC)
     try:
-        _wait_for_all(store, rank, world_size, settings, deadline)
+        _wait_for_all(board, rank, world_size, settings, deadline)
     except RankIsMissing:
         time.sleep(_VERDICT_SECONDS if rank == 0 else 0)  # the others must read it, and the store may live here
         raise
@@ -63,32 +65,32 @@ def meet(rank: int, world_size: int, settings: DistributedSettings) -> torch.dis
         raise RankIsMissing(
             "rank 0 exited before all ranks had joined", fix="read its own message, then rerun the same command"
         ) from None
-    return store
+    return board
 
 
-def interface_to_others(store: torch.distributed.Store) -> str | None:
+def interface_to_others(board: Board) -> str | None:
     """Return this host's network interface to the other hosts; None with one host, or where none is found.
 
-    `meet` must have returned before.
+    Args:
+        board: of `meet`.
     """
-    return interface_towards(os.environ["MASTER_ADDR"], store.get(f"{_PREFIX}/all").decode())
+    peer = board.read(_ALL_JOINED)
+    assert peer is not None
+    return interface_towards(os.environ["MASTER_ADDR"], peer)
 
 
-def _wait_for_all(
-    store: torch.distributed.Store, rank: int, world_size: int, settings: DistributedSettings, deadline: float
-) -> None:
-    store.set(f"{_PREFIX}/{rank}", source_address(os.environ["MASTER_ADDR"]))
-    store.add(f"{_PREFIX}/count", 1)
-    while not store.check([f"{_PREFIX}/all"]):
-        if rank == 0 and store.add(f"{_PREFIX}/count", 0) >= world_size:
-            addresses = store.multi_get([f"{_PREFIX}/{other}" for other in range(world_size)])
-            store.set(f"{_PREFIX}/all", common_peer([address.decode() for address in addresses]))
-        elif store.check([f"{_PREFIX}/verdict"]):
-            raise RankIsMissing(store.get(f"{_PREFIX}/verdict").decode(), fix="rerun the same command")
+def _wait_for_all(board: Board, rank: int, world_size: int, settings: DistributedSettings, deadline: float) -> None:
+    board.post(rank, source_address(os.environ["MASTER_ADDR"]))
+    while board.read(_ALL_JOINED) is None:
+        if rank == 0 and board.has_all(range(world_size)):
+            board.post(_ALL_JOINED, common_peer([*board.read_all(range(world_size)).values()]))
+        elif (verdict := board.read(_VERDICT)) is not None:
+            raise RankIsMissing(verdict, fix="rerun the same command")
         elif time.monotonic() > deadline:
-            missing = [other for other in range(world_size) if not store.check([f"{_PREFIX}/{other}"])]
+            joined = board.read_all(range(world_size))
+            missing = [other for other in range(world_size) if other not in joined]
             verdict = _list_missing(missing, world_size, settings.meeting_timeout_seconds)
-            store.set(f"{_PREFIX}/verdict", verdict)
+            board.post(_VERDICT, verdict)
             raise RankIsMissing(verdict, fix="rerun the same command")
         else:
             time.sleep(_POLL_SECONDS)
@@ -106,7 +108,7 @@ def _open_store(rank: int, world_size: int, settings: DistributedSettings) -> to
     joined = _join_store(address, port, world_size, seconds) if error is None else error
     if isinstance(joined, Exception):
         raise _unreachable(joined, address, port, seconds, is_owner)
-    if owned is not None and not joined.check([_OWNER_KEY]):
+    if owned is not None and Board(joined, _TOPIC).read(_OWNER) is None:
         other = RuntimeError("the store of another process answers there")
         raise _unreachable(other, address, port, seconds, is_owner)
     joined.set_timeout(timeout)
@@ -131,7 +133,7 @@ def _create_store(port: int, world_size: int, timeout: timedelta) -> torch.distr
                 code="port-in-use",
             ) from None
         raise
-    store.set(_OWNER_KEY, "here")
+    Board(store, _TOPIC).post(_OWNER, "here")
     return store
 
 

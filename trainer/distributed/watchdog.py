@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -26,12 +26,13 @@ from typing import NoReturn
 import torch.distributed
 
 from trainer.config.run_settings import HealthSettings
+from trainer.distributed.board import Board
 from trainer.distributed.exit import end_with_last_line, error_of_another, is_lost_peer
 from trainer.distributed.process_group import Ranks
 from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS, wait_for_answer
 from trainer.distributed.stacks import DISK_SECONDS, RECORD_SECONDS, keep_flight_record, keep_stacks, within
 
-_PREFIX = "clozeworks/watchdog"
+_TOPIC, _VERDICT = "watchdog", "verdict"
 _MAX_INTERVAL_SECONDS = 5.0
 _MIN_INTERVAL_SECONDS = 0.1
 _HEARTBEATS_PER_SECOND = 2000
@@ -159,12 +160,11 @@ class Watchdog:
         Returns if all ranks sent them. If there is a verdict, the collective failed because other ranks exited on it.
         """
         try:
-            store = self._connect()
-            before = self._read_all(store)
+            board = Board(self._connect(), _TOPIC)
+            before = _read_heartbeats(board, range(self._ranks.world_size))
             time.sleep(2.5 * self._interval)
-            after = self._read_all(store)
-            if self._verdict is None and store.check([f"{_PREFIX}/verdict"]):
-                self._verdict = store.get(f"{_PREFIX}/verdict").decode()
+            after = _read_heartbeats(board, range(self._ranks.world_size))
+            self._verdict = self._verdict or board.read(_VERDICT)
             others = (rank for rank in range(self._ranks.world_size) if rank != self._ranks.rank)
             lost = [rank for rank in others if rank not in before or before[rank].beat == after[rank].beat]
             last_seen = {rank: LastSeen(heartbeat, 0.0, 0.0) for rank, heartbeat in after.items()}
@@ -177,36 +177,37 @@ class Watchdog:
             time.sleep(3 * DISK_SECONDS + RECORD_SECONDS + 8 * self._interval)  # the check thread ends the process
 
     def _beat_loop(self) -> None:
-        store, read_at = None, float("-inf")
+        board, read_at = None, float("-inf")
         while not self._closing.is_set():
             try:
-                store = store or self._connect()
+                board = board or Board(self._connect(), _TOPIC)
                 self._marked.clear()
                 self._beat += 1
-                store.set(f"{_PREFIX}/{self._ranks.rank}", json.dumps(vars(replace(self._own, beat=self._beat))))
+                board.post(self._ranks.rank, json.dumps(vars(replace(self._own, beat=self._beat))))
                 if time.monotonic() - read_at >= self._interval:
-                    self._read_heartbeats(store)
+                    self._look_around(board)
                     read_at = time.monotonic()
             except RuntimeError:
-                store = None  # its owner ended or is a new one; the check thread finds silent ranks by the clock
+                board = (
+                    None  # the store's owner ended or is a new one; the check thread finds silent ranks by the clock
+                )
             pause = min(self._min_interval, self._interval)
             if not self._closing.wait(pause):
                 self._marked.wait(self._interval - pause)
 
-    def _read_heartbeats(self, store: torch.distributed.Store) -> None:
-        heartbeats = self._read_all(store, tuple(self._last_seen))
+    def _look_around(self, board: Board) -> None:
+        heartbeats = _read_heartbeats(board, tuple(self._last_seen))
         now = time.monotonic()
         for rank, heartbeat in heartbeats.items():
             self._last_seen[rank] = record(self._last_seen[rank], heartbeat, now)
-        self._exchange_verdict(store)
+        self._exchange_verdict(board)
 
-    def _exchange_verdict(self, store: torch.distributed.Store) -> None:
-        key = f"{_PREFIX}/verdict"
+    def _exchange_verdict(self, board: Board) -> None:
         if self._verdict is not None and not self._verdict_published.is_set():
-            store.set(key, self._verdict)
+            board.post(_VERDICT, self._verdict)
             self._verdict_published.set()
-        elif self._verdict is None and store.check([key]):
-            self._verdict = store.get(key).decode()
+        elif self._verdict is None and (verdict := board.read(_VERDICT)) is not None:
+            self._verdict = verdict
             self._verdict_published.set()
 
     def _check_loop(self) -> None:
@@ -258,17 +259,10 @@ class Watchdog:
             raise torch.distributed.DistNetworkError(str(error))  # torch's client would retry until the timeout
         return torch.distributed.TCPStore(*address, is_master=False, timeout=timeout)
 
-    def _read_all(self, store: torch.distributed.Store, ranks: tuple[int, ...] | None = None) -> dict[int, Heartbeat]:
-        """Return the heartbeats of the given (by default all) ranks that have sent one."""
-        ranks = tuple(range(self._ranks.world_size)) if ranks is None else ranks
-        # A store waits for a missing key; keys are never removed.
-        seen = [rank for rank in ranks if self._has_heartbeat(store, rank)]
-        values = store.multi_get([f"{_PREFIX}/{rank}" for rank in seen]) if seen else []
-        return {rank: Heartbeat(**json.loads(value)) for rank, value in zip(seen, values, strict=True)}
 
-    def _has_heartbeat(self, store: torch.distributed.Store, rank: int) -> bool:
-        known = self._last_seen.get(rank)
-        return (known is not None and known.heartbeat.beat >= 0) or store.check([f"{_PREFIX}/{rank}"])
+def _read_heartbeats(board: Board, ranks: Iterable[int]) -> dict[int, Heartbeat]:
+    """The heartbeats of those ranks that have sent one."""
+    return {rank: Heartbeat(**json.loads(text)) for rank, text in board.read_all(ranks).items()}
 
 
 def _describe(last_seen: dict[int, LastSeen], ranks: list[int], are_silent: bool = False) -> str:
