@@ -65,7 +65,7 @@ def main() -> None:
 
     from data_prep.storage import storage
     from trainer.distributed.process_group import device_type
-    from trainer.engine.deepspeed_file import with_deepspeed_file
+    from trainer.engine.deepspeed_config import with_deepspeed_file
     from trainer.model.numerics import with_own_precision
     from trainer.preflight.hostfile import read_hostfile
 

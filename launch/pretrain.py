@@ -28,8 +28,7 @@ from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.synonyms import explain_synonym
 from trainer.data.sample_range import Branch, parse_ranges
 from trainer.distributed.stacks import log_environment
-from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.deepspeed_file import with_deepspeed_file
+from trainer.engine.deepspeed_config import deepspeed_config, with_deepspeed_file
 from trainer.preflight.launch_checks import check_launch
 
 

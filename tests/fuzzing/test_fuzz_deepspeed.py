@@ -14,8 +14,7 @@ from data_prep.base.settings import load_settings
 from tests.fuzzing.mutations import fuzz, mutated_document, says_the_same
 from tests.fuzzing.watching import read_or_refuse, temporary_folder
 from trainer.config.run_config import RunConfig
-from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.deepspeed_file import with_deepspeed_file
+from trainer.engine.deepspeed_config import deepspeed_config, with_deepspeed_file
 from trainer.preflight.deepspeed_sections import check_values
 
 RUN = load_settings(RunConfig, "tiny_cpu", ["zero.stage=1"])

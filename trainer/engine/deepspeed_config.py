@@ -2,14 +2,16 @@
 
 The YAML is the source of truth: a key of the user's that says otherwise is a contradiction, and all of them are listed
 in one error. `"auto"` means "take it from the YAML". DeepSpeed ignores unknown top-level keys in silence, so they are
-refused here.
+refused here. `KEYS` says of every key what becomes of it.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted
@@ -21,60 +23,160 @@ GATHER_BUCKET_ELEMENTS = 50_000_000
 REDUCE_BUCKET_ELEMENTS = 25_000_000
 """Elements of a bucket of gradients. DeepSpeed's 500 million would be one bucket of BERT-large (335 million), which is
 complete when the backward is over; the network is busy with 50 MB of bf16, too."""
-
-_FREE_SECTIONS = frozenset(
-    """zero_optimization fp16 bf16 data_types communication_data_type prescale_gradients gradient_predivide_factor
-    wall_clock_breakdown memory_breakdown dump_state steps_per_print log_level flops_profiler comms_logger timers
-    tensorboard wandb csv_monitor comet disable_python_gc zero_force_ds_cpu_optimizer
-    zero_allow_untested_optimizer""".split()
-)
-_OWNED_SECTIONS = frozenset(
-    """train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping
-    optimizer""".split()
-)
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 """Keys whose values depend on the number of ranks."""
-_REFUSED: dict[str, str] = {
-    "scheduler": "the learning rate follows schedule.* of the YAML",
-    "activation_checkpointing": "set training.activation_checkpointing",
-    "checkpoint": "checkpoints are this project's own (checkpoint.* of the YAML)",
-    "elasticity": "DeepSpeed 0.19 has removed it; run the same command on another number of ranks instead",
-    "amp": "set training.precision",
-    "torch_autocast": "set training.precision",
-    "gradient_allreduce_op": "the loss is scaled for gradients that are averaged over ranks",
-    "managed_gradient_accumulation": "the training step sets the accumulation boundary itself",
-    "compile": "set training.compile",
-    "autotuning": "it starts runs of its own",
-    "data_efficiency": "the order of samples is a function of manifest and seed alone",
-    "curriculum_learning": "use training.stages",
-    "data_types.param_dtype": "set training.precision",
-    "data_types.buffer_dtype": "set training.precision",
-    "fp16.auto_cast": "inputs are token ids",
-    "fp16.fp16_master_weights_and_grads": "master weights are fp32",
-    "bf16.bf16_master_weights_and_grads": "master weights are fp32",
-    "bf16.bf16_optimizer_states": "optimizer state is fp32",
-    "zero_optimization.offload_param": "a checkpoint reads weights from the device",
-    "zero_optimization.cpu_offload": "set zero.offload_optimizer",
-    "zero_optimization.cpu_offload_param": "a checkpoint reads weights from the device",
-    "zero_optimization.zenflow": "it updates weights at other times than the step",
-    "zero_optimization.zero_hpz_partition_size": "a checkpoint expects one fragment of a weight per rank",
-    "zero_optimization.mics_shard_size": "a checkpoint expects one fragment of a weight per rank",
-    "zero_optimization.zero_quantized_weights": "a resumed run would not be the same run",
-    "zero_optimization.zero_quantized_gradients": "a resumed run would not be the same run",
-    "zero_optimization.zero_quantized_nontrainable_weights": "a resumed run would not be the same run",
-    "zero_optimization.offload_optimizer.ratio": "the entire optimizer state is on one device",
-    "zero_optimization.offload_optimizer.super_offload": "the optimizer is the one of optimizer.name",
+_MOST_LEVELS = 100  # of nesting, as in a YAML file
+
+
+class Owned(NamedTuple):
+    """A key that follows from a setting of the YAML."""
+
+    setting: str
+    """May name `{config}` and `{ranks}`."""
+    values: Callable[[RunConfig, BatchArithmetic], tuple[Any, ...]]
+    """Those that agree with the YAML; the first is the one that it sets."""
+
+
+class Passed(NamedTuple):
+    """A key that DeepSpeed gets as it is."""
+
+    is_section: bool = False
+    is_switch: bool = False
+    package: str | None = None
+    """What DeepSpeed imports once the section is enabled."""
+
+
+class Refused(NamedTuple):
+    """A key that may only say what holds without it."""
+
+    reason: str
+    off: tuple[Any, ...] = (None, False, 0, {}, "none")
+
+
+_SECTION, _SWITCH = Passed(is_section=True), Passed(is_switch=True)
+_NO_USE = Refused("this project has no use for it, remove it")
+_SAME_RUN = "a resumed run would not be the same run"
+_ONE_FRAGMENT = "a checkpoint expects one fragment of a weight per rank"
+_ON_DEVICE = "a checkpoint reads weights from the device"
+
+KEYS: Mapping[str, Owned | Passed | Refused] = {
+    "train_batch_size": Owned(
+        "training.global_batch_tokens, in rows", lambda config, batch: (batch.global_rows, batch.computed_rows)
+    ),
+    "train_micro_batch_size_per_gpu": Owned(
+        "training.micro_batch_tokens, in rows",
+        lambda config, batch: (batch.micro_batch_rows, config.stages[0].micro_batch_tokens // batch.sequence_length),
+    ),
+    "gradient_accumulation_steps": Owned(
+        "training.global_batch_tokens over training.micro_batch_tokens on {ranks}",
+        lambda config, batch: (batch.accumulation_steps,),
+    ),
+    "gradient_clipping": Owned(
+        "training.gradient_clipping", lambda config, batch: (config.training.gradient_clipping,)
+    ),
+    "bf16": _SECTION,
+    "bf16.enabled": Owned(
+        "training.precision={config.training.precision}", lambda config, batch: (config.training.precision == "bf16",)
+    ),
+    "bf16.check_grad_overflow": Owned("non-finite gradients are always skipped", lambda config, batch: (True,)),
+    "fp16": _SECTION,
+    "fp16.enabled": Owned(
+        "training.precision={config.training.precision}", lambda config, batch: (config.training.precision == "fp16",)
+    ),
+    "communication_data_type": Owned(
+        "gradients travel in training.precision or fp32",
+        lambda config, batch: (config.training.precision, "fp32", None),
+    ),
+    "data_types": _SECTION,
+    "data_types.grad_accum_dtype": Owned("gradients are accumulated in fp32", lambda config, batch: ("fp32",)),
+    "zero_optimization": _SECTION,
+    "zero_optimization.stage": Owned("zero.stage", lambda config, batch: (config.zero.stage,)),
+    "zero_optimization.compute_grad_norm": Owned(
+        "the gradient norm is logged and checked", lambda config, batch: (True,)
+    ),
+    "zero_optimization.offload_optimizer.device": Owned(
+        "zero.offload_optimizer", lambda config, batch: ("cpu" if config.zero.offload_optimizer else "none",)
+    ),
+    "optimizer": _SECTION,
+    "optimizer.type": Owned(
+        "optimizer.name={config.optimizer.name}",
+        lambda config, batch: ("AdamW", "adamw") if config.optimizer.name == "adamw" else (config.optimizer.name,),
+    ),
+    "optimizer.params.lr": Owned("optimizer.learning_rate", lambda config, batch: (config.optimizer.learning_rate,)),
+    "optimizer.params.betas": Owned(
+        "optimizer.beta1 and optimizer.beta2",
+        lambda config, batch: (
+            [config.optimizer.beta1, config.optimizer.beta2],
+            (config.optimizer.beta1, config.optimizer.beta2),
+        ),
+    ),
+    "optimizer.params.eps": Owned("optimizer.eps", lambda config, batch: (config.optimizer.eps,)),
+    "optimizer.params.weight_decay": Owned(
+        "optimizer.weight_decay", lambda config, batch: (config.optimizer.weight_decay,)
+    ),
+    "prescale_gradients": _SWITCH,
+    "gradient_predivide_factor": Passed(),
+    "wall_clock_breakdown": _SWITCH,
+    "memory_breakdown": _SWITCH,
+    "dump_state": _SWITCH,
+    "steps_per_print": Passed(),
+    "log_level": Passed(),
+    "flops_profiler": _SECTION,
+    "comms_logger": _SECTION,
+    "timers": _SECTION,
+    "tensorboard": Passed(is_section=True, package="tensorboard"),
+    "wandb": Passed(is_section=True, package="wandb"),
+    "csv_monitor": _SECTION,
+    "comet": Passed(is_section=True, package="comet_ml"),
+    "disable_python_gc": _SWITCH,
+    "zero_force_ds_cpu_optimizer": _SWITCH,
+    "zero_allow_untested_optimizer": _SWITCH,
+    "scheduler": Refused("the learning rate follows schedule.* of the YAML"),
+    "activation_checkpointing": Refused("set training.activation_checkpointing"),
+    "checkpoint": Refused("checkpoints are this project's own (checkpoint.* of the YAML)"),
+    "elasticity": Refused("DeepSpeed 0.19 has removed it; run the same command on another number of ranks instead"),
+    "amp": Refused("set training.precision"),
+    "torch_autocast": Refused("set training.precision"),
+    "gradient_allreduce_op": Refused("the loss is scaled for gradients that are averaged over ranks", off=("mean",)),
+    "managed_gradient_accumulation": Refused("the training step sets the accumulation boundary itself", off=(True,)),
+    "compile": Refused("set training.compile"),
+    "autotuning": Refused("it starts runs of its own"),
+    "data_efficiency": Refused("the order of samples is a function of manifest and seed alone"),
+    "curriculum_learning": Refused("use training.stages"),
+    "data_types.param_dtype": Refused("set training.precision"),
+    "data_types.buffer_dtype": Refused("set training.precision"),
+    "fp16.auto_cast": Refused("inputs are token ids"),
+    "fp16.fp16_master_weights_and_grads": Refused("master weights are fp32"),
+    "bf16.bf16_master_weights_and_grads": Refused("master weights are fp32"),
+    "bf16.bf16_optimizer_states": Refused("optimizer state is fp32"),
+    "zero_optimization.offload_param": Refused(_ON_DEVICE),
+    "zero_optimization.cpu_offload": Refused("set zero.offload_optimizer"),
+    "zero_optimization.cpu_offload_param": Refused(_ON_DEVICE),
+    "zero_optimization.zenflow": Refused("it updates weights at other times than the step"),
+    "zero_optimization.zero_hpz_partition_size": Refused(_ONE_FRAGMENT, off=(1,)),
+    "zero_optimization.mics_shard_size": Refused(_ONE_FRAGMENT),
+    "zero_optimization.zero_quantized_weights": Refused(_SAME_RUN),
+    "zero_optimization.zero_quantized_gradients": Refused(_SAME_RUN),
+    "zero_optimization.zero_quantized_nontrainable_weights": Refused(_SAME_RUN),
+    "zero_optimization.offload_optimizer.ratio": Refused("the entire optimizer state is on one device", off=(1,)),
+    "zero_optimization.offload_optimizer.super_offload": Refused("the optimizer is the one of optimizer.name"),
+    **dict.fromkeys(
+        (
+            *("aio", "compression_training", "dataloader_drop_last", "datastates", "disable_allgather", "eigenvalue"),
+            *("expert_parallel", "hybrid_engine", "nebula", "pipeline", "progressive_layer_drop", "quantize_training"),
+        ),
+        _NO_USE,
+    ),
+    "sequence_parallel_size": Refused(_NO_USE.reason, off=(1,)),
+    **dict.fromkeys(
+        (
+            *("sparse_attention", "sparse_gradients", "tensor_parallel", "use_data_before_expert_parallelism"),
+            *("vocabulary_size", "weight_quantization"),
+        ),
+        _NO_USE,
+    ),
 }
-_REFUSED_SECTIONS = frozenset(
-    """sparse_gradients sparse_attention compression_training quantize_training progressive_layer_drop eigenvalue
-    hybrid_engine pipeline tensor_parallel expert_parallel sequence_parallel_size use_data_before_expert_parallelism
-    weight_quantization nebula datastates aio disable_allgather dataloader_drop_last vocabulary_size""".split()
-)
-_MAPPINGS = frozenset(
-    """zero_optimization fp16 bf16 data_types optimizer flops_profiler comms_logger timers tensorboard wandb csv_monitor
-    comet""".split()
-)
-_OFF: tuple[Any, ...] = (None, False, 0, {}, "none")
+"""By path, in the order of the error's lines: what becomes of a key that a user gives; the last are of no use here."""
 
 
 def deepspeed_config(config: RunConfig, world_size: int, user: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -86,21 +188,67 @@ def deepspeed_config(config: RunConfig, world_size: int, user: dict[str, Any] | 
     Raises:
         UsageError: keys that contradict the YAML, are unknown or cannot be combined with this project; all in one.
     """
-    own = _own_settings(config, batch_arithmetic(config.stages[0], world_size))
+    batch = batch_arithmetic(config.stages[0], world_size)
     given = _without_auto(dict(config.deepspeed or {} if user is None else user))
     if "bfloat16" in given:
         given["bf16"] = given.pop("bfloat16")
-    problems = [*_unknown(given), *_refused(given), *_contradictions(given, config, world_size)]
+    problems = [*_unknown(given), *_refused(given), *_contradictions(given, config, batch)]
     if problems:
         raise UsageError(
             f"the DeepSpeed settings contradict the configuration or are not supported: {'; '.join(problems)}",
             fix="change the settings above in the `deepspeed:` block or in --deepspeed_config",
             code="deepspeed-settings",
         )
-    given.pop("optimizer", None)
-    given.pop("train_batch_size", None)
-    given.pop("train_micro_batch_size_per_gpu", None)
-    return _merge(own, given)
+    for name in (*BATCH_KEYS, "optimizer"):
+        given.pop(name, None)
+    return _merge(_own_settings(config, batch), given)
+
+
+def with_deepspeed_file(config: RunConfig, path: str | None) -> RunConfig:
+    """The configuration with a JSON file (`--deepspeed_config`) as its `deepspeed` block; as it is where none is given.
+
+    Raises:
+        UsageError: the YAML has that block, or the file cannot be read or is not a JSON object.
+    """
+    if path is None:
+        return config
+    if config.deepspeed is not None:
+        raise UsageError(
+            f"the configuration has a 'deepspeed:' block, and --deepspeed_config {path} is given",
+            fix="keep one of them",
+            code="contradicting-options",
+        )
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        is_too_deep = _is_deeper(values, _MOST_LEVELS)
+        json.dumps(values, ensure_ascii=False, allow_nan=False).encode()  # a checkpoint stores it
+    except OSError as error:
+        raise UsageError(
+            f"--deepspeed_config {path} cannot be read ({error.strerror})",
+            fix="give the path of a JSON file",
+            code="unreadable-config",
+        ) from None
+    except ValueError as error:
+        raise UsageError(
+            f"--deepspeed_config {path} is not valid JSON ({error})",
+            fix="correct the file",
+            code="invalid-deepspeed-file",
+        ) from None
+    except RecursionError:
+        is_too_deep = True
+    if is_too_deep:
+        raise UsageError(
+            f"--deepspeed_config {path} is nested more than {_MOST_LEVELS} levels deep",
+            fix="write the settings as DeepSpeed documents them",
+            code="invalid-deepspeed-file",
+        )
+    if not isinstance(values, dict):
+        raise UsageError(
+            f"--deepspeed_config {path} is not a JSON object",
+            fix="write the settings as DeepSpeed documents them",
+            code="invalid-deepspeed-file",
+        )
+    return config.model_copy(update={"deepspeed": values})
 
 
 def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
@@ -143,94 +291,41 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
     return settings
 
 
-def _owned_values(config: RunConfig, world_size: int) -> dict[str, tuple[tuple[Any, ...], str]]:
-    """By DeepSpeed path: the values that agree with the YAML, and the YAML's setting."""
-    stage = config.stages[0]
-    batch = batch_arithmetic(stage, world_size)
-    training, optimizer = config.training, config.optimizer
-    device = "cpu" if config.zero.offload_optimizer else "none"
-    return {
-        "train_batch_size": ((batch.global_rows, batch.computed_rows), "training.global_batch_tokens, in rows"),
-        "train_micro_batch_size_per_gpu": (
-            (batch.micro_batch_rows, stage.micro_batch_tokens // stage.sequence_length),
-            "training.micro_batch_tokens, in rows",
-        ),
-        "gradient_accumulation_steps": (
-            (batch.accumulation_steps,),
-            f"training.global_batch_tokens over training.micro_batch_tokens on {counted(world_size, 'rank')}",
-        ),
-        "gradient_clipping": ((training.gradient_clipping,), "training.gradient_clipping"),
-        "bf16.enabled": ((training.precision == "bf16",), f"training.precision={training.precision}"),
-        "bf16.check_grad_overflow": ((True,), "non-finite gradients are always skipped"),
-        "fp16.enabled": ((training.precision == "fp16",), f"training.precision={training.precision}"),
-        "communication_data_type": (
-            (training.precision, "fp32", None),
-            "gradients travel in training.precision or fp32",
-        ),
-        "data_types.grad_accum_dtype": (("fp32",), "gradients are accumulated in fp32"),
-        "zero_optimization.stage": ((config.zero.stage,), "zero.stage"),
-        "zero_optimization.compute_grad_norm": ((True,), "the gradient norm is logged and checked"),
-        "zero_optimization.offload_optimizer.device": ((device,), "zero.offload_optimizer"),
-        "optimizer.type": (
-            ("AdamW", "adamw") if optimizer.name == "adamw" else (optimizer.name,),
-            f"optimizer.name={optimizer.name}",
-        ),
-        "optimizer.params.lr": ((optimizer.learning_rate,), "optimizer.learning_rate"),
-        "optimizer.params.betas": (
-            ([optimizer.beta1, optimizer.beta2], (optimizer.beta1, optimizer.beta2)),
-            "optimizer.beta1 and optimizer.beta2",
-        ),
-        "optimizer.params.eps": ((optimizer.eps,), "optimizer.eps"),
-        "optimizer.params.weight_decay": ((optimizer.weight_decay,), "optimizer.weight_decay"),
-    }
-
-
-def _contradictions(given: dict[str, Any], config: RunConfig, world_size: int) -> Iterator[str]:
-    for path, (agreeing, setting) in _owned_values(config, world_size).items():
-        present, value = _look_up(given, path)
-        if present and value not in agreeing:
-            yield f"{path}={value!r} contradicts the YAML, which sets {agreeing[0]!r} ({setting})"
-    for name in _names(given.get("optimizer"), "params"):
-        if name not in ("lr", "betas", "eps", "weight_decay"):
-            yield f"optimizer.params.{name} is not supported: set optimizer.* of the YAML"
-
-
-def _refused(given: dict[str, Any]) -> Iterator[str]:
-    for path, reason in _REFUSED.items():
-        present, value = _look_up(given, path)
-        if present and not _is_off(path, value):
-            yield f"{path}={value!r} is not supported: {reason}"
-    for name in sorted(_REFUSED_SECTIONS & given.keys()):
-        if not _is_off(name, given[name]):
-            yield f"{name}={given[name]!r} is not supported: this project has no use for it, remove it"
-
-
 def _unknown(given: dict[str, Any]) -> Iterator[str]:
-    allowed = _FREE_SECTIONS | _OWNED_SECTIONS
-    known = allowed | _REFUSED_SECTIONS | {path for path in _REFUSED if "." not in path}
     for name in given:
-        if name not in known:
-            nearest = difflib.get_close_matches(str(name), sorted(allowed), 1)
+        if name not in KEYS:
+            allowed = sorted(path for path, key in KEYS.items() if "." not in path and not isinstance(key, Refused))
+            nearest = difflib.get_close_matches(str(name), allowed, 1)
             hint = f"did you mean {nearest[0]}?" if nearest else "remove it"
             yield f"{name} is not a key of DeepSpeed's configuration; {hint}"
-    for name in sorted(_MAPPINGS & given.keys()):
-        if not isinstance(given[name], dict):
+    for name in sorted(name for name, key in KEYS.items() if isinstance(key, Passed) and key.is_section):
+        if name in given and not isinstance(given[name], dict):
             yield f"{name}={given[name]!r} must be a mapping"
 
 
-def _is_off(path: str, value: Any) -> bool:
+def _refused(given: dict[str, Any]) -> Iterator[str]:
+    for path, key in KEYS.items():
+        present, value = _look_up(given, path)
+        if present and isinstance(key, Refused) and not _is_off(value, key):
+            yield f"{path}={value!r} is not supported: {key.reason}"
+
+
+def _is_off(value: Any, key: Refused) -> bool:
     if isinstance(value, dict):
         return not value or value.get("enabled") is False or value.get("device") == "none"
-    if path.endswith(("hpz_partition_size", "ratio", "sequence_parallel_size")):
-        return bool(value == 1)
-    if path == "managed_gradient_accumulation":
-        return value is True
-    return value == "mean" if path == "gradient_allreduce_op" else value in _OFF
+    return value in key.off
 
 
-def _names(section: Any, key: str) -> list[str]:
-    inner = section.get(key) if isinstance(section, dict) else None
-    return list(inner) if isinstance(inner, dict) else []
+def _contradictions(given: dict[str, Any], config: RunConfig, batch: BatchArithmetic) -> Iterator[str]:
+    for path, key in KEYS.items():
+        present, value = _look_up(given, path)
+        if present and isinstance(key, Owned) and value not in (agreeing := key.values(config, batch)):
+            setting = key.setting.format(config=config, ranks=counted(batch.world_size, "rank"))
+            yield f"{path}={value!r} contradicts the YAML, which sets {agreeing[0]!r} ({setting})"
+    _, parameters = _look_up(given, "optimizer.params")
+    for name in parameters if isinstance(parameters, dict) else ():
+        if f"optimizer.params.{name}" not in KEYS:
+            yield f"optimizer.params.{name} is not supported: set optimizer.* of the YAML"
 
 
 def _look_up(values: dict[str, Any], path: str) -> tuple[bool, Any]:
@@ -258,3 +353,11 @@ def _merge(own: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether mappings and lists are nested in more levels, which a checkpoint could not store."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)

@@ -19,14 +19,8 @@ from typing import Any
 from data_prep.base.errors import UsageError
 from trainer.config.run_config import RunConfig
 from trainer.distributed.process_group import Ranks, broadcast_object
-from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.deepspeed_config import KEYS, Passed, deepspeed_config
 
-_SWITCHES = frozenset(
-    """prescale_gradients wall_clock_breakdown memory_breakdown dump_state disable_python_gc zero_force_ds_cpu_optimizer
-    zero_allow_untested_optimizer""".split()
-)
-_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "comet": "comet_ml"}
-"""By section: what DeepSpeed imports once it is enabled."""
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -69,7 +63,7 @@ def _refuse(problems: list[str]) -> None:
 
 def _wrong_values(given: dict[str, Any]) -> Iterator[str]:
     """What DeepSpeed takes as it comes, and would fail at when it uses it, or misunderstand: "no" is true."""
-    for name in sorted(_SWITCHES & given.keys()):
+    for name in sorted(name for name in given if KEYS.get(name, Passed()) == Passed(is_switch=True)):
         if given[name] not in (True, False):
             yield f"{name}={given[name]!r} must be true or false"
     steps = given.get("steps_per_print")
@@ -103,8 +97,9 @@ def _problem_of_the_whole(settings: dict[str, Any]) -> list[str]:
 def missing_packages(config: RunConfig, world_size: int) -> Iterator[str]:
     """Packages without which DeepSpeed's monitors would end the run."""
     enabled = _enabled_monitors(config, world_size)
-    for section, package in _PACKAGES.items():
-        if section in enabled and importlib.util.find_spec(package) is None:
+    for section, key in KEYS.items():
+        package = key.package if section in enabled and isinstance(key, Passed) else None
+        if package is not None and importlib.util.find_spec(package) is None:
             yield f"{section}.enabled=True needs the package {package}: install it, or leave the section out"
 
 
