@@ -110,7 +110,7 @@ def read_batch(config: RunConfig, arguments: argparse.Namespace) -> tuple[Batch,
         UsageError: the stage or a row does not exist.
     """
     from data_prep.tokenizer.tokenizer import Tokenizer
-    from trainer.data.loader import Loader, Position
+    from trainer.data.loader import Position, open_loader
     from trainer.loop.data_version import open_data
 
     if arguments.stage >= len(config.stages):
@@ -121,19 +121,11 @@ def read_batch(config: RunConfig, arguments: argparse.Namespace) -> tuple[Batch,
         micro_batch_tokens=arguments.rows * length,
         global_batch_tokens=arguments.rows * length,
         batch_warmup=None,
+        data=config.stages[arguments.stage].data.model_copy(update={"num_workers": 0}),
     )
     shard_sets = open_data(config)
-    loader = Loader(
-        stage.select(shard_sets),
-        stage.data.model_copy(update={"num_workers": 0}),
-        stage,
-        Position(arguments.stage, arguments.epoch, arguments.sample),
-        config.training.seed,
-        0,
-        1,
-        stage.masking_rate,
-        arguments.step,
-    )
+    position = Position(arguments.stage, arguments.epoch, arguments.sample)
+    loader = open_loader(shard_sets, stage, position, config.training.seed, (0, 1), arguments.step)
     last = loader.num_samples(arguments.epoch)
     if last is not None and arguments.sample + arguments.rows > last:
         raise UsageError(

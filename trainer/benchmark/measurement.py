@@ -13,7 +13,7 @@ import torch
 from trainer.benchmark.plain_engine import PlainEngine
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.data.loader import Loader, Position
+from trainer.data.loader import Position, open_loader
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.memory import peak_memory_bytes
 from trainer.distributed.process_group import Ranks, gather_objects
@@ -75,16 +75,12 @@ class Training:
         """`config` has one stage."""
         self.config, self.ranks = config, ranks
         (self.stage,) = config.stages
-        self.loader = Loader(
+        self.loader = open_loader(
             shard_sets,
-            self.stage.data,
             self.stage,
             Position(0, 0, 0),
             config.training.seed,
-            ranks.rank,
-            ranks.world_size,
-            self.stage.masking_rate,
-            0,
+            (ranks.rank, ranks.world_size),
             pin_memory=ranks.device.type == "cuda",
         )
         self.batches = iter(self.loader)

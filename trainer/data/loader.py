@@ -19,6 +19,7 @@ from data_prep.base.errors import UserError
 from trainer.config.batch_arithmetic import BatchArithmetic, StageShape, batch_arithmetic
 from trainer.config.data_settings import DataSettings
 from trainer.config.schedule import global_batch_tokens
+from trainer.config.stages import Stage
 from trainer.data.batch import Batch
 from trainer.data.epochs import row_shape
 from trainer.data.micro_batches import MicroBatches, Slice
@@ -199,6 +200,38 @@ class Loader:
             for number in range(self._rank * accumulation_steps, (self._rank + 1) * accumulation_steps):
                 first, stop = (spec.position.next_sample + row for row in spec.arithmetic.slice_of(number))
                 yield Slice(spec.position.epoch, first, stop, spec.mlm_probability)
+
+
+def open_loader(
+    shard_sets: Sequence[ShardSet],
+    stage: Stage,
+    position: Position,
+    seed: int,
+    ranks: tuple[int, int],
+    step: int = 0,
+    pin_memory: bool = False,
+) -> Loader:
+    """Open the loader of a stage at a position, which `step` completed steps of the run have reached.
+
+    Args:
+        shard_sets: all data sets of the run (`RunConfig.data_sets`).
+        ranks: this rank and the world size.
+
+    Raises:
+        UserError: the data set is empty or smaller than one global batch.
+    """
+    return Loader(
+        stage.select(shard_sets),
+        stage.data,
+        stage,
+        position,
+        seed,
+        *ranks,
+        stage.masking_rate,
+        step,
+        pin_memory,
+        stage_start=stage.first_step,
+    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from trainer.checkpoint.format import TrainState
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.data.loader import GlobalBatch, Loader, Position
+from trainer.data.loader import GlobalBatch, Loader, Position, open_loader
 from trainer.data.sample_range import SampleRange
 from trainer.data.shard_set import ShardSet
 from trainer.data.skipped_samples import without_skipped
@@ -20,34 +20,6 @@ def samples_of(batch: GlobalBatch) -> SampleRange:
     """Return the range of global samples of a step."""
     position = batch.position
     return SampleRange(stage=position.stage, epoch=position.epoch, first=batch.first_sample, stop=batch.last_sample + 1)
-
-
-def open_stage(
-    config: RunConfig,
-    shard_sets: Sequence[ShardSet],
-    number: int,
-    position: Position,
-    step: int,
-    ranks: tuple[int, int],
-    pin_memory: bool = False,
-) -> Loader:
-    """Open the loader of stage `number` at a position, which `step` completed steps of the run have reached.
-
-    `ranks` are this rank and the world size.
-    """
-    stage = config.stages[number]
-    return Loader(
-        stage.select(shard_sets),
-        stage.data,
-        stage,
-        position,
-        config.training.seed,
-        *ranks,
-        stage.masking_rate,
-        step,
-        pin_memory,
-        stage_start=stage.first_step,
-    )
 
 
 def first_position(config: RunConfig, number: int, position: Position) -> Position:
@@ -65,15 +37,15 @@ def batches_from(
     config: RunConfig, shard_sets: Sequence[ShardSet], step: int, ranks: tuple[int, int]
 ) -> Iterator[GlobalBatch]:
     """Yield the global batches of a run after `step` completed steps, without a checkpoint's position."""
-    position = Position(0, 0, 0)
+    position, seed = Position(0, 0, 0), config.training.seed
     for number, stage in enumerate(config.stages):
         position = first_position(config, number, position) if number else position
         start, steps = stage.first_step, stage.taken_steps
-        loader = open_stage(config, shard_sets, number, position, start, ranks)
+        loader = open_loader(shard_sets, stage, position, seed, ranks, start)
         first = min(max(step - start, 0), steps)
         for spec in itertools.islice(loader.specs(), first):
             position = spec.next_position
-        loader = open_stage(config, shard_sets, number, position, start + first, ranks)
+        loader = open_loader(shard_sets, stage, position, seed, ranks, start + first)
         for batch in itertools.islice(loader, steps - first):
             position = batch.next_position
             yield batch
@@ -110,7 +82,8 @@ class GlobalBatches:
                 run.log(f"{stage.label}: {arithmetic}; {data}")
             pin_memory = run.ranks.device.type == "cuda"
             ranks = run.ranks.rank, run.ranks.world_size
-            self._loader = open_stage(config, run.shard_sets, number, position, step, ranks, pin_memory)
+            seed = config.training.seed
+            self._loader = open_loader(run.shard_sets, stage, position, seed, ranks, step, pin_memory)
             described = -1
             for batch in itertools.islice(self._loader, stage.last_step - step):
                 if batch.position.epoch != described:
