@@ -10,8 +10,7 @@ from pathlib import Path
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from trainer.benchmark import benchmark_report
-from trainer.benchmark.largest_batch import largest_that_fits
-from trainer.benchmark.measurement import Measurement, Training, free_memory, with_micro_batch
+from trainer.benchmark.measurement import Measurement, Training, free_memory, largest_that_fits, with_micro_batch
 from trainer.benchmark.profiling import profile_steps, top_operations, write_profile
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config.run_config import RunConfig

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from data_prep.base.errors import UsageError, run_command
 from launch.options import add_dry_run, add_tracking_uri, command_parser
 from trainer.config.promotion import Condition, check_metrics, parse_conditions
-from trainer.config.registry_names import check_names, check_promoted
+from trainer.config.registry_settings import check_names, check_promoted
 
 if TYPE_CHECKING:
     from trainer.registry.registration import Registration
@@ -112,7 +112,7 @@ def show_versions(arguments: argparse.Namespace) -> None:
 
 def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: argparse.Namespace) -> None:
     """Register an exported folder, load it back from the registry and print how others load it."""
-    from trainer.inference.export_origin import read_provenance
+    from trainer.inference.model_folder import read_provenance
     from trainer.inference.pulled_model import pull
     from trainer.registry.registration import register
     from trainer.registry.served_model import load_served

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,9 @@ from trainer.engine.engine import Engine, build_engine
 from trainer.loop.step import StepRequests, take_step
 from trainer.metrics.throughput import Interval, RankWork, WorkClock, flops_per_position, peak_flops
 from trainer.model.pretraining import PretrainingModel, PretrainingOutput
+
+RESOLUTION = 1 / 8
+"""How near the search comes to the limit, relative to it."""
 
 
 @dataclass(frozen=True)
@@ -208,3 +212,25 @@ def _build(config: RunConfig, ranks: Ranks, use_deepspeed: bool) -> Engine | Pla
 
 def _most(of_ranks: list[dict[str, int]]) -> dict[str, int]:
     return {name: max(memory[name] for memory in of_ranks) for name in of_ranks[0]}
+
+
+def largest_that_fits(fits: Callable[[int], bool], first: int, limit: int) -> int:
+    """Return the largest number of rows up to `limit` for which `fits` holds, to within `RESOLUTION`; 0 if none does.
+
+    Doubles from `first` (halves where that is too large already) until one fits and one does not, then bisects. `fits`
+    is asked of each number at most once.
+    """
+    good, bad = 0, limit + 1
+    number = min(first, limit)
+    while good < limit and bad - good > max(1, int(good * RESOLUTION)):
+        if fits(number):
+            good = number
+        else:
+            bad = number
+        if good == 0:
+            number = bad // 2
+        elif bad > limit:
+            number = min(2 * good, limit)
+        else:
+            number = (good + bad) // 2
+    return good

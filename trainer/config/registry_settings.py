@@ -1,17 +1,20 @@
-"""`registry`: whether a run registers its model in MLflow, and on which condition an alias moves."""
+"""`registry`: whether a run registers its model in MLflow, under which names, and on which condition an alias moves."""
 
 from __future__ import annotations
 
 import math
 from typing import Literal
 
+import regex
 from pydantic import Field, model_validator
 
 from data_prep.base.errors import UsageError
 from data_prep.base.settings import SettingError, Settings
 from trainer.config.promotion import parse_conditions
-from trainer.config.registry_names import PREVIOUS, check_names
 from trainer.config.run_settings import CheckpointSettings
+
+PREVIOUS = "previous"
+"""Alias of the version that held the promoted alias before."""
 
 
 class RegistrySettings(Settings):
@@ -97,4 +100,41 @@ def check_kept(
             f"does not evaluate every checkpoint kept, one per {kept_every_steps} steps",
             fix=f"set evaluation.every_steps to a divisor of {kept_every_steps}, or registry.when=end",
             code="kept-without-scores",
+        )
+
+
+def check_names(name: str, alias: str | None) -> None:
+    """Check a model name and an alias before the work, because MLflow checks them after it.
+
+    Raises:
+        UsageError: MLflow does not allow the name or the alias.
+    """
+    if name != name.strip() or not regex.fullmatch(r"[^/:@%?'\"\p{Cc}\p{Cs}]{1,250}", name) or not name.strip("."):
+        raise UsageError(
+            f"--name {name!r} is not a valid model name",
+            fix="use 1 to 250 characters without / : @ % ?, quotation marks and control characters",
+            code="invalid-model-name",
+        )
+    if alias is not None and (
+        not regex.fullmatch(r"[\w-]{1,255}", alias) or regex.fullmatch(r"v\d+|latest", alias, regex.IGNORECASE)
+    ):
+        raise UsageError(
+            f"--alias {alias!r} is not a valid alias",
+            fix="use letters, digits, '-' and '_', but neither 'latest' nor 'v1'",
+            code="invalid-alias",
+        )
+
+
+def check_promoted(name: str, alias: str) -> None:
+    """Check an alias that a promotion is to move.
+
+    Raises:
+        UsageError: as `check_names`, or the alias is reserved for the version that held the promoted alias before.
+    """
+    check_names(name, alias)
+    if alias == PREVIOUS:
+        raise UsageError(
+            f"--promote {PREVIOUS} is reserved: a promotion gives this alias to the old version",
+            fix="choose another alias",
+            code="reserved-alias",
         )

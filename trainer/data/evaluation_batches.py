@@ -20,8 +20,7 @@ from trainer.data.micro_batches import MicroBatches, Slice
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import Segments, document_starts
 from trainer.data.randomness import Purpose
-from trainer.data.sample_settings import masking_of, row_settings
-from trainer.data.samples import SampleSpace
+from trainer.data.samples import SampleSpace, masking_of, row_settings
 from trainer.data.shard_set import Shard, ShardSet
 
 

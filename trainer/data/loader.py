@@ -25,7 +25,7 @@ from trainer.data.epochs import row_shape
 from trainer.data.micro_batches import MicroBatches, Slice
 from trainer.data.pair_rows import PairCounts
 from trainer.data.randomness import Purpose
-from trainer.data.sample_settings import check_enough_rows, masking_of, row_settings, training_samples
+from trainer.data.samples import check_enough_rows, masking_of, row_settings, training_samples
 from trainer.data.shard_set import ShardSet
 from trainer.data.workers import block_scheduler_signals, initialize_worker
 

@@ -2,7 +2,7 @@
 
 One process fetches each file while the others wait, and checks its sha256. When space is needed, the least recently
 used file is removed. A process that has mapped a removed file keeps its map (POSIX), so files in use need no
-registration; the disk space is freed when the last map is closed.
+registration; the disk space is freed when the last map is closed. A thread fetches ahead in the order of requests.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import contextlib
 import errno
 import fcntl
 import os
+import queue
 import re
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,3 +198,37 @@ def _is_disk_full(error: BaseException) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+class Prefetcher:
+    """Prefetcher of files in the order of requests; it skips files that another process is fetching."""
+
+    def __init__(self, cache: ShardCache) -> None:
+        self._cache = cache
+        self._waiting: queue.SimpleQueue[CachedFile] = queue.SimpleQueue()
+        self._asked: set[str] = set()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, file: CachedFile) -> None:
+        """Request a file; a file that was requested before is not fetched again."""
+        if file.name in self._asked:
+            return
+        self._asked.add(file.name)
+        self._waiting.put(file)
+        # Forked workers of DataLoader do not inherit the thread, which the warmup step starts before the fork.
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
+            self._thread.start()
+
+    def forget(self, file: CachedFile) -> None:
+        """Allow new requests for a file after its use, because the cache may have removed it by then."""
+        self._asked.discard(file.name)
+
+    def _run(self) -> None:
+        while True:
+            file = self._waiting.get()
+            try:
+                self._cache.fetch(file, wait=False)
+            except UserError:
+                # The batch that needs the file fetches it again and raises the error.
+                self.forget(file)

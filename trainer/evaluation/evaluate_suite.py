@@ -23,7 +23,7 @@ from trainer.evaluation.suite import (
     run_suite,
 )
 from trainer.evaluation.suite_settings import Suite, check_files
-from trainer.inference.export_origin import read_provenance
+from trainer.inference.model_folder import read_provenance
 from trainer.inference.pulled_model import TAG_PREFIX, find_model, hugging_face_folder, is_address
 from trainer.tracking.delivery import PARENT_TAG
 from trainer.tracking.mlflow_server import flatten, registry_client, resolve_tracking_uri

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from data_prep.base.errors import UsageError, UserError, options_as_parameters
 from data_prep.base.settings import validate_settings
 from data_prep.storage import storage
-from trainer.config.registry_names import check_names
+from trainer.config.registry_settings import check_names
 from trainer.config.run_settings import TrackingSettings
 from trainer.finetuning.examples import Columns
 from trainer.finetuning.labeled_tables import check_readable

@@ -13,7 +13,7 @@ from data_prep.tokenizer.hugging_face_tokenizer import write_hugging_face_tokeni
 from trainer.config.run_config import RunConfig
 from trainer.hf_export.export import build_model
 from trainer.hf_export.export_source import read_source
-from trainer.hf_export.parity_samples import Encoded, pack_rows
+from trainer.hf_export.parity import Encoded, pack_rows
 from trainer.inference.fill_mask import FillMask
 from trainer.inference.pretrained import load_tokenizer
 from trainer.model.pretraining import PretrainingModel

@@ -1,13 +1,17 @@
-"""Checks of a Hugging Face directory: is it safe to load, what is its digest, its card, its configuration."""
+"""Checks of a Hugging Face directory: is it safe to load; its digest, its card, its configuration, its provenance."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.validation import first_problem
 
 FINETUNE_FILE = "finetune.json"  # of fitted models alone
 CARD_FILE = "README.md"
@@ -15,6 +19,8 @@ CONFIG_FILES = ("config.json", "tokenizer_config.json")
 INDEX_SUFFIX = ".safetensors.index.json"
 FITTED_CLASSES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".msgpack", ".h5", ".pyd")
+
+PROVENANCE_FILE = "provenance.json"
 
 
 def check_model_folder(folder: Path, strict: bool = False, name: str | None = None) -> None:
@@ -169,3 +175,36 @@ def read_json(path: Path) -> dict[str, Any]:
             code="damaged-model",
         ) from None
     return value if isinstance(value, dict) else {}
+
+
+class _Provenance(BaseModel):
+    """What is looked into; all else becomes tags as it is."""
+
+    mlflow_run_id: str | None = None
+    data_digests: dict[str, str] | None = None
+    data_lineage: list[str] | None = None
+    scores: dict[str, float] | None = None
+
+
+def read_provenance(folder: Path) -> dict[str, Any]:
+    """What the export wrote down of the model's origin; empty for a folder from elsewhere. People edit the file.
+
+    Raises:
+        UserError: it is not of the form that an export writes.
+    """
+    provenance = read_json(folder / PROVENANCE_FILE)
+    try:
+        _Provenance.model_validate(provenance)
+    except ValidationError as error:
+        raise UserError(
+            f"{folder / PROVENANCE_FILE} does not have the form that an export writes ({first_problem(error)})",
+            fix="export the model again, or correct the file",
+            code="damaged-provenance",
+        ) from None
+    return provenance
+
+
+def data_lineage(provenance: Mapping[str, Any]) -> tuple[str, ...]:
+    """Manifest digests of all data that the weights saw; empty if the provenance has none."""
+    digests: dict[str, str] = provenance.get("data_digests") or {}
+    return tuple(dict.fromkeys([*digests.values(), *(provenance.get("data_lineage") or [])]))

@@ -6,13 +6,15 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
 from trainer.checkpoint.format import TrainState
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
+from trainer.data.batch import IGNORED, Batch
 from trainer.data.loader import GlobalBatch, Loader, Position, open_loader
 from trainer.data.sample_range import SampleRange
 from trainer.data.shard_set import ShardSet
-from trainer.data.skipped_samples import without_skipped
 from trainer.loop.run import Run
 
 
@@ -102,3 +104,37 @@ class GlobalBatches:
         counts = self._loader.pair_counts(epoch) if self._run.ranks.is_first else None
         if counts is not None:
             self._run.log(f"epoch {epoch}: {counts}")
+
+
+def without_skipped(batch: GlobalBatch, skipped: Sequence[SampleRange]) -> GlobalBatch:
+    """Remove the labels in the rows of the skipped samples (`--skip-samples`) from a batch.
+
+    The rows keep their positions in the order, so every rank still gets the same batches and a resume stays exact. A
+    global batch whose rows are all skipped changes nothing (`trainer/loop/step.py`).
+    """
+    position = batch.position
+    ranges = [r for r in skipped if (r.stage, r.epoch) == (position.stage, position.epoch)]
+    if not any(r.first <= batch.last_sample and batch.first_sample < r.stop for r in ranges):
+        return batch
+    micro_batches = []
+    for number, micro_batch in enumerate(batch.micro_batches, start=batch.first_slice):
+        first, stop = (batch.first_sample + row for row in batch.arithmetic.slice_of(number))
+        rows = [sample - first for sample in range(first, stop) if any(r.first <= sample < r.stop for r in ranges)]
+        micro_batches.append(without_predictions(micro_batch, rows))
+    return replace(batch, micro_batches=tuple(micro_batches))
+
+
+def without_predictions(batch: Batch, rows: Sequence[int]) -> Batch:
+    """Return a micro-batch without the labels of `rows`."""
+    if not rows:
+        return batch
+    chosen = torch.tensor(rows)
+
+    def ignored(labels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return labels.masked_fill(torch.isin(positions // batch.sequence_length, chosen), IGNORED)
+
+    return replace(
+        batch,
+        labels=ignored(batch.labels, batch.masked_positions),
+        next_sentence_labels=ignored(batch.next_sentence_labels, batch.cls_positions),
+    )

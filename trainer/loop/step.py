@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from trainer.data.device_copies import on_device
+from trainer.data.batch import on_device
 from trainer.data.loader import GlobalBatch
 from trainer.distributed.process_group import Ranks, sum_on_hosts
 from trainer.metrics.throughput import WorkClock

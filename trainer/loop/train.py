@@ -16,7 +16,7 @@ from trainer.checkpoint.upload import check_upload_wait
 from trainer.checkpoint.writer import warn_on_stderr
 from trainer.config.run_config import RunConfig
 from trainer.data.sample_range import Branch
-from trainer.data.sample_settings import check_enough_data
+from trainer.data.samples import check_enough_data
 from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer
 from trainer.data.workers import explain_lost_workers
 from trainer.distributed.agreement import agree

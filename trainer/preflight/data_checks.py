@@ -11,7 +11,7 @@ from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.verification import tokenizer_file_problems
 from data_prep.storage import storage
 from trainer.config.run_config import RunConfig
-from trainer.data.sample_settings import check_enough_data
+from trainer.data.samples import check_enough_data
 from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, open_shard_set
 from trainer.preflight.finding import Finding
 

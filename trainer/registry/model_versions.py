@@ -12,7 +12,7 @@ import regex
 
 from data_prep.base.errors import UsageError, UserError
 from trainer.config.promotion import Condition, Verdict, aliases_of, judge
-from trainer.config.registry_names import PREVIOUS, check_promoted
+from trainer.config.registry_settings import PREVIOUS, check_promoted
 from trainer.inference.pulled_model import TAG_PREFIX
 from trainer.registry.promotion_lock import promotion_lock
 from trainer.registry.registration import point_alias

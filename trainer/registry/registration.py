@@ -23,9 +23,8 @@ import regex
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
-from trainer.config.registry_names import check_names
-from trainer.inference.export_origin import read_provenance
-from trainer.inference.model_folder import check_model_folder, folder_digest, read_card
+from trainer.config.registry_settings import check_names
+from trainer.inference.model_folder import check_model_folder, folder_digest, read_card, read_provenance
 from trainer.inference.pulled_model import (
     DIGEST_TAG,
     EXPORT_FOLDER,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data_prep.base.settings import load_settings
-from trainer.benchmark.measurement import StepClock, Training, with_micro_batch
+from trainer.benchmark.measurement import RESOLUTION, StepClock, Training, largest_that_fits, with_micro_batch
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
@@ -76,3 +76,19 @@ def test_steps_are_measured_with_the_plain_engine(tmp_path: Path) -> None:
     assert 0.0 <= point.data_wait_share < 1.0
     assert point.mfu is not None and 0.0 < point.mfu < 1.0
     assert point.peak_memory_bytes["resident"] > 1 << 20
+
+
+@pytest.mark.parametrize("first", [1, 3, 64, 1000])
+@pytest.mark.parametrize("capacity", [0, 1, 2, 7, 33, 100, 1000])
+def test_the_largest_is_found_to_within_the_resolution_and_nothing_is_tried_twice(first: int, capacity: int) -> None:
+    limit, asked = 100, []
+
+    def fits(rows: int) -> bool:
+        asked.append(rows)
+        return rows <= capacity
+
+    found = largest_that_fits(fits, first, limit)
+    best = min(capacity, limit)
+    assert best - max(1, best * RESOLUTION) <= found <= best
+    assert found == 0 or found in asked
+    assert len(asked) == len(set(asked)) and all(1 <= rows <= limit for rows in asked)

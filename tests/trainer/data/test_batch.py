@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import fields
+
 import pytest
 import torch
 
-from trainer.data.batch import IGNORED, TENSOR_NAMES, Batch
+from trainer.data import batch as batch_module
+from trainer.data.batch import IGNORED, TENSOR_NAMES, Batch, on_device
+
+CPU = torch.device("cpu")
 
 
 def batch_of(num_sequences: int, num_pairs: int) -> Batch:
@@ -45,3 +52,113 @@ def test_a_batch_moves_with_all_its_tensors() -> None:
     moved = batch_of(3, 3).to(torch.device("meta"))
     assert {getattr(moved, name).device.type for name in TENSOR_NAMES} == {"meta"}
     assert moved.sequence_length == 4
+
+
+def make_batch(number: int, length: int = 8) -> Batch:
+    tensors = {name: torch.full((length,), 100 * number + place) for place, name in enumerate(TENSOR_NAMES)}
+    return Batch(**tensors | {"cu_seqlens": torch.tensor([0, length], dtype=torch.int32)}, sequence_length=length)
+
+
+def same(ours: Batch, expected: Batch) -> bool:
+    values = [(getattr(ours, field.name), getattr(expected, field.name)) for field in fields(Batch)]
+    return all(torch.equal(a.cpu(), b) if isinstance(a, torch.Tensor) else a == b for a, b in values)
+
+
+def test_on_the_cpu_the_batches_come_one_by_one_as_they_are() -> None:
+    taken = []
+
+    def batches() -> Iterator[Batch]:
+        for number in range(3):
+            taken.append(number)
+            yield make_batch(number)
+
+    given = on_device(batches(), CPU)
+    assert same(next(given), make_batch(0)) and taken == [0]
+    assert [same(batch, make_batch(number)) for number, batch in enumerate(given, start=1)] == [True, True]
+    assert list(on_device([], CPU)) == []
+
+
+class RecordingCuda:
+    """Streams and events that note what is asked of them; copies go to the CPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.entered: list[str] = ["computing"]
+        monkeypatch.setattr(batch_module, "_copy_stream", lambda device: "copying")
+        monkeypatch.setattr(torch.cuda, "Event", lambda: RecordingEvent(self))
+        monkeypatch.setattr(torch.cuda, "stream", self.stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: RecordingStream(self))
+        monkeypatch.setattr(
+            torch.Tensor, "record_stream", lambda tensor, stream: self.calls.append(f"keep on {stream}")
+        )
+        monkeypatch.setattr(Batch, "to", lambda batch, *given, **options: self.to(batch, *given, **options))
+
+    @contextlib.contextmanager
+    def stream(self, stream: str) -> Iterator[None]:
+        self.entered.append(stream)
+        yield
+        self.entered.pop()
+
+    def to(self, batch: Batch, device: torch.device, non_blocking: bool = True) -> Batch:
+        number = int(batch.input_ids[0]) // 100
+        self.calls.append(f"copy {number} on {self.entered[-1]}{'' if non_blocking else ', waiting'}")
+        return batch
+
+
+class RecordingEvent:
+    def __init__(self, cuda: RecordingCuda) -> None:
+        self.cuda, self.after = cuda, ""
+
+    def record(self, stream: str) -> None:
+        assert stream == "copying"
+        self.after = self.cuda.calls[-1].split(" on ")[0]
+
+
+class RecordingStream:
+    def __init__(self, cuda: RecordingCuda) -> None:
+        self.cuda = cuda
+
+    def wait_event(self, event: RecordingEvent) -> None:
+        self.cuda.calls.append(f"computing waits for {event.after}")
+
+    def __str__(self) -> str:
+        return "computing"
+
+
+def test_on_cuda_the_next_copy_is_under_way_before_a_batch_is_computed_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = RecordingCuda(monkeypatch)
+    for batch in on_device([make_batch(number) for number in range(3)], torch.device("cuda", 0)):
+        cuda.calls.append(f"compute {int(batch.input_ids[0]) // 100}")
+    kept = ["keep on computing"] * len(TENSOR_NAMES)
+    assert cuda.calls == [
+        "copy 0 on copying",
+        "copy 1 on copying",
+        "computing waits for copy 0",
+        *kept,
+        "compute 0",
+        "copy 2 on copying",
+        "computing waits for copy 1",
+        *kept,
+        "compute 1",
+        "computing waits for copy 2",
+        *kept,
+        "compute 2",
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_the_batches_arrive_whole_while_memory_is_used_again() -> None:
+    device = torch.device("cuda", 0)
+    batches = [make_batch(number, length=100_000) for number in range(20)]
+    pinned = [
+        Batch(**{name: getattr(batch, name).pin_memory() for name in TENSOR_NAMES}, sequence_length=100_000)
+        for batch in batches
+    ]
+    matrix, sums = torch.randn(4000, 4000, device=device), []
+    for batch in on_device(pinned, device):
+        matrix = (matrix @ matrix).clamp(-1, 1)  # the device is behind the host
+        sums.append(torch.stack([getattr(batch, name).sum() for name in TENSOR_NAMES]))
+        del batch
+    expected = [[int(getattr(batch, name).sum()) for name in TENSOR_NAMES] for batch in batches]
+    assert [row.tolist() for row in sums] == expected

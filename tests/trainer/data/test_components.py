@@ -21,7 +21,7 @@ from trainer.config.data_settings import DataSettings
 from trainer.data.batch import IGNORED
 from trainer.data.components import check_budgets, components_of
 from trainer.data.loader import Loader, Position
-from trainer.data.sample_settings import row_settings
+from trainer.data.samples import row_settings
 from trainer.data.shard_set import ShardSet
 
 LENGTH, ROWS = 32, 64

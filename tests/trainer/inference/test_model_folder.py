@@ -10,7 +10,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
-from trainer.inference.model_folder import check_model_folder, folder_digest
+from trainer.inference.model_folder import check_model_folder, folder_digest, read_provenance
 
 
 @pytest.fixture
@@ -106,3 +106,27 @@ def test_the_digest_sees_every_byte_and_name_and_nothing_else(
     assert folder_digest(folder) == before != changed
     (folder / "model.safetensors").rename(folder / "other.safetensors")
     assert folder_digest(folder) != before
+
+
+def test_what_exports_write_is_taken_as_it_is(tmp_path: Path) -> None:
+    assert read_provenance(tmp_path) == {}
+    written = {"step": 7, "mlflow_run_id": None, "data_lineage": ["a"], "scores": {"loss": 2}, "task": None}
+    (tmp_path / "provenance.json").write_text(json.dumps(written))
+    assert read_provenance(tmp_path) == written
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("data_lineage", [1, 2]),
+        ("data_lineage", "a,b"),
+        ("data_digests", ["a"]),
+        ("scores", [1, 2]),
+        ("scores", {"loss": "low"}),
+        ("mlflow_run_id", 7),
+    ],
+)
+def test_another_shape_is_named(tmp_path: Path, name: str, value: Any) -> None:
+    (tmp_path / "provenance.json").write_text(json.dumps({"step": 7, name: value}))
+    with pytest.raises(UserError, match=rf"provenance.json .*\({name}", check=coded("damaged-provenance")):
+        read_provenance(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
-from trainer.config.registry_names import check_names
+from trainer.config.registry_settings import check_names
 from trainer.inference.pulled_model import check_is_there, pull
 from trainer.registry import registration
 from trainer.registry.registration import provenance_tags, register

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from trainer.hf_export.parity_samples import Encoded, encode_pair, pack_rows, pad_rows
+from trainer.hf_export.parity import Encoded, encode_pair, pack_rows, pad_rows
 
 SEQUENCES = [
     Encoded([2, 9, 3], [0, 0, 0]),

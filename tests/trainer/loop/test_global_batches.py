@@ -14,7 +14,7 @@ from trainer.data.batch import IGNORED
 from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.sample_range import Branch, SampleRange
 from trainer.data.shard_set import open_shard_set
-from trainer.data.skipped_samples import without_skipped
+from trainer.loop.global_batches import without_skipped
 from trainer.loop.start import branched, is_on
 from trainer.loop.step import poisoned_unless_finite
 
