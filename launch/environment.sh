@@ -8,7 +8,8 @@
 #   core       no extra: preparing data (no torch, DeepSpeed or MLflow)
 #   train      pretraining; registry: exporting, registering and using models; finetune: fine-tuning
 #   all        train, registry and finetune (default)
-#   test       everything that the tests need; also s3, gcs, http, dask
+#   test       everything that the tests need
+#   s3, gcs, http, dask, language, datatrove   libraries of preparation, without torch
 #
 # CLOZEWORKS_VENV          folder of the environment (default: .venv in the repository root)
 # CLOZEWORKS_CONSTRAINTS   file of versions (default: constraints.txt; it must contain the version of torch)
@@ -20,10 +21,13 @@
 set -euo pipefail
 
 CLOZEWORKS_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+PREPARATION="core s3 gcs http dask language datatrove" # the extras without torch
+EXTRAS="$PREPARATION train registry finetune all test"
 
 # Create or complete the environment in $CLOZEWORKS_VENV and put it first in PATH.
 prepare_environment() {
     local extras=${1:-all}
+    extras=${extras//core,/} extras=${extras%,core} # every installation contains core
     case ${CLOZEWORKS_INSTALLER:-uv} in uv | pip) ;; *)
         _die "CLOZEWORKS_INSTALLER=$CLOZEWORKS_INSTALLER is unknown. Fix: set it to uv or pip. [unknown-installer]" ;;
     esac
@@ -140,14 +144,20 @@ _install_once() {
     ) 9>"$CLOZEWORKS_VENV/clozeworks.lock" || exit 1
 }
 
+# _all_among WORDS EXTRAS: whether each extra of a comma-separated list is one of the words.
+_all_among() {
+    local extra
+    for extra in ${2//,/ }; do [[ " $1 " == *" $extra "* ]] || return 1; done
+}
+
 # _is_installed EXTRAS FINGERPRINT: by a stamp of these extras, or of others that contain them.
 _is_installed() {
     local stamps=("$CLOZEWORKS_VENV/clozeworks-$1.stamp")
-    case $1 in
-        core) stamps=("$CLOZEWORKS_VENV"/clozeworks-*.stamp) ;;
-        *[!a-z,]* | *s3* | *gcs* | *http* | *dask* | *test*) ;;
-        *) stamps+=("$CLOZEWORKS_VENV"/clozeworks-{all,test}.stamp) ;;
-    esac
+    if _all_among core "$1"; then
+        stamps=("$CLOZEWORKS_VENV"/clozeworks-*.stamp)
+    elif _all_among "core train registry finetune all" "$1"; then
+        stamps+=("$CLOZEWORKS_VENV"/clozeworks-{all,test}.stamp)
+    fi
     grep -qsxF "$2" "${stamps[@]}"
 }
 
@@ -164,10 +174,8 @@ _install() {
     local extras=$1 log=$CLOZEWORKS_VENV/install.log started=$SECONDS project=$CLOZEWORKS_ROOT
     : >"$log"
     _say "installing into $CLOZEWORKS_VENV (the installer's output is in $log)"
-    if [[ $extras != core ]]; then
-        project+="[$extras]"
-        _install_torch "$log"
-    fi
+    _all_among core "$extras" || project+="[$extras]"
+    _all_among "$PREPARATION" "$extras" || _install_torch "$log"
     _say "installing clozeworks [$extras] and its dependencies, versions from ${CLOZEWORKS_CONSTRAINTS##*/}"
     _uv "$log" -e "$project" || _pip "$log" -e "$project" || _pip_failed "$log" "the installation of clozeworks failed"
     _repair_scripts
@@ -286,11 +294,12 @@ _pip_failed() {
 if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
     case ${1:-} in
         -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0" ;;
-        -* | *[!a-z0-9,]*)
-            echo "error: unknown argument $1. Fix: see bash launch/environment.sh --help. [unknown-argument]" >&2
-            exit 2
-            ;;
         *)
+            if ! _all_among "$EXTRAS" "${1:-all}"; then
+                echo "error: $1 is not a list of extras. Fix: give one or several of ${EXTRAS// /, }," \
+                    "separated by commas. [unknown-extra]" >&2
+                exit 2
+            fi
             prepare_environment "${1:-}"
             _say "ready: source $(printf %q "$CLOZEWORKS_VENV/bin/activate")"
             ;;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -101,9 +102,19 @@ def test_with_a_gpu_torch_is_the_ordinary_build(machine: Machine, torch_version:
     assert machine.pip_calls() == [f"torch=={torch_version}", f"-e {machine.root}[all]"]
 
 
-def test_preparation_alone_is_installed_without_torch(machine: Machine) -> None:
-    assert machine.run("core").returncode == 0
-    assert machine.pip_calls() == [f"-e {machine.root}"]
+@pytest.mark.parametrize(
+    ("extras", "project"), [("core", ""), ("core,dask", "[dask]"), ("s3,core", "[s3]"), ("datatrove", "[datatrove]")]
+)
+def test_preparation_is_installed_without_torch(machine: Machine, extras: str, project: str) -> None:
+    assert machine.run(extras).returncode == 0
+    assert machine.pip_calls() == [f"-e {machine.root}{project}"]
+
+
+def test_the_script_knows_the_extras_of_the_project_and_refuses_others(machine: Machine) -> None:
+    result = machine.run("train,finetuning")
+    assert result.returncode == 2 and "[unknown-extra]" in result.stderr and machine.pip_calls() == []
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert all(f" {name}," in result.stderr for name in ("core", *extras))
 
 
 def test_what_a_larger_installation_contains_is_not_installed_again(machine: Machine) -> None:
@@ -112,8 +123,9 @@ def test_what_a_larger_installation_contains_is_not_installed_again(machine: Mac
     for extras in ("core", "all", "train", "train,registry"):
         assert machine.run(*([extras] if extras != "all" else [])).returncode == 0
         assert machine.pip_calls() == [], extras
-    assert machine.run("gcs").returncode == 0
-    assert len(machine.pip_calls()) == 2
+    for extras in ("gcs", "language"):
+        assert machine.run(extras).returncode == 0
+        assert machine.pip_calls() == [f"-e {machine.root}[{extras}]"]
 
 
 UV = """#!{bash}
