@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     status = read_json(demo / options.run / "status.json", "valid/mlm_loss")
     results = read_json(demo / f"results-{options.run}.json")
     manifest = read_manifest(str(demo / "shards"))
-    print(format_table([*sizes(manifest, status), *times(demo / "timings.tsv")]))
+    print(format_table([*sizes(manifest, status), *times(demo / "timings.tsv", options.run)]))
     print()
     print(format_scores(status["metrics"], manifest, results))
     print(f"loss curves: {relative(demo / f'curves-{options.run}.png')}")
@@ -66,11 +66,12 @@ def sizes(manifest: Manifest, status: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def times(path: Path) -> list[tuple[str, str]]:
-    """Rows on the time of each step, when it was done, and on the sum without the installation."""
+def times(path: Path, run: str) -> list[tuple[str, str]]:
+    """Rows on the time of each step of a run, and on the sum without the installation."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     rows = [line.split("\t") for line in text.splitlines()]
-    seconds = {name: round(float(value)) for name, value in rows}
+    names = {f"pretraining-{run}": "pretraining", f"results-{run}": "results"}
+    seconds = {names.get(name, name): round(float(value)) for name, value in rows if "-" not in name or name in names}
     table = [(f"time, {name}", duration(value)) for name, value in seconds.items()]
     after = sum(value for name, value in seconds.items() if name != "environment")
     return [*table, ("time, all after the environment", duration(after))]

@@ -1,4 +1,4 @@
-"""Print sentences that the training never saw: some of the valid split of a shard set, one a line.
+"""Print sentences of the valid split, which training never reads, one per line.
 
 They are whole sentences of 8 to 30 words from different documents, chosen by a seeded hash.
 """
@@ -24,11 +24,11 @@ SENTENCE = re.compile(r"[A-Z][A-Za-z0-9 ,;:'()’-]*[a-z)][.?!]")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("held_out.py", __doc__)
-    parser.add_argument("--shards", required=True, metavar="DIR", help="folder of a shard set")
+    parser.add_argument("--shards", required=True, metavar="DIR", help="folder or URL of a data set")
     parser.add_argument(
-        "--num-sentences", type=at_least(1), default=8, metavar="N", help="how many (default %(default)s)"
+        "--num-sentences", type=at_least(1), default=8, metavar="N", help="number of sentences (default %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which ones (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the choice (default %(default)s)")
     options = parser.parse_args(arguments)
     sentences = held_out_sentences(options.shards, options.num_sentences, options.seed)
     if len(sentences) < options.num_sentences:

@@ -1,7 +1,9 @@
-"""Send a run's metrics to MLflow from here: `sync_tracking.py OUTPUT_DIR`.
+"""Send the metrics of a run to MLflow from this host.
 
-For clusters whose compute nodes reach no server: run it on a login node that sees OUTPUT_DIR, during the run or after
-it, any number of times. Each metric arrives once, in the MLflow run with the tag of the training run.
+    clozeworks sync-tracking OUTPUT_DIR
+
+This is for clusters whose compute nodes cannot reach the server: run the command on a login node that sees OUTPUT_DIR,
+during the run or after it, any number of times. Each metric arrives once, in the MLflow run of the training run.
 Exit status: 0 everything was sent, 1 not everything, 2 wrong usage.
 """
 

@@ -78,7 +78,9 @@ class Once(argparse.Action):
 
 _WIDEST = 100
 _TABLE_ROW = re.compile(r"( +\S.*? {2,})(\S.*)")
-_WORD = re.compile(r'"[^"]*"|\S+')
+_CONTINUED_ROW = re.compile(r"( {16,})(\S.*)")
+_WORD = re.compile(r'(?:--[\w-]+ (?![-\[]))?(?:"[^"]*"|\[[^]]*\]|\S+)')
+"""A word of a command; an option goes with its value, and brackets stay together."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -134,7 +136,7 @@ def _broken(line: str, width: int) -> list[str]:
     """Break a long row of a table in its last column, and a long command at a space, as a shell continues it."""
     if len(line) <= width:
         return [line]
-    if row := _TABLE_ROW.fullmatch(line):
+    if row := _TABLE_ROW.fullmatch(line) or _CONTINUED_ROW.fullmatch(line):
         hanging = " " * len(row[1])
         return textwrap.wrap(row[2], width, initial_indent=row[1], subsequent_indent=hanging)
     start = line[: len(line) - len(line.lstrip())]

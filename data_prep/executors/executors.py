@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from data_prep.base.errors import UsageError, UserError, failure
+from data_prep.base.packages import missing_extra
 from data_prep.base.registries import Registry
 from data_prep.executors.process_executor import ProcessExecutor
 
@@ -181,8 +182,10 @@ def _factory(name: str) -> Callable[[ExecutorOptions], Executor]:
         missing = error.__cause__
         if not isinstance(missing, ModuleNotFoundError):
             raise
+        if answer := missing_extra(missing):
+            raise answer from None
         raise UsageError(
             f"executor={name} (--executor) needs the module {missing.name}, which is not installed",
-            fix="install clozeworks[dask]" if name == "dask" else f"install {missing.name}, or correct the name",
+            fix=f"install {missing.name}, or correct the name",
             code="missing-package",
         ) from None

@@ -216,7 +216,7 @@ def test_a_source_is_added_on_the_command_line(
         (["--tokenizer", "x"], "[missing-output]"),
         (["--output", "out"], "[missing-tokenizer]"),
         (["--output", "out", "--tokenizer", "{tokenizer}", "--shard-range", "3/2"], "3/2"),
-        (["--output", "out", "--tokenizer", "{tokenizer}", "--executor", "dask"], "[missing-package]"),
+        (["--output", "out", "--tokenizer", "{tokenizer}", "--executor", "dask"], "[dask]'. [missing-extra]"),
         (["--output", "out", "--tokenizer", "{tokenizer}", "--scheduler", "tcp://x:1"], "[scheduler-without-cluster]"),
         (
             ["--output", "out", "--tokenizer", "{tokenizer}", "--executor", "dask", "--scheduler", "tcp://x:1"],

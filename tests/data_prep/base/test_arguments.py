@@ -71,7 +71,9 @@ def test_a_place_to_write_is_a_path_and_no_folder_named_like_a_scheme() -> None:
 TEXT = """Do something with a
 file.
 
-    example --of a line that is longer than the terminal and stays
+    example --of a line that is longer than --all terminals [with more than one word ...]
+    name        the text of a row in two columns
+                its second line, which is long too
 
 One fact per sentence and more words
 than a line holds.
@@ -88,7 +90,12 @@ def test_paragraphs_and_items_are_filled_and_examples_stay(monkeypatch: pytest.M
         "Do something with a file.",
         "",
         "    example --of a line that is longer \\",
-        "        than the terminal and stays",
+        "        than --all terminals \\",
+        "        [with more than one word ...]",
+        "    name        the text of a row in two",
+        "                columns",
+        "                its second line, which",
+        "                is long too",
         "",
         "One fact per sentence and more words",
         "than a line holds.",
