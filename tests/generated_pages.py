@@ -67,10 +67,11 @@ def presets() -> Iterator[str]:
 
 
 def purpose(path: Path) -> str:
-    """The first sentence of the comment that opens a preset."""
+    """The first sentence of the comment that opens a preset, without what follows a colon or a semicolon."""
     lines = path.read_text(encoding="utf-8").splitlines()
     comment = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
-    return re.split(r"[:;](?: |$)|\.(?: (?=[A-Z])|$)", comment)[0]
+    first = re.split(r"[:;](?: |$)|\.(?: (?=[A-Z])|$)", comment)[0]
+    return first + ")" * (first.count("(") - first.count(")"))
 
 
 def recipes() -> Iterator[str]:
@@ -123,14 +124,18 @@ def _settings(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
         yield f"| `{name}` | {_cell(default)} | {_cell(meaning)} |"
 
 
-def settings_of(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str]]:
+def settings_of(
+    schema: type[BaseModel], prefix: str = "", required: str = "required"
+) -> Iterator[tuple[str, str, str]]:
     """Dotted name, default with the other choices, and description of every setting; lists are one setting."""
     for name, field in schema.model_fields.items():
         nested = _section(field.annotation)
         if nested is not None:
-            yield from settings_of(nested, f"{prefix}{name}.")
+            is_optional = not field.is_required() and field.default is None
+            within = f"required if `{prefix}{name}` is set" if is_optional else required
+            yield from settings_of(nested, f"{prefix}{name}.", within)
             continue
-        default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
+        default = required if field.is_required() else _value(field.get_default(call_default_factory=True))
         others = [choice for choice in map(_value, _choices(field.annotation)) if choice != default]
         yield f"{prefix}{name}", default + (f" (or {', '.join(others)})" if others else ""), field.description or ""
 

@@ -172,15 +172,20 @@ def to_yaml(settings: Settings) -> str:
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def describe(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield one line per setting: its dotted name, default and description, for `--help`."""
+def describe(schema: type[BaseModel], prefix: str = "", required: str = "required") -> Iterator[str]:
+    """Yield one line per setting: its dotted name, default and description, for `--help`.
+
+    `required` stands for the default of a setting that has none.
+    """
     for name, field in schema.model_fields.items():
         nested = _nested_model(field.annotation)
         if nested is not None and not _is_list(field.annotation):
-            yield from describe(nested, f"{prefix}{name}.")
+            is_optional = not field.is_required() and field.default is None
+            within = f"required if {prefix}{name} is set" if is_optional else required
+            yield from describe(nested, f"{prefix}{name}.", within)
             continue
         default = (
-            "required" if field.is_required() else f"default {_display(field.get_default(call_default_factory=True))}"
+            required if field.is_required() else f"default {_display(field.get_default(call_default_factory=True))}"
         )
         choices = [_display(choice) for choice in _choices(field.annotation)]
         others = ", ".join(choice for choice in choices if choice != default.removeprefix("default "))
@@ -235,6 +240,9 @@ def _explain(schema: type[BaseModel], error: Any, values: Mapping[str, Any], typ
         problem, _, fix = message.partition("; ")  # a plain ValueError may state its fix behind a semicolon
         return _Violation(problem, fix or "change the value; --help lists the settings", "invalid-setting")
     rule, _, fix = (_wanted(error) or message[:1].lower() + message[1:]).partition("; ")
+    if error["type"] in ("dict_type", "model_type", "model_attributes_type"):  # a name that other projects use as well
+        meant = schema.explain_unknown(where, typed.get(where, value), values) if issubclass(schema, Settings) else None
+        fix = meant or f"write {where}.SETTING=value"
     return _Violation(f"{where}={_display(value)} {rule}", fix or f"change {where}", "invalid-setting")
 
 
@@ -267,8 +275,8 @@ _KINDS = {
     "tuple_type": "a list",
     "list_type": "a list",
     "dict_type": "a mapping",
-    "model_type": "a section of settings; write section.setting=value",
-    "model_attributes_type": "a section of settings; write section.setting=value",
+    "model_type": "a section of settings",
+    "model_attributes_type": "a section of settings",
 }
 """Prefixes of pydantic's error types, and what each asks for."""
 
@@ -278,28 +286,31 @@ def _explain_unknown(schema: type[BaseModel], where: str, value: object, values:
     known = schema.explain_unknown(where, value, values) if issubclass(schema, Settings) else None
     if known is not None:
         return _Violation(f"unknown setting {where}", known, "unknown-setting")
-    nearest, siblings = _nearest_name(schema, where)
+    nearest, siblings = _nearest_name(schema, where, is_section=isinstance(value, dict))
     if nearest is None:
         return _Violation(f"unknown setting {where}", f"use one of {', '.join(siblings)}", "unknown-setting")
-    meant = nearest
+    meant = f"{nearest}={value}" if isinstance(value, str | int | float) else nearest
     if isinstance(value, dict) and len(value) == 1 and f"{nearest}.{next(iter(value))}" in set(setting_names(schema)):
         ((name, item),) = value.items()  # a section with a typing error: `trainig.max_steps=10`
         meant = f"{nearest}.{name}={_display(item)}"
     return _Violation(f"unknown setting {where} (did you mean {nearest}?)", f"write {meant}", "unknown-setting")
 
 
-def _nearest_name(schema: type[BaseModel], where: str) -> tuple[str | None, list[str]]:
-    """Return a similar name of the same section, else the setting of that very name in another section, else one
-    with a similar last part, or None; and all names of the section.
+def _nearest_name(schema: type[BaseModel], where: str, is_section: bool) -> tuple[str | None, list[str]]:
+    """Return a similar name of the same section, else the only setting of that very name in another section, else one
+    with a similar last part, or None; and all names of the section. Only `is_section` may mean a section.
     """
-    known = list(setting_names(schema))
+    known, outside_lists = list(setting_names(schema)), list(setting_names(schema, with_items=False))
     section = ".".join(part for part in where.split(".")[:-1] if not part.isdigit())
     last = where.rpartition(".")[2]
     siblings = [name for name in known if name.rpartition(".")[0] == section]
+    sections = set() if is_section else {name.rpartition(".")[0] for name in outside_lists}
+    near, elsewhere = ([name for name in names if name not in sections] for names in (siblings, outside_lists))
+    namesakes = [name for name in elsewhere if name.rpartition(".")[2] == last]
     found = (
-        difflib.get_close_matches(f"{section}.{last}".lstrip("."), siblings, 1, _MIN_LIKENESS)
-        or [name for name in known if name.rpartition(".")[2] == last]
-        or _similar_last_parts(last, siblings or known)
+        difflib.get_close_matches(f"{section}.{last}".lstrip("."), near, 1, _MIN_LIKENESS)
+        or (namesakes if len(namesakes) == 1 else [])
+        or _similar_last_parts(last, near or elsewhere)
     )
     return (found[0] if found else None), siblings or [name for name in known if "." not in name]
 
@@ -310,13 +321,13 @@ def _similar_last_parts(last: str, names: Sequence[str]) -> list[str]:
     return [by_last_part[part] for part in difflib.get_close_matches(last, by_last_part, 1, _MIN_LIKENESS)]
 
 
-def setting_names(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
+def setting_names(schema: type[BaseModel], prefix: str = "", with_items: bool = True) -> Iterator[str]:
     """Yield the dotted names of all settings and sections; those of a list's items have no index."""
     for name, field in schema.model_fields.items():
         yield f"{prefix}{name}"
         nested = _nested_model(field.annotation)
-        if nested is not None:
-            yield from setting_names(nested, f"{prefix}{name}.")
+        if nested is not None and (with_items or not _is_list(field.annotation)):
+            yield from setting_names(nested, f"{prefix}{name}.", with_items)
 
 
 def _nested_model(annotation: Any) -> type[BaseModel] | None:

@@ -69,7 +69,9 @@ def demo(tmp_path: Path) -> Path:
     (tmp_path / "run").mkdir()
     (tmp_path / "shards").mkdir()
     (tmp_path / "run" / "status.json").write_text(json.dumps(STATUS))
-    (tmp_path / "timings.tsv").write_text("environment\t95\ncorpus\t20\npretraining-run\t4000\npretraining-run-full\t9000\n")
+    (tmp_path / "timings.tsv").write_text(
+        "environment\t95\ncorpus\t20\npretraining-run\t4000\npretraining-run-full\t9000\n"
+    )
     (tmp_path / "results-run.json").write_text(json.dumps(RESULTS))
     write_manifest(str(tmp_path / "shards"), manifest())
     return tmp_path

@@ -1,4 +1,4 @@
-"""Names of Hugging Face (TrainingArguments, run_mlm.py) and Megatron, and the settings of this project that they mean.
+"""Names of Hugging Face (TrainingArguments, run_mlm.py), Megatron and fairseq, and the settings that they mean here.
 
 A wrong guess is worse than none: each name is answered with a setting, its unit and the conversion of its value.
 """
@@ -38,7 +38,7 @@ SYNONYMS: tuple[Synonym, ...] = (
         "set optimizer.name to adamw, stable_adamw, muon or module:function",
     ),
     Synonym(
-        ("max_grad_norm", "clip_grad", "grad_clip", "clip_grad_norm", "gradient_clip_val"),
+        ("max_grad_norm", "clip_grad", "grad_clip", "clip_grad_norm", "clip_norm", "gradient_clip_val"),
         "training.gradient_clipping",
         "global gradient norm",
     ),
@@ -49,7 +49,9 @@ SYNONYMS: tuple[Synonym, ...] = (
         "set schedule.name to linear, cosine, one_minus_sqrt or warmup_stable_decay",
     ),
     Synonym(
-        ("warmup_steps", "num_warmup_steps", "lr_warmup_iters", "lr_warmup_steps"), "schedule.warmup_steps", "steps"
+        ("warmup_steps", "num_warmup_steps", "lr_warmup_iters", "lr_warmup_steps", "warmup_updates"),
+        "schedule.warmup_steps",
+        "steps",
     ),
     Synonym(
         ("warmup", "warm_up", "num_warmup"),
@@ -67,7 +69,7 @@ SYNONYMS: tuple[Synonym, ...] = (
         "set schedule.warmup_steps to {value} x data.sequence_length / training.global_batch_tokens (optimizer steps)",
     ),
     Synonym(
-        ("lr_decay_iters", "lr_decay_steps", "lr_decay_samples"),
+        ("lr_decay_iters", "lr_decay_steps", "lr_decay_samples", "total_num_update", "total_num_updates"),
         "training.max_steps",
         "optimizer steps",
         "remove it: linear and cosine decay end at training.max_steps",
@@ -82,12 +84,15 @@ SYNONYMS: tuple[Synonym, ...] = (
     Synonym(("min_lr_rate", "min_lr_ratio"), "schedule.final_ratio", "share of the peak"),
     # Length of the run and batch sizes
     Synonym(
-        ("max_steps", "train_iters", "train_steps", "num_train_steps", "total_steps", "max_iters", "num_steps"),
+        (
+            *("max_steps", "train_iters", "train_steps", "num_train_steps", "total_steps", "max_iters", "num_steps"),
+            *("steps", "max_update", "max_updates"),
+        ),
         "training.max_steps",
         "optimizer steps",
     ),
     Synonym(
-        ("num_train_epochs", "num_epochs", "epochs", "max_epochs", "n_epochs"),
+        ("num_train_epochs", "num_epochs", "epochs", "max_epochs", "max_epoch", "n_epochs", "nb_epochs"),
         "training.max_steps",
         "optimizer steps, not epochs",
         "set training.max_steps (optimizer steps) to {value} x (training tokens of the data set) / "
@@ -100,6 +105,12 @@ SYNONYMS: tuple[Synonym, ...] = (
         "set training.max_steps to {value} x data.sequence_length / training.global_batch_tokens",
     ),
     Synonym(
+        ("tokens", "num_tokens", "total_tokens", "train_tokens", "training_tokens", "max_train_tokens"),
+        "training.max_steps",
+        "optimizer steps, not tokens",
+        "set training.max_steps to {value} / training.global_batch_tokens (optimizer steps)",
+    ),
+    Synonym(
         (
             "per_device_train_batch_size",
             "per_gpu_train_batch_size",
@@ -107,6 +118,7 @@ SYNONYMS: tuple[Synonym, ...] = (
             "device_batch_size",
             "per_device_batch_size",
             "train_micro_batch_size_per_gpu",
+            "max_sentences",
         ),
         "training.micro_batch_tokens",
         "tokens, not sequences",
@@ -126,12 +138,20 @@ SYNONYMS: tuple[Synonym, ...] = (
         f"(tokens per optimizer step over all ranks): {ROWS_TO_TOKENS}",
     ),
     Synonym(
+        ("max_tokens",),
+        "training.micro_batch_tokens, training.max_steps",
+        "tokens, or optimizer steps",
+        "set training.micro_batch_tokens (tokens per forward pass of one rank); training.max_steps (optimizer steps) "
+        "sets the length of the run",
+    ),
+    Synonym(
         (
             "gradient_accumulation_steps",
             "accumulate_grad_batches",
             "grad_accum",
             "grad_accum_steps",
             "accumulation_steps",
+            "update_freq",
         ),
         "training.global_batch_tokens",
         "tokens; accumulation follows",
@@ -146,7 +166,12 @@ SYNONYMS: tuple[Synonym, ...] = (
     ),
     # Precision and memory
     Synonym(("bf16", "bf16_full_eval", "use_bf16"), "training.precision", "bf16", "write training.precision=bf16"),
-    Synonym(("fp16", "fp16_full_eval", "use_fp16"), "training.precision", "fp16", "write training.precision=fp16"),
+    Synonym(
+        ("fp16", "fp16_full_eval", "use_fp16", "memory_efficient_fp16"),
+        "training.precision",
+        "fp16",
+        "write training.precision=fp16",
+    ),
     Synonym(
         ("mixed_precision", "dtype", "torch_dtype", "params_dtype", "half_precision_backend", "tf32", "use_amp", "amp"),
         "training.precision",
@@ -179,7 +204,7 @@ SYNONYMS: tuple[Synonym, ...] = (
     Synonym(
         (
             *("max_seq_length", "max_seq_len", "seq_length", "seq_len", "block_size", "encoder_seq_length"),
-            *("max_length", "model_max_length", "max_sequence_length", "context_length"),
+            *("max_length", "model_max_length", "max_sequence_length", "context_length", "tokens_per_sample"),
         ),
         "data.sequence_length",
         "tokens, special ones included",
@@ -220,6 +245,7 @@ SYNONYMS: tuple[Synonym, ...] = (
                 "streaming",
                 "reset_position_ids",
                 "dataloader_type",
+                "sample_break_mode",
             ),
         ),
         "none",
@@ -236,7 +262,19 @@ SYNONYMS: tuple[Synonym, ...] = (
         "share",
     ),
     Synonym(("short_seq_prob",), "data.short_seq_probability", "share"),
-    Synonym(("whole_word_mask", "wwm", "whole_word_masking"), "data.mask_unit", "word", "write data.mask_unit=word"),
+    Synonym(
+        ("whole_word_mask", "wwm", "whole_word_masking", "mask_whole_words"),
+        "data.mask_unit",
+        "word",
+        "write data.mask_unit=word",
+    ),
+    Synonym(("random_token_prob",), "data.random_share", "share"),
+    Synonym(
+        ("leave_unmasked_prob",),
+        "data.mask_share, data.random_share",
+        "shares",
+        "set data.mask_share and data.random_share so that {value} is what is left of 1",
+    ),
     Synonym(
         ("nsp", "use_nsp", "next_sentence_prediction", "sop", "bert_no_binary_head", "bert_binary_head", "no_nsp"),
         "data.sentence_pairs",
@@ -261,10 +299,24 @@ SYNONYMS: tuple[Synonym, ...] = (
         "bert, modernbert or custom",
         "set model.family to bert, modernbert or custom, and sizes such as model.hidden_size",
     ),
-    Synonym(("num_layers", "n_layer", "n_layers", "num_hidden_layers", "depth"), "model.num_hidden_layers", "blocks"),
-    Synonym(("hidden_size", "d_model", "n_embd", "embed_dim", "dim"), "model.hidden_size", "width"),
-    Synonym(("num_attention_heads", "n_head", "n_heads", "num_heads"), "model.num_attention_heads", "heads per block"),
-    Synonym(("ffn_hidden_size", "intermediate_size", "ffn_dim", "d_ff"), "model.intermediate_size", "width"),
+    Synonym(
+        ("num_layers", "n_layer", "n_layers", "num_hidden_layers", "encoder_layers", "depth"),
+        "model.num_hidden_layers",
+        "blocks",
+    ),
+    Synonym(
+        ("hidden_size", "d_model", "n_embd", "embed_dim", "encoder_embed_dim", "dim"), "model.hidden_size", "width"
+    ),
+    Synonym(
+        ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"),
+        "model.num_attention_heads",
+        "heads per block",
+    ),
+    Synonym(
+        ("ffn_hidden_size", "intermediate_size", "ffn_dim", "d_ff", "encoder_ffn_embed_dim"),
+        "model.intermediate_size",
+        "width",
+    ),
     Synonym(("max_position_embeddings", "n_positions"), "model.max_position_embeddings", "tokens"),
     Synonym(("vocab_size", "padded_vocab_size"), "model.vocab_size", "tokens"),
     Synonym(("make_vocab_size_divisible_by",), "model.pad_vocab_size_to_multiple_of", "tokens"),
@@ -290,8 +342,16 @@ SYNONYMS: tuple[Synonym, ...] = (
         "remove it: variable-length flash attention is used on CUDA, the reference attention elsewhere",
     ),
     # Checkpoints, evaluation, logging, tracking
-    Synonym(("save_steps", "save_interval", "checkpoint_interval"), "checkpoint.every_steps", "steps"),
-    Synonym(("save_total_limit", "keep_last_n"), "checkpoint.keep_last", "checkpoints"),
+    Synonym(
+        ("save_steps", "save_interval", "save_interval_updates", "checkpoint_interval"),
+        "checkpoint.every_steps",
+        "steps",
+    ),
+    Synonym(
+        ("save_total_limit", "keep_last_n", "keep_interval_updates", "keep_last_epochs"),
+        "checkpoint.keep_last",
+        "checkpoints",
+    ),
     Synonym(
         ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
         "checkpoint.keep_best",
@@ -305,16 +365,19 @@ SYNONYMS: tuple[Synonym, ...] = (
         "rerun the same command to resume; --resume-from STEP branches from an earlier checkpoint, and init_from gives "
         "initial weights",
     ),
-    Synonym(("save", "output", "out_dir", "save_dir", "save_folder"), "output_dir", "directory"),
+    Synonym(("save", "output", "out_dir", "save_dir", "save_folder", "checkpoint_dir"), "output_dir", "directory"),
     Synonym(
         ("overwrite_output_dir", "save_strategy", "save_only_model", "save_safetensors", "no_save_optim"),
         "output_dir",
         "directory",
         "remove it: a run resumes from output_dir; for a new run set another output_dir",
     ),
-    Synonym(("eval_steps", "eval_interval"), "evaluation.every_steps", "steps"),
+    Synonym(("eval_steps", "eval_interval", "validate_interval_updates"), "evaluation.every_steps", "steps"),
     Synonym(
-        ("eval_strategy", "evaluation_strategy", "do_train", "do_eval", "do_predict", "per_device_eval_batch_size"),
+        (
+            *("eval_strategy", "evaluation_strategy", "do_train", "do_eval", "do_predict", "validate_interval"),
+            *("per_device_eval_batch_size", "eval_accumulation_steps"),
+        ),
         "evaluation.every_steps",
         "steps",
         "remove it: every run trains, and evaluates each evaluation.every_steps steps with its micro-batch size",
@@ -341,9 +404,9 @@ SYNONYMS: tuple[Synonym, ...] = (
         "remove it: `clozeworks export` writes a Hugging Face directory that `hf upload` takes",
     ),
     # Distribution
-    Synonym(("deepspeed",), "--deepspeed_config", "DeepSpeed JSON", "write --deepspeed_config {value}"),
+    Synonym(("deepspeed",), "--deepspeed_config", "DeepSpeed JSON"),
     Synonym(
-        ("zero_stage", "use_distributed_optimizer", "fsdp", "fsdp_config"),
+        ("zero_stage", "zero", "zero_optimization", "use_distributed_optimizer", "fsdp", "fsdp_config"),
         "zero.stage",
         "0, 1, 2 or 3",
         "set zero.stage to 0, 1, 2 or 3",
@@ -364,7 +427,7 @@ SYNONYMS: tuple[Synonym, ...] = (
     Synonym(
         (
             *("num_gpus", "nproc_per_node", "nnodes", "world_size", "num_processes", "no_cuda", "use_cpu"),
-            *("ddp_backend", "distributed_backend"),
+            *("ddp_backend", "distributed_backend", "distributed_world_size", "local_rank", "device"),
         ),
         "none",
         "",
@@ -384,6 +447,7 @@ SYNONYMS: tuple[Synonym, ...] = (
 )
 
 _BY_NAME = {name: synonym for synonym in SYNONYMS for name in synonym.names}
+_BY_LETTERS = {name.replace("_", ""): synonym for name, synonym in _BY_NAME.items()}
 
 LENGTH_NAMES = ("sequence_length", *_BY_NAME["seq_length"].names)
 """Names of data.sequence_length."""
@@ -424,7 +488,8 @@ def explain_synonym(name: str, value: object, sequence_length: int | None = None
         text = "N"
     if stage is not None and last == "shards":
         return f"write {stage[0]}data.shards={text} (in YAML: `data: {{shards: {text}}}` in the stage)"
-    synonym = _BY_NAME.get(last)
+    is_common = last in ("steps", "tokens") and name.count(".") - name.startswith("training.") > 0
+    synonym = None if is_common else _BY_LETTERS.get(last.replace("_", ""))
     if synonym is None:
         return None
     answer = _answer(synonym, text, sequence_length)
@@ -433,14 +498,23 @@ def explain_synonym(name: str, value: object, sequence_length: int | None = None
     return re.sub(r"\b[a-z]+\.[a-z_]+\b", lambda found: _of_stage(found[0], stage[0]), answer)
 
 
+_OFF = {
+    "training.precision": "set training.precision to auto, fp32, bf16 or fp16",
+    "data.mask_unit": "write data.mask_unit=token",
+}
+"""Answers to a switch of another project that is off, where the setting is no switch."""
+
+
 def _answer(synonym: Synonym, text: str, sequence_length: int | None) -> str:
     if synonym.advice.endswith(ROWS_TO_TOKENS) and "," not in synonym.setting and sequence_length and text.isdecimal():
         tokens = int(text) * sequence_length
         return f"write {synonym.setting}={tokens} ({text} sequences x data.sequence_length={sequence_length} tokens)"
+    if synonym.advice.startswith("write ") and text.lower() in ("false", "no", "off", "0"):
+        return _OFF.get(synonym.setting) or f"write {synonym.setting}=false"
     if synonym.advice:
         return synonym.advice.format(value=text)
     unit = f" ({synonym.unit})" if synonym.unit else ""
-    return f"write {synonym.setting}={text}{unit}"
+    return f"write {synonym.setting}{' ' if synonym.setting.startswith('--') else '='}{text}{unit}"
 
 
 def _of_stage(setting: str, prefix: str) -> str:
@@ -450,7 +524,7 @@ def _of_stage(setting: str, prefix: str) -> str:
 
 def markdown_table() -> Iterator[str]:
     """Yield the lines of a Markdown table of all names."""
-    yield "| Hugging Face, Megatron | here | unit | how |"
+    yield "| Hugging Face, Megatron, fairseq | here | unit | how |"
     yield "|---|---|---|---|"
     for names, setting, unit, advice in SYNONYMS:
         listed = ", ".join(f"`{name}`" for name in names)

@@ -26,8 +26,13 @@ class Engine(Settings):
         return self
 
 
+class Trailer(Settings):
+    length: float
+
+
 class Car(Settings):
     name: str
+    trailer: Trailer | None = None
     engine: Engine = Engine()
     wheels: tuple[int, ...] = (1, 2)
     fuel: Literal["petrol", "diesel", "none"] | None = Field("petrol", description="what it burns")
@@ -164,6 +169,7 @@ def test_a_missing_file_names_the_presets_of_its_own_kind_only(tmp_path):
 def test_help_lists_every_setting_with_default_and_description():
     lines = "\n".join(describe(Car))
     assert "name  (required)" in lines
+    assert "trailer.length  (required if trailer is set)" in lines
     assert "engine.cylinders  (default 4)  number of cylinders" in lines
     assert 'fuel  (default "petrol", or "diesel", "none")  what it burns' in lines
 

@@ -45,6 +45,21 @@ REQUIRED = ["output_dir=x", "data.shards=y", "training.max_steps=1"]
         ("tensorboard_dir=tb", "tracking.uri"),
         ("train_file=corpus.txt", "clozeworks shards --input TEXT"),
         ("min_lr=1e-5", "schedule.final_ratio to 1e-5 / optimizer.learning_rate"),
+        ("bf16=false", "set training.precision to auto, fp32, bf16 or fp16"),
+        ("gradient_checkpointing=False", "write training.activation_checkpointing=false"),
+        ("whole_word_mask=false", "write data.mask_unit=token"),
+        ("learningrate=1e-4", "optimizer.learning_rate=1e-4"),
+        ("max_tokens=4096", "set training.micro_batch_tokens (tokens per forward pass of one rank)"),
+        ("max_sentences=8", "training.micro_batch_tokens=1024 (8 sequences"),
+        ("update_freq=4", "4 x training.micro_batch_tokens x (number of ranks)"),
+        ("max_update=1000", "training.max_steps=1000"),
+        ("warmup_updates=10", "schedule.warmup_steps=10"),
+        ("tokens_per_sample=128", "data.sequence_length=128"),
+        ("steps=10", "training.max_steps=10"),
+        ("training.tokens=10000", "training.max_steps to 10000 / training.global_batch_tokens"),
+        ("encoder_embed_dim=768", "model.hidden_size=768"),
+        ("checkpoint_dir=runs/x", "output_dir=runs/x"),
+        ("zero_optimization.stage=2", "set zero.stage to 0, 1, 2 or 3"),
         ("distributed.distributed_timeout_minutes=30", "distributed.timeout_seconds to 30 x 60"),
     ],
 )
@@ -100,6 +115,10 @@ def test_every_setting_of_a_stage_that_an_answer_names_exists():
         ("schedule.name=constant", "invalid-setting", "write schedule.name=warmup_stable_decay"),
         ("schedule.name=wsd", "invalid-setting", "write schedule.name=warmup_stable_decay"),
         ("optimizer.name=adam", "unknown-optimizer", "set optimizer.name=adamw."),
+        ("optimizer=adam", "invalid-setting", "set optimizer.name to adamw"),
+        ("deepspeed=ds.json", "invalid-setting", "write --deepspeed_config ds.json"),
+        ("model=bert", "invalid-setting", "write model.SETTING=value"),
+        ("checkpoint.steps=10", "unknown-setting", "checkpoint.every_steps"),
         ("optimizer.name=adamw_torch", "unknown-optimizer", "set optimizer.name=adamw."),
         (
             "training.stages=[{name: 2 late, steps: 1}]",
@@ -131,7 +150,16 @@ def test_a_name_means_one_thing():
 
 
 def test_a_look_alike_with_another_meaning_is_not_suggested():
-    for name in ("save_total", "tokens_seen", "model_path", "dampening", "betas"):
+    for name in (
+        "save_total",
+        "tokens_seen",
+        "model_path",
+        "dampening",
+        "betas",
+        "modle",
+        "every_steps",
+        "length_bound",
+    ):
         with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
             load_settings(RunConfig, None, [*REQUIRED, f"{name}=1"])
         assert "did you mean" not in str(caught.value), str(caught.value)
@@ -140,7 +168,7 @@ def test_a_look_alike_with_another_meaning_is_not_suggested():
 def test_options_with_dashes_and_other_values_than_scalars_are_understood():
     assert explain_synonym("--learning-rate", "1e-4") == "write optimizer.learning_rate=1e-4 (peak learning rate)"
     assert explain_synonym("optimizer.lr", {"a": 1}) == "write optimizer.learning_rate=N (peak learning rate)"
-    assert explain_synonym("--deepspeed", "ds.json") == "write --deepspeed_config ds.json"
+    assert explain_synonym("--deepspeed", "ds.json") == "write --deepspeed_config ds.json (DeepSpeed JSON)"
     assert explain_synonym("nonsense", 1) is None
 
 
