@@ -117,7 +117,7 @@ def read_texts(given: list[str]) -> list[Text]:
         if sys.stdin.isatty():
             raise UsageError(
                 "there is no text",
-                fix='append one, as in: fill_mask.py --model MODEL "a [MASK]"',
+                fix='append one, as in: clozeworks fill-mask --model MODEL "a [MASK]"',
                 code="missing-text",
             )
         texts = [Text(f"line {number:,}: ", line.strip()) for number, line in enumerate(lines_of_stdin(), start=1)]

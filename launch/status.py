@@ -75,9 +75,12 @@ def main() -> None:
         )
     status = read_status(arguments.output_dir)
     if status is None:
+        is_missing = not (arguments.output_dir / STATUS_NAME).exists()
         raise UserError(
-            f"{arguments.output_dir}/{STATUS_NAME} is missing or damaged",
-            fix="check the path; if a run started there, rerun its command, which rewrites the file",
+            f"{arguments.output_dir} has no {STATUS_NAME}, so no run started there"
+            if is_missing
+            else f"{arguments.output_dir}/{STATUS_NAME} is damaged",
+            fix="give the output_dir of a run" if is_missing else "rerun the command of the run, which rewrites the file",
             code="unreadable-status",
         )
     if status.get("step") is None and status.get("cause") is not None:

@@ -26,10 +26,10 @@ def check_source_names(parent: Manifest, names: Collection[str]) -> None:
         UsageError: names the first one.
     """
     for name in sorted(set(names) & {source.name for source in parent.sources}):
-        was = "had, and lost by 'remove'," if name in parent.removed_sources else "has already"
+        state = "was removed from the data set" if name in parent.removed_sources else "is in the data set already"
         raise UsageError(
-            f"source {name!r} is one that the data set {was} under this name",
-            fix="give what is added a name of its own",
+            f"a source with the name {name!r} {state}",
+            fix="give the added source another name",
             code="source-name-taken",
         )
 

@@ -148,7 +148,7 @@ def read_token_counts(folder: str, manifest: Manifest) -> dict[str, np.ndarray]:
         if name not in counts or counts[name].shape != shape or counts[name].dtype != np.int64:
             where = storage.redact(storage.join(folder, manifest.token_counts.name))
             raise UserError(
-                f"{where} holds no count of every token id in {name}",
+                f"{where} lacks the {name} counts of some token ids",
                 fix="make the shards again",
                 code="damaged-counts",
             )

@@ -22,8 +22,11 @@ def explain_missing_data_set(folder: str) -> UserError:
     if is_text_file(folder) and (storage.is_remote(folder) or storage.local_path(folder).is_file()):
         return _raw_text(f"{where} is raw text, not a data set", where)
     if meant := storage.folder_of_file(folder):
+        is_data_set = storage.exists(storage.join(meant, "manifest.json"))
         return UsageError(
-            f"{where} is a file, not the folder of a data set", fix=f"give {meant}", code="not-a-data-set"
+            f"{where} is a file, not the folder of a data set",
+            fix=f"give {meant if is_data_set else 'the folder or URL of a data set'}",
+            code="not-a-data-set",
         )
     if not storage.is_remote(folder) and not storage.local_path(folder).exists():
         return UsageError(f"{where} does not exist", fix="give the folder or URL of a data set", code="missing-path")

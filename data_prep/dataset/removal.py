@@ -282,7 +282,7 @@ def _check_written(folder: str, results: Sequence[RewriteResult]) -> None:
             url = storage.join(folder, file.name)
             if not storage.exists(url) or storage.size(url) != file.bytes:
                 raise UserError(
-                    f"{storage.redact(url)}, which this removal wrote, is gone",
+                    f"{storage.redact(url)}, which this removal wrote, is missing",
                     fix="rerun the same command with --fresh",
                     code="work-lost",
                 )

@@ -59,7 +59,7 @@ def read_index(folder: str, shard: ShardRecord) -> ShardIndex:
     try:
         index = ShardIndex(**safetensors.numpy.load(data))
     except TENSOR_FAULTS as error:
-        raise UserError(f"{where} is no index of a shard ({error})", fix=REBUILD, code="damaged-index") from None
+        raise UserError(f"{where} is not the index of a shard ({error})", fix=REBUILD, code="damaged-index") from None
     problem = _index_problem(index, shard)
     if problem:
         raise UserError(f"{where} {problem}", fix=REBUILD, code="damaged-index")

@@ -50,7 +50,7 @@ def publish(folder: str, manifest: Manifest) -> None:
             if manifest.parent != current.digest:
                 raise UserError(
                     f"{storage.redact(folder)} was changed by another command: its version is {current.version} "
-                    f"({current.digest[:16]}), and not what this one began with",
+                    f"({current.digest[:16]}), which is not the one that this command started from",
                     fix="run the same command again",
                     code="version-changed",
                 )
@@ -87,7 +87,7 @@ def next_version(parent: Manifest) -> int:
     """
     if parent.version == MAX_VERSION:
         raise UserError(
-            f"the data set is at version {parent.version:,}, the last that there can be",
+            f"the data set is at version {parent.version:,}, the highest possible number",
             fix=f"make a new one, or restore {MANIFEST_NAME} if it was edited by hand",
             code="too-many-versions",
         )
@@ -169,7 +169,7 @@ def refuse_unfinished(folder: str, work_folders: Collection[str]) -> None:
         if name in work_folders:
             raise UserError(
                 f"{storage.redact(folder)} holds unfinished work of the command '{_COMMANDS[name]}'",
-                fix="run that command again until it ends, or give it up with its --fresh",
+                fix="run that command again until it ends, or discard the work with its --fresh",
                 code="unfinished-work",
             )
 

@@ -223,7 +223,7 @@ def _check_ending(head: bytes, where: str, item: Format, ending: str, compressio
     names |= {ending: each.kind for each in (item, found_format) if each is not None for ending in each.endings}
     is_now = f"is {names[found]}" if found else f"is not {names[wanted]}"
     raise BadInput(
-        f"{where} {is_now}, unlike its ending",
+        f"{where} {is_now}, which contradicts its extension",
         "wrong ending",
         spoils_file=True,
         fix=f"rename it to end in {found}" if found else f"rename it without {wanted}, or fetch it again",

@@ -104,7 +104,7 @@ class DaskExecutor:
                 future.release()
         except distributed.KilledWorker as error:
             raise UserError(
-                f"the Dask workers of a unit were killed again and again ({error.last_worker.address} was the last), "
+                f"the Dask workers of a unit were killed repeatedly ({error.last_worker.address} was the last), "
                 "most likely because memory ran out",
                 fix="give the workers more memory (--memory-limit), and rerun the same command; it resumes from the "
                 "finished units",

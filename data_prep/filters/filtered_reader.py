@@ -55,8 +55,8 @@ class FilteredReader(DocumentReader):
         self._skips = settings.on_bad_input == "skip"
         if fingerprint is not None and fingerprint != filters_fingerprint(settings.filters):
             raise UserError(
-                "the filters of this process are not those that the preparation began with: a source, a version or a "
-                "file of theirs differs",
+                "the filters of this process differ in source, version or files from those at the start of the "
+                "preparation",
                 fix="install the same versions on every machine, or run the command again with --fresh",
                 code="filters-changed",
             )

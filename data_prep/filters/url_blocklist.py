@@ -18,7 +18,7 @@ _NO_DOMAIN = re.compile(r"[\s*|^,;]")  # as in a line of a hosts file or of an a
 class UrlBlocklist:
     """Drops documents of listed domains, their subdomains included, and of listed URLs.
 
-    A list is given in the configuration or as a file of one entry a line, where `#` begins a comment. URLs are compared
+    A list is given in the configuration or as a file of one entry per line, where `#` begins a comment. URLs are compared
     without scheme, `www.`, fragment and a slash at the end. Documents without a URL are kept.
     """
 
@@ -31,7 +31,7 @@ class UrlBlocklist:
         if not self._domains and not self._urls:
             raise UsageError(
                 "filter 'url_blocklist' has no entry",
-                fix="give domains or urls, each a list or the name of a file with one entry a line",
+                fix="give domains or urls, each a list or the name of a file with one entry per line",
                 code="empty-blocklist",
             )
 

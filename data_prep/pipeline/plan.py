@@ -155,37 +155,37 @@ def _check_fits(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifes
     settings = config.shards
     if not parent.sources or not parent.train.shards:
         raise UserError(
-            f"the manifest of the data set that is added to names no {'train shard' if parent.sources else 'source'}",
+            f"the manifest of the existing data set names no {'train shard' if parent.sources else 'source'}",
             fix="restore it if it was edited by hand, or rebuild the data set",
             code="nothing-to-add-to",
         )
     next_version(parent)  # raises if there is none, before work begins
     if tokenizer.fingerprint != parent.tokenizer.fingerprint:
         raise UserError(
-            f"the data set was made with another tokenizer: its fingerprint is {parent.tokenizer.fingerprint} and that "
-            f"of the tokenizer given is {tokenizer.fingerprint}",
-            fix="give the data set's own, which is the default",
+            f"the tokenizer has the fingerprint {tokenizer.fingerprint}, and the existing data set was made with "
+            f"{parent.tokenizer.fingerprint}",
+            fix="leave the tokenizer out: the default is that of the data set",
             code="other-tokenizer",
         )
     if config.total_tokens is not None:
         raise UsageError(
-            f"total_tokens={config.total_tokens} is set, and an addition changes no budget of the sources that the "
-            "data set has",
+            f"total_tokens={config.total_tokens} is set, and an addition cannot change the budgets of existing "
+            "sources",
             fix="remove total_tokens and give the added sources max_tokens or epochs, or make the data set again",
             code="total-in-addition",
         )
     if config.has_source_budgets and not parent.has_source_budgets:
         raise UsageError(
-            "a source has a weight, max_tokens or epochs, and the shards of the data set that is added to hold several "
-            "sources each",
-            fix="take the setting away, or make the data set again with it",
+            "a source has a weight, max_tokens or epochs, and the shards of the existing data set hold several sources "
+            "each",
+            fix="remove the setting, or make the data set again with it",
             code="budget-in-addition",
         )
     fraction = parent.config.get("shards", {}).get("valid_fraction", settings.valid_fraction)
     if fraction != settings.valid_fraction:
         raise UsageError(
-            f"shards.valid_fraction={settings.valid_fraction:g} and the data set that is added to has {fraction:g}, so "
-            "a text could be held out in one and trained on in the other",
-            fix=f"give shards.valid_fraction={fraction:g}",
+            f"shards.valid_fraction={settings.valid_fraction:g} and the existing data set has {fraction:g}, so a "
+            "text could be held out in one and trained on in the other",
+            fix=f"set shards.valid_fraction={fraction:g}",
             code="other-valid-fraction",
         )

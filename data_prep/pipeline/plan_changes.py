@@ -31,7 +31,7 @@ def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]
     if theirs["tokenizer"] != mine["tokenizer"]:
         found.append(f"the tokenizer was {theirs['tokenizer'][:16]} and is now {mine['tokenizer'][:16]}")
     if "parent" in theirs and theirs["parent"] != mine.get("parent"):
-        found.append("the data set that is added to has changed")
+        found.append("the existing data set has changed")
     found.extend(_config_differences(_without_patterns(theirs["config"]), _without_patterns(mine["config"]), ""))
     for url in sorted(set(theirs["inputs"]) | set(mine["inputs"])):
         before, now = theirs["inputs"].get(url), mine["inputs"].get(url)

@@ -153,7 +153,7 @@ def dtype_name(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
 
 def nothing_to_train_on(plan: Plan) -> UserError:
     return UserError(
-        "after duplicates no document is left to train on beside the held-out ones "
+        "deduplication leaves no document to train on: the remaining ones are all in the valid split "
         f"(shards.valid_fraction={plan.destinations.valid_fraction:g})",
         fix="give more documents",
         code="nothing-to-train-on",

@@ -156,8 +156,8 @@ def _rebuild(
     for file in (file for shard in built for file in shard.files):
         if content_problem(FileTask(work, file)) is not None:
             raise UserError(
-                f"{storage.redact(output)}: {file.name}, made once more, is not the one that {MANIFEST_NAME} names, so "
-                f"nothing was replaced (the data set was made with clozeworks {manifest.clozeworks_version})",
+                f"{storage.redact(output)}: the rebuilt {file.name} differs from the one in {MANIFEST_NAME}, so nothing "
+                f"was replaced (the data set was made with clozeworks {manifest.clozeworks_version})",
                 fix="restore it from a copy, or make the data set again with --fresh",
                 code="rebuilt-differently",
             )
@@ -192,8 +192,8 @@ def _rewrite_token_counts(output: str, manifest: Manifest, executor: Executor | 
     record, data = token_counts_file(counts, manifest.version)
     if record != manifest.token_counts:
         raise UserError(
-            f"{storage.redact(output)}: {record.name} cannot be made of the shards: they hold other tokens than "
-            f"{MANIFEST_NAME} names",
+            f"{storage.redact(output)}: {record.name} cannot be rebuilt: the tokens of the shards differ from "
+            f"{MANIFEST_NAME}",
             fix="restore it from a copy, or make the data set again with --fresh",
             code="rebuilt-differently",
         )

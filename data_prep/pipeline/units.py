@@ -86,7 +86,7 @@ class ShardRange:
         match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
         if match is None or not 1 <= int(match[1]) <= int(match[2]) <= _MOST_RANGES:
             raise UsageError(
-                f"--shard-range={text} is no range",
+                f"--shard-range={text} is not a range",
                 fix=f"give I/N with I from 1 to N and N at most {_MOST_RANGES:,}, such as 3/16",
                 code="malformed-shard-range",
             )

@@ -122,7 +122,7 @@ def find_named(folder: str, manifest: Manifest, column: Literal["id", "url"], va
         noun = "corpus id" if column == "id" else "URL"
         state = "; it was removed" if found.removed else ""
         raise UsageError(
-            f"{storage.redact(folder)} has no document of the {noun} {value[:200]!r}{state}",
+            f"{storage.redact(folder)} has no document with the {noun} {value[:200]!r}{state}",
             fix=f"give the {noun} exactly as the corpus has it; documents of it may have been dropped",
             code="unknown-document",
         )

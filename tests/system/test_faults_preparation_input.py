@@ -186,7 +186,7 @@ def test_row_03_truncated_archives_and_wrong_endings(
         shards.refused([good, cut], rf"cut{ending}{compression} is damaged or cut short {where}", blocks)
         kinds = {".parquet": "is a Parquet file", ".arrow": "is an Arrow file"}
         message = kinds.get(ending, "is not .*-compressed")
-        shards.refused([good, wrong], rf"wrong{ending}{compression} {message}, unlike its ending", blocks)
+        shards.refused([good, wrong], rf"wrong{ending}{compression} {message}, which contradicts its extension", blocks)
         manifest = shards.skipped([good, cut, wrong], blocks)
         assert (held(manifest), dropped(manifest)) == (len(TEXTS), {"damaged file": 1, "wrong ending": 1})
         assert f"{cut} is damaged" in shards.told and f"{wrong} is" in shards.told.replace("the content of ", "")
@@ -411,7 +411,7 @@ def test_row_06_documents_that_clean_to_nothing_or_are_duplicates(shards: Shards
     nothing.write_bytes(lines([" \n\t", "\u200b", "\ufeff\u0001", ""]))
     same.write_bytes(lines(["Only one text.", "Only  one\ntext."] * 5))
     shards.refused([nothing], r"nothing is left of the inputs \(4 empty\)")
-    shards.refused([same], "after duplicates no document is left to train on")
+    shards.refused([same], "deduplication leaves no document to train on")
     manifest = shards.made([good, nothing, same])
     assert (held(manifest), dropped(manifest)) == (len(TEXTS) + 1, {"duplicate": 9, "empty": 4})
 

@@ -32,10 +32,10 @@ class Trailer(Settings):
 
 class Car(Settings):
     name: str
-    trailer: Trailer | None = None
     engine: Engine = Engine()
     wheels: tuple[int, ...] = (1, 2)
     fuel: Literal["petrol", "diesel", "none"] | None = Field("petrol", description="what it burns")
+    trailer: Trailer | None = None
 
     @classmethod
     def explain_unknown(cls, name: str, value: object, values: object) -> str | None:

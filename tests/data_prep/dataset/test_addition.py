@@ -115,7 +115,7 @@ def test_a_name_that_the_data_set_has_or_had_is_refused(
     if removed:
         remove(folder, RemovalRequest("south"))
     version = read_manifest(str(folder)).version
-    with pytest.raises(UsageError, match="'south' is one that the data set " + ("had, and lost" if removed else "has")):
+    with pytest.raises(UsageError, match="'south' " + ("was removed from" if removed else "is in") + " the data set"):
         make_data_set(folder, {"south": texts[120:]}, small_tokenizer, add=True)
     assert read_manifest(str(folder)).version == version
     assert verify_shards(str(folder))[1] == []
@@ -143,7 +143,7 @@ def test_grown_manifests_join_what_both_say(original: Path, texts: list[str], sm
     assert config_of_source(grown, "east") == addition.config
     assert config_of_source(grown, "north") == parent.config
     assert config_of_source(grown, "west") is None
-    with pytest.raises(UsageError, match="'east' is one that the data set has already"):
+    with pytest.raises(UsageError, match="'east' is in the data set already"):
         check_source_names(grown, ["west", "east"])
 
 

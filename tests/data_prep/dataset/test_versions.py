@@ -126,7 +126,7 @@ def test_stopped_at_any_write_it_is_the_old_version_or_the_new_and_ends_right(
 def test_after_the_last_version_and_the_last_shard_there_is_none(folder: Path) -> None:
     manifest = read_manifest(str(folder))
     assert next_version(manifest) == 2 and shard_name("train", 999_999) == "train-999999"
-    with pytest.raises(UserError, match="the last that there can be"):
+    with pytest.raises(UserError, match="the highest possible number"):
         next_version(manifest.model_copy(update={"version": 999_999}))
     with pytest.raises(UserError, match="more shards than the 1,000,000 that there are names for"):
         shard_name("train", 1_000_000)

@@ -169,10 +169,10 @@ def test_the_same_addition_again_is_complete_and_another_of_its_name_refused(
         return prepare_shards(plan, tokenizer, str(folder), 1)
 
     assert again({"new": added}) == (current, False)
-    with pytest.raises(UsageError, match="'old' is one that the data set has already"):
+    with pytest.raises(UsageError, match="'old' is in the data set already"):
         again({"old": added})
     write(added, texts(9, 11))
-    with pytest.raises(UserError, match="'new' is one that the data set has already"):
+    with pytest.raises(UserError, match="'new' is in the data set already"):
         again({"new": added})
     assert prepare_shards(
         make_plan(config_of({"old": tmp_path / "old.jsonl"}), tokenizer), tokenizer, str(folder), 1
@@ -186,7 +186,7 @@ def test_an_addition_of_another_tokenizer_or_split_is_refused(
     folder = tmp_path / "set"
     parent = make(config_of({"old": write(tmp_path / "old.jsonl", texts(30, 12))}), tokenizer, folder)
     added = write(tmp_path / "new.jsonl", texts(9, 13))
-    with pytest.raises(UsageError, match="valid_fraction=0.3 and the data set that is added to has 0.2"):
+    with pytest.raises(UsageError, match="valid_fraction=0.3 and the existing data set has 0.2"):
         make_plan(config_of({"new": added}, valid_fraction=0.3), tokenizer, parent)
     monkeypatch.setattr(tokenizer, "fingerprint", "f" * 64)
     with pytest.raises(UserError, match=rf"fingerprint is {parent.tokenizer.fingerprint} and that .* is f{{64}}"):

@@ -67,7 +67,7 @@ def test_more_shards_than_there_are_names_for_are_refused(
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda values: values.update(version=999_999), "at version 999,999, the last that there can be"),
+        (lambda values: values.update(version=999_999), "at version 999,999, the highest possible number"),
         (lambda values: values.update(sources=[]), "names no source"),
         (lambda values: values.update(train=NOTHING), "names no train shard"),
     ],

@@ -133,7 +133,7 @@ def test_a_rebuilt_shard_of_other_bytes_replaces_nothing(
         return results
 
     monkeypatch.setattr(repair_module, "make_shards", other_release)
-    with pytest.raises(UserError, match=r"train-000002.tar, made once more, is not the one .* nothing was replaced"):
+    with pytest.raises(UserError, match=r"the rebuilt train-000002.tar differs from .* nothing was replaced"):
         repair(plan_of(corpus, tokenizer), tokenizer, str(output), 1)
     assert {name: data for name, data in files_of(output).items() if name[0] != "."} == before
 

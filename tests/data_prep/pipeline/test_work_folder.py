@@ -137,7 +137,7 @@ def test_the_plan_that_a_run_killed_at_its_end_left_blocks_no_addition(
     config = plan.config.model_copy(update={"sources": (source,)})
     addition = make_plan(config, tokenizer, read_manifest(str(tmp_path)))
     (tmp_path / ".work").mkdir()
-    with pytest.raises(UserError, match="unfinished work of another preparation: the data set that is added to has"):
+    with pytest.raises(UserError, match="unfinished work of another preparation: the existing data set has"):
         prepare_shards(addition, tokenizer, str(tmp_path), 1)
     (tmp_path / ".work").rmdir()
     manifest, is_new = prepare_shards(addition, tokenizer, str(tmp_path), 1)
