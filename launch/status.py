@@ -80,7 +80,9 @@ def main() -> None:
             f"{arguments.output_dir} has no {STATUS_NAME}, so no run started there"
             if is_missing
             else f"{arguments.output_dir}/{STATUS_NAME} is damaged",
-            fix="give the output_dir of a run" if is_missing else "rerun the command of the run, which rewrites the file",
+            fix="give the output_dir of a run"
+            if is_missing
+            else "rerun the command of the run, which rewrites the file",
             code="unreadable-status",
         )
     if status.get("step") is None and status.get("cause") is not None:

@@ -1,4 +1,4 @@
-"""A document: a text and where it comes from."""
+"""A document: a text with its provenance."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ DOCUMENT_ID = "document_id"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document as it stands in the input, before it is cleaned.
+    """A document of the input, before cleaning.
 
     Attributes:
-        text: may hold lone surrogates, where JSON escapes name them.
+        text: may contain lone surrogates, from JSON escapes.
         id: corpus id, the value of `documents.id_field`; None where there is none.
         source: name of the source.
         language: the value of `documents.language_field`; None where there is none.

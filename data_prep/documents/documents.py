@@ -92,7 +92,7 @@ class DocumentReader:
 
     @property
     def place(self) -> str:
-        """Where the last document begins, such as "line 7"."""
+        """Position of the last document, such as "line 7"."""
         return self._rejects.place
 
     def __iter__(self) -> Iterator[Document]:
@@ -115,7 +115,7 @@ class DocumentReader:
             self._rejects.warn()
 
     def _absent(self, document: Document) -> Iterator[str]:
-        """Return the names of the fields without a value in the document."""
+        """Yield the names of the fields without a value in the document."""
         if self._fields.id is not None and document.id is None:
             yield self._fields.id
         if self._fields.url is not None and document.url is None:
@@ -201,9 +201,9 @@ def _part_of(unit: InputUnit) -> Part:
 
 
 def _hashing(raw: BinaryIO, unit: InputUnit, head: bytes) -> HashingFile:
-    """The file from the byte before the range of the unit, which shows whether a line begins with the range.
+    """Return the file from the byte before the unit's range, which shows whether a line begins with the range.
 
-    `head` is what was read already: some servers cannot seek back to the beginning.
+    `head` contains the bytes already read: some servers cannot seek back to the beginning.
     """
     where = storage.redact(unit.url)
     if not unit.start:

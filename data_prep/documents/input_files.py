@@ -29,7 +29,7 @@ _REQUESTS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class InputFile:
-    """Input file as it was when the plan was made."""
+    """Input file at the time of planning."""
 
     url: str
     source: int
@@ -41,8 +41,8 @@ def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
     """Find the input files of all sources, by source and then by name.
 
     Raises:
-        UsageError: an input is missing, named twice, a folder, of an unsupported type or of a name that is not UTF-8,
-            or a setting of a source is not UTF-8, or a language is unknown.
+        UsageError: an input is missing, listed twice, a folder, of an unsupported type, or its name is not UTF-8; or a
+            setting of a source is not UTF-8, or a language is unknown.
     """
     use_formats(config.documents.formats)
     found: list[tuple[int, str]] = []
@@ -77,12 +77,12 @@ def find_units(files: Sequence[InputFile], config: PreparationConfig) -> tuple[I
 
 
 def expand(pattern: str) -> list[str]:
-    """The files that a path, a URL or a pattern names, sorted; every name of a brace pattern must match.
+    """Return the files that match a path, URL or pattern, sorted; every name of a brace pattern must match.
 
     A folder that `datasets.Dataset.save_to_disk` wrote stands for its Arrow files.
 
     Patterns are globs (`*`, `?`, `[...]`, `**` for folders in folders), and braces as in a shell: `{a,b}`, and
-    `{000..011}` with as many digits as are written. A file whose name looks like a pattern is taken by its name.
+    `{000..011}` with as many digits as are written. A file whose name looks like a pattern is found by its name.
 
     Raises:
         UsageError: nothing matches, or a folder does.
@@ -102,10 +102,10 @@ def expand(pattern: str) -> list[str]:
 
 
 def _saved_dataset(folder: str) -> list[str]:
-    """The Arrow files of a folder that `datasets` saved; none for anything else.
+    """Return the Arrow files of a folder that `datasets` saved; nothing for any other folder.
 
     Raises:
-        UsageError: it holds several splits, or rows in an order of their own beside the files.
+        UsageError: the folder holds several splits, or a table of indices that orders the rows.
     """
     if folder.startswith(("http://", "https://")) or any(character in folder for character in "*?["):
         return []
@@ -132,7 +132,7 @@ def _saved_dataset(folder: str) -> list[str]:
 
 
 def _json_of(url: str) -> dict[str, Any]:
-    """The object in a file; an empty one where there is no such file."""
+    """Return the JSON object in a file; an empty one if there is no such file."""
     if not storage.exists(url):
         return {}
     try:
@@ -167,12 +167,12 @@ def _without_braces(pattern: str) -> list[str]:
 
 
 def _length(first: str, last: str, step: str) -> int:
-    """Of a range in braces."""
+    """Return the number of items of a range in braces."""
     return abs(int(last) - int(first)) // max(1, abs(int(step or 1))) + 1
 
 
 def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source]) -> None:
-    """Raise on a file with two names (symbolic links count), and on two files that the manifest cannot distinguish.
+    """Refuse a file with two names (symbolic links count), and two files that the manifest cannot distinguish.
 
     Hard links are only reported: tools that save space make them of equal files, and deduplication finds the documents.
     """
@@ -208,13 +208,13 @@ def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source
 
 
 def _identity(url: str) -> str:
-    """What all names of one file share, hard links excepted."""
+    """Return what all names of one file share, except hard links."""
     scheme, _, rest = storage.canonical(url).rpartition("://")
     return f"{scheme}://{rest.lstrip('/')}"
 
 
 def _hard_link(url: str) -> tuple[int, int] | None:
-    """What the hard links of a local file share; None for a file of one name."""
+    """Return what the hard links of a local file share; None for a file with one name."""
     if storage.is_remote(url):
         return None
     with storage.explained(url, "read"):

@@ -17,11 +17,11 @@ class InputUnit:
     """Work unit of the inputs: a whole file or a part of one.
 
     Attributes:
-        start: first byte of a part of lines or blocks, which holds those that begin in it; of a format with row groups
-            the number of the first one. Bytes of a compressed file are those of its content.
+        start: first byte of a part, which holds the lines or blocks that begin in it; in a format with row groups, the
+            number of the first one. Bytes of a compressed file count its content.
         stop: where the next part begins.
-        whole: it is all of the file.
-        bytes: its share of the file's size, to show progress.
+        whole: whether the unit is the whole file.
+        bytes: the unit's share of the file's size, for progress.
     """
 
     url: str
@@ -49,17 +49,17 @@ def growth_of(url: str) -> float:
 
 
 def has_fields(url: str) -> bool:
-    """Whether the documents of a file have fields besides the text."""
+    """Return whether the documents of a file have fields besides the text."""
     return format_of(url)[0].has_fields
 
 
 def is_one_document(ending: str, settings: DocumentSettings) -> bool:
-    """Whether every file of this ending is one document."""
+    """Return whether every file with this ending is one document."""
     return format_by_ending(ending).is_one_document(settings)
 
 
 def cannot_be_split(url: str) -> bool:
-    """Whether a file is one unit at any size: for example, a compressed file can only be read from its beginning."""
+    """Return whether a file is one unit at any size, as a compressed file is, which is read from its beginning."""
     item, _, compression = format_of(url)
     return bool(compression) or type(item).cuts is Format.cuts
 

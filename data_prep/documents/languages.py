@@ -15,10 +15,10 @@ class DocumentLanguages:
     """Counts of documents whose language was looked up.
 
     Attributes:
-        unnamed: documents that name none.
-        unknown: documents that name an unknown one; `first_unknown` is the first such name.
-        read: all documents.
-        absent: documents without a value, by the name of the field, of ids, URLs and metadata.
+        unnamed: number of documents without a language.
+        unknown: number of documents with an unknown language; `first_unknown` is the first such name.
+        read: number of all documents.
+        absent: number of documents without a value, by field (id, URL and metadata).
     """
 
     documents: int = 0
@@ -29,7 +29,7 @@ class DocumentLanguages:
     absent: dict[str, int] = field(default_factory=dict)
 
     def add(self, language: str | None) -> None:
-        """Count a document that names this language."""
+        """Count a document of this language."""
         self.documents += 1
         if language is None:
             self.unnamed += 1
@@ -53,13 +53,13 @@ class DocumentLanguages:
             self.absent[name] = self.absent.get(name, 0) + count
 
     def absent_warnings(self) -> Iterator[str]:
-        """Warnings: no document has a value in a field."""
+        """Yield warnings about fields in which no document has a value."""
         for name, count in sorted(self.absent.items()):
             if count == self.read:
                 yield f"none of its {self.read:,} documents has a value in the field {name!r}"
 
     def warnings(self, field: str) -> Iterator[str]:
-        """Warnings: no document names a language in the field, or some name an unknown one."""
+        """Yield warnings: no document has a language in the field, or some have an unknown one."""
         if 0 < self.documents == self.unnamed:
             yield f"none of its {self.documents:,} documents names a language in the field {field!r}"
         if self.unknown:

@@ -1,8 +1,8 @@
-"""Lines of a byte stream and the blocks that blank lines separate, in bounded memory at any length.
+"""Lines of a byte stream, and blocks separated by blank lines, in bounded memory at any length.
 
-A part of a file is a byte range of it. Its lines are those that begin in the range; its blocks those whose blank line
-before begins in the range, and of the part at the file's beginning the file's first one too. So the parts of a file
-hold every line and every block exactly once, wherever it is cut.
+A part of a file is a byte range. It holds the lines that begin in the range, and the blocks whose preceding blank line
+begins in the range; the first part also holds the file's first block. So the parts of a file hold every line and every
+block exactly once, wherever the file is cut.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Line(NamedTuple):
 
     Attributes:
         start: byte position in the file.
-        number: number of its (first) line, counted from 1 where the reading began.
+        number: number of the (first) line, counted from 1 at the start of reading.
         num_bytes: its length without the ending newline.
-        data: its bytes; none where `num_bytes` is over the limit.
+        data: the bytes; empty if `num_bytes` exceeds the limit.
     """
 
     start: int
@@ -35,7 +35,7 @@ class Line(NamedTuple):
 
 
 def skip_to_line(file: BinaryIO, position: int, stop: int) -> int:
-    """Read on from byte `position` until a line begins, or `stop` is passed; returns the position then."""
+    """Read from byte `position` until a line begins or `stop` is passed; return the new position."""
     while position < stop and (piece := file.readline(_PIECE_BYTES)):
         position += len(piece)
         if piece.endswith(b"\n"):
@@ -61,14 +61,14 @@ def bounded_lines(file: BinaryIO, limit: int, position: int = 0, stop: int | Non
         if start == 0:
             data = data.removeprefix(BYTE_ORDER_MARK)
         held = [data if num_bytes <= limit else b""]
-        del data, last  # a generator that waits holds what it has names for
+        del data, last  # a suspended generator keeps its local variables alive
         yield Line(start, number, num_bytes, held.pop())
 
 
 def blank_line_blocks(lines: Iterable[Line], limit: int, at_file_start: bool, stop: int | None) -> Iterator[Line]:
-    """The blocks of a part of a file, from all lines that begin in the part and as many after them as it takes.
+    """Yield the blocks of a part of a file, which read as many lines after the part as the last block needs.
 
-    A blank line holds nothing but ASCII white space. Of a block of more than `limit` bytes nothing is kept.
+    A blank line contains only ASCII white space. A block of more than `limit` bytes comes without its data.
     """
     block: Line | None = None
     pieces: list[bytes] = []
@@ -93,7 +93,7 @@ def blank_line_blocks(lines: Iterable[Line], limit: int, at_file_start: bool, st
 
 
 def line_number_at(url: str, position: int) -> int:
-    """Number of the line of a file that begins at a byte position."""
+    """Return the number of the line that begins at a byte position of a file."""
     number = 1
     with storage.open_read(url) as file:
         while position > 0 and (piece := file.read(min(_PIECE_BYTES, position))):
@@ -103,7 +103,7 @@ def line_number_at(url: str, position: int) -> int:
 
 
 def damaged_line(url: str, compression: str) -> int:
-    """Number of the last line of which something can be decompressed, in a compressed file that is damaged."""
+    """Return the number of the last line that can be decompressed, at least in part, in a damaged file."""
     with storage.open_read(url) as file:
         pieces = undamaged_pieces(HashingFile(file, storage.redact(url)), compression)
         return 1 + sum(piece.count(b"\n") for piece in pieces)

@@ -18,8 +18,8 @@ class BadInput(UserError):
     """Input that cannot be read.
 
     Args:
-        reason: the heading under which the policy `skip` counts it; the code is the same in kebab case.
-        spoils_file: nothing of the file can be used.
+        reason: name under which the policy `skip` counts the input; the error code is the same in kebab case.
+        spoils_file: whether nothing of the file can be used.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Rejects:
 
     @property
     def place(self) -> str:
-        """Where the last document that was given out begins, such as "line 7"; empty for a whole file."""
+        """Position of the last document returned, such as "line 7"; empty for a whole file."""
         return self._place or ("" if self._line == (0, 0) else self._line_name(*self._line))
 
     @place.setter
@@ -70,11 +70,11 @@ class Rejects:
         self._place = place
 
     def at_line(self, line: Line) -> None:
-        """Note the line at which the document begins that is given out next."""
+        """Record the line at which the next document begins."""
         self._line = line.number, line.start
 
     def bad(self, place: str, fault: Fault, count: int = 1) -> None:
-        """Raise for `count` bad documents, or count them.
+        """Raise an error for `count` bad documents, or count them.
 
         Raises:
             BadInput: the policy is `error`.
@@ -88,11 +88,11 @@ class Rejects:
             self._first.setdefault(fault.reason, found)
 
     def bad_line(self, line: Line, fault: Fault) -> None:
-        """Raise for a bad line of text, or count it."""
+        """Raise an error for a bad line of text, or count it."""
         if self._begins_file or self._settings.on_bad_input == "error":
             place = self._line_name(line.number, line.start)
         else:
-            place = f"line at byte {line.start}"  # its number would cost a reading of all that is before it
+            place = f"line at byte {line.start}"  # its number would require reading everything before it
         self.bad(place, fault)
 
     def _line_name(self, number: int, start: int) -> str:

@@ -26,10 +26,10 @@ _LIBRARIES = ("datatrove", "spacy", "ftfy", "regex")
 
 
 def datatrove_filter(name: str, **parameters: Any) -> Callable[[Document], str | Document | None]:
-    """The filter or formatter of that name with its own parameters.
+    """Return the filter or formatter of this name with its own parameters.
 
     Raises:
-        UsageError: datatrove or what the filter needs is not installed, the name or a parameter is unknown, or its
+        UsageError: datatrove or a library of the filter is not installed, the name or a parameter is unknown, or the
             result would not depend on the document alone.
     """
     try:
@@ -64,7 +64,7 @@ class _Adapter:
         self._step = step
 
     def identity(self) -> dict[str, Any]:
-        """The versions of the libraries that decide."""
+        """Return the versions of the libraries on which the result depends."""
         from importlib.metadata import PackageNotFoundError, version
 
         found = {}
@@ -80,8 +80,8 @@ class _Formatter(_Adapter):
     def __call__(self, document: Document) -> Document | None:
         if not document.text.strip():
             return None
-        # A copy for every document: the replacements of PIIFormatter go round, so one that is used on depends on all
-        # documents before.
+        # A copy for every document: PIIFormatter cycles through its replacements, so a shared one depends on all
+        # earlier documents.
         text = copy.deepcopy(self._step).format(replace_surrogates(document.text))
         return None if text == document.text else replace(document, text=text)
 

@@ -1,6 +1,6 @@
 """The built-in filter `decontamination`: drops documents that contain text of evaluation sets.
 
-Tokens are words, or characters of scripts that part no words with spaces, without case and punctuation: they depend on
+Tokens are words, or characters in scripts without spaces, without case and punctuation: they depend on
 no vocabulary, so the tokenizer's own training text is decontaminated by the same rule (n-grams of words as in GPT-3,
 arXiv:2005.14165, appendix C).
 """
@@ -35,18 +35,18 @@ _UNKNOWN = np.uint64(0)
 
 
 class Decontamination:
-    """Drops a document that has `ngram` tokens in a row in common with an evaluation set; the reason is the set's name.
+    """Drops documents that share `ngram` consecutive tokens with an evaluation set; the reason is the set's name.
 
-    An example is a line of one of the fields, and each field of several lines as a whole. An example of fewer tokens is
-    looked for as a whole where it has at least `min_tokens`; shorter lines are too common to be looked for on their own
-    and are counted in the identity.
+    Examples are the lines of the fields, and each field of several lines as a whole. An example of fewer than `ngram`
+    tokens is searched as a whole if it has at least `min_tokens`; shorter lines are too common to be searched on their
+    own, and are counted in the identity.
 
     Args:
         sets: by name, files or patterns of any input format, or {files: ..., fields: [...]}; fields are `text` by
-            default. A file, or each of a list of files, is a set of the file's name. Sets are looked for in this
+            default. A file, or each of a list of files, is a set with the file's name. Sets are searched in this
             order, and a document counts for the first.
-        ngram: tokens in a row.
-        min_tokens: of an example that is shorter than an n-gram.
+        ngram: number of consecutive tokens.
+        min_tokens: least tokens of an example that is shorter than an n-gram.
     """
 
     version = "2"
@@ -73,7 +73,7 @@ class Decontamination:
         }
 
     def identity(self) -> dict[str, Any]:
-        """The content of the sets in place of their files."""
+        """Return the content of the sets instead of their file names."""
         return {"parameters": {"ngram": self._ngram, "min_tokens": self._min_tokens, "sets": self._described}}
 
     def __call__(self, document: Document) -> str | None:
@@ -86,14 +86,14 @@ class Decontamination:
         return None if found is None else self._names[found]
 
     def _first_set(self, length: int, hashed: np.ndarray) -> int | None:
-        """Number of the first set that one of these n-grams is from."""
+        """Return the number of the first set that contains one of these n-grams."""
         keys, sets = self._tables[length]
         indices = np.minimum(np.searchsorted(keys, hashed), len(keys) - 1)
         is_found = keys[indices] == hashed
         return int(sets[indices[is_found]].min()) if is_found.any() else None
 
     def _read(self, name: str, given: Any) -> dict[int, list[np.ndarray]]:
-        """Hashes of a set's n-grams by their length."""
+        """Return the hashes of a set's n-grams by length."""
         hashes: dict[int, list[np.ndarray]] = {}
         num_examples = num_short = 0
         digest = hashlib.sha256()
@@ -122,7 +122,7 @@ class Decontamination:
 
 
 def _named(sets: Any) -> Any:
-    """Return sets by name; a file, or each of a list of files, is a set of the file's name without its ending."""
+    """Return sets by name; a file, or each of a list of files, is a set with the file's name without extension."""
     files = [sets] if isinstance(sets, str) else sets
     if isinstance(files, Mapping) or not _are_texts(files):
         return sets
@@ -131,7 +131,7 @@ def _named(sets: Any) -> Any:
 
 
 def tokens_of(text: str) -> list[str]:
-    """The words of a text, without case, punctuation and compatibility forms."""
+    """Return the words of a text, without case, punctuation and compatibility forms."""
     text = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
     found: list[str] = _TOKEN.findall(text)
     return found
@@ -142,7 +142,7 @@ def _word_id(word: str) -> int:
 
 
 def _rolling(values: np.ndarray, longest: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Hashes (n - length + 1,) uint64 of all runs of 1, 2 ... `longest` values; 64 bits, as document ids have."""
+    """Yield 1, 2 ... `longest`, each with the hashes (n - length + 1,) uint64 of all runs of so many values."""
     hashed = values
     for length in range(1, min(longest, len(values)) + 1):
         if length > 1:
@@ -151,7 +151,7 @@ def _rolling(values: np.ndarray, longest: int) -> Iterator[tuple[int, np.ndarray
 
 
 def _table(by_set: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """The hashes of all sets in rising order, and for each the number of the first set that has it."""
+    """Return the hashes of all sets, ascending, and the number of the first set that contains each."""
     keys = np.concatenate([np.zeros(0, np.uint64), *(hashed for found in by_set for hashed in found)])
     sets = np.concatenate([np.full(len(hashed), n) for n, found in enumerate(by_set) for hashed in found])
     unique, first = np.unique(keys, return_index=True)
@@ -159,7 +159,7 @@ def _table(by_set: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.ndarr
 
 
 def _texts(name: str, given: Any) -> Iterator[str]:
-    """The texts of a set."""
+    """Yield the texts of a set."""
     values = given if isinstance(given, Mapping) else {"files": given}
     files: Any = values.get("files")
     fields: Any = values.get("fields", ["text"])

@@ -1,4 +1,4 @@
-"""The one place where filters run: a reader of the documents of a unit that gives those that all filters keep.
+"""A reader of the documents of a unit that all filters keep; filters run nowhere else.
 
 Preparation, the tokenizer's sample and the estimate read through it.
 """
@@ -26,13 +26,13 @@ _MOST_REASON_CHARACTERS = 100
 
 
 class FilteredReader(DocumentReader):
-    """`DocumentReader` whose documents have gone through `settings.filters`; `dropped` counts theirs too.
+    """A `DocumentReader` that applies `settings.filters`; `dropped` includes the documents that they drop.
 
     Args:
         source: name of the unit's source, which its documents carry.
-        text_field: of the source; None for that of `settings`.
-        fingerprint: `filters_fingerprint` of the process that made the plan; None where there is no other.
-        on_drop: called with every document that a filter drops and the reason as it is counted.
+        text_field: text field of the source; None for that of `settings`.
+        fingerprint: `filters_fingerprint` of the process that made the plan; None if there is no other process.
+        on_drop: called with each document that a filter drops, and its reason as counted.
 
     Raises:
         UserError: as `DocumentReader`; or a filter fails, returns something else than it may, or differs from that of
@@ -63,7 +63,7 @@ class FilteredReader(DocumentReader):
 
     @property
     def dropped(self) -> Counter[str]:
-        """Documents left out, by reason, while reading and by filters."""
+        """Number of documents dropped by reading and by filters, by reason."""
         return super().dropped + self._filtered
 
     def __iter__(self) -> Iterator[Document]:
@@ -97,7 +97,7 @@ class FilteredReader(DocumentReader):
                 self._on_drop(document, reason)
 
     def _outcome(self, step: Step, document: Document) -> str | Document:
-        """The document as it is kept, or why it is dropped."""
+        """Return the document to keep, or the reason for dropping it."""
         try:
             outcome = step.apply(document)
         except UserError:
@@ -139,14 +139,14 @@ class FilteredReader(DocumentReader):
         return UserError(f"filter {step.name!r} {what}, in {self._named(document)}", fix=fix, code=code)
 
     def _named(self, document: Document | None) -> str:
-        """The document as messages name it: its file, line and id."""
+        """Return the name of the document in messages: its file, line and id."""
         where = f" {self.place}" if document is not None and self.place else ""
         named = f" (document {document.id!r})" if document is not None and document.id is not None else ""
         return f"{storage.redact(self.unit.url)}{where}{named}"
 
 
 def _problem(outcome: Document, document: Document) -> str:
-    """What a transform may not do to a document, or an empty text."""
+    """Return what a transform did that it may not do; an empty text if nothing."""
     if outcome.source != document.source or (outcome.id != document.id and document.id is not None):
         return "changed the source or the id, by which a takedown finds the document"
     for name in ("text", "id", "url", "language"):

@@ -13,13 +13,13 @@ from data_prep.text.cleaning import replace_surrogates
 
 
 class LanguageFilter:
-    """Keeps the documents of some languages, or notes the language of each.
+    """Keeps the documents of some languages, or assigns each document its language.
 
     Args:
         keep: codes such as en (ISO 639-1); empty for all.
         min_probability: documents whose language is less certain are dropped as "uncertain".
-        assign: the language found becomes the document's own, by whose rules its sentences end.
-        characters: as many of the beginning are looked at.
+        assign: the language found becomes the document's own, which selects the rules of sentence splitting.
+        characters: number of characters at the beginning that are examined.
     """
 
     version = "1"
@@ -44,7 +44,7 @@ class LanguageFilter:
         self._characters = characters
 
     def identity(self) -> dict[str, Any]:
-        """The version of the library, whose model decides."""
+        """Return the version of the library, which contains the model."""
         from importlib.metadata import version
 
         return {"libraries": {"py3langid": version("py3langid")}}

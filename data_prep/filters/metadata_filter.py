@@ -1,6 +1,7 @@
 """The filter `metadata`, and its conditions, such as `score >= 3 and (domain == "news" or year in [2023, 2024])`.
 
-Python's parser reads them and its grammar is theirs; nothing is evaluated but comparisons joined by `and` and `or`.
+Conditions have the grammar of Python and are read by its parser; only comparisons joined by `and` and `or` are
+evaluated.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ Verdict = str | None
 
 
 class Condition:
-    """A parsed condition; called with the values of fields, it gives None or what does not hold.
+    """A parsed condition; called with the values of fields, it returns None or the part that does not hold.
 
     Attributes:
-        fields: names of the fields that it looks at.
+        fields: names of the fields that it compares.
 
     Raises:
-        UsageError: it is no such condition.
+        UsageError: the text is not such a condition.
     """
 
     def __init__(self, text: str) -> None:

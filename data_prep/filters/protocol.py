@@ -12,17 +12,17 @@ from data_prep.documents.document import Document
 
 
 class Filter(Protocol):
-    """Decides about a document: None keeps it, a text is the reason why it is dropped.
+    """Decides about a document: None keeps it, a text drops it for this reason.
 
     The result must depend only on the document, because a unit of work may be done twice and in any process. Reasons
-    are counted in the manifest, so they come from a small fixed set: no figures of the document belong in them.
+    are counted in the manifest, so they come from a small fixed set and contain no values of the document.
     """
 
     def __call__(self, document: Document, /) -> str | None: ...
 
 
 class Transform(Protocol):
-    """Returns another document in place of the one given, with the same source. It depends only on the document."""
+    """Returns a replacement of a document, with the same source and id, which depends only on the document."""
 
     def __call__(self, document: Document, /) -> Document: ...
 
@@ -34,7 +34,7 @@ class UnusableDocument(Exception):
     counted.
 
     Args:
-        fix: what to do, as an imperative; by default the document is to be corrected.
+        fix: what to do, as an imperative; by default to correct the document.
     """
 
     def __init__(self, problem: str, *, fix: str = "correct it") -> None:
@@ -48,10 +48,10 @@ UNUSABLE = "cannot be judged"
 
 
 def filter_reason(name: str, reason: str) -> str:
-    """The reason of a filter as the manifest counts it, such as "filter metadata: score >= 3"."""
+    """Return the reason of a filter as the manifest counts it, such as "filter metadata: not score >= 3"."""
     return f"{_PREFIX}{name}: {reason}"
 
 
 def is_filter_reason(reason: str) -> bool:
-    """Whether a reason of the manifest is that of a filter."""
+    """Return whether a reason of the manifest is that of a filter."""
     return reason.startswith(_PREFIX)

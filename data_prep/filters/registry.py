@@ -51,9 +51,9 @@ class Step:
     """A filter or transform that is ready to run.
 
     Attributes:
-        name: as the configuration has it.
-        identity: name, parameters, version and source digest: what the result depends on, as JSON values.
-        needs: fields that it looks at; empty where it does not say.
+        name: name in the configuration.
+        identity: name, parameters, version and source digest, on which the result depends, as JSON values.
+        needs: fields that it reads; empty if it does not declare them.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Step:
 
 
 def filter_settings(item: str | Mapping[str, Any] | Callable[..., Any], /, **parameters: Any) -> FilterSettings:
-    """The entry of `documents.filters` for a name, a mapping as in YAML, or a function or class itself.
+    """Return the entry of `documents.filters` for a name, a mapping as in YAML, or a function or class itself.
 
     Raises:
         UserError: the source of a function cannot be read, and it has no attribute `version`.
@@ -95,7 +95,7 @@ _loaded: dict[str, tuple[Step, ...]] = {}
 
 
 def load_filters(entries: Sequence[FilterSettings]) -> tuple[Step, ...]:
-    """The steps of `documents.filters` in order, made once in each process.
+    """Return the steps of `documents.filters` in order; they are created once per process.
 
     Raises:
         UsageError: a name or a parameter is unknown.
@@ -112,10 +112,10 @@ def load_filters(entries: Sequence[FilterSettings]) -> tuple[Step, ...]:
 
 
 def configured_filters(settings: DocumentSettings) -> tuple[Step, ...]:
-    """`load_filters` of the settings, whose fields are those that are read.
+    """Return `load_filters` of the settings, and check that the settings read the fields that filters need.
 
     Raises:
-        UserError: as `load_filters`; or a filter looks at a field that is not read.
+        UserError: as `load_filters`; or a filter needs a field that is not read.
     """
     steps = load_filters(settings.filters)
     own = {"id": settings.id_field, "url": settings.url_field, "language": settings.language_field, "source": "source"}
@@ -132,12 +132,12 @@ def configured_filters(settings: DocumentSettings) -> tuple[Step, ...]:
 
 
 def described_filters(entries: Sequence[FilterSettings]) -> list[dict[str, Any]]:
-    """The identity of each step, for the manifest and the plan."""
+    """Return the identity of each step, for the manifest and the plan."""
     return [dict(step.identity) for step in load_filters(entries)]
 
 
 def filters_fingerprint(entries: Sequence[FilterSettings]) -> str:
-    """sha256 of the identities of all steps; empty without any."""
+    """Return the sha256 of the identities of all steps; empty without filters."""
     if not entries:
         return ""
     return hashlib.sha256(json.dumps(described_filters(entries), sort_keys=True).encode()).hexdigest()
@@ -172,7 +172,7 @@ def _step(entry: FilterSettings) -> Step:
 
 
 def _configured(name: str, found: Any, parameters: Mapping[str, Any], is_maker: bool) -> Callable[[Document], Outcome]:
-    """The function of one document: what `found` makes of the parameters, or `found` with the parameters."""
+    """Return the function of one document: an object of the class `found`, or the function `found` with parameters."""
     known: list[str] = []
     try:
         signature = inspect.signature(found)

@@ -18,7 +18,7 @@ _NO_DOMAIN = re.compile(r"[\s*|^,;]")  # as in a line of a hosts file or of an a
 class UrlBlocklist:
     """Drops documents of listed domains, their subdomains included, and of listed URLs.
 
-    A list is given in the configuration or as a file of one entry per line, where `#` begins a comment. URLs are compared
+    A list is given in the configuration, or as a file with one entry per line and comments after `#`. URLs are compared
     without scheme, `www.`, fragment and a slash at the end. Documents without a URL are kept.
     """
 
@@ -36,7 +36,7 @@ class UrlBlocklist:
             )
 
     def identity(self) -> dict[str, Any]:
-        """The content of the lists in place of their names."""
+        """Return the content of the lists instead of their file names."""
         return {"parameters": {"domains": _described(self._domains), "urls": _described(self._urls)}}
 
     def __call__(self, document: Document) -> str | None:
@@ -79,7 +79,7 @@ def _domain(entry: str, where: str) -> str:
 
 
 def _host(url: str) -> str:
-    """The host of a URL or a bare domain, in lower case, its name in ASCII; no URL is malformed to this."""
+    """Return the host of a URL or bare domain in lower case and ASCII, also for malformed URLs."""
     rest = url.partition("://")[2] or url.removeprefix("//")
     for end in "/?#":
         rest = rest.partition(end)[0]

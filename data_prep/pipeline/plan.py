@@ -169,8 +169,7 @@ def _check_fits(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifes
         )
     if config.total_tokens is not None:
         raise UsageError(
-            f"total_tokens={config.total_tokens} is set, and an addition cannot change the budgets of existing "
-            "sources",
+            f"total_tokens={config.total_tokens} is set, and an addition cannot change the budgets of existing sources",
             fix="remove total_tokens and give the added sources max_tokens or epochs, or make the data set again",
             code="total-in-addition",
         )

@@ -73,7 +73,7 @@ def check_budgets(
     Raises:
         UserError: it does; the fix has the longest run.
     """
-    shares: dict[tuple[str, str], float] = {}  # of a source's budget, that the run uses
+    shares: dict[tuple[str, str], float] = {}  # used by the run, of a source's budget
     budgets: dict[tuple[str, str], float] = {}
     run_positions = sum(stage_positions)
     for components, positions in zip(mixtures, stage_positions, strict=True):

@@ -1,4 +1,4 @@
-"""One pass through the shards of a data set: the row at each position, and its contents.
+"""An epoch of a data set: the row at each position, and its contents.
 
 Windows are planned when first needed and their plans dropped later, so memory does not grow with the data set. Only
 sentence pairs need a plan of every shard at the start, to determine the number of rows.
@@ -37,7 +37,7 @@ def row_shape(settings: RowSettings) -> RowShape:
 
 
 class ComponentEpoch:
-    """One pass, named by its key: the same shards, settings and key give the same rows in the same order."""
+    """An epoch of one component: the same shards, settings and key give the same rows in the same order."""
 
     def __init__(self, shards: Sequence[Shard], settings: RowSettings, key: np.uint64) -> None:
         self._shards = shards
@@ -54,7 +54,7 @@ class ComponentEpoch:
         return self._order.num_rows
 
     def segments(self, positions: np.ndarray) -> tuple[Segments, list[Shard]]:
-        """The segments at `positions` (n,) int64 of the pass, and the shards they lie in; rows count 0 to n - 1."""
+        """Return the segments at `positions` (n,) int64 of the epoch, and their shards; rows count 0 to n - 1."""
         windows, rows = self._order.locate(positions)
         parts = []
         for window in np.unique(windows).tolist():
@@ -99,7 +99,7 @@ class ComponentEpoch:
 
 
 def num_shard_rows(shard: Shard, settings: RowSettings) -> int:
-    """Rows of a shard without sentence pairs."""
+    """Return the number of rows of a shard without sentence pairs."""
     return num_document_rows(shard.record.tokens, shard.record.documents, settings.sequence_length)
 
 

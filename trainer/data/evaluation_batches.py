@@ -71,7 +71,7 @@ def evaluation_batches(
     world_size: int,
     max_tokens: int | None,
 ) -> Iterator[EvaluationBatch]:
-    """The valid split once (or `max_tokens` positions of it), the same rows and masks at every call.
+    """Yield the valid split once (or `max_tokens` positions of it), with the same rows and masks at every call.
 
     Micro-batch n of all ranks holds the same rows on any number of ranks. Every rank gets the same number of
     micro-batches; padding rows without predictions complete the last ones.
@@ -107,7 +107,7 @@ def evaluation_batches(
 
 
 def scatter_to_positions(values: np.ndarray, segments: Segments, num_rows: int, shape: RowShape) -> np.ndarray:
-    """(T,) int64: the value of each segment, (N,), at the positions of all its tokens."""
+    """Return the value of each segment, (N,), at the positions of its tokens, (T,) int64."""
     return assemble_rows(segments, np.repeat(values, segments.lengths), num_rows, shape).input_ids
 
 
@@ -122,7 +122,7 @@ class _Sources:
         self._documents_of = lru_cache(WINDOW_SHARDS)(_documents_of)
 
     def of(self, segments: Segments, shards: Sequence[Shard]) -> np.ndarray:
-        """(N,) int64 numbers among `Origins.names`."""
+        """Return the source of each segment as an index into `Origins.names`, (N,) int64."""
         found = np.zeros(len(segments.rows), np.int64)
         for number in np.unique(segments.shards).tolist():
             inside, shard = segments.shards == number, shards[number]

@@ -61,7 +61,7 @@ class GlobalBatch:
 
     @property
     def last_sample(self) -> int:
-        """The last sample, inclusive."""
+        """Last sample, inclusive."""
         return self.next_position.next_sample - 1
 
 

@@ -52,7 +52,7 @@ class Masking:
 
     @cached_property
     def ordinary_ids(self) -> np.ndarray:
-        """(n,) int64: the ids that may replace another."""
+        """Ids that may replace another one, (n,) int64."""
         return self.special_tokens.ordinary(self.vocab_size)
 
     def max_masked(self, sequence_length: int) -> int:

@@ -58,7 +58,7 @@ def num_document_rows(tokens: int, documents: int, sequence_length: int) -> int:
 
 
 def document_starts(index: ShardIndex, itemsize: int) -> np.ndarray:
-    """(D,) int64: the first token of each document in the shard's tar, counted in tokens from its first byte."""
+    """Return the first token of each document, counted in tokens from the first byte of the shard's tar; (D,) int64."""
     assert not (index.token_offsets % np.uint64(itemsize)).any(), "token data are aligned to their item size"
     ends = np.cumsum(index.document_lengths, dtype=np.int64)
     starts: np.ndarray = ends - index.document_lengths

@@ -1,8 +1,8 @@
 """Samples by number: the rows of one data set epoch by epoch, or of a mixture of several.
 
-A sample's number is its position in the order of its epoch. In a mixture that number grows without end, and each
-component runs through passes of its own. What a run's settings make of opened shard sets: rows, masking and mixture,
-with checks of their number.
+A sample's number is its position in the order of its epoch. In a mixture this number grows without end, and each
+component has epochs of its own. This module also turns the settings of a run into rows, masking and mixture for opened
+shard sets, and checks their number.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class SampleSpace:
         self._usage = usage
         self._mixture = Mixture(weights, root_key(seed, usage, Purpose.MIXTURE)) if len(components) > 1 else None
         self._key = root_key(seed, usage, Purpose.PASS)
-        # A micro-batch may lie across the end of a pass.
+        # A micro-batch may cross the end of an epoch.
         self._pass = lru_cache(2 * len(components))(self._open_pass)
-        # Without sentence pairs all passes of a component are equally long.
+        # Without sentence pairs all epochs of a component are equally long.
         self._rows_of_pass = [sum(num_shard_rows(shard, settings) for shard in shards) for shards in components]
         self._pass_starts: dict[tuple[int, int], list[int]] = {}
 
@@ -60,7 +60,7 @@ class SampleSpace:
         return None if self._mixture else self.open_pass(epoch).num_rows
 
     def open_pass(self, epoch: int, component: int = 0, number: int = 0) -> ComponentEpoch:
-        """Epoch `number` of a component within `epoch`; without a mixture an epoch is its pass 0."""
+        """Return epoch `number` of a component within `epoch`; without a mixture `number` is 0."""
         return self._pass(epoch, component, number)
 
     def segments(self, epoch: int, samples: np.ndarray) -> tuple[Segments, list[Shard]]:
@@ -79,10 +79,10 @@ class SampleSpace:
         return merge_segments(parts)
 
     def _find_passes(self, epoch: int, component: int, earlier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(number of the pass, position in it) of a component's samples, by how many of its samples came before."""
+        """Return (component epoch, position in it) of a component's samples from the numbers of its earlier samples."""
         if self._settings.pair_task is None:
             return np.divmod(earlier, self._rows_of_pass[component])
-        # With sentence pairs each pass has its own number of rows.
+        # With sentence pairs each epoch has its own number of rows.
         starts = self._pass_starts.setdefault((epoch, component), [0])
         while starts[-1] <= earlier.max():
             starts.append(starts[-1] + self.open_pass(epoch, component, len(starts) - 1).num_rows)
@@ -102,7 +102,7 @@ class SampleSpace:
         return opened
 
     def _lacks_pairs(self, epoch: int, opened: ComponentEpoch) -> bool:
-        """Whether the samples contain no labeled pair at all; single components of a mixture may have none."""
+        """Return whether the samples contain no labeled pair; single components of a mixture may have none."""
         counts = opened.pair_counts
         is_first_epoch = self._usage is Purpose.TRAINING and epoch == 0 and self._mixture is None
         return is_first_epoch and counts is not None and not counts.pairs

@@ -1,19 +1,19 @@
 """Sentence pairs for next-sentence or sentence-order prediction, planned from sentence lengths alone.
 
 Sentences of a document are gathered until a target length is reached, and the chunk is cut between two sentences into
-A and B (Devlin et al. 2018, section 3.1 and Appendix A.2, and their published data program). What follows a chunk
-depends on nothing but the sentence at which it begins: so the successor of *every* sentence is computed at once, and
-all documents are then walked from chunk to chunk in lock-step.
+A and B (Devlin et al. 2018, section 3.1 and Appendix A.2, and their published data program). The end of a chunk depends
+only on its first sentence. So the successor of *every* sentence is computed at once, and all documents then advance
+from chunk to chunk in lock-step.
 
-Lengths are decided before labels, so that they say nothing about labels. The published program draws a random B
-afresh, which makes its length another than that of a true B, and every chunk of one sentence a random pair. Here pairs
-are matched two by two, and one fair coin labels both:
+Lengths are fixed before labels, so that they carry no information about labels. The published program draws a random
+B anew with a length of its own, and makes every chunk of one sentence a random pair. Here pairs are matched two by two,
+and one fair coin labels both:
 
 - Next sentence: two pairs of different documents whose Bs are equally long keep their Bs or exchange them.
-- Sentence order (Lan et al. 2019, "ALBERT", section 3.1): of two pairs whose lengths mirror each other, the one is
-  swapped and the other keeps its order. Two halves of one length need no partner.
+- Sentence order (Lan et al. 2019, "ALBERT", section 3.1): of two pairs whose lengths mirror each other, one is swapped
+  and the other keeps its order. A pair whose halves have equal lengths needs no partner.
 
-A chunk of one sentence is an A alone, and a pair without a partner stays as it stands in the text; both have no label.
+A chunk of one sentence is an A alone, and a pair without a partner keeps the order of the text; neither has a label.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LENGTH, _CUT, _FIT, _TRUNCATE_A, _TRUNCATE_B, _MATCH, _LABEL, _DIRECTION = rang
 
 @dataclass(frozen=True)
 class _Text:
-    """A shard as a run of S sentences."""
+    """A shard as a sequence of S sentences."""
 
     offsets: np.ndarray
     """(S + 1,) int64: tokens before each sentence."""
@@ -68,20 +68,20 @@ class _Text:
         )
 
     def mirrored(self, is_mirrored: np.ndarray) -> _Text:
-        """The same text with the sentences of some documents, (D,) bool, in reverse order."""
+        """Return the text with the sentences of some documents, (D,) bool, in reverse order."""
         sentences = np.arange(len(self.documents))
         sources = np.where(is_mirrored[self.documents], self.mirror(sentences + 1, self.documents), sentences)
         lengths = np.diff(self.offsets)[sources]
         return replace(self, offsets=np.concatenate([[0], np.cumsum(lengths)]))
 
     def mirror(self, bounds: np.ndarray, documents: np.ndarray) -> np.ndarray:
-        """Where boundaries between sentences of `documents` are when their order is reversed."""
+        """Return the sentence boundaries of `documents` in reversed order."""
         mirrored: np.ndarray = self.document_firsts[documents] + self.document_firsts[documents + 1] - bounds
         return mirrored
 
     def reach(self, firsts: np.ndarray, targets: np.ndarray, documents: np.ndarray) -> np.ndarray:
-        """The sentence after the fewest whole ones (at least one) from `firsts` on that hold `targets` tokens, or
-        after the document's last."""
+        """Return the end of the fewest sentences (at least one) from `firsts` that hold `targets` tokens, at most the
+        end of the document."""
         ends = np.searchsorted(self.offsets, self.offsets[firsts] + targets, side="left")
         reached: np.ndarray = np.minimum(np.maximum(ends, firsts + 1), self.document_firsts[documents + 1])
         return reached
@@ -92,7 +92,7 @@ class _Text:
 
 
 def max_pairs_in_row(sequence_length: int) -> int:
-    """The most pairs that a row can hold."""
+    """Return the maximum number of pairs in a row."""
     return sequence_length // SHORTEST_PAIR
 
 
@@ -107,7 +107,7 @@ def plan_pairs(
     """Plan the pairs of one shard for one epoch, a pure function of the arguments.
 
     Args:
-        itemsize: bytes of a token in the shard.
+        itemsize: bytes per token in the shard.
         key: of (seed, epoch, shard).
     """
     text = _Text.of(index)
@@ -154,7 +154,7 @@ def plan_pairs(
 def _cut_chunks(
     text: _Text, capacity: int, short_seq_probability: float, key: np.uint64
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The first sentence of every chunk, ascending, the end of its A and its own end; (K,) int64."""
+    """Return the first sentence of every chunk, ascending, the end of its A and its own end; (K,) int64 each."""
     sentences = np.arange(len(text.documents))
     draws = fold(fold(key, _LENGTH), sentences)
     short = high_bits(draws) < short_seq_probability * 2**32
@@ -169,9 +169,9 @@ def _cut_chunks(
 def _cut_chunks_both_ways(
     text: _Text, capacity: int, short_seq_probability: float, key: np.uint64
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Chunks as of `_cut_chunks`, in half of the documents gathered from the last sentence to the first.
+    """Return chunks like `_cut_chunks`; half of the documents are gathered from the last sentence to the first.
 
-    The sentence that reaches a target is a long one more often than not. Gathered one way alone, it would be in B.
+    The sentence that reaches a target tends to be long. With one direction it would always be in B.
     """
     is_mirrored = high_bits(fold(fold(key, _DIRECTION), np.arange(len(text.document_firsts) - 1))) < 2**31
     firsts, a_ends, ends = _cut_chunks(text.mirrored(is_mirrored), capacity, short_seq_probability, key)
@@ -187,7 +187,7 @@ def _cut_chunks_both_ways(
 
 
 def _walk(text: _Text, successors: np.ndarray) -> np.ndarray:
-    """The sentences at which chunks begin, ascending: from every document's first on, to its end."""
+    """Return the sentences at which chunks begin, ascending, from the first sentence of each document to its end."""
     found = []
     at, stop = text.document_firsts[:-1], text.document_firsts[1:]
     while len(at):
@@ -201,10 +201,10 @@ def _walk(text: _Text, successors: np.ndarray) -> np.ndarray:
 def _label_next_sentences(
     starts: np.ndarray, lengths: np.ndarray, document_ids: np.ndarray, coins: np.ndarray, key: np.uint64
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Exchange the Bs of half of the couples: (starts, lengths, labels) of all pairs and of the tails.
+    """Exchange the Bs of half of the couples; return (starts, lengths, labels) of all pairs and of the tails.
 
-    Of two Bs that differ in length the longer one is cut, whether they are exchanged or not; its tail becomes an A
-    alone, so that no token is lost. Pieces of one split document share its id, and are no other document.
+    If two Bs differ in length, the longer one is cut, whether they are exchanged or not. Its tail becomes an A alone,
+    so that no token is lost. Parts of one split document share its id, so they do not count as different documents.
 
     Args:
         starts, lengths: (K, 2) int64 of A and B. document_ids: (K,). coins: (K,) bool, fair, one for each pair.
@@ -231,7 +231,7 @@ def _label_next_sentences(
 def _label_sentence_orders(
     starts: np.ndarray, lengths: np.ndarray, coins: np.ndarray, key: np.uint64
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Swap one pair of every couple, and half of the pairs of equal halves: (starts, lengths, labels) of all pairs.
+    """Swap one pair of every couple, and half of the pairs with equal halves; return (starts, lengths, labels).
 
     Args:
         starts, lengths: (K, 2) int64 of A and B. coins: (K,) bool, fair, one for each pair.
@@ -250,11 +250,11 @@ def _label_sentence_orders(
 
 
 def _match(sizes: np.ndarray, kinds: np.ndarray, bits: Sequence[int], key: np.uint64) -> np.ndarray:
-    """Couples of items of different kinds and of the same sizes, (C, 2) int64; each item is in one couple at most.
+    """Return couples of items with different kinds and the same sizes, (C, 2) int64; an item is in at most one couple.
 
-    First come items of equal sizes, then in one round for each of `bits` items whose sizes agree in so many leading
-    bits. In a group of equal sizes, sorted by kind, each item of the first half is matched with the one that stands
-    half a group behind it, so as many couples as possible are of different kinds.
+    The first round matches items of equal sizes, and one round for each of `bits` those whose sizes agree in so many
+    leading bits. In a group of equal sizes, sorted by kind, each item of the first half is matched with the item half a
+    group behind it, so that as many couples as possible have different kinds.
 
     Args:
         sizes: (N, 1 or 2) int64, 1 to 2^31 - 1. kinds: (N,).
@@ -278,21 +278,21 @@ def _match(sizes: np.ndarray, kinds: np.ndarray, bits: Sequence[int], key: np.ui
 
 
 def _leading_bits(sizes: np.ndarray, num_bits: int) -> np.ndarray:
-    """`sizes` with all but their `num_bits` leading bits cleared."""
+    """Return `sizes` with all but their `num_bits` leading bits cleared."""
     shifts = np.maximum(np.frexp(sizes)[1] - num_bits, 0)
     cleared: np.ndarray = (sizes >> shifts) << shifts
     return cleared
 
 
 def _fit_evenly(lengths: np.ndarray, capacity: int, firsts: np.ndarray, key: np.uint64) -> np.ndarray:
-    """`fit_pairs`, where by a fair coin for each pair A and B change their roles: neither is the longer one by rule."""
+    """Apply `fit_pairs` with A and B in roles that a fair coin per pair assigns, so that neither is longer by rule."""
     mirrored = high_bits(fold(fold(key, _FIT), firsts)) < 2**31
     fitted = fit_pairs(np.where(mirrored[:, None], lengths[:, ::-1], lengths), capacity)
     return np.where(mirrored[:, None], fitted[:, ::-1], fitted)
 
 
 def fit_pairs(lengths: np.ndarray, capacity: int) -> np.ndarray:
-    """Shorten pairs to `capacity` tokens, always taking from the longer half, from B where both are equal.
+    """Shorten pairs to `capacity` tokens: remove from the longer half, or from B if both are equal.
 
     Args:
         lengths: (K, 2) int64 tokens of A and B.
@@ -305,7 +305,7 @@ def fit_pairs(lengths: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def _front_cuts(excess: np.ndarray, firsts: np.ndarray, key: np.uint64) -> np.ndarray:
-    """How many of the tokens too many are cut at the front: a fair coin for each one; (K, 2) like `excess`."""
+    """Return how many of the excess tokens are cut at the front, by a fair coin for each; (K, 2) like `excess`."""
     cuts = np.zeros_like(excess)
     for half, purpose in enumerate((_TRUNCATE_A, _TRUNCATE_B)):
         remaining = excess[:, half].copy()

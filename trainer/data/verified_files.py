@@ -10,7 +10,7 @@ from data_prep.storage import storage
 
 
 def is_sound(path: Path, sha256: str, marks: Path) -> bool:
-    """Whether the file has this sha256; a file that was verified before and not written since is not read again.
+    """Return whether the file has this sha256; a file that was verified and not written since is not read again.
 
     A mark in the folder `marks` names the file by path, inode, size and times of change; copying times does not reset
     the last of these.
@@ -20,7 +20,7 @@ def is_sound(path: Path, sha256: str, marks: Path) -> bool:
         return True
     if storage.sha256_of(path) != sha256:
         return False
-    with contextlib.suppress(OSError):  # without marks the next process reads the file again, no more
+    with contextlib.suppress(OSError):  # without marks the next process only reads the file again
         marks.mkdir(parents=True, exist_ok=True)
         mark.touch()
     return True

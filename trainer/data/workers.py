@@ -40,7 +40,7 @@ def block_scheduler_signals() -> Iterator[None]:
 
 
 def initialize_worker(worker: int) -> None:
-    """Ignore what a worker is not to react to: signals to every process of the job, and the end of its own rank.
+    """Make a worker ignore signals to every process of the job, and the end of its own rank.
 
     The rank ends its step and saves on such a signal, and needs its workers for that. A worker ends when its rank
     sends SIGTERM or is gone (DataLoader's own watch), and prints nothing about it: the rank's error is the last line

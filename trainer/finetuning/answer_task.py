@@ -1,6 +1,6 @@
 """Extractive question answering: the span of a context that answers a question (Devlin et al. 2018, section 4.2).
 
-A context longer than the model takes is read in windows that overlap by half; the best span of all of them counts.
+A context that exceeds the maximum length is read in windows that overlap by half; the best span of all windows counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Answer:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All answers that count as right."""
+        """All answers that count as correct."""
         return (self.text, *self.others)
 
 
@@ -53,7 +53,7 @@ class AnswerTask(Task):
         return {}
 
     def parse_label(self, cell: Any, text: Any) -> Answer:
-        """An answer's text, or SQuAD's `{"text": [...], "answer_start": [...]}`, of which the first is learned."""
+        """Parse an answer's text, or SQuAD's `{"text": [...], "answer_start": [...]}`; the first answer is learned."""
         start, others = None, tuple[str, ...]()
         if isinstance(cell, dict):
             texts, starts = [text_of(one) for one in cell.get("text", [])], list(cell.get("answer_start", []))
@@ -68,7 +68,7 @@ class AnswerTask(Task):
             raise ValueError(
                 f"the answer {answer!r} does not occur in the context, and an extractive model can only select a span"
             )
-        start += len(answer) - len(answer.lstrip())  # white space at its ends belongs to its neighbors' tokens
+        start += len(answer) - len(answer.lstrip())  # white space at its ends belongs to the tokens beside it
         return Answer(answer.strip(), start, others)
 
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:
@@ -119,7 +119,7 @@ def _character(cell: Any) -> int:
 
 
 def _windows(question: str, context: str, preprocessor: Preprocessor) -> tuple[list[tuple[Row, Offsets]], int]:
-    """The windows of a question with its context, and the length in tokens of both whole."""
+    """Return the windows of a question with its context, and the number of tokens of both together."""
     tokenizer, max_length = preprocessor.tokenizer, preprocessor.max_length
     encoded = tokenizer(question, return_offsets_mapping=True, add_special_tokens=False)
     most = max_length // 2  # the context keeps the other half
@@ -145,7 +145,7 @@ def _windows(question: str, context: str, preprocessor: Preprocessor) -> tuple[l
 
 
 def _positions(answer: Answer, offsets: Offsets) -> tuple[int, int]:
-    """First and last token of the answer; position 0 ([CLS]) twice where the window does not hold all of it."""
+    """Return the first and last token of the answer; position 0 ([CLS]) twice if the window lacks a part of it."""
     begin, end = answer.start, answer.start + len(answer.text)
     spans = [(position, *span) for position, span in enumerate(offsets) if span is not None]
     inside = [(position, first, stop) for position, first, stop in spans if first < end and stop > begin]
@@ -155,7 +155,7 @@ def _positions(answer: Answer, offsets: Offsets) -> tuple[int, int]:
 
 
 def _spans(start_logits: np.ndarray, end_logits: np.ndarray, offsets: Offsets) -> list[tuple[float, int, int]]:
-    """(score, first token, last token) of the likeliest spans within the context, logits (length,)."""
+    """Return (score, first token, last token) of the most likely spans within the context; logits are (length,)."""
     starts = np.argsort(-start_logits)[:NUM_CANDIDATES].tolist()
     ends = np.argsort(-end_logits)[:NUM_CANDIDATES].tolist()
     return [

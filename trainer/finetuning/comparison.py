@@ -1,4 +1,4 @@
-"""What an experiment found: scores side by side, curves in one picture, and where the fits fail."""
+"""Report of an experiment: scores side by side, curves in one picture, and the worst errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_FAILURES = 5
 
 
 def report_lines(experiment: Experiment, results: Sequence[VariantResult]) -> Iterator[str]:
-    """The whole outcome for people: scores, chosen rates, scores by length, and what the best models got wrong."""
+    """Yield the lines of the report: scores, chosen learning rates, scores by length, and errors of the best models."""
     data, metric = experiment.data, experiment.metric
     yield from score_lines(results, data.task.metrics, metric, data.scored_on)
     yield from rate_lines(results, metric)
@@ -33,7 +33,7 @@ def report_lines(experiment: Experiment, results: Sequence[VariantResult]) -> It
 
 
 def score_lines(results: Sequence[VariantResult], metrics: Sequence[str], metric: str, scored_on: str) -> Iterator[str]:
-    """A row for each variant: mean and standard deviation over seeds of all `metrics`, the best by `metric` first."""
+    """Yield a row per variant, the best by `metric` first: mean and standard deviation of `metrics` over the seeds."""
     part = "test" if scored_on == "test" else "valid, which also chose the learning rate and epoch"
     num_seeds = len(results[0].fits)
     what = (
@@ -49,7 +49,7 @@ def score_lines(results: Sequence[VariantResult], metrics: Sequence[str], metric
 
 
 def rate_lines(results: Sequence[VariantResult], metric: str) -> Iterator[str]:
-    """The valid scores by which the learning rates were chosen."""
+    """Yield the valid scores that selected the learning rates."""
     for result in results:
         tried = ", ".join(f"{rate:g}: {score:.4f}" for rate, score in result.tried.items())
         yield f"{result.variant}: valid {metric} of the first seed by learning rate: {tried}{_edge(result)}"
@@ -59,7 +59,7 @@ def rate_lines(results: Sequence[VariantResult], metric: str) -> Iterator[str]:
 
 
 def length_lines(fits: Sequence[Fit], data: TaskData) -> Iterator[str]:
-    """How well texts of different lengths are done, a quarter of the examples each."""
+    """Yield the scores by length of the text, in quarters of the examples."""
     lengths = data.reported.encoded.num_tokens
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     size = -(-len(order) // NUM_LENGTH_GROUPS)
@@ -74,7 +74,7 @@ def length_lines(fits: Sequence[Fit], data: TaskData) -> Iterator[str]:
 
 
 def failure_lines(one: Fit, data: TaskData, count: int) -> Iterator[str]:
-    """The examples that a fit does worst, of equal ones first those with the highest probability."""
+    """Yield the worst predictions of a fit, those with the highest probability first among equals."""
     examples, task = data.reported.examples, data.task
     labels, scores = examples.labels or [], _example_scores(one, data)
     sign = -1.0 if task.example_score == "error" else 1.0
@@ -98,14 +98,14 @@ def failure_lines(one: Fit, data: TaskData, count: int) -> Iterator[str]:
 
 
 def progress_line(result: VariantResult, metric: str) -> str:
-    """A variant's figure in one line, once all of it is fitted."""
+    """Return the score of a variant in one line, once it is fitted completely."""
     seconds = sum(one.seconds for one in result.fits)
     fits = counted(len(result.fits), "chosen fit")
     return f"{result.variant}: {metric} {_mean_and_spread(result, metric)}; {fits} in {duration(seconds)}"
 
 
 def draw_comparison(results: Sequence[VariantResult], metric: str, title: str) -> bytes:
-    """Loss of train and valid, and the valid score, of every variant over epochs, as one PNG."""
+    """Draw train loss, valid loss and valid score of every variant over the epochs, as one PNG."""
     loss = {
         result.variant: {kind: _mean_curve(result.fits, f"{kind}/loss") for kind in ("train", "valid")}
         for result in results
@@ -117,7 +117,7 @@ def draw_comparison(results: Sequence[VariantResult], metric: str, title: str) -
 
 
 def write_scores(path: Path, experiment: Experiment, results: Sequence[VariantResult]) -> None:
-    """The report's figures as JSON: by variant each seed's scores, their mean and standard deviation, and the rates."""
+    """Write the report as JSON: by variant the scores of each seed, their mean and deviation, and the rates."""
     data = experiment.data
     value = {
         "task": data.task.name,
@@ -144,13 +144,13 @@ def log_results(
 
 
 def _mean_and_spread(result: VariantResult, metric: str) -> str:
-    """Of one seed no deviation is known, and none is shown."""
+    """Return mean and deviation as text; one seed has no deviation."""
     mean, spread = result.mean_and_spread(metric)
     return f"{mean:.4f} ± {spread:.4f}" if len(result.fits) > 1 else f"{mean:.4f}"
 
 
 def _edge(result: VariantResult) -> str:
-    """A hint where the best learning rate is the largest or smallest tried, so that a better one may lie beyond."""
+    """Return a hint if the best learning rate is the largest or smallest tried, so that a better one may lie beyond."""
     rates = sorted([*result.tried, *result.diverged])
     if len(rates) < 3 or rates[0] < result.learning_rate < rates[-1]:
         return ""
@@ -164,7 +164,7 @@ def _example_scores(one: Fit, data: TaskData) -> list[float]:
 
 
 def _mean_curve(fits: Sequence[Fit], name: str) -> Curve:
-    """The mean over seeds at each step that any of them has (early stopping ends some sooner), and the extremes."""
+    """Return mean and extremes over the seeds at each step that any of them reached (some may stop early)."""
     by_epoch: dict[float, list[float]] = {}
     for one in fits:
         for point in one.points:

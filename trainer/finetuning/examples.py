@@ -1,4 +1,4 @@
-"""Labeled examples: what a file holds in the columns that a task asks for, checked before anything is computed."""
+"""Labeled examples: the columns of a file that a task reads, checked before anything is computed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Examples:
-    """Columns of equal length. A text is a string, or the list of its words; labels are the task's own."""
+    """Columns of equal length. A text is a string or a list of words; the task defines the labels."""
 
     texts: list[Any]
     pairs: list[str] | None
@@ -35,7 +35,7 @@ class Examples:
         return len(self.texts)
 
     def take(self, numbers: Sequence[int]) -> Examples:
-        """Those of the given numbers, in that order."""
+        """Return the examples with these numbers, in this order."""
         return Examples(
             [self.texts[number] for number in numbers],
             [self.pairs[number] for number in numbers] if self.pairs is not None else None,
@@ -52,7 +52,7 @@ def read_examples(
     header: bool = True,
     skip_incomplete: bool = False,
 ) -> Examples:
-    """Read the examples of a file; `parse_label(cell, text)` is None where labels are not wanted.
+    """Read the examples of a file; `parse_label(cell, text)` is None if labels are not needed.
 
     `header` is as in `read_table`. `skip_incomplete` accepts ragged rows and skips those with an empty cell.
 
@@ -105,7 +105,7 @@ def read_examples(
 
 
 def count_swallowing(path: Path, examples: Examples, quoting: bool = True) -> int:
-    """Texts of a tsv file that look like several rows: an unpaired quotation mark ends at the next one, rows later."""
+    """Count texts of a tsv file that look like several rows: an unpaired quotation mark swallows rows."""
     if not quoting or path.suffix != ".tsv":
         return 0
     texts = [*examples.texts, *(examples.pairs or [])]
@@ -113,7 +113,7 @@ def count_swallowing(path: Path, examples: Examples, quoting: bool = True) -> in
 
 
 def swallowing_warning(num_swallowing: int) -> str:
-    """The warning about texts that `count_swallowing` counts."""
+    """Return the warning about texts that `count_swallowing` counts."""
     return (
         f"warning: {counted(num_swallowing, 'text')} with tabs and line breaks: an unpaired quotation mark "
         "may have joined rows; if quotation marks are plain characters, add --no-quoting"
@@ -121,10 +121,10 @@ def swallowing_warning(num_swallowing: int) -> str:
 
 
 def text_of(cell: Any) -> str:
-    """A cell as a text; a number is the text of its digits.
+    """Return a cell as text; a number becomes its digits.
 
     Raises:
-        ValueError: the cell holds something else, or half a character.
+        ValueError: the cell holds something else, or a lone surrogate.
     """
     if isinstance(cell, float) and cell != cell:
         raise ValueError("the cell is NaN, and this task reads a text")

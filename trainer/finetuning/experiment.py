@@ -1,6 +1,6 @@
-"""An experiment: one or more ways to fit a task, each with a few learning rates and several seeds.
+"""An experiment: one or more variants of fitting a task, each with a few learning rates and several seeds.
 
-The ways (variants): `full` trains the pretrained encoder with its head, `frozen` the head alone, `scratch` both from
+Variants: `full` trains the pretrained encoder with its head, `frozen` the head alone, `scratch` both from
 random weights, as the control. The first seed tries every learning rate; the others take the best.
 """
 
@@ -34,7 +34,7 @@ FROZEN_RATES = (1e-3, 3e-3, 1e-2)
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is fitted to what, and what is tried: everything that is settled before the first fit."""
+    """Model, data and settings of all fits, fixed before the first fit."""
 
     encoder: Path
     """Folder of the pretrained model."""
@@ -54,7 +54,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Fit:
-    """One fit: its curves, its scores on valid and on the reported part, and its predictions for that."""
+    """One fit: its curves, its scores on the valid and the reported part, and its predictions for the latter."""
 
     variant: str
     seed: int
@@ -69,7 +69,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class VariantResult:
-    """All fits of a variant; `fits` are those of the chosen learning rate, one for each seed."""
+    """All fits of a variant; `fits` are those with the chosen learning rate, one per seed."""
 
     variant: str
     learning_rate: float
@@ -84,21 +84,21 @@ class VariantResult:
         return max(self.fits, key=lambda one: order(one.valid_scores, metric))
 
     def mean_and_spread(self, metric: str) -> tuple[float, float]:
-        """Mean and standard deviation over the seeds; of one seed the deviation is 0."""
+        """Return mean and standard deviation over the seeds; the deviation of one seed is 0."""
         values = [one.scores[metric] for one in self.fits]
         return fmean(values), stdev(values) if len(values) > 1 else 0.0
 
 
 @dataclass
 class Best:
-    """The fitted model with the best valid score so far; only that one is held."""
+    """The fitted model with the best valid score so far; no other one is kept in memory."""
 
     metric: str
     model: PreTrainedModel | None = None
     fit: Fit | None = None
 
     def keep(self, model: PreTrainedModel, one: Fit) -> None:
-        """Hold a model if it is better than the one held."""
+        """Keep a model if it is better than the current one."""
         if self.fit is None or order(one.valid_scores, self.metric) > order(self.fit.valid_scores, self.metric):
             self.model, self.fit = model, one
 
@@ -117,9 +117,9 @@ def prepare(
     num_seeds: int = 3,
     settings: FitSettings,
 ) -> Experiment:
-    """Read the data, open the encoder's directory, encode, and settle what the fits share.
+    """Read the data, open the encoder's directory, encode, and fix what the fits share.
 
-    Without `learning_rates` usual ones are tried.
+    Without `learning_rates` it takes `usual_rates`.
 
     Raises:
         UserError: the files, the columns, the metric, the model or the memory do not fit the task.
@@ -148,7 +148,7 @@ def prepare(
 
 
 def usual_rates(variant: str, hidden_size: int) -> tuple[float, ...]:
-    """Learning rates around a usual one.
+    """Return learning rates around the usual one for a hidden size.
 
     It is proportional to hidden_size ** -1.5, at most 1e-3: 5e-5 at 768 and 3e-5 at 1,024, which are among the rates of
     Devlin et al. 2018, and 7e-4 at 128, the best of three for `small_cpu` on SST-2 (tests/benchmarks/results).
@@ -165,10 +165,10 @@ def run_variant(
     open_run: Callable[[str, int, float], FitRun],
     keep: Callable[[PreTrainedModel, Fit], None],
 ) -> VariantResult:
-    """Fit one variant with every learning rate and seed; `keep` is given each fitted model, whole, with its fit.
+    """Fit one variant with every learning rate and seed; `keep` gets each complete fitted model with its fit.
 
     Raises:
-        Diverged: every learning rate diverges. A later seed that diverges is warned of and left out.
+        Diverged: every learning rate diverges. A later seed that diverges is left out with a warning.
     """
     rows = _rows_of(experiment, variant)
     first, *others = experiment.seeds
@@ -193,13 +193,13 @@ def run_variant(
 
 
 def make_model(experiment: Experiment, variant: str, seed: int) -> PreTrainedModel:
-    """The model of a variant before its fit, float32; the head (from scratch all of it) follows from the seed."""
+    """Return the model of a variant before its fit, float32; the seed determines the head (scratch: all weights)."""
     transformers.set_seed(seed)
     task = experiment.data.task
     folder, purpose = experiment.encoder, f"a model for {task.name}"
     model, missing = load_pretrained(task.auto_class, folder, purpose, **task.head_options())
     encoder = model.base_model_prefix + "."
-    inside = frozenset(name for name in missing if name.startswith(encoder))  # what is outside is the new head
+    inside = frozenset(name for name in missing if name.startswith(encoder))  # the rest is the new head
     refuse_random_weights(inside, folder, "a pretrained encoder", but=("pooler.",))
     if variant == "scratch":
         model = getattr(transformers, task.auto_class).from_config(model.config).eval()
@@ -207,7 +207,7 @@ def make_model(experiment: Experiment, variant: str, seed: int) -> PreTrainedMod
         freeze_encoder(model)
     if task.name == "regression":
         labels = experiment.data.parts["train"].examples.labels or []
-        with torch.no_grad():  # a head that begins at the mean need not learn it at a small rate
+        with torch.no_grad():  # a head that starts at the mean does not have to learn it at a small rate
             bias = model.get_submodule("classifier").bias
             assert isinstance(bias, torch.Tensor)
             bias.fill_(fmean(labels))
@@ -217,7 +217,7 @@ def make_model(experiment: Experiment, variant: str, seed: int) -> PreTrainedMod
 
 
 def _rows_of(experiment: Experiment, variant: str) -> dict[str, Sequence[Row]]:
-    """The rows of each part; a frozen encoder's hidden states, which no seed changes, are computed once."""
+    """Return the rows of each part; the hidden states of a frozen encoder, which no seed changes, are computed once."""
     rows: dict[str, Sequence[Row]] = {name: part.encoded.rows for name, part in experiment.data.parts.items()}
     if variant != "frozen":
         return rows

@@ -1,4 +1,4 @@
-"""An experiment in MLflow: one run, and in it a run for each fit, delivered as a pretraining's run is."""
+"""An experiment in MLflow: one run with a child run per fit, delivered like a pretraining run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ AWAY_SECONDS = 0.5
 
 
 class ExperimentRuns:
-    """The parent run and its children; without `settings` all of them are silent.
+    """The parent run and its children; without `settings` nothing is logged.
 
-    A child names its parent by what is known before a server is reached, so all of them may be sent later. What is not
-    sent yet waits in `folder`.
+    A child names its parent by an id that needs no server, so that all runs can be sent later. Until then they wait in
+    `folder`.
 
     Raises:
         UserError: the folder cannot be written.
@@ -51,7 +51,7 @@ class ExperimentRuns:
         return FitRun(log, self.end_child)
 
     def start_child(self, name: str, params: Mapping[str, Any]) -> MetricLog:
-        """Start a child run, or resume it; a server that did not answer before is not waited for."""
+        """Start or resume a child run; do not wait for a server that did not answer before."""
         if self._settings is None or self._tracker is None:
             return NullTracker()
         settings, folder = self._settings.model_copy(update={"run_name": name}), self._folder / "runs" / name
@@ -66,7 +66,7 @@ class ExperimentRuns:
         return self._fit
 
     def close(self, status: RunStatus) -> None:
-        """End the run and an unfinished child; send what the server lacks of children, if it answers."""
+        """End the run and an unfinished child; send what the server lacks if it answers."""
         self.end_child(status)
         self.parent.close(status)
         if self._tracker is not None and self._tracker.is_complete and not self._fits_are_sent:
@@ -93,7 +93,7 @@ class ExperimentRuns:
             )
 
     def _warn_once(self, message: str) -> None:
-        """Print a warning once, though it concerns every fit, such as that the server does not answer."""
+        """Print a warning once that concerns every fit, such as that the server does not answer."""
         if message not in self._warned:
             print_warning(message)
         self._warned.add(message)

@@ -35,7 +35,7 @@ VARIANTS = get_args(Variant)
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneSettings:
-    """What is fitted to what, how, and where the results go; see `finetune`."""
+    """Model, data, training and output of a fine-tuning; see `finetune`."""
 
     model: str
     task: TaskName
@@ -60,7 +60,7 @@ class FinetuneSettings:
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """What a fine-tuning gave."""
+    """Result of a fine-tuning."""
 
     folder: Path
     """The model with the best valid score, as a Hugging Face directory."""
@@ -112,8 +112,8 @@ def finetune(
 
     Args:
         model: a run's output directory, a checkpoint, an export, `models:/NAME@ALIAS`, or a name on the Hub.
-        train: examples to fit to; without `valid` and `test`, a tenth of it is cut off for each, by `split_seed`.
-        valid: chooses the learning rate and the epoch.
+        train: training examples; without `valid` and `test`, a tenth of them is split off for each, by `split_seed`.
+        valid: examples that select the learning rate and the epoch.
         test: the data the reported scores are computed on (without it and with `valid`: the valid data).
         quoting: whether quotation marks of tsv and csv enclose cells, or are plain characters.
         output: new directory for model, report, scores and curves.
@@ -125,10 +125,10 @@ def finetune(
         learning_rates: default: three around a usual one for the size of the encoder.
         batch_size: examples per step.
         early_stopping: epochs without a better valid score before a fit ends; default: never.
-        metric: what chooses; default: accuracy, spearman or f1, by the task.
-        max_length: tokens per example at most; default: what the model takes.
+        metric: the metric that selects; default: accuracy, spearman or f1, depending on the task.
+        max_length: maximum tokens per example; default: that of the model.
         register: name under which the best model is registered, with `alias` if given.
-        log: is called with each block of progress text; default: nothing is printed.
+        log: called with each block of progress text; default: nothing is printed.
 
     Raises:
         UserError: files, columns, model or arguments do not fit the task, every fit diverges, or the output directory
@@ -213,7 +213,7 @@ def check_settings(settings: FinetuneSettings) -> None:
 
 
 def prepare_experiment(settings: FinetuneSettings, log: Callable[[str], None]) -> Experiment:
-    """Read the data, open the model, encode, and log what was found with an estimate of the time.
+    """Read the data, open the model, encode, and log a description of both with an estimate of the time.
 
     Raises:
         UserError: model, files or memory do not fit the task.
@@ -241,7 +241,7 @@ def prepare_experiment(settings: FinetuneSettings, log: Callable[[str], None]) -
 
 
 def fit_experiment(settings: FinetuneSettings, experiment: Experiment, log: Callable[[str], None]) -> FinetuneResult:
-    """Fit every variant, report, save the best model, and register it where that is asked for.
+    """Fit every variant, report, save the best model, and register it if requested.
 
     Raises:
         UserError: every fit diverges, the output cannot be written, or the registry refuses the model.
@@ -270,10 +270,10 @@ def fit_experiment(settings: FinetuneSettings, experiment: Experiment, log: Call
 
 
 def tracking_settings(settings: FinetuneSettings) -> TrackingSettings:
-    """Where the runs go.
+    """Return the tracking settings of the runs.
 
     Raises:
-        UsageError: MLflow takes no experiment of that name.
+        UsageError: MLflow does not accept the name of the experiment.
     """
     uri = resolve_tracking_uri(settings.tracking_uri)
     run_name = f"{settings.task}-{settings.files.train.stem}"
@@ -294,7 +294,7 @@ def _fit_all(
         results.append(run_variant(experiment, variant, runs.child, best.keep))
         log(progress_line(results[-1], experiment.metric))
     report = "\n".join(report_lines(experiment, results))
-    log(f"\n{report}")  # before anything is written, so that a full disk takes no figure away
+    log(f"\n{report}")  # before anything is written, so that a full disk loses no result
     picture = output / "curves.png"
     try:
         title = f"{settings.task}: {settings.files.train.name}"
@@ -314,7 +314,7 @@ def _fit_all(
 
 
 def _run_params(settings: FinetuneSettings, experiment: Experiment) -> dict[str, Any]:
-    """The parameters of the parent run."""
+    """Return the parameters of the parent run."""
     return {
         "model": settings.model,
         "task": settings.task,
@@ -337,7 +337,7 @@ def _run_params(settings: FinetuneSettings, experiment: Experiment) -> dict[str,
 
 
 def _save_best(settings: FinetuneSettings, experiment: Experiment, best: Best, run_id: str | None) -> Path:
-    """Save the best model with what made it; returns its folder."""
+    """Save the best model with its origin; return its folder."""
     from trainer.finetuning.fitted_model import FitFacts, save_fitted_model
 
     assert best.model is not None and best.fit is not None, "there was a fit"
@@ -366,7 +366,7 @@ def _save_best(settings: FinetuneSettings, experiment: Experiment, best: Best, r
 
 
 def _saved_line(best: Best) -> str:
-    """Which of all fits is saved, and by what it was selected."""
+    """Return the line that names the saved fit and what selected it."""
     one = best.fit
     assert one is not None, "there was a fit"
     return (
@@ -393,7 +393,7 @@ def _make_output(output: Path) -> None:
 
 
 def _register(settings: FinetuneSettings, folder: Path, run_id: str | None) -> Registration:
-    """Register the fitted model; where that fails, the error names the command that does it later."""
+    """Register the fitted model; if that fails, the error has the command that registers it later."""
     from trainer.registry.registration import register
 
     assert settings.register is not None
@@ -410,13 +410,13 @@ def _register(settings: FinetuneSettings, folder: Path, run_id: str | None) -> R
 
 
 def _server_option(settings: FinetuneSettings) -> str:
-    """The option that names the MLflow server, as in a command to print."""
+    """Return the option that names the MLflow server, for a command to print."""
     uri = settings.tracking_uri
     return f" --tracking-uri {quote(storage.hide_secrets(uri))}" if uri else ""
 
 
 def _names(names: Sequence[Variant] | str) -> tuple[Variant, ...]:
-    """Variants as a tuple; a string names several with commas between them."""
+    """Return variants as a tuple; a string separates them by commas."""
     parts = names.split(",") if isinstance(names, str) else names
     return cast("tuple[Variant, ...]", tuple(name.strip() for name in parts))  # which the caller checks
 

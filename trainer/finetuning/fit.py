@@ -1,4 +1,4 @@
-"""One fit: a model is trained on rows by the Hugging Face Trainer, scored after each epoch, and left at its best."""
+"""One fit: the Hugging Face Trainer trains a model on rows, scores it after each epoch, and restores the best epoch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FitSettings:
 
 
 class Point(NamedTuple):
-    """A value on a curve; names are those of MLflow: train/loss, valid/loss, valid/accuracy."""
+    """A value on a curve, with the metric's name in MLflow: train/loss, valid/loss, valid/accuracy."""
 
     epoch: float
     step: int
@@ -68,7 +68,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class FitResult:
-    """The curves, and the scores of the epoch whose weights the model has now."""
+    """The curves, and the scores of the epoch whose weights the model has."""
 
     points: tuple[Point, ...]
     best_epoch: int
@@ -76,11 +76,11 @@ class FitResult:
 
 
 class Diverged(UserError):
-    """A fit came to nothing: the model's outputs are not finite."""
+    """A fit diverged: the model's outputs are not finite."""
 
 
 def order(scores: Mapping[str, float], metric: str) -> tuple[float, float]:
-    """What the better of two fits, or of two epochs, has more of: the metric, and where that ties a lower loss."""
+    """Return the sort key of a fit or an epoch, greater for the better one: the metric, then the lower loss."""
     return scores[metric], -scores["loss"]
 
 
@@ -96,10 +96,10 @@ def fit(
     seed: int,
     record: Callable[[Point], None] = lambda point: None,
 ) -> FitResult:
-    """Train the parameters that have gradients; the valid `score` chooses the epoch whose weights are kept, unless
+    """Train the parameters that have gradients; the valid `score` selects the epoch whose weights stay, unless
     `settings.keep` is last.
 
-    Everything random follows from the seed; the head was initialized before.
+    The seed determines everything random; the head was initialized before.
 
     Raises:
         Diverged: the outputs are not finite after the first epoch.
@@ -131,7 +131,7 @@ def fit(
             disable_tqdm=True,
             report_to="none",
         )
-        arguments._n_gpu = min(arguments.n_gpu, 1)  # of several GPUs each would be given a batch of this size
+        arguments._n_gpu = min(arguments.n_gpu, 1)  # each of several GPUs would get a batch of this size
         trainer = _Trainer(
             model=model,
             args=arguments,
@@ -152,14 +152,14 @@ def fit(
 
 
 def groups_by_length(rows: Sequence[Row], batch_size: int) -> bool:
-    """Whether training batches hold rows of similar length, so that little is padding."""
+    """Return whether training batches hold rows of similar length, so that there is little padding."""
     return "input_ids" in rows[0] and len(rows) >= FEWEST_GROUPED_BATCHES * batch_size
 
 
 def predict(
     model: torch.nn.Module, rows: Sequence[Row], collate: Collator, batch_size: int
 ) -> tuple[list[Output], float]:
-    """The outputs of every row in order, without padding, and the mean loss (NaN where rows have no labels).
+    """Return the outputs of every row in order, without padding, and the mean loss (NaN for rows without labels).
 
     The loss is the mean over rows of their batches' losses.
     """
@@ -179,7 +179,7 @@ def predict(
 
 
 def _output_of_row(arrays: dict[str, np.ndarray], position: int, length: int) -> Output:
-    """One row of each array: logits (num_labels,) of a whole text, or those of its tokens without padding."""
+    """Return one row of each array: logits (num_labels,) of a text, or those of its tokens without padding."""
     output = {}
     for name, array in arrays.items():
         is_by_token = array.ndim == 3 or name != "logits"
@@ -201,7 +201,7 @@ class _Trainer(Trainer):
 
 
 class _Watch(TrainerCallback):
-    """Records every logged value, and keeps the best epoch's trained weights in memory.
+    """Records every logged value, and keeps the weights of the best epoch in memory.
 
     The Trainer's own way to keep the best epoch writes the whole model to disk after each.
     """
@@ -251,7 +251,7 @@ class _Watch(TrainerCallback):
         return control
 
     def restore_best(self, model: PreTrainedModel) -> None:
-        """Give the model its best weights back."""
+        """Restore the weights of the best epoch."""
         parameters = dict(model.named_parameters())
         with torch.no_grad():
             for name, weight in self._best_weights.items():

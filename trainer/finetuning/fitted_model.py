@@ -34,7 +34,7 @@ TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.t
 
 @dataclass(frozen=True)
 class FitFacts:
-    """What made a fitted model; finetune.json."""
+    """Origin of a fitted model; finetune.json."""
 
     task: TaskName
     base_model: str
@@ -57,10 +57,10 @@ class FitFacts:
 
 
 def read_facts(folder: Path) -> FitFacts | None:
-    """finetune.json; None where there is none, as in folders from elsewhere.
+    """Read finetune.json; None if there is none, as in folders from elsewhere.
 
     Raises:
-        UserError: it is no such file.
+        UserError: the file has another form.
     """
     path = folder / FINETUNE_FILE
     values = read_json(path)
@@ -86,7 +86,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
         _copy_tokenizer(source, output)
         _write_json(output / FINETUNE_FILE, asdict(facts))
         base = read_provenance(source)
-        is_scratch = facts.variant == "scratch"  # its weights saw none of the encoder's data
+        is_scratch = facts.variant == "scratch"  # its weights were not trained on the encoder's data
         provenance: dict[str, Any] = {
             "task": facts.task,
             "variant": facts.variant,
@@ -94,7 +94,7 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
             "base": {name: value for name, value in base.items() if name not in ("parity", "libraries")},
             "mlflow_run_id": run_id,
             "tokenizer_fingerprint": base.get("tokenizer_fingerprint"),
-            # What the encoder has seen, its fitted model has seen: register.py --trained-on must find both.
+            # The fitted model has seen the data of its encoder: `register --trained-on` must find both.
             **{name: base[name] for name in ("data_digests", "data_lineage") if name in base and not is_scratch},
             "scores": {f"{facts.scored_on}/{name}": value for name, value in facts.scores.items()},
             "train_sha256": facts.train_sha256,
@@ -145,7 +145,7 @@ class FittedModel:
         """Load a folder that `save_fitted_model` wrote, or one of a classifier, tagger or reader from elsewhere.
 
         Raises:
-            UserError: the folder is no fitted model.
+            UserError: the folder is not a fitted model.
         """
         config, facts = load_config(folder), read_facts(folder)
         name = facts.task if facts else _task_of(config, folder)
@@ -161,7 +161,7 @@ class FittedModel:
         return cls(model, task, preprocessor, Columns(facts.text_column, facts.pair_column, facts.label_column))
 
     def predict(self, examples: Examples, batch_size: int = 32) -> tuple[list[Prediction], int]:
-        """A prediction for each example, and how many texts were longer than the model takes."""
+        """Return a prediction for each example, and the number of texts that exceeded the maximum length."""
         with quiet_transformers():
             encoded = self.task.encode(examples, self.preprocessor)
         outputs, _ = predict(self.model, encoded.rows, Collator(self.preprocessor.pad_token_id), batch_size)

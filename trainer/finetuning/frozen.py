@@ -1,7 +1,7 @@
-"""A frozen encoder: what it gives for each text never changes, so it is computed once and only the head is trained.
+"""A frozen encoder: its hidden states never change, so they are computed once and only the head is trained.
 
-The head is everything after the last layer's hidden states: the pooler, where the model has one, and the classifier.
-A pooler counts to the head because a model pretrained without sentence pairs has none that is trained.
+The head is everything after the last layer's hidden states: the pooler, if the model has one, and the classifier. The
+pooler belongs to the head because a model pretrained without sentence pairs has no trained one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LABELS = ("labels", "start_positions", "end_positions")
 
 
 class StoredEncoder(torch.nn.Module):
-    """Stands where the encoder was and hands on hidden states (rows, length, hidden_size) that were stored."""
+    """Replaces the encoder and returns stored hidden states (rows, length, hidden_size)."""
 
     def __init__(self, pooler: torch.nn.Module | None) -> None:
         super().__init__()
@@ -42,18 +42,18 @@ class StoredEncoder(torch.nn.Module):
 
 @contextmanager
 def encoder_taken_out(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """Within the block the model takes stored hidden states as `inputs_embeds`, and only its head is there to train."""
+    """Within the block the model reads stored hidden states as `inputs_embeds`, and has only its head to train."""
     encoder = model.base_model
     stand_in = StoredEncoder(getattr(encoder, "pooler", None)).to(model.device)
     setattr(model, model.base_model_prefix, stand_in)
     try:
         yield model
     finally:
-        setattr(model, model.base_model_prefix, encoder)  # its pooler is the one that was trained
+        setattr(model, model.base_model_prefix, encoder)  # its own pooler was trained
 
 
 def store_hidden_states(model: PreTrainedModel, rows: Sequence[Row], collate: Collator, batch_size: int) -> list[Row]:
-    """The rows with the encoder's last hidden states, (row_length, hidden_size) float32, in place of their ids.
+    """Return the rows with the encoder's last hidden states, (row_length, hidden_size) float32, instead of ids.
 
     A head that reads [CLS] alone gets only that position.
     """
@@ -72,13 +72,13 @@ def store_hidden_states(model: PreTrainedModel, rows: Sequence[Row], collate: Co
 
 
 def reads_cls_alone(model: PreTrainedModel) -> bool:
-    """Whether the head reads the first position alone: classifiers do, unless they take the mean over positions."""
+    """Return whether the head reads the first position only: classifiers do, unless they average over positions."""
     is_classifier = type(model).__name__.endswith("ForSequenceClassification")
     return is_classifier and getattr(model.config, "classifier_pooling", "cls") == "cls"
 
 
 def check_room(model: PreTrainedModel, rows: Sequence[Row]) -> None:
-    """Refuse rows whose stored hidden states would take too much of the memory that is free.
+    """Refuse rows whose stored hidden states would take too much of the free memory.
 
     Raises:
         UserError: they would.
@@ -100,7 +100,7 @@ def freeze_encoder(model: PreTrainedModel) -> None:
     """Let only the head have gradients.
 
     Raises:
-        UserError: the pooler cannot be parted from the encoder.
+        UserError: the pooler cannot be separated from the encoder.
     """
     if isinstance(getattr(model.base_model, "pooler", None), torch.nn.Linear):
         raise UserError(

@@ -26,7 +26,7 @@ REPEATED = "repeated"
 
 
 def read_table(path: Path, quoting: bool = True, header: bool = True, ragged: bool = False) -> pandas.DataFrame:
-    """Read a whole table; cells of tsv and csv are unchanged text, and an empty cell is "".
+    """Read a whole table; cells of tsv and csv stay text, and an empty cell is "".
 
     Args:
         quoting: whether quotation marks of tsv and csv enclose cells; without it, they are plain characters.
@@ -37,7 +37,7 @@ def read_table(path: Path, quoting: bool = True, header: bool = True, ragged: bo
     A byte order mark is dropped.
 
     Raises:
-        UsageError: the name has another ending than a table's, or the file does not exist or is empty.
+        UsageError: the file type is unsupported, or the file does not exist or is empty.
         UserError: the file is not such a table.
     """
     check_suffix(path)
@@ -51,14 +51,14 @@ def read_table(path: Path, quoting: bool = True, header: bool = True, ragged: bo
                 fix="give a table",
                 code="no-examples",
             )
-        # No guessing of dates or numbers: "2020" is a class name as good as any.
+        # No guessing of dates or numbers: "2020" can be a class name.
         if path.suffix == ".jsonl":
             return pandas.DataFrame(list(_json_lines(text, path)), dtype=object)
         separator = "\t" if path.suffix == ".tsv" else ","
         return _read_ragged(text, separator, header) if ragged else _read_separated(text, separator, quoting, header)
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", fix="give the path of a table", code="missing-path") from None
-    except (OSError, ValueError) as error:  # pandas' and pyarrow's errors of reading are ValueErrors
+    except (OSError, ValueError) as error:  # reading errors of pandas and pyarrow are ValueErrors
         unquoted = (
             ""
             if path.suffix not in (".tsv", ".csv") or not quoting
@@ -73,7 +73,7 @@ def read_table(path: Path, quoting: bool = True, header: bool = True, ragged: bo
 
 
 def column(table: pandas.DataFrame, name: str, path: Path, option: str) -> list[Any]:
-    """The cells of a column as Python values.
+    """Return the cells of a column as Python values.
 
     Raises:
         UsageError: there is no such column, or several.
@@ -95,7 +95,7 @@ def column(table: pandas.DataFrame, name: str, path: Path, option: str) -> list[
 
 
 def write_table(table: pandas.DataFrame, path: Path) -> None:
-    """Write in the format that the file's ending names, all or nothing; lists in tsv and csv become text with spaces.
+    """Write a table atomically in the format of the file's extension; lists in tsv and csv become text with spaces.
 
     Raises:
         UserError: the file cannot be written.
@@ -109,7 +109,7 @@ def write_table(table: pandas.DataFrame, path: Path) -> None:
                 table.to_json(partial, orient="records", lines=True, force_ascii=False)
             else:
                 table.map(_flat).to_csv(partial, sep="\t" if path.suffix == ".tsv" else ",", index=False)
-    except (ValueError, TypeError) as error:  # pyarrow's, of a column that holds values of several kinds
+    except (ValueError, TypeError) as error:  # of pyarrow, for a column with values of several types
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"{path} cannot hold this table ({reason})",
@@ -119,7 +119,7 @@ def write_table(table: pandas.DataFrame, path: Path) -> None:
 
 
 def check_readable(path: Path) -> None:
-    """Refuse a file that is not there, or whose ending names no table, before any work is done for it."""
+    """Refuse a file that does not exist or has an unsupported type, before any work."""
     check_suffix(path)
     if not path.exists():
         raise UsageError(f"{path} does not exist", fix="give the path of a table", code="missing-path")
@@ -128,10 +128,10 @@ def check_readable(path: Path) -> None:
 def check_columns(
     path: Path, names: Mapping[str, Any], quoting: bool = True, header: bool = True, ragged: bool = False
 ) -> None:
-    """Check that a table has columns, given by the options that name them; a column that is not named is left out.
+    """Check that a table has the columns, given by the options that name them; None is skipped.
 
     Raises:
-        UsageError: a column is missing, or there are several of its name.
+        UsageError: a column is missing, or several have its name.
         UserError: the table cannot be read.
     """
     named = {option: name for option, name in names.items() if isinstance(name, str)}
@@ -142,7 +142,7 @@ def check_columns(
 
 
 def check_suffix(path: Path) -> None:
-    """Refuse a file whose ending names no table."""
+    """Refuse a file of an unsupported type."""
     if path.suffix not in SUFFIXES:
         raise UsageError(
             f"{path} is not a supported table",
@@ -152,23 +152,23 @@ def check_suffix(path: Path) -> None:
 
 
 def has_quoted_cells(path: Path) -> bool:
-    """Whether a cell of a tsv or csv file begins with a quotation mark."""
+    """Return whether a cell of a tsv or csv file begins with a quotation mark."""
     separator = {".tsv": b"\t", ".csv": b","}.get(path.suffix)
     return separator is not None and re.search(rb'(?:^|\n|%b)"' % separator, path.read_bytes()) is not None
 
 
 def is_missing(cell: Any) -> bool:
-    """Whether a cell holds nothing: empty text, null, or not a number."""
+    """Return whether a cell is empty text, null, or NaN."""
     if isinstance(cell, str):
         return not cell.strip()
     return cell is None or (isinstance(cell, float) and cell != cell)
 
 
 def _read_parquet(path: Path) -> pandas.DataFrame:
-    """The rows in their order, for pandas joins rows by the index that a Parquet file was saved with.
+    """Read the rows in their order; pandas would join rows by the index that a Parquet file was saved with.
 
-    What pandas has noted in the file of types and index is not asked: an index with a name is a column, any other is
-    left out.
+    The types and index that pandas stores in the file are ignored: an index with a name is a column, any other is left
+    out.
 
     Raises:
         ValueError: the file is damaged.
@@ -184,15 +184,15 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
 
 
 def _flat(cell: Any) -> Any:
-    """Lists (numpy's too, which parquet's lists are) as text joined by spaces; anything else as it is."""
+    """Return lists (also numpy's, which Parquet gives) as text joined by spaces; anything else unchanged."""
     return " ".join(map(str, cell)) if isinstance(cell, (list, tuple, numpy.ndarray)) else cell
 
 
 def _utf8_text(path: Path) -> str:
-    """The file's text without a byte order mark.
+    """Return the file's text without a byte order mark.
 
     Raises:
-        UserError: it is not UTF-8; the line is named.
+        UserError: the file is not UTF-8; names the line.
     """
     data = path.read_bytes()
     try:
@@ -208,7 +208,7 @@ def _utf8_text(path: Path) -> str:
 
 
 def _json_lines(text: str, path: Path) -> Iterator[dict[str, Any]]:
-    """The object of every line that is not empty."""
+    """Yield the object of every line that is not empty."""
 
     def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
@@ -216,7 +216,7 @@ def _json_lines(text: str, path: Path) -> Iterator[dict[str, Any]]:
             raise ValueError(f"it names {_repeated([name for name, _ in pairs])[0]!r} twice")
         return values
 
-    for number, line in enumerate(text.split("\n"), start=1):  # other separators of lines may stand in a string
+    for number, line in enumerate(text.split("\n"), start=1):  # other line separators can be part of a string
         if not line.strip():
             continue
         try:
@@ -237,7 +237,7 @@ def _json_lines(text: str, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _read_ragged(text: str, separator: str, header: bool) -> pandas.DataFrame:
-    """Rows of any number of cells, cut and filled up to the number of the first one."""
+    """Return rows of any number of cells, truncated or padded to the number of the first one."""
     rows = [line.split(separator) for line in text.replace("\r\n", "\n").split("\n") if line]
     width = len(rows[0])
     rows = [[*row[:width], *[""] * (width - len(row))] for row in rows]
@@ -250,7 +250,7 @@ def _read_ragged(text: str, separator: str, header: bool) -> pandas.DataFrame:
 def _read_separated(text: str, separator: str, quoting: bool, header: bool) -> pandas.DataFrame:
     how = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
     options: dict[str, Any] = {"sep": separator, "dtype": str, "keep_default_na": False, "quoting": how}
-    options["index_col"] = False  # else rows with a cell too many shift all columns by one, in silence
+    options["index_col"] = False  # else rows with one cell too many silently shift all columns by one
     with warnings.catch_warnings():
         warnings.simplefilter("error", pandas.errors.ParserWarning)
         try:
@@ -271,7 +271,7 @@ def _repeated(names: Sequence[str]) -> list[str]:
 
 
 def _other_separator(table: pandas.DataFrame) -> str:
-    """A hint where all of a line was taken for one column."""
+    """Return a hint if a whole line was read as one column."""
     only = str(table.columns[0]) if len(table.columns) == 1 else ""
     signs = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars"}
     found = next((name for sign, name in signs.items() if sign in only), None)

@@ -1,4 +1,4 @@
-"""What an experiment shows before its first fit: its data, the parameters that it trains, and how long it will take."""
+"""Description of an experiment before its first fit: data, trained parameters, estimated time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_TIMED = 3
 
 
 class ParameterRow(NamedTuple):
-    """A part of the model; `closed_form` and `formula` are None where the family's layout has none here."""
+    """A part of the model; `closed_form` and `formula` are None for families without a known layout."""
 
     part: str
     counted: int
@@ -32,7 +32,7 @@ class ParameterRow(NamedTuple):
 
 
 def describe(experiment: Experiment) -> Iterator[str]:
-    """Yield the data, how its text fits the tokenizer, and what is trained, as lines."""
+    """Yield lines about the data, the fit of tokenizer and text, and the trained parameters."""
     data = experiment.data
     yield from data_lines(data)
     texts = [text if isinstance(text, str) else " ".join(text) for text in data.parts["train"].examples.texts]
@@ -50,7 +50,7 @@ def describe(experiment: Experiment) -> Iterator[str]:
 
 
 def estimate_lines(experiment: Experiment, estimates: dict[str, float]) -> Iterator[str]:
-    """The seconds of `estimate_seconds` for people."""
+    """Yield the seconds of `estimate_seconds` as text."""
     seeds, epochs = len(experiment.seeds), experiment.settings.epochs
     yield ""
     for variant, seconds in estimates.items():
@@ -62,7 +62,7 @@ def estimate_lines(experiment: Experiment, estimates: dict[str, float]) -> Itera
 
 
 def estimate_seconds(experiment: Experiment) -> dict[str, float]:
-    """Seconds by variant, without early stopping, from a few timed steps."""
+    """Return the estimated seconds by variant, without early stopping, from a few timed steps."""
     data, settings, collate = experiment.data, experiment.settings, experiment.collate
     size = settings.batch_size
     num_batches = {name: -(-len(part.encoded.rows) // size) for name, part in data.parts.items()}
@@ -104,7 +104,7 @@ def trainable_parameters(model: PreTrainedModel, frozen: bool) -> list[Parameter
 
 
 def closed_forms(config: Any) -> dict[str, tuple[int, str]]:
-    """Parameters by part, with the formula in the letters of `letters_line`; empty for other families.
+    """Return parameters by part, with the formula in the letters of `letters_line`; empty for other families.
 
     ModernBERT as it was published, without biases; its first layer has no norm before its attention.
     """
@@ -150,7 +150,7 @@ def letters_line(config: Any) -> str:
 
 
 def _sample(rows: Sequence[Row], size: int) -> list[list[Row]]:
-    """Some batches as the fits have them: any rows, or neighbors in length from anywhere between short and long."""
+    """Return sample batches like those of the fits: random rows, or rows of similar length."""
     draw = random.Random(0)
     rows = sorted(rows, key=row_length) if groups_by_length(rows, size) else draw.sample(rows, len(rows))
     starts = range(0, len(rows), size)
@@ -160,7 +160,7 @@ def _sample(rows: Sequence[Row], size: int) -> list[list[Row]]:
 def _seconds_per_step(
     model: PreTrainedModel, batches: Sequence[Sequence[Row]], collate: Collator, train: bool
 ) -> float:
-    """Mean time of a step; the model's weights stay as they are (an optimizer at rate 0 costs what one does)."""
+    """Return the mean seconds of a step; weights stay unchanged, because the learning rate is 0 at the same cost."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0, weight_decay=0.0)
 
@@ -172,7 +172,7 @@ def _seconds_per_step(
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        loss.item()  # on a GPU the work is done only now
+        loss.item()  # a GPU finishes its work only here
 
     step(batches[0])  # warms up
     started_at = time.perf_counter()

@@ -24,9 +24,9 @@ class Entity(NamedTuple):
 
 
 def classification_scores(labels: Sequence[str], predicted: Sequence[str], names: Sequence[str]) -> dict[str, float]:
-    """Accuracy, F1 and Matthews correlation.
+    """Return accuracy, F1 and Matthews correlation.
 
-    F1 of two classes is that of the second (GLUE's, Wang et al. 2018), of more the mean over classes.
+    F1 is that of the second of two classes (as in GLUE, Wang et al. 2018), and the mean over more classes.
     """
     options = {"average": "binary", "pos_label": names[1]} if len(names) == 2 else {"average": "macro"}
     return {
@@ -37,7 +37,7 @@ def classification_scores(labels: Sequence[str], predicted: Sequence[str], names
 
 
 def regression_scores(labels: Sequence[float], predicted: Sequence[float]) -> dict[str, float]:
-    """Spearman's and Pearson's correlation (of a constant 0), and the root of the mean squared error."""
+    """Return Spearman's and Pearson's correlation (0 for a constant), and the root mean squared error."""
     error = float(np.sqrt(np.mean((np.asarray(labels) - np.asarray(predicted)) ** 2)))
     if len(set(labels)) < 2 or len(set(predicted)) < 2:
         return {"spearman": 0.0, "pearson": 0.0, "rmse": error}
@@ -49,7 +49,7 @@ def regression_scores(labels: Sequence[float], predicted: Sequence[float]) -> di
 
 
 def tagging_scores(labels: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Accuracy of words; F1, precision and recall: of whole entities (tags B-, I- and O), else the means over tags."""
+    """Return accuracy of words, and F1, precision and recall of entities (tags B-, I- and O), else means over tags."""
     flat = [
         (tag, guess)
         for tags, guesses in zip(labels, predicted, strict=True)
@@ -72,12 +72,12 @@ def tagging_scores(labels: Sequence[Sequence[str]], predicted: Sequence[Sequence
 
 
 def marks_entities(tags: set[str]) -> bool:
-    """Whether the tags are those of entities: O, and B- or I- with a type."""
+    """Return whether the tags mark entities: O, and B- or I- with a type."""
     return all(tag == "O" or tag[:2] in ("B-", "I-") for tag in tags) and any(tag != "O" for tag in tags)
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
-    """The entities of a sentence; an I- that continues none of its type begins one, as in CoNLL-2003's conlleval."""
+    """Return the entities of a sentence; an I- that continues no entity of its type begins one, as in conlleval."""
     found: list[Entity] = []
     for index, tag in enumerate(tags):
         if tag == "O" or len(tag) < 3:
@@ -91,7 +91,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def answer_scores(labels: Sequence[Sequence[str]], predicted: Sequence[str]) -> dict[str, float]:
-    """Exact match and F1 over words on normalized answers, by the best of a label's answers (Rajpurkar et al. 2016)."""
+    """Return exact match and word F1 of normalized answers, against the best of a label's answers (Rajpurkar 2016)."""
     pairs = list(zip(labels, predicted, strict=True))
     return {
         "f1": float(np.mean([max(answer_f1(answer, guess) for answer in answers) for answers, guess in pairs])),
@@ -102,7 +102,7 @@ def answer_scores(labels: Sequence[Sequence[str]], predicted: Sequence[str]) -> 
 
 
 def answer_f1(label: str, predicted: str) -> float:
-    """The overlap of the two answers' words."""
+    """Return the F1 of the words of two answers."""
     gold, guess = normalize_answer(label).split(), normalize_answer(predicted).split()
     shared = (Counter(gold) & Counter(guess)).total()
     if not gold or not guess:
@@ -111,6 +111,6 @@ def answer_f1(label: str, predicted: str) -> float:
 
 
 def normalize_answer(text: str) -> str:
-    """Small letters, without punctuation, English articles and doubled spaces."""
+    """Return lower-case text without punctuation, English articles and repeated spaces."""
     kept = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(_ARTICLES.sub(" ", kept).split())

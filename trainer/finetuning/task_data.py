@@ -1,4 +1,4 @@
-"""The labeled data of an experiment: files read, checked, split in train, valid and test, and encoded."""
+"""Labeled data of an experiment: read, checked, split into train, valid and test, and encoded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEWEST_EXAMPLES = 4
 
 @dataclass(frozen=True)
 class Files:
-    """The files given; missing ones of valid and test are cut from train, but no test where there is a valid file."""
+    """The given files; missing valid and test data are split off train, but no test data if there is a valid file."""
 
     train: Path
     valid: Path | None = None
@@ -36,14 +36,14 @@ class Files:
 
     @property
     def given(self) -> dict[str, Path]:
-        """The files by part."""
+        """Return the files by part."""
         named = {"train": self.train, "valid": self.valid, "test": self.test}
         return {part: path for part, path in named.items() if path is not None}
 
 
 @dataclass(frozen=True)
 class Part:
-    """Examples, and the same as rows of the model."""
+    """Examples, and their rows for the model."""
 
     examples: Examples
     encoded: Encoded
@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True)
 class TaskData:
-    """The parts `train`, `valid` and, except where only a valid file was given, `test`."""
+    """The parts `train`, `valid` and, unless only a valid file was given, `test`."""
 
     task: Task
     preprocessor: Preprocessor
@@ -64,7 +64,7 @@ class TaskData:
 
     @property
     def scored_on(self) -> str:
-        """The part that the reported scores are computed on: test, or valid where there is no test."""
+        """Part that the reported scores are computed on: test, or valid if there is no test."""
         return "test" if "test" in self.parts else "valid"
 
     @property
@@ -79,7 +79,7 @@ class TaskData:
 
 
 def make_task(name: str, names: Sequence[str] = (), pair: bool = False) -> Task:
-    """The task of that name for these classes; `pair` is for regression alone."""
+    """Return the task of this name for these classes; only regression reads `pair`."""
     if name in ("classification", "pair_classification"):
         return ClassificationTask(names, pair=name == "pair_classification")
     if name == "regression":
@@ -88,10 +88,10 @@ def make_task(name: str, names: Sequence[str] = (), pair: bool = False) -> Task:
 
 
 def task_of_columns(name: str, pair_column: str | None) -> Task:
-    """The task of that name, of which no classes are known yet.
+    """Return the task of this name before its classes are known.
 
     Raises:
-        UsageError: it reads another number of texts.
+        UsageError: the task reads another number of texts.
     """
     task = make_task(name, pair=pair_column is not None)
     if task.needs_pair and pair_column is None:
@@ -110,10 +110,10 @@ def task_of_columns(name: str, pair_column: str | None) -> Task:
 
 
 def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Task, dict[str, Examples]]:
-    """The task with the classes of the training examples, and the examples of train, valid and perhaps test.
+    """Return the task with the classes of the training examples, and the examples of train, valid and perhaps test.
 
     Raises:
-        UsageError: a column is not there, the task reads another number of texts, labels are missing, unknown or of
+        UsageError: a column is missing, the task reads another number of texts, labels are missing, unknown or of
             one class, or there are too few examples.
         UserError: a file cannot be read.
     """
@@ -151,7 +151,7 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
 
 def encode_task(task: Task, examples: dict[str, Examples], preprocessor: Preprocessor) -> TaskData:
     """Encode every part."""
-    with quiet_transformers():  # it warns of texts that are longer than the model takes; they are counted
+    with quiet_transformers():  # it warns of texts that exceed the maximum length; they are counted here
         parts = {part: Part(some, task.encode(some, preprocessor)) for part, some in examples.items()}
     seen = set(_keys(examples["train"]))
     repeated = sum(key in seen for part, some in examples.items() if part != "train" for key in _keys(some))
@@ -159,14 +159,14 @@ def encode_task(task: Task, examples: dict[str, Examples], preprocessor: Preproc
 
 
 def num_swallowing(files: Files, examples: dict[str, Examples]) -> int:
-    """Sum of `count_swallowing` over the parts."""
+    """Return the sum of `count_swallowing` over the parts."""
     return sum(
         count_swallowing(files.given.get(part, files.train), some, files.quoting) for part, some in examples.items()
     )
 
 
 def class_names(labels: Sequence[str], path: Path) -> tuple[str, ...]:
-    """The classes in a fixed order: numbers by size, then names by alphabet.
+    """Return the classes in a fixed order: numbers by size, then names alphabetically.
 
     Raises:
         UsageError: there is only one.
@@ -182,10 +182,10 @@ def class_names(labels: Sequence[str], path: Path) -> tuple[str, ...]:
 
 
 def split(groups: Sequence[Hashable], fractions: Sequence[float], seed: int) -> list[list[int]]:
-    """Deal the numbers 0 to len(groups) - 1 out: a part for each fraction, preceded by what is left of them.
+    """Split the numbers 0 to len(groups) - 1: first the rest, then a part for each fraction.
 
-    Each group (a class) is shuffled and cut for itself; what a fraction leaves of a group's example is carried to the
-    next group, so that the parts have their sizes within one example. Every number is in exactly one part.
+    Each group (a class) is shuffled and cut on its own; fractions of an example are carried to the next group, so that
+    the sizes of the parts are exact within one example. Every number is in exactly one part.
     """
     members_of: dict[Hashable, list[int]] = defaultdict(list)
     for number, group in enumerate(groups):
@@ -209,7 +209,7 @@ def split(groups: Sequence[Hashable], fractions: Sequence[float], seed: int) -> 
 
 
 def data_lines(data: TaskData) -> Iterator[str]:
-    """What the parts hold, for people."""
+    """Yield lines that describe the parts."""
     for name, part in data.parts.items():
         yield f"{name:<6}{len(part.examples):>9,} examples  {_classes(part.examples.labels or [])}"
     num_truncated = sum(part.encoded.num_truncated for part in data.parts.values())
@@ -237,7 +237,7 @@ def data_lines(data: TaskData) -> Iterator[str]:
 
 
 def _cut_missing(examples: dict[str, Examples], groups: Sequence[Any], seed: int) -> dict[str, Examples]:
-    """Cut from train what is missing; `groups` are the classes of train, each cut in proportion."""
+    """Split missing parts off train; `groups` are the classes of train, each split in proportion."""
     missing = [part for part in ("valid", "test") if part not in examples and "valid" not in examples]
     if not missing:
         return examples
@@ -248,7 +248,7 @@ def _cut_missing(examples: dict[str, Examples], groups: Sequence[Any], seed: int
 
 
 def _check_classes_repeat(labels: Sequence[str], path: Path) -> None:
-    """Refuse labels of which most stand once only: numbers or texts that were taken for classes."""
+    """Refuse labels that mostly occur once: numbers or texts that were read as classes."""
     classes = sorted(set(labels))
     if len(classes) > 2 and 2 * len(classes) > len(labels):
         raise UsageError(
@@ -285,7 +285,7 @@ def _flat(labels: Sequence[Any]) -> list[str]:
 
 
 def _keys(examples: Examples) -> Iterator[tuple[str, str]]:
-    """Text and pair of each example."""
+    """Yield text and pair of each example."""
     pairs = examples.pairs if examples.pairs is not None else [""] * len(examples)
     for text, pair in zip(examples.texts, pairs, strict=True):
         yield (text if isinstance(text, str) else " ".join(text)), pair

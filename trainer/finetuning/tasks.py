@@ -1,7 +1,6 @@
 """Tasks: reading of cells, encoding of texts, decoding of outputs, scoring of predictions.
 
-Everything else (fits, comparison, prediction) knows tasks by the methods of `Task` alone. `AnswerTask` has a module of
-its own.
+Everything else (fits, comparison, prediction) uses only the methods of `Task`. `AnswerTask` has its own module.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Output = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows in the order of the examples; an example has one or (windows of a long context) several."""
+    """Rows in the order of the examples; an example has one row, or several (windows of a long context)."""
 
     rows: list[Row]
     example_of_row: list[int]
@@ -49,7 +48,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model predicts for one example; `label` is of the task's kind, and regression has no probability."""
+    """Prediction for one example; the task defines `label`, and regression has no probability."""
 
     label: Any
     probability: float | None = None
@@ -72,7 +71,7 @@ class Task(ABC):
     """The classes in the order of the model's outputs; empty where labels are no classes, or not known yet."""
 
     def head_options(self) -> dict[str, Any]:
-        """Settings of the head in config.json: number of labels, their names, kind of problem."""
+        """Return the settings of the head in config.json: number of labels, their names, problem type."""
         return {
             "num_labels": len(self.names),
             "id2label": dict(enumerate(self.names)),
@@ -80,19 +79,19 @@ class Task(ABC):
         }
 
     def parse_text(self, cell: Any) -> Any:
-        """A text from a cell.
+        """Return the text of a cell.
 
         Raises:
-            ValueError: the cell holds none.
+            ValueError: the cell has no text.
         """
         return text_of(cell)
 
     @abstractmethod
     def parse_label(self, cell: Any, text: Any) -> Any:
-        """A label from a cell.
+        """Return the label of a cell.
 
         Raises:
-            ValueError: the cell holds none; the message says what it holds and what it should.
+            ValueError: the cell has no label; the message states its content and what it must be.
         """
 
     @abstractmethod
@@ -103,10 +102,10 @@ class Task(ABC):
     def score(self, labels: Sequence[Any], predictions: Sequence[Prediction]) -> dict[str, float]: ...
     @abstractmethod
     def score_example(self, label: Any, prediction: Prediction) -> float:
-        """How well one example was done, from 0 to 1, or (regression) the error."""
+        """Return the score of one example, from 0 to 1, or its error (regression)."""
 
     def show_label(self, label: Any) -> str:
-        """A label for people."""
+        """Return a label as text."""
         return str(label)
 
 
@@ -141,7 +140,7 @@ class ClassificationTask(SequenceTask):
         return {**super().head_options(), "problem_type": "single_label_classification"}
 
     def parse_label(self, cell: Any, text: Any) -> str:
-        # A whole number that a file with gaps holds as 1.0 is the class "1", whatever the file's format.
+        # A file with gaps stores a whole number as 1.0; it is the class "1" in every file format.
         label = text_of(cell).strip()
         return label.removesuffix(".0") if _WHOLE_NUMBER.fullmatch(label) else label
 
@@ -209,8 +208,8 @@ class RegressionTask(SequenceTask):
 class TokenTask(Task):
     """A tag for each word: entities, parts of speech.
 
-    Words are joined by spaces and read as running text, which is what the encoder was pretrained on, and tokens find
-    their words again by their offsets. A word's tag is predicted at its first token (Devlin et al. 2018, section 5.3).
+    Words are joined by spaces and read as running text, as in pretraining, and offsets map tokens to words. A word's tag
+    is predicted at its first token (Devlin et al. 2018, section 5.3).
     """
 
     name = "token_classification"
@@ -220,7 +219,7 @@ class TokenTask(Task):
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.names = tuple(names)
-        # A truncated word has no prediction; it is given the tag of most words.
+        # A truncated word has no prediction and gets the most frequent tag.
         self.default = OUTSIDE if OUTSIDE in self.names or not self.names else self.names[0]
 
     def parse_text(self, cell: Any) -> list[str]:
@@ -283,13 +282,13 @@ class TokenTask(Task):
 
 
 def choosing_metric(task: Task, asked: str | None) -> str:
-    """The metric that chooses between fits of the task: the one asked for, else the task's first.
+    """Return the metric that selects between fits: the requested one, else the first of the task.
 
     Raises:
-        UsageError: it is none of the task's, or less of it is better.
+        UsageError: the task lacks it, or lower values of it are better.
     """
     metric = asked or task.metrics[0]
-    choosing = [name for name in task.metrics if name != "rmse"]  # which is better where it is less
+    choosing = [name for name in task.metrics if name != "rmse"]  # lower is better
     if metric not in choosing:
         raise UsageError(
             f"--metric {metric!r} cannot choose between fits of {task.name}",
@@ -300,19 +299,19 @@ def choosing_metric(task: Task, asked: str | None) -> str:
 
 
 def num_longer(lengths: Sequence[int], preprocessor: Preprocessor) -> int:
-    """How many of the lengths are beyond what the model takes."""
+    """Return how many lengths exceed the maximum of the model."""
     return sum(length > preprocessor.max_length for length in lengths)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities over the last axis."""
+    """Return probabilities over the last axis."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     probabilities: np.ndarray = shifted / shifted.sum(axis=-1, keepdims=True)
     return probabilities
 
 
 def _items(cell: Any, what: str) -> list[Any]:
-    """The items of a list (Parquet's are numpy's), or of a text separated by spaces."""
+    """Return the items of a list (numpy's for Parquet), or of a text separated by spaces."""
     if isinstance(cell, str):
         return cell.split()
     if isinstance(cell, np.ndarray):
@@ -323,14 +322,14 @@ def _items(cell: Any, what: str) -> list[Any]:
 
 
 def _kept(length: int, most: int) -> list[int]:
-    """Tokens of a sequence that stay when those before the closing [SEP] are truncated."""
+    """Return the tokens of a sequence that stay after truncation before the closing [SEP]."""
     return list(range(length)) if length <= most else [*range(most - 1), length - 1]
 
 
 def _word_of_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(token, number of its word); special tokens and spaces have none.
+    """Return (token, number of its word) for all tokens except special tokens and spaces.
 
-    A token may begin with the space before its word, so it belongs to the word that its last character lies in.
+    A token may begin with the space before its word, so it belongs to the word of its last character.
     """
     word_at: list[int] = []
     for number, word in enumerate(words):

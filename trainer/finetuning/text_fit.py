@@ -1,7 +1,7 @@
-"""Does the encoder's tokenizer fit the task's text: fertility, single bytes and unknown tokens beside pretraining's.
+"""Fit of the encoder's tokenizer to the task's text: fertility, single bytes and unknown tokens, beside pretraining's.
 
-Fertility is tokens per word, split at spaces (Rust et al. 2021, section 3.1). Of the pretraining
-is known what the tokenizer's report measured on held-out text of its corpus, where the folder holds that report.
+Fertility is tokens per word, split at spaces (Rust et al. 2021, section 3.1). The values of pretraining are those of
+the tokenizer's report on held-out text of its corpus, if the folder contains that report.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def measure_text(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Te
 
 
 def pretraining_fit(folder: Path) -> TextFit | None:
-    """The same of the pretraining's text, where the folder of the model says so."""
+    """Return the same for the text of pretraining, if the folder of the model has it."""
     report = read_report(folder)
     if report is None:
         return None
@@ -59,7 +59,7 @@ def pretraining_fit(folder: Path) -> TextFit | None:
 
 
 def fit_lines(task: TextFit, pretraining: TextFit | None) -> list[str]:
-    """A table for people, and warnings where the text is unlike the pretraining's."""
+    """Return a table, and warnings if the text differs from that of pretraining."""
 
     def compared(name: str, pick: str, form: str) -> str:
         known = format(getattr(pretraining, pick), form) if pretraining is not None else "unknown"
@@ -75,7 +75,7 @@ def fit_lines(task: TextFit, pretraining: TextFit | None) -> list[str]:
 
 
 def warnings_of(task: TextFit, pretraining: TextFit | None) -> list[str]:
-    """What is wrong, a sentence each; none for a text like the pretraining's."""
+    """Return one sentence per problem; none for a text like that of pretraining."""
     known = pretraining or TextFit(task.tokens_per_word, 0.0, 0.0)
     found = []
     if task.tokens_per_word > FERTILITY_RATIO * known.tokens_per_word:

@@ -1,4 +1,4 @@
-"""Arrow files, as the library `datasets` saves them: record batches one after the other, a row is a document."""
+"""Arrow files, as the library `datasets` saves them: a sequence of record batches, in which a row is a document."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class CsvFormat(Format):
                     rejects.bad_line(lines.first, Fault(f"has no text in {fields.text!r}", "missing field"))
 
     def _rows(self, lines: _Lines, reading: Reading) -> Iterator[list[str]]:
-        """The rows; a mistake of quotation marks spoils the file, since all after it could be read wrongly."""
+        """Yield the rows; a wrong quotation mark spoils the file, because all rows after it could be read wrongly."""
         reader = csv.reader(lines, strict=True)
         # It is of the process: no cell of a row that is read is larger than the limit on lines.
         csv.field_size_limit(max(csv.field_size_limit(), reading.limit))
@@ -104,7 +104,7 @@ class TsvFormat(CsvFormat):
 
 
 class _Lines:
-    """The lines of a table as the parser takes them; `first` and `num_bytes` are those of the row that is read."""
+    """Lines of a table for the parser; `first` and `num_bytes` describe the row being read."""
 
     def __init__(self, stream: BinaryIO, reading: Reading, are_quoted: bool) -> None:
         self._are_quoted = are_quoted
@@ -132,7 +132,7 @@ class _Lines:
                     spoils_file=True,
                     fix="close the quotation mark, or raise documents.max_document_bytes",
                 )
-            # What is no UTF-8 is refused with the cell that holds it. Other line ends than \n are taken off here.
+            # Invalid UTF-8 is refused with its cell. Line ends other than \n are removed here.
             yield line.data.decode(errors="surrogateescape").replace("\r\n", "\n")
 
 

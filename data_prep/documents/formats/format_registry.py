@@ -45,7 +45,7 @@ _of_settings: dict[str, Format] = {}
 
 
 def use_formats(formats: Mapping[str, str]) -> None:
-    """From now on read files of these endings by these formats (`module:function`) in this process.
+    """Register formats (`module:function`) for file endings in this process.
 
     Raises:
         UsageError: an ending is that of a built-in format, or a format cannot be imported.
@@ -56,7 +56,7 @@ def use_formats(formats: Mapping[str, str]) -> None:
 
 
 def format_of(url: str) -> tuple[Format, str, str]:
-    """Format, ending and compression of a file by its name, such as (..., ".jsonl", ".gz").
+    """Return format, ending and compression of a file by its name, such as (..., ".jsonl", ".gz").
 
     Raises:
         UsageError: the type of the file is unsupported.
@@ -79,7 +79,7 @@ def format_of(url: str) -> tuple[Format, str, str]:
 
 
 def is_supported(url: str) -> bool:
-    """Whether a file of this name has a format."""
+    """Return whether a file of this name has a format."""
     try:
         format_of(url)
     except UsageError:
@@ -88,12 +88,12 @@ def is_supported(url: str) -> bool:
 
 
 def format_by_ending(ending: str) -> Format:
-    """The format of an ending that `format_of` gave."""
+    """Return the format of an ending that `format_of` returned."""
     return format_of(f"x{ending}")[0]
 
 
 def described_formats(urls: Iterable[str]) -> dict[str, dict[str, str]]:
-    """The identity of the users' own formats among those of the files, by ending: name and source digest."""
+    """Return the identity of the custom formats that the files use, by ending: name and source digest."""
     described = {}
     for item, ending, _ in map(format_of, urls):
         path = getattr(item, "path", None)
@@ -104,13 +104,13 @@ def described_formats(urls: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def sniffed(head: bytes) -> Format | None:
-    """The format that a file which begins with these bytes is of, where these say so."""
+    """Return the format that the first bytes of a file identify; None if they identify none."""
     return next((item for item in BUILT_IN if item.matches(head)), None)
 
 
 @cache
 def _installed() -> dict[str, Format]:
-    """Formats of installed packages; the name of the entry point is the ending, with or without its dot."""
+    """Return the formats of installed packages; an entry point is named by the ending, with or without its dot."""
     endings = {f".{name.removeprefix('.').lower()}": point.value for name, point in FORMATS.installed().items()}
     return {ending: _custom(ending, path) for ending, path in endings.items()}
 
@@ -144,9 +144,9 @@ def _custom(ending: str, path: str) -> Format:
 
 
 class CustomFormat(Format):
-    """Objects that a function yields from a stream of bytes; their fields are those that the settings name.
+    """A format read by a function, which yields objects from a stream of bytes; the settings name their fields.
 
-    The function raises ValueError where the file is none of its format; nothing of the file is used then.
+    The function raises ValueError for a file of another format; nothing of the file is then used.
     """
 
     def __init__(self, ending: str, read: Callable[[BinaryIO], Iterable[Mapping[str, Any]]]) -> None:

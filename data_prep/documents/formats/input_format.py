@@ -19,9 +19,9 @@ _LISTED_CHARACTERS = 40
 
 
 class Fields(NamedTuple):
-    """The fields of a JSON object, or the columns, that a document is made of, and the name of its source.
+    """Names of the JSON fields or columns that make up a document, and the name of its source.
 
-    A name with dots, such as `text.body`, is a field of that very name or else the field `body` of the object `text`.
+    A name with dots, such as `text.body`, is the field of this very name, else the field `body` of the object `text`.
     """
 
     text: str
@@ -33,7 +33,7 @@ class Fields(NamedTuple):
 
     @classmethod
     def of(cls, settings: DocumentSettings, text_field: str | None = None, source: str = "") -> Fields:
-        """The fields of the settings; `text_field` goes before theirs."""
+        """Return the fields of the settings; `text_field` overrides theirs."""
         return cls(
             text=text_field or settings.text_field,
             language=settings.language_field,
@@ -45,20 +45,20 @@ class Fields(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every field once, the text's first."""
+        """Return every field once, the text field first."""
         wanted = (self.text, self.language, self.id, self.url, *self.metadata)
         return tuple(dict.fromkeys(name for name in wanted if name is not None))
 
 
 class Part(NamedTuple):
-    """A byte range of a file, or a range of its row groups; of the whole file (0, None)."""
+    """A byte range of a file, or a range of its row groups; (0, None) is the whole file."""
 
     start: int
     stop: int | None
 
 
 class Cut(NamedTuple):
-    """Where a unit of a file begins and ends, as `Part` has it, and its share of the file's bytes."""
+    """Start and stop of a unit of a file, as in `Part`, and its share of the file's bytes."""
 
     start: int
     stop: int
@@ -66,11 +66,11 @@ class Cut(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """What a file's own index says of a part of it.
+    """Contents of a part of a file according to the file's own index.
 
     Attributes:
         ranges: (start, stop) bytes that the documents of the part depend on; none overlap.
-        num_rows: of the part, dropped ones included.
+        num_rows: rows of the part, including dropped ones.
     """
 
     ranges: Sequence[tuple[int, int]]
@@ -78,7 +78,7 @@ class Outline(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Parameters of reading a file: all that a format needs besides the file."""
+    """Parameters of reading: everything that a format needs besides the file."""
 
     part: Part
     settings: DocumentSettings
@@ -87,23 +87,23 @@ class Reading(NamedTuple):
 
     @property
     def limit(self) -> int:
-        """Bytes of the longest document that is read."""
+        """Maximum length of a document in bytes; longer ones are dropped unread."""
         return self.settings.max_document_bytes
 
 
 class Format(ABC):
-    """A format that is read from the beginning of a stream, which may be decompressed meanwhile.
+    """A format that is read from the beginning of a stream, which may be decompressed on the way.
 
-    A format with an index of its own, which is read at any position, sets `needs_seeking` and gives an `outline`. Its
-    `documents` get a file instead of a stream; a compressed one is unpacked to a temporary file first. A damaged file
-    raises `DamagedTable`, whose place is named.
+    A format with an index of its own, which is read at any position, sets `needs_seeking` and returns an `outline`. Its
+    `documents` get a file instead of a stream; a compressed file is unpacked to a temporary file first. A damaged file
+    raises `DamagedTable` with the position.
 
     Attributes:
-        endings: of the names of its files, such as (".jsonl", ".json").
-        growth: bytes of text in a byte of a file that is not compressed, about.
-        has_fields: its documents have more than a text.
-        kind: what messages call a file that `matches`; empty where the first bytes say nothing.
-        needs_seeking: it is read at any position.
+        endings: file name extensions, such as (".jsonl", ".json").
+        growth: approximate bytes of text per byte of an uncompressed file.
+        has_fields: whether documents have fields besides the text.
+        kind: name of the format in messages; empty if the first bytes do not identify it (`matches`).
+        needs_seeking: whether the format is read at any position.
     """
 
     endings: tuple[str, ...] = ()
@@ -114,41 +114,41 @@ class Format(ABC):
 
     @abstractmethod
     def documents(self, stream: BinaryIO, reading: Reading) -> Iterator[Document]:
-        """The documents of a part; what is none is given to `reading.rejects`.
+        """Yield the documents of a part; other content goes to `reading.rejects`.
 
         Raises:
-            BadInput: as `Rejects` raises it; or nothing of the file can be used (`spoils_file`).
+            BadInput: `reading.rejects` raises it; or nothing of the file can be used (`spoils_file`).
         """
 
     def cuts(
         self, url: str, file_bytes: int, unit_bytes: int, txt_documents: Literal["file", "blank_lines"]
     ) -> list[Cut]:
-        """The units of a file that is not compressed, in order; one where it cannot be split."""
+        """Return the units of an uncompressed file, in order; a single one if it cannot be split."""
         return [Cut(0, file_bytes, file_bytes)]
 
     def outline(self, file: RangeHashingFile, part: Part, fields: Fields) -> Outline:
-        """What the index of a file that `needs_seeking` says of a part; by default the part is all of the file."""
+        """Return the outline of a part of a file that `needs_seeking`; by default the part is the whole file."""
         return Outline([(0, file.seek(0, io.SEEK_END))])
 
     def is_one_document(self, settings: DocumentSettings) -> bool:
-        """Whether every file is one document."""
+        """Return whether every file is one document."""
         return False
 
     def matches(self, head: bytes) -> bool:
-        """Whether a file that begins with these bytes is, or once was, of this format, and of no other."""
+        """Return whether the first bytes of a file identify this format, also if the file was truncated."""
         return False
 
     def check_content(self, head: bytes, where: str) -> None:
-        """Refuse content of which parts might be documents by chance.
+        """Refuse content whose parts could be documents by chance.
 
         Raises:
-            BadInput: it is none of this format.
+            BadInput: the content is of another format.
         """
         return
 
 
 def byte_cuts(file_bytes: int, unit_bytes: int) -> list[Cut]:
-    """Byte ranges of about `unit_bytes` each."""
+    """Return byte ranges of about `unit_bytes` each."""
     parts = max(1, file_bytes // unit_bytes)
     bounds = [file_bytes * part // parts for part in range(parts + 1)]
     return [Cut(start, stop, stop - start) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
@@ -158,7 +158,7 @@ def document_of(values: Mapping[str, Any], fields: Fields) -> Document:
     """Make a document of an object.
 
     Raises:
-        Fault: it has no text, or a field is of another type than it may be.
+        Fault: the object has no text, or a field has the wrong type.
     """
     text = value_at(values, fields.text)
     if text is ABSENT:
@@ -188,7 +188,7 @@ ABSENT = object()
 
 
 def value_at(values: Mapping[str, Any], name: str) -> Any:
-    """The value of a field, whose name may be a path with dots; `ABSENT` where there is none."""
+    """Return the value of a field, whose name may be a path with dots; `ABSENT` if there is none."""
     if name in values or "." not in name:
         return values.get(name, ABSENT)
     found: Any = values
@@ -207,7 +207,7 @@ def _text_or_integer(values: Mapping[str, Any], name: str | None) -> str | None:
 
 
 class NotText(Exception):
-    """Bytes that are no text: `what` is wrong, the `reason` to count it under, `position` of the first such byte."""
+    """Bytes that are not text: `what` is wrong, `reason` to count them under, `position` of the first such byte."""
 
     def __init__(self, what: str, reason: str, position: int) -> None:
         super().__init__(what)
@@ -217,10 +217,10 @@ class NotText(Exception):
 
 
 def decoded(data: bytes) -> str:
-    """The text of UTF-8 bytes.
+    """Return the text of UTF-8 bytes.
 
     Raises:
-        NotText: they are none, or hold NUL.
+        NotText: the bytes are not UTF-8, or contain NUL.
     """
     if b"\0" in data:
         raise NotText("is not text: it contains NUL", "binary", data.index(0))
@@ -231,7 +231,7 @@ def decoded(data: bytes) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names, shortened, for a message."""
+    """Return the first names, shortened, for a message."""
     shortened = [name if len(name) <= _LISTED_CHARACTERS else f"{name[:_LISTED_CHARACTERS]}..." for name in names]
     return ", ".join(shortened[:_LISTED_NAMES]) + (", ..." if len(shortened) > _LISTED_NAMES else "") or "none"
 

@@ -26,7 +26,7 @@ _NOT_COMPRESSED_GROWTH = 3.0  # its columns are compressed
 
 
 class ParquetFormat(Format):
-    """`.parquet`; read from its end, so that the content of a compressed one is copied to a temporary file."""
+    """`.parquet`; it is read from its end, so a compressed file is unpacked to a temporary file first."""
 
     endings = (".parquet",)
     growth = _NOT_COMPRESSED_GROWTH
@@ -66,7 +66,7 @@ class ParquetFormat(Format):
     def cuts(
         self, url: str, file_bytes: int, unit_bytes: int, txt_documents: Literal["file", "blank_lines"]
     ) -> list[Cut]:
-        """Ranges of row groups; a file that is no Parquet is one unit, so that its reader refuses it or counts it."""
+        """Return ranges of row groups; a file that is not Parquet is one unit, which its reader refuses or counts."""
         whole = [Cut(0, 0, file_bytes)]
         if not file_bytes:
             return whole
@@ -92,7 +92,7 @@ class ParquetFormat(Format):
 
 
 def _columns_to_read(rows: ParquetRows, fields: Fields) -> list[str]:
-    """Names of the columns to read, the text's first; others than it may be absent."""
+    """Return the names of the columns to read, the text column first; the others may be absent."""
     found = {name: rows.column_type(name) for name in fields.names}
     top_level = [name for name, _ in rows.columns]
     if found[fields.text] is None:

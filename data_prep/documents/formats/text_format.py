@@ -15,7 +15,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class TextFormat(Format):
-    """`.txt`, as `documents.txt_documents` has it."""
+    """`.txt`, divided as `documents.txt_documents` sets."""
 
     endings = (".txt",)
     has_fields = False
@@ -46,12 +46,12 @@ class TextFormat(Format):
 
 
 def first_line(stream: BinaryIO, part: Part) -> int:
-    """Go to the first line that begins in the part, from the byte before it; gives that line's position."""
+    """Move from the byte before the part to the first line that begins in it; return that line's position."""
     return skip_to_line(stream, part.start - 1, part.stop or part.start) if part.start else 0
 
 
 def _whole(stream: BinaryIO, reading: Reading) -> Iterator[Document]:
-    """The whole stream as one document; none where it is white space."""
+    """Yield the whole stream as one document; nothing if it is white space."""
     data = stream.read(reading.limit + 1)
     num_bytes = len(data)
     if num_bytes > reading.limit:
@@ -73,7 +73,7 @@ def _whole(stream: BinaryIO, reading: Reading) -> Iterator[Document]:
 
 
 def _blocks(stream: BinaryIO, reading: Reading) -> Iterator[Document]:
-    """The documents of a part that blank lines separate."""
+    """Yield the documents of a part, which blank lines separate."""
     part, rejects = reading.part, reading.rejects
     position = first_line(stream, part)
     if part.stop is not None and position >= part.stop:
