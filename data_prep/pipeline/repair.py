@@ -156,8 +156,8 @@ def _rebuild(
     for file in (file for shard in built for file in shard.files):
         if content_problem(FileTask(work, file)) is not None:
             raise UserError(
-                f"{storage.redact(output)}: the rebuilt {file.name} differs from the one in {MANIFEST_NAME}, so nothing "
-                f"was replaced (the data set was made with clozeworks {manifest.clozeworks_version})",
+                f"{storage.redact(output)}: the rebuilt {file.name} differs from the one in {MANIFEST_NAME}, so "
+                f"nothing was replaced (the data set was made with clozeworks {manifest.clozeworks_version})",
                 fix="restore it from a copy, or make the data set again with --fresh",
                 code="rebuilt-differently",
             )

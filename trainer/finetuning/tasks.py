@@ -208,8 +208,8 @@ class RegressionTask(SequenceTask):
 class TokenTask(Task):
     """A tag for each word: entities, parts of speech.
 
-    Words are joined by spaces and read as running text, as in pretraining, and offsets map tokens to words. A word's tag
-    is predicted at its first token (Devlin et al. 2018, section 5.3).
+    Words are joined by spaces and read as running text, as in pretraining, and offsets map tokens to words. A word's
+    tag is predicted at its first token (Devlin et al. 2018, section 5.3).
     """
 
     name = "token_classification"
