@@ -72,8 +72,8 @@ def shard_name(split: Literal["train", "valid"], number: int) -> str:
     """
     if number >= MAX_SHARDS:
         raise UsageError(
-            f"the {split} split needs more than {MAX_SHARDS:,} shards, those of older versions included, but file names "
-            "have only so many numbers",
+            f"the {split} split needs more than the {MAX_SHARDS:,} shards that file names can number, those of older "
+            "versions included",
             fix="make a new data set with a larger shards.shard_bytes",
             code="too-many-shards",
         )
