@@ -5,8 +5,8 @@ A and B (Devlin et al. 2018, section 3.1 and Appendix A.2, and their published d
 only on its first sentence. So the successor of *every* sentence is computed at once, and all documents then advance
 from chunk to chunk in lock-step.
 
-Lengths are fixed before labels, so that they carry no information about labels. The published program draws a random
-B anew with a length of its own, and makes every chunk of one sentence a random pair. Here pairs are matched two by two,
+Lengths are fixed before labels, so that they carry no information about labels. The published program draws a new
+random B, which has another length, and makes every chunk of one sentence a random pair. Here pairs are matched two by two,
 and one fair coin labels both:
 
 - Next sentence: two pairs of different documents whose Bs are equally long keep their Bs or exchange them.
