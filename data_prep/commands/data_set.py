@@ -44,7 +44,7 @@ def _check_exists(config: str) -> None:
         raise UsageError(
             f"configuration {config} does not exist",
             fix="give the YAML file with the storage_options",
-            code="missing-configuration",
+            code="missing-config",
         ) from None
     except OSError:  # reading the file reports it
         pass

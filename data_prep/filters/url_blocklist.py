@@ -58,7 +58,7 @@ def _entries(given: Sequence[str] | str) -> list[tuple[str, str]]:
         raise UsageError(
             f"blocklist {storage.redact(given)} is not UTF-8 (byte {error.start})",
             fix="convert it, such as with iconv",
-            code="not-utf-8",
+            code="not-utf8",
         ) from None
     return [
         (f"{storage.redact(given)} line {number}", entry)

@@ -46,5 +46,5 @@ def test_a_configuration_with_a_mistake_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_configuration_that_is_not_there_is_no_preset(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nope\.yaml", check=coded("missing-configuration")):
+    with pytest.raises(UsageError, match=r"nope\.yaml", check=coded("missing-config")):
         opened("data/shards", "--config", str(tmp_path / "nope.yaml"))

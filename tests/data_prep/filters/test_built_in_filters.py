@@ -112,7 +112,7 @@ def test_an_entry_that_is_no_domain_is_named_with_its_line(tmp_path: Path, entry
 
 
 def test_a_blocklist_of_nothing_or_of_no_text_is_refused(tmp_path: Path) -> None:
-    for entry, code in (({}, "empty-blocklist"), ({"urls": str(tmp_path / "latin")}, "not-utf-8")):
+    for entry, code in (({}, "empty-blocklist"), ({"urls": str(tmp_path / "latin")}, "not-utf8")):
         (tmp_path / "latin").write_bytes(b"caf\xe9")
         with pytest.raises(UserError, check=coded(code)):
             outcome(Document("a"), name="url_blocklist", **entry)
