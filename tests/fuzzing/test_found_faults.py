@@ -129,7 +129,7 @@ def test_an_index_of_a_type_that_numpy_has_not_is_refused(shards: Path) -> None:
     content = safetensors.torch.save({"document_lengths": torch.zeros(2, dtype=torch.bfloat16)})
     signed(shards, content, "train", "shards", 0, "index")
     manifest = read_manifest(str(shards))
-    with pytest.raises(UserError, match="no index of a shard"):
+    with pytest.raises(UserError, match="not the index of a shard"):
         read_index(str(shards), manifest.train.shards[0])
 
 

@@ -18,6 +18,7 @@ CARD_FILE = "README.md"
 CONFIG_FILES = ("config.json", "tokenizer_config.json")
 INDEX_SUFFIX = ".safetensors.index.json"
 FITTED_CLASSES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+_OTHER_FOLDERS = {"manifest.json": "a data set", "tokenizer.json": "a tokenizer", "tokenizer.model": "a tokenizer"}
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".msgpack", ".h5", ".pyd")
 
 PROVENANCE_FILE = "provenance.json"
@@ -33,8 +34,11 @@ def check_model_folder(folder: Path, strict: bool = False, name: str | None = No
     """
     name = name or str(folder)
     if not (folder / "config.json").is_file():
+        other = next((what for file, what in _OTHER_FOLDERS.items() if (folder / file).is_file()), None)
         raise UsageError(
-            f"{name} has no config.json, so it is not a Hugging Face directory",
+            f"{name} is {other}, not a model"
+            if other
+            else f"{name} has no config.json, so it is not a Hugging Face directory",
             fix=f"give {folder / 'model'}"
             if (folder / "model" / "config.json").is_file()  # the output directory of `clozeworks finetune`
             else "give a directory that `clozeworks export` wrote, or the copy of a model from the Hub",

@@ -128,7 +128,7 @@ def test_after_the_last_version_and_the_last_shard_there_is_none(folder: Path) -
     assert next_version(manifest) == 2 and shard_name("train", 999_999) == "train-999999"
     with pytest.raises(UserError, match="the highest possible number"):
         next_version(manifest.model_copy(update={"version": 999_999}))
-    with pytest.raises(UserError, match="more shards than the 1,000,000 that there are names for"):
+    with pytest.raises(UserError, match="needs more than the 1,000,000 shards that file names can number"):
         shard_name("train", 1_000_000)
 
 

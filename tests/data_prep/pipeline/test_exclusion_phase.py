@@ -189,7 +189,7 @@ def test_an_addition_of_another_tokenizer_or_split_is_refused(
     with pytest.raises(UsageError, match="valid_fraction=0.3 and the existing data set has 0.2"):
         make_plan(config_of({"new": added}, valid_fraction=0.3), tokenizer, parent)
     monkeypatch.setattr(tokenizer, "fingerprint", "f" * 64)
-    with pytest.raises(UserError, match=rf"fingerprint is {parent.tokenizer.fingerprint} and that .* is f{{64}}"):
+    with pytest.raises(UserError, match=rf"fingerprint f{{64}}, .* was made with {parent.tokenizer.fingerprint}"):
         make_plan(config_of({"new": added}), tokenizer, parent)
 
 

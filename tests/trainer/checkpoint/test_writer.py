@@ -201,6 +201,9 @@ def test_a_save_that_never_ended_is_no_checkpoint_but_is_told(tmp_path):
 def test_a_folder_that_is_no_checkpoint_is_refused_and_the_newest_named(tmp_path):
     with pytest.raises(UserError, match="checkpoint.json", check=coded("incomplete-checkpoint")):
         read_weights(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="it is an exported model already", check=coded("incomplete-checkpoint")):
+        read_weights(tmp_path)
     save(tmp_path, 1)
     newest = save(tmp_path, 20)
     for folder in (tmp_path, tmp_path / "checkpoints"):

@@ -57,6 +57,10 @@ def test_a_folder_without_a_config_or_with_a_damaged_one_is_named(folder: Path) 
     (folder / "config.json").unlink()
     with pytest.raises(UserError, match="what the user wrote", check=coded("not-a-model-folder")):
         check_model_folder(folder, name="what the user wrote")
+    for file, what in (("tokenizer.json", "a tokenizer"), ("manifest.json", "a data set")):
+        (folder / file).write_text("{}")
+        with pytest.raises(UserError, match=f"is {what}, not a model", check=coded("not-a-model-folder")):
+            check_model_folder(folder)
 
 
 def test_json_nested_without_end_is_damage(folder: Path) -> None:
