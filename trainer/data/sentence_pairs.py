@@ -6,8 +6,8 @@ only on its first sentence. So the successor of *every* sentence is computed at 
 from chunk to chunk in lock-step.
 
 Lengths are fixed before labels, so that they carry no information about labels. The published program draws a new
-random B, which has another length, and makes every chunk of one sentence a random pair. Here pairs are matched two by two,
-and one fair coin labels both:
+random B, which has another length, and makes every chunk of one sentence a random pair. Here pairs are matched two by
+two, and one fair coin labels both:
 
 - Next sentence: two pairs of different documents whose Bs are equally long keep their Bs or exchange them.
 - Sentence order (Lan et al. 2019, "ALBERT", section 3.1): of two pairs whose lengths mirror each other, one is swapped
