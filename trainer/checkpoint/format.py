@@ -311,9 +311,9 @@ class CheckpointFolder:
             steps, _ = steps_in(url)
             if steps:
                 return f"give the newest complete one, {CheckpointFolder.of_step(url, steps[0])}"
-        if (folder / "config.json").is_file():
-        return "use it as it is, with --model: it is an exported model already"
-    return "give the directory of one step, OUTPUT_DIR/checkpoints/step-NNNNNNNN"
+        if storage.exists(storage.join(self.url, "config.json")):
+            return "use it as it is, with --model: it is an exported model already"
+        return "give the directory of one step, OUTPUT_DIR/checkpoints/step-NNNNNNNN"
 
 
 @dataclass(frozen=True)
