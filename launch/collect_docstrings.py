@@ -2,8 +2,8 @@
 
 Every module of the standard library and of site-packages is read by `ast`, never imported. One module
 becomes one document: the docstrings of the module, its classes and its functions in order, paragraph by
-paragraph, as one line of JSON {"text", "source", "module"}. Paragraphs that are no prose (doctests, tables,
-code) and paragraphs met before are left out.
+paragraph, as one line of JSON {"text", "source", "module"}. Paragraphs that are not prose (doctests,
+tables, code) and repeated paragraphs are left out.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_parser("collect_docstrings.py", __doc__)
     parser.add_argument("--output", required=True, metavar="FILE.jsonl", help="the file to write")
     parser.add_argument(
-        "--max-bytes", type=int, default=20_000_000, metavar="N", help="bytes of text to end at (default %(default)s)"
+        "--max-bytes",
+        type=int,
+        default=20_000_000,
+        metavar="N",
+        help="stop after this many bytes of text (default %(default)s)",
     )
     add_dry_run(parser, "find the modules, but read and write nothing")
     options = parser.parse_args(arguments)

@@ -122,27 +122,28 @@ class DocumentSettings(Settings):
     text_field: Annotated[str, Field(min_length=1)] = Field(
         "text", description="field or column that holds the text; text.body is the field body of the object text"
     )
-    language: str = Field("en", description="language by whose rules sentences end (ISO 639-1)")
+    language: str = Field("en", description="language whose rules split sentences (ISO 639-1)")
     language_field: str | None = Field(
-        None, description="field or column that names each document's own language; where it is empty, the source's"
+        None,
+        description="field or column with each document's own language; if it is empty, that of the source applies",
     )
     id_field: str | None = Field(None, description="field or column that holds each document's id, text or a number")
     url_field: str | None = Field(None, description="field or column that holds the URL of each document")
     metadata_fields: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        (), description="fields or columns that filters may look at, such as [score, date]"
+        (), description="fields or columns that filters read, such as [score, date]"
     )
     formats: dict[str, str] = Field(
-        {}, description="input formats of your own by the ending of their files, such as {.xml: mypackage.dumps:read}"
+        {}, description="custom input formats by file extension, such as {.xml: mypackage.dumps:read}"
     )
     filters: tuple[FilterSettings, ...] = Field(
-        (), description="filters and transforms in their order, such as {name: metadata, keep: score >= 3}"
+        (), description="filters and transforms, applied in this order, such as {name: metadata, keep: score >= 3}"
     )
     txt_documents: Literal["file", "blank_lines"] = Field(
-        "file", description="what a document is in a .txt file: the whole file, or a block between blank lines"
+        "file", description="document of a .txt file: the whole file, or each block between blank lines"
     )
     on_bad_input: Literal["error", "skip"] = Field(
         "error",
-        description="error stops at input that cannot be read; skip leaves it out and counts it in the manifest",
+        description="error stops at unreadable input; skip drops it and counts it in the manifest",
     )
     min_document_characters: PositiveInt = Field(
         1, description="shorter documents are dropped, in characters once cleaned"
@@ -167,23 +168,23 @@ class DocumentSettings(Settings):
 class DeduplicationSettings(Settings):
     """Which documents count as the same."""
 
-    exact: bool = Field(True, description="of equal normalized texts keep one, over the whole corpus")
+    exact: bool = Field(True, description="keep one of several equal normalized texts, over the whole corpus")
     near: bool = Field(False, description="also drop near-duplicates, found by MinHash and locality-sensitive hashing")
     threshold: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         0.8,
-        description="near-duplicates share at least about this part of their n-grams (Jaccard similarity); 0.8 finds "
+        description="near-duplicates share about this part of their n-grams or more (Jaccard similarity); 0.8 finds "
         "99 of 100 copies with 1% of the words replaced (96 of documents below 120 words) and 4 with 5%; 0.5 finds 99 "
         "with 5% and 51 with 10%",
     )
     ngram_tokens: Annotated[int, Field(ge=1, le=10_000)] = Field(
         5,
-        description="length of the n-grams that are compared, in tokens; shorter ones forgive more edits, "
-        "and distinguish documents of one kind less well",
+        description="length of the compared n-grams, in tokens; shorter ones tolerate more edits, "
+        "and separate similar documents less well",
     )
     num_hashes: Annotated[int, Field(ge=1, le=1024)] = Field(
         128,
-        description="length of a document's MinHash signature; 64 errs more about the threshold, 256 costs twice the "
-        "disk for less than 1% more recall",
+        description="length of a document's MinHash signature; 64 is less exact at the threshold, 256 needs "
+        "twice the disk for less than 1% more recall",
     )
 
     @model_validator(mode="after")
@@ -200,7 +201,7 @@ class ShardSettings(Settings):
 
     shard_bytes: PositiveInt = Field(128_000_000, description="target size of a shard, in bytes")
     min_shards: Annotated[int, Field(ge=1, lt=1_000_000)] = Field(
-        8, description="least number of train shards, even where the corpus fits in fewer"
+        8, description="minimum number of train shards, even if the corpus fits in fewer"
     )
     valid_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.01, description="share of the documents held out")
     record_tokens: PositiveInt = Field(
@@ -209,7 +210,7 @@ class ShardSettings(Settings):
     seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of the order of documents in a shard")
     unit_bytes: PositiveInt = Field(
         16 << 20,
-        description="uncompressed text and Parquet are worked on in parts of this size, in bytes before compression",
+        description="size of a work unit of uncompressed text or Parquet, in bytes before compression",
     )
 
 
@@ -232,10 +233,10 @@ class PreparationConfig(Settings):
         {}, description="options of remote stores by URL prefix, such as {'s3://corpus': {profile: research}}"
     )
     keep_dropped: str | None = Field(
-        None, description="folder or URL to write the documents to that filters and length limits drop, with reasons"
+        None, description="folder or URL for the documents that filters and length limits drop, with reasons"
     )
     num_workers: PositiveInt | None = Field(
-        None, description="processes; by default one for each core (for little text, fewer)"
+        None, description="processes; by default one per core (fewer for little text)"
     )
 
     @model_validator(mode="after")

@@ -51,12 +51,13 @@ class TokenizerSettings(Settings):
         (), description="texts that are always one token, also within words, such as ['<sep>', '@user']"
     )
     sample_bytes: PositiveInt = Field(100_000_000, description="bytes of the training sample; bounds the memory")
-    seed: Annotated[int, Field(ge=0, lt=1 << 64)] = Field(0, description="seed of the choice of documents")
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)] = Field(0, description="seed of the sample of documents")
     sampling_alpha: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         1.0,
-        description="tempers the sample: 1 takes sources (or languages) by their share of the text, 0 evenly",
+        description="exponent of the shares of sources (or languages) in the sample: 1 keeps their shares of the "
+        "text, 0 makes them equal",
     )
-    sampling_by: Literal["source", "language"] = Field("source", description="unit that sampling_alpha tempers")
+    sampling_by: Literal["source", "language"] = Field("source", description="unit whose shares sampling_alpha changes")
     normalization: Normalization = Field(Normalization(), description="normalization of text before encoding")
 
     @model_validator(mode="after")
