@@ -95,7 +95,7 @@ def test_the_python_example_of_data_preparation_runs(desk: Path) -> None:
     (desk / "example.py").write_text(script.replace("8192", "400"), encoding="utf-8")
     printed = run([sys.executable, "example.py"], desk)
     assert re.search(r"\d+ documents, [\d,]+ tokens, dropped: \{.*short", printed)
-    assert re.search(r"^corpus en [A-Z]", printed, re.MULTILINE)
+    assert re.search(r"^web en [A-Z]", printed, re.MULTILINE)
 
 
 def test_the_configurations_of_data_preparation_are_valid() -> None:

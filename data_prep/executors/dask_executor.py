@@ -7,7 +7,9 @@ run of the same command; a run with --fresh should wait for them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -92,7 +94,7 @@ class DaskExecutor:
         """Run units as `Executor.run` does; Dask reruns the units and lost results of a killed worker on another."""
         if not units:
             return
-        call = functools.partial(_run_unit, task, storage.options())
+        call = functools.partial(_run_unit, task, storage.options(), os.getcwd())
         # Not pure: a unit runs again if its result was removed. No retries: storage has its own, and a user's mistake
         # stays one.
         futures = self._client.map(call, units, pure=False, retries=0, key=task.__name__)
@@ -135,8 +137,14 @@ class DaskExecutor:
             self._client.cancel([future for future in futures if future.key in unit_of])
 
 
-def _run_unit(task: Callable[[Unit], Result], options: Mapping[str, Mapping[str, Any]], unit: Unit) -> Result:
-    """Run the unit on a worker, with the storage options of the process that submitted it."""
-    with _one_at_a_time:
+def _run_unit(
+    task: Callable[[Unit], Result], options: Mapping[str, Mapping[str, Any]], folder: str, unit: Unit
+) -> Result:
+    """Run the unit on a worker, with the storage options of the process that submitted it, in its working folder.
+
+    Relative names of inputs and of files of filters mean the same there as here; a worker whose machine lacks the
+    folder stays in its own.
+    """
+    with _one_at_a_time, contextlib.chdir(folder) if os.path.isdir(folder) else contextlib.nullcontext():
         storage.configure(options)
         return task(unit)

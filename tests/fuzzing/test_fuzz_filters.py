@@ -26,6 +26,8 @@ FILTERED: list[dict[str, object]] = [
     {"name": "metadata", "keep": "score >= 3 and source.name != 'x'"},
     {"name": "url_blocklist", "domains": ["bad.example"], "urls": ["good.example/a"]},
     {"name": "language", "keep": ["en", "de"], "min_probability": 0.1, "assign": True},
+    {"name": "datatrove:PIIFormatter"},
+    {"name": "datatrove:GopherQualityFilter", "min_doc_words": 1},
 ]
 RECORDS = [
     {"text": "One.", "url": "https://good.example/a", "score": 3, "source": {"name": "tales"}},

@@ -106,7 +106,7 @@ FIELDS = {"text_field": "body.text", "url_field": "url", "metadata_fields": ["nu
 
 
 def tables_of(corpus: Path, folder: Path) -> Path:
-    """A configuration of the corpus as tables of ten rows, of every format in turn, with every built-in filter."""
+    """A configuration of the corpus as tables of ten rows, of every format in turn, with every kind of filter."""
     folder.mkdir()
     texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
     for start in range(0, len(texts), 10):
@@ -133,6 +133,7 @@ def tables_of(corpus: Path, folder: Path) -> Path:
         {"name": "url_blocklist", "domains": ["site3.org"]},
         {"name": "decontamination", "sets": {"leaks": str(folder / "leaks.jsonl")}},
         {"name": "language", "assign": True},
+        {"name": "datatrove:PIIFormatter"},
         {"name": "tests.support.filters:drop_fours"},
     ]
     path = folder / "tables.yaml"

@@ -67,17 +67,32 @@ def test_an_empty_split_and_no_sources_are_allowed(small_shards: Path) -> None:
 
 def reasons_in_the_source() -> set[str]:
     """Every reason for dropping a document that the code of preparation names."""
-    found = set()
-    for path in Path(data_prep.__path__[0]).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            texts: list[ast.expr] = []
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                position = {"Fault": 1, "BadInput": 1, "NotText": 1}.get(node.func.id)
-                texts = node.args[position : position + 1] if position is not None else []
-            elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "dropped":
-                texts = [node.slice]
-            found |= {text.value for text in texts if isinstance(text, ast.Constant) and isinstance(text.value, str)}
-    return found
+    trees = [ast.parse(path.read_text()) for path in Path(data_prep.__path__[0]).rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    constants = {
+        target.id: node.value
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name) and target.id.isupper()
+    }
+    texts: list[ast.expr | None] = []
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            position = {"Fault": 1, "BadInput": 1, "NotText": 1, "_drop": 0}.get(_name(node.func))
+            texts += node.args[position : position + 1] if position is not None else []
+        elif isinstance(node, ast.Subscript) and _name(node.value) in ("dropped", "_dropped", "ids_by_reason"):
+            texts.append(node.slice)
+        elif isinstance(node, ast.ClassDef) and node.name == "BadInput":
+            texts += [value for each in ast.walk(node) if isinstance(each, ast.arguments) for value in each.defaults]
+        elif isinstance(node, ast.Dict) and (None, "dropped") in zip(node.keys, map(_name, node.values), strict=True):
+            texts += node.keys
+    named = [constants.get(_name(text), text) for text in texts]
+    return {text.value for text in named if isinstance(text, ast.Constant) and isinstance(text.value, str)} - {""}
+
+
+def _name(node: ast.expr | None) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def test_every_reason_belongs_to_a_step() -> None:

@@ -250,3 +250,22 @@ def test_errors_come_back_as_themselves_and_options_go_along(
             storage.configure({})
     assert [unit for unit, _, _ in found] == [1, 2, 3]
     assert all(prefixes == ["s3://somewhere"] and pid != os.getpid() for _, prefixes, pid in found)
+
+
+def test_relative_names_are_those_of_the_command(
+    small_corpus: Path,
+    tokenizer: Tokenizer,
+    scheduler: str,
+    workers: list[subprocess.Popen[bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The workers run in another folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(small_corpus, "corpus.jsonl")
+    (tmp_path / "questions.txt").write_text("one two three four five six seven eight nine ten eleven twelve thirteen")
+    filters = [{"name": "decontamination", "sets": "questions.txt"}]
+    with DaskExecutor(scheduler) as executor:
+        train_tokenizer("corpus.jsonl", output="tokenizer", vocab_size=600, executor=executor, filters=filters)
+        prepare("corpus.jsonl", tokenizer="tokenizer", output="out", executor=executor, filters=filters)
+    assert verify("out").num_documents == 200
