@@ -76,7 +76,8 @@ def purpose(path: Path) -> str:
 
 def recipes() -> Iterator[str]:
     """The batch and the optimizer of every preset."""
-    yield "| preset | steps | tokens per step | peak rate | schedule, warmup steps | betas | weight decay | masks |"
+    columns = ("steps", "tokens per step", "peak rate", "schedule, warmup steps", "optimizer, betas", "weight decay")
+    yield f"| preset | {' | '.join(columns)} | masks |"
     yield "|---|---|---|---|---|---|---|---|"
     for path in preset_files():
         config = load_settings(RunConfig, path)
@@ -88,8 +89,8 @@ def recipes() -> Iterator[str]:
         warmup = config.stages[0].schedule.warmup_steps
         yield (
             f"| `{path.stem}` | {config.max_steps:,} | {' then '.join(batches)} | {' then '.join(peaks)} | "
-            f"{schedule.name}, {warmup:,} | {optimizer.beta1:g}, {optimizer.beta2:g} | {' then '.join(decays)} | "
-            f"{' then '.join(masks)} |"
+            f"{schedule.name}, {warmup:,} | {optimizer.name}, {optimizer.beta1:g}, {optimizer.beta2:g} | "
+            f"{' then '.join(decays)} | {' then '.join(masks)} |"
         )
 
 

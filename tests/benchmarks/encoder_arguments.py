@@ -82,7 +82,8 @@ def settings_of(preset: str, precision: str, tokens: int, arguments: argparse.Na
         "model.attention_probs_dropout_prob=0.0",
         "data.sentence_pairs=none",
         "data.num_workers=0",
-        "schedule={name: linear, warmup_ratio: 0, decay_steps: 0}",
+        "schedule={name: linear, warmup_ratio: 0, decay: linear, decay_steps: 0, decay_ratio: 0}",
+        "optimizer.name=adamw",
         "zero.stage=1",
     ]
     if arguments.layers:

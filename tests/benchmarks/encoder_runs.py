@@ -2,8 +2,8 @@
 `ablations.py` compare such runs.
 
 Sides: `ours` is `launch/pretrain.py` of a checkout; `run_mlm` is transformers' Trainer on grouped rows, as
-`run_mlm.py` uses it, with our schedule; `ltg_bert` is LTG-BERT's architecture on our rows (`ltg_bert.py`). All sides
-have the tokenizer and the shards of their corpus in common.
+`run_mlm.py` uses it, with RoBERTa's linear decay; `ltg_bert` is LTG-BERT's architecture on our rows (`ltg_bert.py`).
+All sides have the tokenizer and the shards of their corpus in common.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ from trainer.data.shard_set import ShardSet, open_shard_set
 REPOSITORY = Path(__file__).resolve().parents[2]
 SIDES = ("ours", "run_mlm", "ltg_bert")
 EVALUATION = ("data.sequence_length=128", "data.mlm_probability=0.15", "data.final_mlm_probability=null")
-MASK_LIKE_ROBERTA = ("data.mlm_probability=0.15", "data.final_mlm_probability=null", "schedule.warmup_ratio=0.06")
+LINEAR_ADAMW = ("optimizer.name=adamw", "schedule={name: linear, decay: linear, decay_ratio: 0}")
+LIKE_ROBERTA = (
+    *("data.mlm_probability=0.15", "data.final_mlm_probability=null"),
+    *(*LINEAR_ADAMW, "schedule.warmup_ratio=0.06"),
+)
 """What `run_mlm` trains with besides the preset's settings."""
 
 
@@ -163,7 +167,7 @@ def _train_ours(recipe: Recipe, folder: Path, settings: list[str], corpus: Corpu
 
 def _train_peer(recipe: Recipe, folder: Path, settings: list[str], corpus: Corpus) -> dict[str, Any]:
     """transformers' Trainer on rows that were made before, or LTG-BERT on ours; one process."""
-    own = MASK_LIKE_ROBERTA if recipe.side == "run_mlm" else ()
+    own = LIKE_ROBERTA if recipe.side == "run_mlm" else ()
     config = load_settings(RunConfig, recipe.preset, [*own, *settings])
     (folder / "config.yaml").write_text(to_yaml(config))
     (stage,) = config.stages

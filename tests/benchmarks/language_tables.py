@@ -251,6 +251,11 @@ def _epoch(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         found = [run for run in runs if run["variant"] == variant]
         seconds = statistics.median(run["cpu_seconds"] for run in found)
         yield f"| {variant} | {len(found)} of 3 | {_spread([run['loss'] for run in found], 3)} | {seconds:.0f} |"
+    default, other = ([run["loss"] for run in runs if (run["variant"] == "default") is side] for side in (True, False))
+    if default and other:
+        difference, width = statistics.mean(other) - statistics.mean(default), max(default) - min(default)
+        yield ""
+        yield f"Difference: {difference:+.3f} nats. The default's seeds have a range of {width:.3f}."
 
 
 EPOCH = "one epoch of 10 million words"

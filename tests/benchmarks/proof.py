@@ -5,11 +5,11 @@
 
 Corpus: 10 million whitespace words of FILES, documents chosen by a seeded hash; the digest of the text is in the
 results. One tokenizer of 8,192 tokens is trained there. All contestants have the same depth, width, tokens per step
-(2,048), peak learning rate, linear decay and number of tokens:
+(2,048), peak learning rate and number of tokens:
 
-- ours: `launch/pretrain.py --config small_cpu`, masking rate from 50% to 30%;
-- run_mlm: transformers' Trainer on grouped rows with RoBERTa's masking (15%) and warmup (6%), same architecture;
-- ltg_bert: LTG-BERT's architecture on our rows and masks (`ltg_bert.py` states the differences).
+- ours: `launch/pretrain.py --config small_cpu`, StableAdamW, 1-sqrt decay, masking rate from 50% to 30%;
+- run_mlm: transformers' Trainer on grouped rows with RoBERTa's AdamW, linear decay, masking (15%) and warmup (6%);
+- ltg_bert: LTG-BERT's architecture and AdamW on our rows, masks and schedule (`ltg_bert.py` states the differences).
 
 First a few shapes of about 1.5M parameters are trained for a quarter of an epoch; the one with the best accuracy on a
 tenth of the minimal pairs is used by all. Then come the runs of `plan`, the most informative first. Runs of an epoch or

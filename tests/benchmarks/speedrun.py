@@ -11,7 +11,7 @@ number of steps and settings. A recipe has reached the goal if the mean loss of 
 CPU seconds are those of the whole command with all its processes, from a cold start to the saved model; preparing the
 corpus, exporting and evaluating are not part of it. Sides: `ours` is `launch/pretrain.py --config small_cpu` (of
 --code, another checkout, for a commit of the past), `run_mlm` is transformers' Trainer on grouped rows, as `run_mlm.py`
-does, with the same schedule. `encoder_runs.py` runs both.
+does, with AdamW and a linear decay. `encoder_runs.py` runs both.
 
 Each run is kept in --work and is not repeated. Each recipe is a run of --results, whether or not it reached the goal;
 after the first number of steps that reaches it, the larger ones are skipped.
