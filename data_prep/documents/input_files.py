@@ -25,6 +25,7 @@ from data_prep.text.sentences import check_language
 _MOST_NAMES, _MOST_BRACES = 100_000, 100  # of a brace pattern
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?\}")
 _REQUESTS_AT_ONCE = 16
+_SHOWN_LINKS = 5
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,7 @@ def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source
     seen: dict[str, tuple[int, str]] = {}
     names: set[str] = set()
     linked: dict[tuple[int, int], str] = {}
+    doubled: list[str] = []
     for number, url in found:
         display = storage.redact(url)
         file = _identity(url)
@@ -200,11 +202,12 @@ def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source
         names.add(display)
         identity = _hard_link(url)
         if identity is not None and (first := linked.setdefault(identity, display)) != display:
-            print(
-                f"warning: {display} is a hard link of {first}, so its documents are read twice",
-                file=sys.stderr,
-                flush=True,
-            )
+            doubled.append(f"{display} is a hard link of {first}")
+    for link in doubled[:_SHOWN_LINKS]:
+        print(f"warning: {link}, so its documents are read twice", file=sys.stderr, flush=True)
+    if len(doubled) > _SHOWN_LINKS:
+        more = f"{len(doubled) - _SHOWN_LINKS:,} more inputs are hard links of others"
+        print(f"warning: {more}", file=sys.stderr, flush=True)
 
 
 def _identity(url: str) -> str:

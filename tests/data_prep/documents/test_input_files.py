@@ -121,6 +121,11 @@ def test_a_hard_link_is_told_of(corpus: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == ""
     assert len(find_inputs(config("a.jsonl", "deep/hard.jsonl"))) == 2
     assert "deep/hard.jsonl is a hard link of a.jsonl" in capsys.readouterr().err
+    for number in range(20):
+        os.link("a.jsonl", f"deep/hard{number}.jsonl")
+    find_inputs(config("a.jsonl", "deep/hard*.jsonl"))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 6 and "16 more inputs" in lines[-1]
 
 
 def test_a_range_of_braces_counts_by_its_steps(corpus: Path) -> None:
