@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from data_prep.base.errors import UsageError
 from data_prep.storage.known_secrets import secrets_of
 
@@ -80,7 +82,7 @@ def starters(above: Sequence[Ancestor]) -> Iterator[Ancestor]:
     launch = next((process.words for process in above if "deepspeed.launcher.launch" in process.words), ())
     marks = [word for word in launch if word.startswith(("--world_info=", "--master_port="))]
     known = {process.pid for process in above}
-    for pid in sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()):
+    for pid in psutil.pids():
         process = next(ancestors(pid), None) if marks and pid not in known else None
         if process is not None and all(mark in " ".join(process.words) for mark in marks):
             yield process
@@ -89,15 +91,13 @@ def starters(above: Sequence[Ancestor]) -> Iterator[Ancestor]:
 def ancestors(pid: int) -> Iterator[Ancestor]:
     """The process `pid`, the one it comes from and so on; ends where the system does not tell."""
     while pid > 1:
-        folder = Path("/proc", str(pid))
         try:
-            words = tuple(folder.joinpath("cmdline").read_bytes().decode(errors="replace").split("\0")[:-1])
-            above = int(folder.joinpath("stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-            where = Path(os.readlink(folder / "cwd"))
-        except (OSError, ValueError, IndexError):
+            process = psutil.Process(pid)
+            words, above, folder = tuple(process.cmdline()), process.ppid(), Path(process.cwd())
+        except psutil.Error:
             return
         if words:
-            yield Ancestor(pid, words, where)
+            yield Ancestor(pid, words, folder)
         pid = above
 
 

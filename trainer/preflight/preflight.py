@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import torch
 
 from data_prep.base.errors import UserError
@@ -157,10 +158,10 @@ def check_op_cache() -> Iterator[Finding]:
 
 def open_files() -> set[str]:
     """The files that processes of this machine hold open, as far as this user may see them."""
-    found = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # the process has ended, or is another user's
-            found.add(os.readlink(link))
+    found: set[str] = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+            found |= {file.path for file in process.open_files()}
     return found
 
 
