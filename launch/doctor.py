@@ -89,12 +89,12 @@ def examine(
     """Run all checks, in the order in which a run would meet the problems."""
     import torch
 
-    from trainer.preflight import data_checks, disk_checks, host_checks, model_checks, preflight, service_checks
+    from trainer.preflight import data_checks, disk_checks, host_checks, preflight, service_checks
     from trainer.preflight.finding import Finding, guarded
 
     yield from guarded("batch", lambda: preflight.check_batches(config, world_size))
-    yield from guarded("deepspeed", lambda: model_checks.check_device(config, world_size, device))
-    yield from guarded("init_from", lambda: model_checks.check_initial_weights(config))
+    yield from guarded("deepspeed", lambda: preflight.check_device(config, world_size, device))
+    yield from guarded("init_from", lambda: preflight.check_initial_weights(config))
     yield from guarded("data", lambda: data_checks.check_data(config, world_size))
     yield from guarded("memory", lambda: preflight.check_memory(config, world_size, device))
     yield from guarded("disk", lambda: disk_checks.check_disk(config))

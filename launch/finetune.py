@@ -21,7 +21,7 @@ from data_prep.base.errors import UsageError, run_command
 from launch.options import add_dry_run, add_model, add_no_quoting, add_tracking_uri, check_new_folder, command_parser
 
 if TYPE_CHECKING:
-    from trainer.finetuning.finetune import FinetuneSettings, Variant
+    from trainer.finetuning.finetune_settings import FinetuneSettings, Variant
 
 TASKS = ("classification", "pair_classification", "regression", "token_classification", "question_answering")
 VARIANTS: tuple[Variant, ...] = ("scratch", "frozen", "full")
@@ -104,7 +104,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
-    from trainer.finetuning.finetune import check_settings, fit_experiment, prepare_experiment
+    from trainer.finetuning.finetune import fit_experiment, prepare_experiment
+    from trainer.finetuning.finetune_settings import check_settings
 
     settings = settings_of(arguments)
     check_settings(settings)
@@ -123,7 +124,7 @@ def settings_of(arguments: argparse.Namespace) -> FinetuneSettings:
         UsageError: a variant is unknown.
     """
     from trainer.finetuning.examples import Columns
-    from trainer.finetuning.finetune import FinetuneSettings
+    from trainer.finetuning.finetune_settings import FinetuneSettings
     from trainer.finetuning.task_data import Files
 
     return FinetuneSettings(

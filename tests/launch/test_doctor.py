@@ -17,7 +17,7 @@ from data_prep.base.settings import load_settings
 from launch import doctor
 from tests.support.error_codes import coded
 from trainer.config.run_config import RunConfig
-from trainer.preflight import data_checks, disk_checks, model_checks, preflight, service_checks
+from trainer.preflight import data_checks, disk_checks, preflight, service_checks
 from trainer.preflight.finding import Finding, guarded
 
 CPU = torch.device("cpu")
@@ -149,13 +149,13 @@ def test_what_the_ranks_would_be_refused_for_fails_here(small_shards, tmp_path):
         config = config_of(small_shards, tmp_path, *overrides)
         return [finding.text for finding in guarded("it", lambda: check(config)) if finding.level == "fail"]
 
-    (half,) = failed(lambda config: model_checks.check_device(config, 2, CPU), "training.precision=fp16")
+    (half,) = failed(lambda config: preflight.check_device(config, 2, CPU), "training.precision=fp16")
     assert "training.precision=fp16 needs a CUDA device" in half
     unknown = "deepspeed={zero_optimization: {contiguous_gradient: true}}"
-    (section,) = failed(lambda config: model_checks.check_device(config, 2, CPU), unknown)
+    (section,) = failed(lambda config: preflight.check_device(config, 2, CPU), unknown)
     assert "did you mean contiguous_gradients?" in section
     absent = (f"init_from={tmp_path}/nothing", "model.output_bias=zeros")
-    (weights,) = failed(model_checks.check_initial_weights, *absent)
+    (weights,) = failed(preflight.check_initial_weights, *absent)
     assert "nothing" in weights
     (rows,) = failed(lambda config: data_checks.check_data(config, 2), "training.global_batch_tokens=67108864")
     assert "fewer than the 1048576 of one global batch" in rows

@@ -1,4 +1,6 @@
-"""Cache of remote files: one folder that all processes of a machine share, limited in size.
+"""Files of shards on this machine: copies of remote ones in a cache, and local ones that were verified.
+
+The cache is one folder that all processes of a machine share, limited in size.
 
 One process fetches each file while the others wait, and checks its sha256. When space is needed, the least recently
 used file is removed. A process that has mapped a removed file keeps its map (POSIX), so files in use need no
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import queue
 import re
@@ -232,3 +235,27 @@ class Prefetcher:
             except UserError:
                 # The batch that needs the file fetches it again and raises the error.
                 self.forget(file)
+
+
+def is_sound(path: Path, sha256: str, marks: Path) -> bool:
+    """Return whether a local file has this sha256.
+
+    One that was verified before and not written since is not read again: not every rank and worker hashes every shard.
+    A mark in the folder `marks` names the file by path, inode, size and times of change; copying times does not reset
+    the last of these.
+    """
+    mark = marks / _name(path, sha256)
+    if mark.exists():
+        return True
+    if storage.sha256_of(path) != sha256:
+        return False
+    with contextlib.suppress(OSError):  # without marks the next process only reads the file again
+        marks.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    return True
+
+
+def _name(path: Path, sha256: str) -> str:
+    status = path.stat()
+    facts = (path.resolve(), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, sha256)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()

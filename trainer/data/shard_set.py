@@ -24,8 +24,7 @@ from data_prep.storage import storage
 from data_prep.storage.hub import download_from_hub, hub_name
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.data.order import WINDOW_SHARDS
-from trainer.data.shard_cache import CachedFile, DamagedFile, Prefetcher, ShardCache
-from trainer.data.verified_files import is_sound
+from trainer.data.shard_cache import CachedFile, DamagedFile, Prefetcher, ShardCache, is_sound
 
 _CACHE_BYTES = 100_000_000_000
 _COPY_BYTES = 8 << 20

@@ -22,8 +22,8 @@ from typing import IO, Any
 
 from deepspeed.launcher import runner
 
-from trainer.distributed.end_with_parent import end_with_parent
 from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
+from trainer.distributed.side_process import end_with_parent
 
 _SSH_FAILED = re.compile(rb"pdsh@[^:]+: ([^:]+): ssh exited with exit code 255")
 """ssh's own status. A host that was reached has printed to standard output before: its launch.py does."""

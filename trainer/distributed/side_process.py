@@ -1,7 +1,8 @@
-"""Processes that rank 0 starts during training: their environment, and their reports of failures."""
+"""Processes that a rank or a launcher starts beside itself: their environment, their end, their reports of failures."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 
@@ -9,6 +10,8 @@ from data_prep.storage import storage
 
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LONGEST_REASON = 500
+
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
 def side_environment() -> dict[str, str]:
@@ -26,3 +29,14 @@ def failure_reason(returncode: int, stderr: str, name: str) -> str:
         return reason[-_LONGEST_REASON:] or f"the {name} process exited with status {returncode}"
     signal_name = next((each.name for each in signal.Signals if each == -returncode), f"signal {-returncode}")
     return f"the {name} process was killed by {signal_name}"
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Make Linux send this process SIGTERM when its parent ends; this also holds for the program executed next.
+
+    Linux only watches from now on: `parent` is the process id of the parent, if it may have ended already. For Linux
+    the parent is the thread that started this process, which has to stay as long.
+    """
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)

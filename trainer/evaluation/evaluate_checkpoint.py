@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from data_prep.base.errors import run_command
-from trainer.distributed.end_with_parent import end_with_parent
+from trainer.distributed.side_process import end_with_parent
 from trainer.evaluation.evaluate_suite import evaluate_suite, prepare_suite
 from trainer.evaluation.suite_settings import load_suite
 from trainer.evaluation.suites_in_training import Request

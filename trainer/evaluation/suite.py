@@ -29,7 +29,7 @@ from data_prep.base.terminal import duration
 from data_prep.storage import storage
 from trainer.evaluation.suite_settings import Suite
 from trainer.evaluation.suite_tasks import BUILT_IN, EvaluationTask, checked_metrics, find_task
-from trainer.inference.model_folder import CARD_FILE
+from trainer.inference.model_folder import CARD_FILE, folder_digest
 
 if TYPE_CHECKING:
     from trainer.finetuning.experiment_runs import ExperimentRuns
@@ -317,19 +317,12 @@ def check_complete(result: SuiteResult) -> None:
 
 def digest_of_model(folder: Path) -> str:
     """sha256 over weights, configuration and tokenizer of a Hugging Face directory."""
-    return _digest_of_files(folder, [path for path in folder.rglob("*") if path.name not in _NOT_THE_MODEL])
+    return folder_digest(folder, without=_NOT_THE_MODEL)
 
 
 def path_digest(path: Path) -> str:
     """sha256 of a file, or over the files of a directory."""
-    return _digest_of_files(path, path.rglob("*")) if path.is_dir() else storage.sha256_of(path)
-
-
-def _digest_of_files(folder: Path, paths: Any) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(path for path in paths if path.is_file()):
-        digest.update(f"{storage.sha256_of(path)}  {path.relative_to(folder).as_posix()}\n".encode())
-    return digest.hexdigest()
+    return folder_digest(path) if path.is_dir() else storage.sha256_of(path)
 
 
 def _run_job(plan: Plan, job: Job, model: Path, output: Path) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.validation import first_problem
+from data_prep.storage import storage
 
 FINETUNE_FILE = "finetune.json"  # of fitted models alone
 CARD_FILE = "README.md"
@@ -129,13 +130,15 @@ def _check_weight_names(folder: Path, name: str) -> None:
             )
 
 
-def folder_digest(folder: Path) -> str:
-    """sha256 over the names and contents of all files."""
+def folder_digest(folder: Path, without: Collection[str] = ()) -> str:
+    """sha256 over the names and contents of all files but those of the names `without`.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with open(path, "rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{content}  {path.relative_to(folder).as_posix()}\n".encode())
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in without):
+        digest.update(f"{storage.sha256_of(path)}  {path.relative_to(folder).as_posix()}\n".encode())
     return digest.hexdigest()
 
 

@@ -1,6 +1,7 @@
-"""Checks of a run before it burns anything: configuration, memory, compiler, stores. Each takes seconds at most.
+"""Checks of a run before it burns anything: configuration, memory, precision, compiler, initial weights, stores.
 
-`clozeworks doctor` prints all of them; `launch/pretrain.py` warns at every start of what the cheap ones find.
+Each takes seconds at most. `clozeworks doctor` prints all of them; `launch/pretrain.py` warns at every start of what
+the cheap ones find.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from data_prep.base.processor import this_processor
 from data_prep.base.urls import has_password
 from data_prep.storage import storage
 from data_prep.storage.store_errors import RESUME
+from trainer.checkpoint.format import list_steps
 from trainer.checkpoint.upload import check_upload_wait
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
@@ -29,11 +31,13 @@ from trainer.config.schedule import global_batch_sizes
 from trainer.config.stages import Stage
 from trainer.distributed.process_group import extensions_folder
 from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.engine import check_precision
 from trainer.model.numerics import fast_precision
-from trainer.preflight.deepspeed_sections import unwritable_output
+from trainer.preflight.deepspeed_sections import check_values, missing_packages, unwritable_output
 from trainer.preflight.disk_checks import check_disk
 from trainer.preflight.finding import Finding, Level, guarded
 from trainer.preflight.memory_estimate import TENSORS_ONLY, heaviest_stage, memory_in_stage
+from trainer.registry.starting_weights import look_at_initial_weights
 
 GIB = 1 << 30
 NOTABLE_FILLING = 0.05
@@ -201,3 +205,21 @@ def check_store(config: RunConfig, world_size: int) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", "store", f"{storage.redact(url)} can be written, read and cleared")
+
+
+def check_device(config: RunConfig, world_size: int, device: torch.device) -> Iterator[Finding]:
+    """Check that the device supports the precision, and that DeepSpeed accepts its sections."""
+    check_precision(config, device.type)
+    check_values(config, world_size, device.type)
+    # The run itself may start on other hosts, with packages and disks of their own.
+    for text in (*missing_packages(config, world_size), *unwritable_output(config, world_size)):
+        yield Finding("warn", "deepspeed", f"{text}; ignore this if the run starts on hosts that have it")
+    given = ", with settings of its own" if config.deepspeed else ""
+    yield Finding("ok", "deepspeed", f"{config.training.precision} at ZeRO {config.zero.stage} on {device.type}{given}")
+
+
+def check_initial_weights(config: RunConfig) -> Iterator[Finding]:
+    """Check that the initial weights exist and fit the model; a run with checkpoints resumes from those."""
+    if config.init_from is not None and not list_steps(config.output_dir)[0]:
+        for line in look_at_initial_weights(config.model, config.init_from, config.tracking.uri, None):
+            yield Finding("ok", "init_from", line)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from data_prep.base.errors import UserError, run_command
 from trainer.config.promotion import parse_conditions
-from trainer.distributed.end_with_parent import end_with_parent
+from trainer.distributed.side_process import end_with_parent
 from trainer.hf_export.export import export_checkpoint
 from trainer.registry.model_versions import NotPromoted, promote
 from trainer.registry.registration import Registration, register

@@ -15,8 +15,8 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.tokenizer.tokenizer import TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
 from tests.support.error_codes import coded
+from trainer.data import shard_cache
 from trainer.data import shard_set as shard_set_module
-from trainer.data import verified_files
 from trainer.data.epochs import ComponentEpoch, RowSettings
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import document_starts
@@ -89,7 +89,7 @@ def test_a_shard_that_another_process_checked_is_not_read_again_unless_it_was_wr
 
     open_first().read_tokens()
     with monkeypatch.context() as patch:
-        patch.setattr(verified_files.storage, "sha256_of", lambda path: pytest.fail("read again"))
+        patch.setattr(shard_cache.storage, "sha256_of", lambda path: pytest.fail("read again"))
         open_first().read_tokens()
     path = tmp_path / "data" / "train-000000.tar"
     times, data = path.stat(), bytearray(path.read_bytes())

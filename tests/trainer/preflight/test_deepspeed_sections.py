@@ -14,8 +14,7 @@ from trainer.config.run_config import RunConfig
 from trainer.distributed.process_group import Ranks
 from trainer.preflight import deepspeed_sections
 from trainer.preflight.deepspeed_sections import check_sections, refuse_unwritable, unwritable_output
-from trainer.preflight.model_checks import check_device
-from trainer.preflight.preflight import cheap_findings
+from trainer.preflight.preflight import cheap_findings, check_device
 
 CPU = torch.device("cpu")
 
