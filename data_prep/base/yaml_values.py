@@ -82,10 +82,12 @@ def _overridden(values: Any, override: str) -> Any:
             within = within._get_node(part)
         else:
             break
-    if not is_in_list:
+    new = OmegaConf.from_dotlist([f"value={text}"])._get_node("value")
+    is_container = isinstance(within, omegaconf.Container) and isinstance(new, omegaconf.Container)
+    is_other_kind = is_container and type(within) is not type(new)
+    if not is_in_list and not is_other_kind:
         return OmegaConf.merge(values, OmegaConf.from_dotlist([override]))
-    value: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
-    OmegaConf.update(values, ".".join(parts), value["value"], force_add=True)
+    OmegaConf.update(values, ".".join(parts), new, force_add=True, merge=not is_other_kind)
     return values
 
 

@@ -75,7 +75,8 @@ def check_compatible(
 
     Raises:
         UsageError: a difference makes it another run (model, data, seed, batch, schedule ...), unless `allow_change`,
-            which lists it among the others; or the optimizer is another one, whose states the checkpoint lacks.
+            which lists it among the others; or the optimizer is another one, whose states the checkpoint lacks; or
+            the one is a branch and the other is not.
     """
     # An earlier release hid less, and wrote URLs otherwise.
     before, after = (_comparable(without_secrets(each)) for each in (_saved_config(saved), config))
@@ -95,6 +96,7 @@ def check_compatible(
             fix="set it back, or start a new run in another output_dir (init_from takes an export of this one)",
             code="another-optimizer",
         )
+    _check_same_branch(_saved_config(saved), config)
     changes_shapes = any(before[f"model.{name}"] != after[f"model.{name}"] for name in _SHAPES) or (
         config.model.position_embedding == "learned"
         and before["model.max_position_embeddings"] != after["model.max_position_embeddings"]
@@ -115,16 +117,35 @@ def check_compatible(
     return harmless + dangerous
 
 
+def _check_same_branch(before: RunConfig, config: RunConfig) -> None:
+    branch = before.branch
+    if (branch is None) == (config.branch is None):
+        return
+    if branch is None:
+        problem, fix = "has a run that is no branch, and --branch-from is given", "give another output_dir"
+    else:
+        source = f"{redact(branch.run)}:{branch.step}"
+        problem = f"has a branch (stage {branch.stage} from {source}), and --branch-from is not given"
+        fix = f"add --branch-from {source} --stage {branch.stage}, or give another output_dir"
+    raise UsageError(f"output_dir={redact(config.output_dir)} {problem}", fix=fix, code="another-branch")
+
+
 def check_branch(saved: SavedState, config: RunConfig, data: DataIdentity) -> None:
     """Check that a run may branch from the checkpoint of another one.
 
     Raises:
-        UsageError: the model, the tokenizer, the optimizer or the seed differs.
+        UsageError: the model, the tokenizer, the optimizer (its source too) or the seed differs.
     """
     before = RunConfig.model_validate(without_registry(saved.config))
     pairs = {
         "data.sentence_pairs": (before.data.sentence_pairs, config.data.sentence_pairs),
-        "optimizer.name": (before.optimizer.name, config.optimizer.name),
+        **{
+            f"optimizer.{name}": (getattr(before.optimizer, name), getattr(config.optimizer, name))
+            for name in ("name", "beta1", "beta2", "eps", "momentum")
+        },
+        "the optimizer's source": tuple(
+            versions.get("optimizer") for versions in (saved.versions, optimizer_version(config.optimizer.name))
+        ),
         "training.seed": (before.training.seed, config.training.seed),
         "the tokenizer's fingerprint": (saved.data.tokenizer_fingerprint, data.tokenizer_fingerprint),
     }
@@ -135,8 +156,8 @@ def check_branch(saved: SavedState, config: RunConfig, data: DataIdentity) -> No
         assert config.branch is not None
         raise UsageError(
             f"cannot branch from step {saved.state.step} of {redact(config.branch.run)}: {'; '.join(differences)}",
-            fix="set these as in that run; a branch may change data, masking, learning rate, schedule, lengths and "
-            "batch sizes",
+            fix="set these as in that run; a branch may change data, masking, learning rate, weight decay, schedule, "
+            "lengths and batch sizes",
             code="incompatible-branch",
         )
 

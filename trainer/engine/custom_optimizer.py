@@ -9,6 +9,7 @@ with a rehearsal step after which all of them are set to 0; other states cannot 
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -38,11 +39,22 @@ def build_custom_optimizer(groups: list[dict[str, Any]], settings: OptimizerSett
     """Call the user's function.
 
     Raises:
-        UsageError: it cannot be imported or returns something else.
+        UsageError: it cannot be imported, fails or returns something else.
     """
     import torch  # not at the top: a finished run is recognized without it
 
-    made = OPTIMIZERS.find(settings.name).value(groups, settings)
+    function = OPTIMIZERS.find(settings.name).value
+    try:
+        made = function(groups, settings)
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise UsageError(
+            f"optimizer.name={settings.name} failed at {frame.filename}:{frame.lineno} "
+            f"({type(error).__name__}: {error})",
+            fix="name a function of parameter groups and settings (the section `optimizer`) that returns a "
+            "torch.optim.Optimizer",
+            code="optimizer-failed",
+        ) from error
     if not isinstance(made, torch.optim.Optimizer):
         raise UsageError(
             f"optimizer.name={settings.name} returned {type(made).__name__}",

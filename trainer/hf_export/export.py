@@ -70,7 +70,9 @@ def last_checkpoints(run: Path, num_checkpoints: int) -> list[Path]:
     if len(steps) < num_checkpoints:
         raise UsageError(
             f"{run} holds {len(steps)} complete checkpoints, not --last {num_checkpoints}",
-            fix="lower --last; for a new run, raise checkpoint.keep_last or set checkpoint.keep_every_steps",
+            fix="lower --last; for a new run, raise checkpoint.keep_last or set checkpoint.keep_every_steps"
+            if steps
+            else "give the output_dir of a run, which holds the folder checkpoints",
             code="too-few-checkpoints",
         )
     return [step_folder(run, step).resolve() for step in reversed(steps[:num_checkpoints])]

@@ -147,10 +147,11 @@ def _stage_row(stage: Stage, tokens_per_second: float | None) -> tuple[str, ...]
     masks = dict.fromkeys(f"{stage.masking_rate(step):.3g}" for step in (first, last))
     unit = "" if stage.data.mask_unit == "token" else f", {stage.data.mask_unit}s"
     schedule = stage.schedule
-    parts = [f"{stage.peak_learning_rate:.3g} at most"]
+    warm = stage.rate_clock.first_step + (schedule.warmup_steps or 0)  # completed steps; the rate only falls from here
+    parts = [f"{stage.learning_rate(min(max(first, warm - 1), last)):.3g} at most"]
     if stage.taken_steps:
         parts.append(f"{stage.learning_rate(last):.2g} at the end")
-    if stage.first_step < stage.rate_clock.first_step + (schedule.warmup_steps or 0):
+    if stage.first_step < warm:
         parts.append(f"{schedule.warmup_steps:,} warmup steps")
     if schedule.name != "warmup_stable_decay" or schedule.decay_steps:
         parts.append(schedule.shape if schedule.name != "warmup_stable_decay" else f"{schedule.shape} decay")

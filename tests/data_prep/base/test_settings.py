@@ -118,6 +118,32 @@ def test_an_override_reaches_an_item_of_a_list_by_index_and_by_name(tmp_path, it
     assert stages[1].schedule is not None and stages[1].schedule.name == "cosine"
 
 
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("data.shards=[{url: y, weight: 0}]", "data.shards.0.weight=0 must be greater than 0.0. Fix: change data.sha"),
+        ("data.shards=[y]", 'data.shards.0="y" must be a mapping. Fix: write it as {setting: value, ...}'),
+        ("data.shards={url: y}", 'data.shards={"url": "y"} must be a string or a list. Fix: change data.shards'),
+        ("training.stages={steps: 5}", 'training.stages={"steps": 5} must be a list. Fix: change training.stages'),
+        (
+            "training.stages.decay=[5]",
+            "training.stages.1=[5] must be a mapping. Fix: write it as {setting: value, ...}",
+        ),
+        ("data=[5]", "data=[5] must be a section of settings. Fix: write data.SETTING=value"),
+        ("training.stages.decay.schedul.name=cosine", 'Fix: write training.stages.1.schedule.name="cosine"'),
+        ("training.stages.decay.data={shards: y, mask_unit: word}", "Fix: write training.stages.1.mask_unit"),
+        (
+            "training.stages.decay.schedule={name: cosine, decay_steps: 3}",
+            "training.stages.1: schedule.decay_steps=3 has no effect with schedule.name=cosine",
+        ),
+    ],
+)
+def test_a_wrong_value_of_a_list_is_named_as_it_is_written(tmp_path, override, problem):
+    with pytest.raises(UsageError, match=re.escape(problem)) as caught:
+        load_settings(RunConfig, written(tmp_path, STAGES), [override])
+    assert "settings are wrong" not in str(caught.value), "one mistake is one problem"
+
+
 @pytest.mark.parametrize("item", ["2", "warmup", "-1"])
 def test_an_override_of_an_item_that_does_not_exist_lists_the_items(tmp_path, item):
     path = written(tmp_path, STAGES)

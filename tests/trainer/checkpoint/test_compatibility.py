@@ -5,7 +5,7 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
 from tests.support.toy_training import make_config
-from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_compatible, current_versions
+from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_branch, check_compatible, current_versions
 from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BatchWarmup, StageSettings, TrainingSettings
@@ -37,6 +37,45 @@ def changed(config: RunConfig, section: str, **values) -> RunConfig:
 
 
 CONFIG = make_config("runs/one", 1)
+
+
+BRANCH = {"run": "runs/stable", "step": 5, "stage": "decay"}
+
+
+def branch_with(optimizer: str = "tests.support.toy_optimizers:lion", **settings) -> RunConfig:
+    values = CONFIG.model_dump(mode="json") | {"branch": BRANCH}
+    values["training"] |= {"stages": [{"name": "decay", "steps": 9}], "max_steps": None}
+    values["optimizer"] |= {"name": optimizer} | settings
+    return RunConfig.model_validate(values)
+
+
+@pytest.mark.parametrize("settings", [{"beta1": 0.5}, {"beta2": 0.5}, {"eps": 0.5}, {"momentum": 0.5}])
+def test_a_branch_keeps_the_optimizer_and_may_change_its_rate_and_weight_decay(settings):
+    saved = saved_with(branch_with("adamw"))
+    check_branch(saved, branch_with("adamw", learning_rate=0.5, weight_decay=0.5), IDENTITY)
+    ((name, value),) = settings.items()
+    with pytest.raises(UsageError, match=f"optimizer.{name} was .* is {value}", check=coded("incompatible-branch")):
+        check_branch(saved, branch_with("adamw", **settings), IDENTITY)
+
+
+def test_a_branch_keeps_the_source_of_an_optimizer_of_ones_own():
+    config = branch_with()
+    versions = current_versions() | optimizer_version(config.optimizer.name)
+    check_branch(saved_with(config, versions=versions), config, IDENTITY)
+    with pytest.raises(UsageError, match="the optimizer's source", check=coded("incompatible-branch")):
+        check_branch(saved_with(config, versions=versions | {"optimizer": "another"}), config, IDENTITY)
+
+
+def test_a_branch_is_resumed_as_a_branch_and_another_run_is_not():
+    branch = branch_with("adamw")
+    assert check_compatible(saved_with(branch), branch, IDENTITY, 2, NUMERICS) == []
+    alone = branch.model_copy(update={"branch": None})
+    for before, after, fix in (
+        (branch, alone, "add --branch-from runs/stable:5 --stage decay"),
+        (alone, branch, "another output_dir"),
+    ):
+        with pytest.raises(UsageError, match=fix, check=coded("another-branch")):
+            check_compatible(saved_with(before), after, IDENTITY, 2, NUMERICS, allow_change=True)
 
 
 def test_the_same_run_has_no_differences():

@@ -38,6 +38,8 @@ def test_a_function_gets_the_groups_and_the_settings():
         (f"{MODULE}:tiger", "optimizer-not-importable"),
         (f"{MODULE}:A_NUMBER", "not-an-optimizer"),
         (f"{MODULE}:nothing", "not-an-optimizer"),
+        ("torch.optim:SGD", "optimizer-failed"),  # takes a rate where the settings are
+        ("json:dumps", "optimizer-failed"),
     ],
 )
 def test_what_is_no_optimizer_is_refused(name, code):

@@ -104,4 +104,6 @@ def test_merged_checkpoints_pass_the_parity_gate_and_are_named(run_folder, tmp_p
 def test_more_checkpoints_than_there_are_cannot_be_merged(run_folder, tmp_path):
     with pytest.raises(UserError, match="--last 3", check=coded("too-few-checkpoints")):
         export_merged(run_folder, 3, "uniform", tmp_path / "merged")
+    with pytest.raises(UserError, match="Fix: give the output_dir of a run", check=coded("too-few-checkpoints")):
+        export_merged(run_folder / "checkpoints", 2, "uniform", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()

@@ -247,6 +247,12 @@ def test_the_table_of_stages_has_tokens_masks_rates_and_hours() -> None:
     assert stage_lines(config)[1].endswith("-") and "--tokens-per-second" in stage_lines(config)[-1]
 
 
+def test_a_stage_with_its_part_of_the_runs_schedule_shows_the_highest_rate_of_that_part() -> None:
+    _, first, second, _ = stage_lines(load_settings(RunConfig, "bert_large_phased"), tokens_per_second=1e6)
+    assert "0.0001 at most, 1e-05 at the end, 10,000 warmup steps" in first
+    assert "1.01e-05 at most, 1e-10 at the end, linear" in second
+
+
 def test_the_tokens_of_a_data_set_are_those_of_its_stages_and_its_share() -> None:
     mixture = "[{url: b, weight: 3}, {url: c, weight: 1}]"
     stages = f"[{{steps: 10}}, {{steps: 20, data: {{shards: {mixture}}}}}]"
