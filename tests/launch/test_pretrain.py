@@ -73,7 +73,7 @@ def test_a_link_to_nothing_at_the_place_of_the_output_folder_is_refused(tmp_path
         (["--learning_rate=1e-4"], "write optimizer.learning_rate=1e-4"),
         (["--bf16", "training.seed=3"], "write training.precision=bf16"),
         (["--training.seed", "3"], "write training.seed=3: settings have no dashes. [unknown-option]"),
-        (["--deepspeed", "ds.json"], "Fix: write --deepspeed_config ds.json. [unknown-option]"),
+        (["--deepspeed", "ds.json"], "Fix: write --deepspeed_config ds.json (DeepSpeed JSON). [unknown-option]"),
         (["--nonsense"], "unknown option --nonsense"),
         (["per_device_train_batch_size=8"], "Fix: write training.micro_batch_tokens=512 (8 seq"),
     ],
