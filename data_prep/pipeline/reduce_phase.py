@@ -106,7 +106,7 @@ def make_shards(
         only: names of the shards to make, such as train-000000.tar; no document is held out then.
 
     Raises:
-        UserError: no document is left to train on beside the held-out one.
+        UserError: the held-out document is the only one.
     """
     tasks = _tasks(plan, tokenizer, output, summary, first_shard)
     if only is not None:

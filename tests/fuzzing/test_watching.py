@@ -94,7 +94,7 @@ def test_other_errors_hangs_and_hoarding_are_failures(tmp_path: Path, monkeypatc
         patch.setattr(watching, "WAITING_SECONDS", 0.3)
         read_or_refuse(lambda: (tmp_path / "pipe").read_bytes(), tmp_path)  # which nobody writes to
     with pytest.raises(MemoryError):
-        read_or_refuse(lambda: bytes(2 << 30), tmp_path)
+        read_or_refuse(lambda: bytes(8 << 30), tmp_path)  # more than the allocator can have kept of earlier tests
     assert read_or_refuse(lambda: refuse("the file is damaged; restore it"), tmp_path) is None
     with pytest.raises(AssertionError, match="not one paragraph"):
         read_or_refuse(lambda: refuse(""), tmp_path)

@@ -166,8 +166,8 @@ def test_decays_branch_from_one_run_which_stays_as_it_is(straight, tmp_path, mon
     assert [(each.state.stage, each.state.epoch, each.optimizer_steps) for each in states] == [
         *((0, 1, 2), (0, 1, 3), (0, 1, 5))
     ]
-    before = CheckpointFolder(step_folder(straight.output_dir, 2)).read_state()
-    assert states[0].state.tokens_seen == before.state.tokens_seen
+    left = CheckpointFolder(step_folder(straight.output_dir, 2)).read_state()
+    assert states[0].state.tokens_seen == left.state.tokens_seen
     weights = [read_weights(step_folder(run.output_dir, 2)) for run in (straight, branch)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     assert list(plain_ranks.losses(branch)) == [3, 4, 5]

@@ -250,7 +250,7 @@ def test_a_registry_that_is_refused_today_makes_no_checkpoint_unreadable(
     registry = {**saved.config["registry"], "name": "birds", "alias": "champion", "promote_to": "champion"}
     saved = saved.model_copy(update={"config": saved.config | {"registry": registry}})
     assert check_compatible(saved, run.config, run.data, 1, saved.numerics) == []
-    monkeypatch.setattr("trainer.hf_export.export_source.read_state", lambda folder: saved)
+    monkeypatch.setattr(CheckpointFolder, "read_state", lambda folder: saved)
     assert read_source(folder).config.registry.name is None
 
 
