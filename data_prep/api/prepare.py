@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from data_prep.api.preparation_request import (
     resolve_config,
 )
 from data_prep.config.preparation_config import Source
-from data_prep.executors.executors import Executor, own_executor
+from data_prep.executors.executors import Executor, given_executor
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.tokenizer.tokenizer import Tokenizer
 
@@ -77,9 +76,7 @@ def prepare(
         add_to=_text(add_to),
     )
     opened = (
-        open_for(request, executor, scheduler, num_workers)
-        if isinstance(executor, str)
-        else nullcontext(own_executor(executor, type(executor).__name__))
+        open_for(request, executor, scheduler, num_workers) if isinstance(executor, str) else given_executor(executor)
     )
     with opened as running:
         asked = plan_preparation(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import PreparationConfig, Source
 from data_prep.documents.formats.format_registry import described_formats
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
-from data_prep.executors.executors import Executor, ExecutorOptions, open_executor, own_executor
+from data_prep.executors.executors import Executor, ExecutorOptions, given_executor, open_executor
 from data_prep.executors.process_executor import ProcessExecutor
 from data_prep.filters.registry import described_filters
 from data_prep.storage import storage
@@ -137,11 +137,7 @@ def train(request: TokenizerRequest, executor: str | Executor, scheduler: str | 
     units = find_units(request.inputs, config)
     options = ExecutorOptions(wanted, scheduler)
     with (
-        (
-            open_executor(executor, options)
-            if isinstance(executor, str)
-            else nullcontext(own_executor(executor, type(executor).__name__))
-        ) as running,
+        open_executor(executor, options) if isinstance(executor, str) else given_executor(executor) as running,
         _new_folder_or_none(output),
         storage.hold_lock(output),
         _work_folder(output) as work_folder,

@@ -11,6 +11,7 @@ returns it. Users name it as `--executor module:function`; a package registers i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -91,6 +92,15 @@ def open_executor(name: str, options: ExecutorOptions) -> Executor:
             f"executor={name} {failure(error)}", fix="correct the executor or its options", code="executor-failed"
         ) from error
     return own_executor(opened, name)
+
+
+def given_executor(executor: Executor) -> AbstractContextManager[Executor]:
+    """Return an executor object of the caller, who also closes it, as a context.
+
+    Raises:
+        UsageError: it has no method `run`.
+    """
+    return nullcontext(own_executor(executor, type(executor).__name__))
 
 
 def own_executor(opened: Any, name: str) -> Executor:
