@@ -13,12 +13,12 @@ from trainer.benchmark import benchmark_report
 from trainer.benchmark.measurement import Measurement, Training, free_memory, largest_that_fits, with_micro_batch
 from trainer.benchmark.profiling import profile_steps, top_operations, write_profile
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
+from trainer.checkpoint.data_version import open_data
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.data.shard_set import ShardSet, check_tokenizer, open_shard_set
 from trainer.distributed.memory import is_out_of_memory
 from trainer.distributed.process_group import Ranks, all_agree, initialize_distributed, shut_down
-from trainer.loop.data_version import open_data
 from trainer.metrics.throughput import WorkClock
 from trainer.model.numerics import with_compilation_decided, with_precision_decided
 

@@ -89,22 +89,13 @@ def examine(
     """Run all checks, in the order in which a run would meet the problems."""
     import torch
 
-    from trainer.preflight import data_checks, disk_checks, host_checks, preflight, service_checks
+    from trainer.preflight import host_checks, service_checks
+    from trainer.preflight.checks import CHECKS, PlannedRun
     from trainer.preflight.finding import Finding, guarded
 
-    yield from guarded("batch", lambda: preflight.check_batches(config, world_size))
-    yield from guarded("deepspeed", lambda: preflight.check_device(config, world_size, device))
-    yield from guarded("init_from", lambda: preflight.check_initial_weights(config))
-    yield from guarded("data", lambda: data_checks.check_data(config, world_size))
-    yield from guarded("memory", lambda: preflight.check_memory(config, world_size, device))
-    yield from guarded("disk", lambda: disk_checks.check_disk(config))
-    yield from guarded("store", lambda: preflight.check_store(config, world_size))
-    yield from guarded("clock", lambda: disk_checks.check_clock(config))
-    yield from guarded("compiler", lambda: preflight.check_compiler(config))
-    yield from guarded("precision", lambda: preflight.check_speed_of_precision(config, device))
-    yield from guarded("op cache", preflight.check_op_cache)
-    yield from guarded("mlflow", lambda: service_checks.check_mlflow(config))
-    yield from guarded("secrets", lambda: preflight.check_secrets(sys.argv))
+    run = PlannedRun(config, world_size, device)
+    for check in CHECKS:
+        yield from check.findings(run)
     found: list[Finding] = []
     if hosts:
         found = guarded("host", lambda: host_checks.check_hosts(list(hosts), config))
@@ -113,8 +104,7 @@ def examine(
     if any(finding.level == "fail" for finding in found):
         yield Finding("warn", "collective", "skipped because a host check failed; fix the failures above")
     elif len(hosts) > 1:
-        check = host_checks.check_collective_of_hosts
-        yield from guarded("collective", lambda: check(hosts, address, device.type))
+        yield from guarded("collective", lambda: host_checks.check_collective_of_hosts(hosts, address, device.type))
     else:
         local = min(world_size, torch.cuda.device_count() if device.type == "cuda" else MAX_SPAWNED_RANKS)
         yield from guarded("collective", lambda: service_checks.check_collective(local, device.type))

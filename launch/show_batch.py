@@ -110,8 +110,8 @@ def read_batch(config: RunConfig, arguments: argparse.Namespace) -> tuple[Batch,
         UsageError: the stage or a row does not exist.
     """
     from data_prep.tokenizer.tokenizer import Tokenizer
+    from trainer.checkpoint.data_version import open_data
     from trainer.data.loader import Position, open_loader
-    from trainer.loop.data_version import open_data
 
     if arguments.stage >= len(config.stages):
         raise unknown_stage(arguments.stage, len(config.stages))

@@ -11,14 +11,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.processor import Processor
 from data_prep.base.settings import load_settings
 from launch import doctor
+from tests.support.doctor import findings_of
 from tests.support.error_codes import coded
 from trainer.config.run_config import RunConfig
-from trainer.preflight import data_checks, disk_checks, preflight, service_checks
-from trainer.preflight.finding import Finding, guarded
+from trainer.preflight import checks, disk_checks, preflight, service_checks
+from trainer.preflight.finding import Finding
 
 CPU = torch.device("cpu")
 
@@ -103,15 +104,15 @@ def test_the_lock_of_a_killed_build_is_named_and_that_of_a_running_one_is_not(tm
 
 def test_a_store_that_cannot_be_written_fails_and_one_that_can_is_left_empty(tmp_path):
     good = config_of("none", tmp_path, f"checkpoint.upload_to={tmp_path}/store")
-    assert levels(guarded("store", lambda: preflight.check_store(good, 2))) == ["ok"]
+    assert levels(findings_of(good, "store")) == ["ok"]
     assert not list((tmp_path / "store").iterdir())
     (tmp_path / "file").touch()
     bad = config_of("none", tmp_path, f"checkpoint.upload_to={tmp_path}/file/store")
-    (finding,) = guarded("store", lambda: preflight.check_store(bad, 2))
+    (finding,) = findings_of(bad, "store")
     assert finding.level == "fail" and "Not a directory" in finding.text
     assert "set checkpoint.upload_to to another" in finding.text and "goes on from there" not in finding.text
     long = config_of("none", tmp_path, f"checkpoint.upload_to={tmp_path}/store", "checkpoint.upload_wait_seconds=1800")
-    assert levels(guarded("store", lambda: preflight.check_store(long, 2))) == ["fail"]
+    assert levels(findings_of(long, "store")) == ["fail"]
 
 
 def test_bf16_is_warned_of_on_a_processor_that_is_slow_in_it(tmp_path, monkeypatch):
@@ -144,21 +145,55 @@ def test_ranks_of_this_machine_reduce_together_and_tell_their_bandwidth(monkeypa
     assert finding.level == "ok" and "2 ranks over gloo: all-reduce of 64 MiB" in finding.text, finding
 
 
-def test_what_the_ranks_would_be_refused_for_fails_here(small_shards, tmp_path):
-    def failed(check, *overrides: str) -> list[str]:
-        config = config_of(small_shards, tmp_path, *overrides)
-        return [finding.text for finding in guarded("it", lambda: check(config)) if finding.level == "fail"]
+REFUSED = {
+    "output_dir": (["output_dir=s3://bucket/run"], "is a URL"),
+    "fp16": (["training.precision=fp16"], "training.precision=fp16 needs a CUDA device"),
+    "section": (
+        ["deepspeed={zero_optimization: {contiguous_gradient: true}}"],
+        "did you mean contiguous_gradients",
+    ),
+    "optimizer": (["optimizer.name=nowhere:lion"], "nowhere"),
+    "shards": (["data.shards=nowhere"], "data.shards=nowhere does not exist"),
+    "vocabulary": (["model.vocab_size=100"], "set model.vocab_size=800"),
+    "rows": (["training.global_batch_tokens=67108864"], "fewer than the 1048576 of one global batch"),
+    "minimal pairs": (["evaluation.minimal_pairs=nowhere"], "nowhere does not exist"),
+    "suite": (["evaluation.suite=nowhere"], "nowhere"),
+    "upload": (
+        ["checkpoint.upload_to=store", "checkpoint.upload_wait_seconds=1800"],
+        "checkpoint.upload_wait_seconds=1800 is not less",
+    ),
+    "tracking": (["tracking.uri=ftp://nowhere"], "ftp://nowhere"),
+}
 
-    (half,) = failed(lambda config: preflight.check_device(config, 2, CPU), "training.precision=fp16")
-    assert "training.precision=fp16 needs a CUDA device" in half
-    unknown = "deepspeed={zero_optimization: {contiguous_gradient: true}}"
-    (section,) = failed(lambda config: preflight.check_device(config, 2, CPU), unknown)
-    assert "did you mean contiguous_gradients?" in section
-    absent = (f"init_from={tmp_path}/nothing", "model.output_bias=zeros")
-    (weights,) = failed(preflight.check_initial_weights, *absent)
-    assert "nothing" in weights
-    (rows,) = failed(lambda config: data_checks.check_data(config, 2), "training.global_batch_tokens=67108864")
-    assert "fewer than the 1048576 of one global batch" in rows
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_start_is_refused_for_fails_here_in_the_same_words(name, small_shards, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    overrides, said = REFUSED[name]
+    run = checks.PlannedRun(config_of(small_shards, tmp_path, *overrides), 2, CPU)
+    with pytest.raises(UserError, match=said) as raised:
+        checks.refuse(run)
+    slow = ("memory", "disk", "clock", "precision", "op cache", "compiler")
+    findings = [each for check in checks.CHECKS if check.name not in slow for each in check.findings(run)]
+    assert [each.text for each in findings if each.level == "fail"] == [str(raised.value)]
+
+
+def test_what_only_the_first_rank_does_refuses_no_other(small_shards, tmp_path):
+    config = config_of(small_shards, tmp_path, "evaluation.suite=nowhere")
+    checks.refuse(checks.PlannedRun(config, 2, CPU, is_first=False))
+
+
+def test_a_start_warns_of_what_is_cheap_to_find(small_shards, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "device_memory_bytes", lambda *_: 1)
+    config = config_of(small_shards, tmp_path, "checkpoint.keep_last=1")
+    found = {finding.name: finding.level for finding in checks.warnings(checks.PlannedRun(config, 2, CPU))}
+    assert found["memory"] == "fail" and "ok" not in found.values()
+
+
+def test_initial_weights_that_are_not_there_fail(small_shards, tmp_path):
+    config = config_of(small_shards, tmp_path, f"init_from={tmp_path}/nothing", "model.output_bias=zeros")
+    (weights,) = findings_of(config, "init_from")
+    assert weights.level == "fail" and "nothing" in weights.text
 
 
 def test_a_deepspeed_file_is_looked_at_as_pretrain_would(tmp_path, monkeypatch):

@@ -17,8 +17,10 @@ import torch
 from data_prep.base.errors import UsageError
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.batch_arithmetic import StageShape
+from trainer.config.run_config import RunConfig
 from trainer.data.assembly import sequence_capacity
 from trainer.data.batch import IGNORED, Batch
+from trainer.data.shard_set import ShardSet, tokenizer_of_run
 from trainer.distributed.process_group import Ranks, all_reduce_sum
 from trainer.engine.engine import Engine
 from trainer.evaluation.minimal_pairs import Encoded, MinimalPair, judge, read_minimal_pairs
@@ -97,6 +99,19 @@ class MinimalPairs:
             sequence_length=row,
             pad_token_id=self.pad_token_id,
         )
+
+
+def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | None:
+    """The minimal pairs of `evaluation.minimal_pairs`, encoded; None where it is not set.
+
+    Raises:
+        UserError: they cannot be read, or a sentence is longer than the shortest row of the run.
+    """
+    if config.evaluation.minimal_pairs is None:
+        return None
+    tokenizer = Tokenizer.load(tokenizer_of_run(config.data.tokenizer, shard_set))
+    shortest = min(stage.sequence_length for stage in config.stages)
+    return open_minimal_pairs(config.evaluation.minimal_pairs, tokenizer, shortest)
 
 
 def open_minimal_pairs(path: str, tokenizer: Tokenizer, longest: int) -> MinimalPairs:

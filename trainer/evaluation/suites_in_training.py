@@ -192,11 +192,13 @@ def suite_of(settings: EvaluationSettings) -> Suite:
 
 
 def check_suite_of(settings: EvaluationSettings) -> None:
-    """Check the suite's files, functions and settings.
+    """Check the suite's files, functions and settings, if there is one.
 
     Raises:
         UserError: one is missing or wrong.
     """
+    if settings.suite is None:
+        return
     from trainer.evaluation.suite import check_suite  # fine-tuning's libraries, which a run without suites lacks
 
     suite = suite_of(settings)

@@ -110,8 +110,8 @@ def open_loader(
     """
     config = resolve_config(config, overrides)
     storage.configure(config.storage_options)
+    from trainer.checkpoint.data_version import open_data
     from trainer.data.shard_set import check_tokenizer
-    from trainer.loop.data_version import open_data
     from trainer.loop.global_batches import batches_from
 
     shard_sets = open_data(config)

@@ -14,6 +14,7 @@ from data_prep.base.urls import redact
 from data_prep.dataset.manifest import TOKENIZER_FOLDER
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS
+from trainer.checkpoint.data_version import describe_versions
 from trainer.checkpoint.format import TrainState
 from trainer.checkpoint.restore import load
 from trainer.checkpoint.upload import Uploader
@@ -31,10 +32,9 @@ from trainer.distributed.process_group import Ranks, broadcast_object, patient_c
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
-from trainer.evaluation.pairs_in_training import MinimalPairs, open_minimal_pairs
+from trainer.evaluation.pairs_in_training import minimal_pairs_of
 from trainer.evaluation.suites_in_training import SuitesInTraining
 from trainer.loop.console import StepBar, print_line
-from trainer.loop.data_version import describe_versions
 from trainer.loop.recorder import Recorder
 from trainer.loop.run import Progress, Run, data_identity, warn_of_disk
 from trainer.loop.start import (
@@ -186,19 +186,6 @@ def open_uploader(start: Start, config: RunConfig, ranks: Ranks) -> Uploader | N
     if start.own_checkpoint is not None and start.branch is None:
         uploader.submit_if_missing(start.own_checkpoint)
     return uploader
-
-
-def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | None:
-    """The minimal pairs of `evaluation.minimal_pairs`, encoded; None where it is not set.
-
-    Raises:
-        UserError: they cannot be read, or a sentence is longer than the shortest row of the run.
-    """
-    if config.evaluation.minimal_pairs is None:
-        return None
-    tokenizer = Tokenizer.load(tokenizer_of_run(config.data.tokenizer, shard_set))
-    shortest = min(stage.sequence_length for stage in config.stages)
-    return open_minimal_pairs(config.evaluation.minimal_pairs, tokenizer, shortest)
 
 
 def open_tracker(config: RunConfig, ranks: Ranks, state: TrainState, begin: bool) -> MetricLog:

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from trainer.checkpoint.format import step_folder
-from trainer.checkpoint.upload import check_upload_wait
 from trainer.checkpoint.writer import warn_on_stderr
 from trainer.config.run_config import RunConfig
 from trainer.data.sample_range import Branch
-from trainer.data.samples import check_enough_data
-from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer
+from trainer.data.shard_set import ShardSet
 from trainer.data.workers import explain_lost_workers
 from trainer.distributed.agreement import agree
 from trainer.distributed.memory import explain_out_of_memory, is_out_of_memory, peak_memory_of_ranks
@@ -25,7 +25,6 @@ from trainer.distributed.process_group import (
     Ranks,
     barrier,
     device_type,
-    gather_objects,
     initialize_distributed,
     leave_groups,
 )
@@ -33,11 +32,6 @@ from trainer.distributed.shared_folder import refuse_unshared
 from trainer.distributed.stacks import STACKS_FOLDER
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS, StopSignal
 from trainer.distributed.watchdog import Watchdog
-from trainer.engine.custom_optimizer import optimizer_version
-from trainer.engine.engine import check_precision
-from trainer.evaluation.minimal_pairs import read_minimal_pairs
-from trainer.evaluation.suites_in_training import check_suite_of
-from trainer.loop.data_version import open_data
 from trainer.loop.identity import facts_of
 from trainer.loop.reporting import finish_suites, report_end, report_start
 from trainer.loop.run import Run
@@ -47,10 +41,7 @@ from trainer.loop.setup import set_up
 from trainer.loop.training_loop import training_loop
 from trainer.metrics.status import State, record_end, record_loss_of_writer
 from trainer.model.numerics import with_own_precision
-from trainer.preflight.deepspeed_sections import check_sections, refuse_unwritable
-from trainer.preflight.launch_checks import refuse_exposed
-from trainer.preflight.preflight import cheap_findings
-from trainer.tracking.mlflow_server import resolve_tracking_uri
+from trainer.preflight.checks import PlannedRun, refuse, warnings
 
 
 @dataclass(frozen=True)
@@ -127,27 +118,16 @@ def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | U
     Raises:
         UserError: this is the only rank, and a check failed.
     """
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size, is_first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
+    planned = PlannedRun(config, world_size, torch.device(device_type()), allow_change, is_first)
     try:
         storage.configure(config.storage_options)  # first: it makes its secrets known, which messages hide
-        check_precision(config, device_type())
-        check_sections(config, world_size, device_type())
-        check_upload_wait(config, world_size)
-        resolve_tracking_uri(config.tracking.uri)  # here: rank 0 alone opens it later
-        shard_sets = open_data(config, allow_change)
-        check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
-        check_own_tokenizer(shard_sets[0])
-        check_enough_data(shard_sets, config.stages, config.training.seed)
-        optimizer_version(config.optimizer.name)  # it must be importable
-        if config.evaluation.minimal_pairs is not None:
-            read_minimal_pairs(config.evaluation.minimal_pairs)
-        if config.evaluation.suite is not None and os.environ.get("RANK", "0") == "0":
-            check_suite_of(config.evaluation)
+        refuse(planned)
+        return planned.shard_sets
     except UserError as error:
         if world_size == 1:
             raise
         return error
-    return shard_sets
 
 
 def join_group(
@@ -182,11 +162,9 @@ def take_output_dir(config: RunConfig, ranks: Ranks, watchdog: Watchdog, held: c
     """Lock the output directory for this run while `held` is open, and record in it how this process ends.
 
     Raises:
-        UserError: another run is active in the directory, it or a file of DeepSpeed's cannot be written, a rank sees
-            another directory and `checkpoint.upload_to` is not set, or the launcher's arguments show a secret.
+        UserError: another run is active in the directory, it cannot be written, or a rank sees another directory and
+            `checkpoint.upload_to` is not set.
     """
-    refuse_exposed(lambda found: gather_objects(found, ranks))
-    refuse_unwritable(config, ranks)
     held.enter_context(only_training(config.output_dir, ranks, watchdog.mark))
     if config.checkpoint.upload_to is None:
         refuse_unshared(config.output_dir, ranks)
@@ -196,11 +174,10 @@ def take_output_dir(config: RunConfig, ranks: Ranks, watchdog: Watchdog, held: c
 
 
 def warn_of_findings(config: RunConfig, ranks: Ranks) -> None:
-    """Print the findings of the cheap checks of `clozeworks doctor`."""
+    """Print what the cheap checks of `clozeworks doctor` find."""
     decided = with_own_precision(config, ranks.device.type)
-    for finding in cheap_findings(decided, ranks.world_size, ranks.device):
-        if finding.level != "ok":
-            warn_on_stderr(f"{finding.name}: {finding.text} (details: `clozeworks doctor`)")
+    for finding in warnings(PlannedRun(decided, ranks.world_size, ranks.device)):
+        warn_on_stderr(f"{finding.name}: {finding.text} (details: `clozeworks doctor`)")
 
 
 @contextlib.contextmanager

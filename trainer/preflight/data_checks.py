@@ -12,7 +12,7 @@ from data_prep.dataset.verification import tokenizer_file_problems
 from data_prep.storage import storage
 from trainer.config.run_config import RunConfig
 from trainer.data.samples import check_enough_data
-from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, open_shard_set
+from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer
 from trainer.preflight.finding import Finding
 
 SAMPLED_TRAIN_SHARDS = 3
@@ -21,23 +21,31 @@ HASHED_BYTES = 256 << 20
 SHOWN_FILES = 3
 
 
-def check_data(config: RunConfig, world_size: int) -> Iterator[Finding]:
-    """Manifests against tokenizer and model, the files that they name, a sample of the shards, shards against ranks."""
-    sets = [open_shard_set(url, config.data.cache_dir, config.data.cache_bytes) for url in config.data_sets]
-    check_tokenizer(sets, config.data.tokenizer, config.model.vocab_size)
-    for shard_set in sets:
+def check_data(config: RunConfig, shard_sets: list[ShardSet]) -> None:
+    """Check manifests against tokenizer and model, and that there are enough samples for a global batch.
+
+    Raises:
+        UserError: the first of them that does not fit.
+    """
+    check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
+    check_own_tokenizer(shard_sets[0])
+    check_enough_data(shard_sets, config.stages, config.training.seed)
+
+
+def look_at_data(config: RunConfig, shard_sets: list[ShardSet], world_size: int) -> Iterator[Finding]:
+    """All copies of the tokenizer, the files that the manifests name, a sample of the shards, shards against ranks."""
+    for shard_set in shard_sets[1:]:
         check_own_tokenizer(shard_set)
-    yield from _check_tokenizer_files(sets)
-    for shard_set in sets:
+    yield from _check_tokenizer_files(shard_sets)
+    for shard_set in shard_sets:
         yield from _check_shards(shard_set)
         train, where = shard_set.manifest.train, storage.redact(shard_set.url)
         if not shard_set.manifest.valid.documents:
             yield Finding("warn", "shards", f"{where} has no valid documents; raise shards.valid_fraction")
         shards = "1 train shard for" if len(train.shards) == 1 else f"{len(train.shards):,} train shards for"
         yield Finding("ok", "shards", f"{where}: {shards} {counted(world_size, 'rank')}")
-    check_enough_data(sets, config.stages, config.training.seed)
     asked = config.tokens_after()
-    tokens = sum(shard_set.manifest.train.tokens for shard_set in sets)
+    tokens = sum(shard_set.manifest.train.tokens for shard_set in shard_sets)
     yield Finding("ok", "tokens", f"the run reads {asked:,} tokens, about {format_epochs(asked / max(tokens, 1))}")
 
 

@@ -18,30 +18,16 @@ from typing import Any
 
 from data_prep.base.errors import UsageError
 from trainer.config.run_config import RunConfig
-from trainer.distributed.process_group import Ranks, broadcast_object
 from trainer.engine.deepspeed_config import KEYS, Passed, deepspeed_config
 
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
-def check_sections(config: RunConfig, world_size: int, device_type: str) -> None:
-    """Refuse what DeepSpeed does not know in the sections of `config.deepspeed`, and monitors without their packages.
-
-    On every rank, although rank 0 alone reports: one that ended alone would have the others wait for it.
-
-    Raises:
-        UsageError: unknown keys, with the nearest names, and values of a wrong type; else packages that are not
-            installed; all in one.
-    """
-    check_values(config, world_size, device_type)
-    _refuse(list(missing_packages(config, world_size)))
-
-
 def check_values(config: RunConfig, world_size: int, device_type: str) -> None:
-    """The part of `check_sections` that is the same on every host.
+    """Refuse what DeepSpeed does not know in the sections of `config.deepspeed`; the same on every host.
 
     Raises:
-        UsageError: unknown keys and values of a wrong type.
+        UsageError: unknown keys, with the nearest names, and values of a wrong type; all in one.
     """
     given = config.deepspeed or {}
     settings = deepspeed_config(config, world_size)
@@ -94,8 +80,18 @@ def _problem_of_the_whole(settings: dict[str, Any]) -> list[str]:
     return []
 
 
-def missing_packages(config: RunConfig, world_size: int) -> Iterator[str]:
-    """Packages without which DeepSpeed's monitors would end the run."""
+def check_packages(config: RunConfig, world_size: int) -> None:
+    """Refuse monitors of DeepSpeed's without their packages.
+
+    On every rank, although rank 0 alone reports: one that ended alone would have the others wait for it.
+
+    Raises:
+        UsageError: naming the packages.
+    """
+    _refuse(list(_missing_packages(config, world_size)))
+
+
+def _missing_packages(config: RunConfig, world_size: int) -> Iterator[str]:
     enabled = _enabled_monitors(config, world_size)
     for section, key in KEYS.items():
         package = key.package if section in enabled and isinstance(key, Passed) else None
@@ -103,8 +99,18 @@ def missing_packages(config: RunConfig, world_size: int) -> Iterator[str]:
             yield f"{section}.enabled=True needs the package {package}: install it, or leave the section out"
 
 
-def unwritable_output(config: RunConfig, world_size: int) -> Iterator[str]:
-    """Folders and files that DeepSpeed's monitors and profiler could not write from this host; rank 0 writes them."""
+def check_output_files(config: RunConfig, world_size: int) -> None:
+    """Refuse folders and files that DeepSpeed's monitors and profiler could not write from this host.
+
+    Rank 0 writes them, and would fail alone while the others wait for it.
+
+    Raises:
+        UsageError: naming all of them.
+    """
+    _refuse(list(_unwritable_output(config, world_size)))
+
+
+def _unwritable_output(config: RunConfig, world_size: int) -> Iterator[str]:
     for section, monitor in _enabled_monitors(config, world_size).items():
         if section not in ("tensorboard", "csv_monitor"):
             continue
@@ -113,15 +119,6 @@ def unwritable_output(config: RunConfig, world_size: int) -> Iterator[str]:
     profiler = (config.deepspeed or {}).get("flops_profiler", {})
     if profiler.get("enabled") and (name := profiler.get("output_file")) and (reason := _why_no_file(Path(name))):
         yield f"flops_profiler.output_file={name!r} cannot be written ({reason}): name another file"
-
-
-def refuse_unwritable(config: RunConfig, ranks: Ranks) -> None:
-    """Refuse, on all ranks alike, what rank 0 could not write; it would fail alone, and the others wait for it.
-
-    Raises:
-        UsageError: naming all of it.
-    """
-    _refuse(broadcast_object(list(unwritable_output(config, ranks.world_size)) if ranks.is_first else [], ranks))
 
 
 def _enabled_monitors(config: RunConfig, world_size: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +23,7 @@ class Finding:
         return f"{self.level:<4}  {self.name:<12}  {self.text}"
 
 
-def guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def guarded(name: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
     """The findings of a check; an error that the user can fix is one too."""
     found: list[Finding] = []
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,19 +51,17 @@ def check_launch() -> None:
         raise UsageError(found, fix=SECRET_REMEDY, code="secret-in-arguments")
 
 
-def refuse_exposed(gather: Callable[[str | None], list[str | None]]) -> None:
-    """Refuse, on all ranks alike, a start on several hosts whose pdsh or ssh has a secret in its arguments.
+def check_starters() -> None:
+    """Refuse a start on several hosts whose pdsh or ssh has a secret in its arguments.
 
     They run on one of the hosts and above no rank, as the shells between are replaced by what they start. So each rank
-    looks on its own host, and `gather` gives every rank what each of them found.
+    looks on its own host.
 
     Raises:
-        UsageError: a rank found one.
+        UsageError: there is one on this host.
     """
-    found = exposure(starters(list(ancestors(os.getppid()))))
-    for text in gather(found):
-        if text is not None:
-            raise UsageError(text, fix=SECRET_REMEDY, code="secret-in-arguments")
+    if (found := exposure(starters(list(ancestors(os.getppid()))))) is not None:
+        raise UsageError(found, fix=SECRET_REMEDY, code="secret-in-arguments")
 
 
 def exposure(processes: Iterable[Ancestor]) -> str | None:

@@ -1,7 +1,6 @@
 """Checks of a run before it burns anything: configuration, memory, precision, compiler, initial weights, stores.
 
-Each takes seconds at most. `clozeworks doctor` prints all of them; `launch/pretrain.py` warns at every start of what
-the cheap ones find.
+Each takes seconds at most. The list of all of them is in `trainer/preflight/checks.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,18 +22,15 @@ from data_prep.base.urls import has_password
 from data_prep.storage import storage
 from data_prep.storage.store_errors import RESUME
 from trainer.checkpoint.format import list_steps
-from trainer.checkpoint.upload import check_upload_wait
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.config.schedule import global_batch_sizes
 from trainer.config.stages import Stage
 from trainer.distributed.process_group import extensions_folder
-from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.engine import check_precision
 from trainer.model.numerics import fast_precision
-from trainer.preflight.deepspeed_sections import check_values, missing_packages, unwritable_output
-from trainer.preflight.disk_checks import check_disk
-from trainer.preflight.finding import Finding, Level, guarded
+from trainer.preflight.deepspeed_sections import check_values
+from trainer.preflight.finding import Finding, Level
 from trainer.preflight.memory_estimate import TENSORS_ONLY, heaviest_stage, memory_in_stage
 from trainer.registry.starting_weights import look_at_initial_weights
 
@@ -44,22 +39,8 @@ NOTABLE_FILLING = 0.05
 STALE_LOCK_SECONDS = 600
 
 
-def cheap_findings(config: RunConfig, world_size: int, device: torch.device) -> list[Finding]:
-    """What every start looks at, in well under a second."""
-    return [
-        *guarded("batch", lambda: check_batches(config, world_size)),
-        *guarded("memory", lambda: check_memory(config, world_size, device)),
-        *guarded("disk", lambda: check_disk(config)),
-        *(Finding("fail", "deepspeed", text) for text in unwritable_output(config, world_size)),
-        *guarded("precision", lambda: check_speed_of_precision(config, device)),
-        *guarded("op cache", check_op_cache),
-        *guarded("secrets", lambda: check_secrets(sys.argv)),
-    ]
-
-
 def check_batches(config: RunConfig, world_size: int) -> Iterator[Finding]:
-    """The batch arithmetic of every stage, and that DeepSpeed's settings follow from the YAML."""
-    deepspeed_config(config, world_size)
+    """The batch arithmetic of every stage."""
     for stage in config.stages:
         arithmetic = batch_arithmetic(stage, world_size)
         where = f"{stage.label}: " if len(config.stages) > 1 else ""
@@ -183,9 +164,8 @@ def check_compiler(config: RunConfig) -> Iterator[Finding]:
         yield Finding("ok", "compiler", compiler or "none, and none is needed")
 
 
-def check_store(config: RunConfig, world_size: int) -> Iterator[Finding]:
-    """That the checkpoint store takes, gives and removes a small file, and that the ranks outwait its last copy."""
-    check_upload_wait(config, world_size)
+def check_store(config: RunConfig) -> Iterator[Finding]:
+    """That the checkpoint store takes, gives and removes a small file."""
     url = config.checkpoint.upload_to
     if url is None:
         yield Finding("ok", "store", "not configured (checkpoint.upload_to)")
@@ -207,15 +187,22 @@ def check_store(config: RunConfig, world_size: int) -> Iterator[Finding]:
         yield Finding("ok", "store", f"{storage.redact(url)} can be written, read and cleared")
 
 
-def check_device(config: RunConfig, world_size: int, device: torch.device) -> Iterator[Finding]:
-    """Check that the device supports the precision, and that DeepSpeed accepts its sections."""
+def check_device(config: RunConfig, world_size: int, device: torch.device) -> None:
+    """Check that the device supports the precision, and that DeepSpeed accepts its sections.
+
+    Raises:
+        UsageError: one of them is not so.
+    """
     check_precision(config, device.type)
     check_values(config, world_size, device.type)
-    # The run itself may start on other hosts, with packages and disks of their own.
-    for text in (*missing_packages(config, world_size), *unwritable_output(config, world_size)):
-        yield Finding("warn", "deepspeed", f"{text}; ignore this if the run starts on hosts that have it")
+
+
+def describe_device(config: RunConfig, device: torch.device) -> Finding:
+    """Precision, ZeRO stage and device of a run whose settings DeepSpeed accepts."""
     given = ", with settings of its own" if config.deepspeed else ""
-    yield Finding("ok", "deepspeed", f"{config.training.precision} at ZeRO {config.zero.stage} on {device.type}{given}")
+    return Finding(
+        "ok", "deepspeed", f"{config.training.precision} at ZeRO {config.zero.stage} on {device.type}{given}"
+    )
 
 
 def check_initial_weights(config: RunConfig) -> Iterator[Finding]:

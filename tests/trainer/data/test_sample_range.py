@@ -13,11 +13,11 @@ from data_prep.base.errors import UsageError
 from data_prep.base.settings import load_settings
 from launch import show_batch
 from tests.support.error_codes import coded
+from trainer.checkpoint.data_version import open_data
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.config.schedule import masking_rate
 from trainer.data.loader import Loader, Position
-from trainer.loop.data_version import open_data
 from trainer.loop.global_batches import samples_of
 
 COMPARED = ("input_ids", "position_ids", "token_type_ids", "masked_positions", "labels")

@@ -13,9 +13,9 @@ import pytest
 from data_prep.base.errors import UsageError
 from tests.support import fork_server
 from tests.support.error_codes import coded
+from trainer.checkpoint.data_version import open_data
 from trainer.config.load import load_config, resolve_config
 from trainer.loop.api import open_loader, train
-from trainer.loop.data_version import open_data
 from trainer.loop.finished import find_finished_run
 from trainer.metrics.status import HISTORY_NAME
 

@@ -16,8 +16,8 @@ from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.shards import read_records
 from tests.support.toy_processes import finish, start_ranks
+from trainer.checkpoint.data_version import open_data
 from trainer.config.run_config import RunConfig
-from trainer.loop.data_version import open_data
 from trainer.loop.identity import LIBRARIES, PER_HOST, facts_of, may_differ, source_digests
 
 SCRIPT = Path(__file__).with_name("toy_identity.py")
@@ -100,6 +100,9 @@ OTHER: dict[str, dict[str, Any]] = {
     },
     "data that one host lacks": {"overrides": ["data.shards=NOWHERE"]},
     "data that no host has": {"all": ["data.shards=NOWHERE"]},
+    "a file that the first rank cannot write": {
+        "all": ["deepspeed={csv_monitor: {enabled: true, output_path: /proc/logs}}"]
+    },
 }
 
 
@@ -183,6 +186,13 @@ def test_what_one_host_cannot_do_ends_all_at_once_and_names_it(outcomes, places)
     assert [each["data that one host lacks"][1] for each in outcomes] == [text] * 3
     kind, text, status, _ = outcomes[0]["data that no host has"]
     assert (kind, status) == ("UsageError", 2) and places["NOWHERE"] in text
+
+
+@pytest.mark.spawn
+def test_what_the_first_rank_cannot_write_ends_all(outcomes):
+    (found, *others) = (each["a file that the first rank cannot write"] for each in outcomes)
+    assert [found[0], found[2]] == ["RankCannotRun", 2] and others == [found] * 2
+    assert found[1].startswith(f"rank 0 ({HOST}): ") and "csv_monitor.output_path='/proc/logs' cannot" in found[1]
 
 
 def test_every_setting_that_may_differ_is_one_of_the_schema_and_has_a_reason():

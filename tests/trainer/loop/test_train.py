@@ -151,10 +151,8 @@ def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
     def see(name: str, result: Any) -> None:
         monkeypatch.setattr(train, name, lambda *_, **__: seen.update({name: is_held()}) or result)
 
-    checks = ("precision", "sections", "upload_wait", "tokenizer", "own_tokenizer", "enough_data")
-    for name in (*(f"check_{each}" for each in checks), "resolve_tracking_uri", "refuse_exposed", "report_start"):
-        monkeypatch.setattr(train, name, lambda *_: None)
-    monkeypatch.setattr(train, "open_data", lambda *_: [None])
+    monkeypatch.setattr(train, "report_start", lambda *_: None)
+    monkeypatch.setattr(train, "open_or_explain", lambda *_: [None])
     monkeypatch.setattr(train, "initialize_distributed", lambda *_: ALONE)
     monkeypatch.setattr(train, "watch", lambda *_: Watched())
     for name, result in (

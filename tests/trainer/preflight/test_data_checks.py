@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.settings import load_settings
+from tests.support.doctor import findings_of
 from trainer.config.run_config import RunConfig
-from trainer.preflight.data_checks import check_data
-from trainer.preflight.finding import Finding, guarded
 
 
 def config_of(shards: Path | str, folder: Path, *overrides: str) -> RunConfig:
@@ -16,7 +15,7 @@ def config_of(shards: Path | str, folder: Path, *overrides: str) -> RunConfig:
 
 
 def failures(shards: Path, folder: Path, *overrides: str) -> list[str]:
-    findings: list[Finding] = guarded("data", lambda: check_data(config_of(shards, folder, *overrides), 1))
+    findings = findings_of(config_of(shards, folder, *overrides), "data", num_ranks=1)
     return [finding.text for finding in findings if finding.level == "fail"]
 
 

@@ -9,13 +9,14 @@ import pytest
 
 from data_prep.base.errors import UsageError
 from tests.support.error_codes import coded
+from trainer.preflight import launch_checks
 from trainer.preflight.launch_checks import (
     Ancestor,
     ancestors,
+    check_starters,
     exposed,
     exposure,
     hostfile_of,
-    refuse_exposed,
     starters,
 )
 
@@ -71,10 +72,11 @@ def test_the_pdsh_that_began_a_launch_is_looked_at_and_that_of_another_is_not(mo
     assert list(starters([])) == []
 
 
-def test_what_one_rank_finds_is_refused_by_all():
-    refuse_exposed(lambda found: [found, None])
+def test_a_secret_on_this_host_refuses_its_rank(monkeypatch):
+    check_starters()
+    monkeypatch.setattr(launch_checks, "exposure", lambda processes: "a secret is in the arguments of pdsh on node-a")
     with pytest.raises(UsageError, match="on node-a", check=coded("secret-in-arguments")):
-        refuse_exposed(lambda found: [found, "a secret stands in the arguments of pdsh on node-a"])
+        check_starters()
 
 
 def pretrain(words: list[str], folder: Path, shards: Path, **env: str) -> subprocess.CompletedProcess[str]:

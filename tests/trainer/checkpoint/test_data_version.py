@@ -17,10 +17,10 @@ from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.shards import read_records
 from data_prep.dataset.versions import delete_older_versions
 from tests.support.error_codes import coded
+from trainer.checkpoint.data_version import begun_with, describe_versions, open_data
 from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import Loader, Position
-from trainer.loop.data_version import begun_with, describe_versions, open_data
 
 
 @pytest.fixture

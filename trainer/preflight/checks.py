@@ -1,0 +1,156 @@
+"""The checks of a run before its first step, in one list.
+
+`clozeworks doctor` prints what all of them find. A start of the run raises the first error of those that refuse it,
+and warns of what the cheap ones find. The rest of a start's refusals need all ranks (`trainer/loop/train.py`): they
+agree, no other run works in `output_dir`, all see that directory, and its checkpoint fits.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import torch
+
+from trainer.checkpoint.data_version import open_data
+from trainer.checkpoint.upload import check_upload_wait
+from trainer.config.load import check_output_dir
+from trainer.config.run_config import RunConfig
+from trainer.data.shard_set import ShardSet
+from trainer.engine.custom_optimizer import optimizer_version
+from trainer.evaluation.pairs_in_training import minimal_pairs_of
+from trainer.evaluation.suites_in_training import check_suite_of
+from trainer.preflight.data_checks import check_data, look_at_data
+from trainer.preflight.deepspeed_sections import check_output_files, check_packages
+from trainer.preflight.disk_checks import check_clock, check_disk
+from trainer.preflight.finding import Finding, guarded
+from trainer.preflight.launch_checks import check_starters
+from trainer.preflight.preflight import (
+    check_batches,
+    check_compiler,
+    check_device,
+    check_initial_weights,
+    check_memory,
+    check_op_cache,
+    check_secrets,
+    check_speed_of_precision,
+    check_store,
+    describe_device,
+)
+from trainer.preflight.service_checks import check_mlflow
+from trainer.tracking.mlflow_server import resolve_tracking_uri
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that is checked before it starts."""
+
+    config: RunConfig
+    world_size: int
+    device: torch.device
+    allow_change: bool = False
+    """Whether the run resumes although a setting changed that makes it another run."""
+    is_first: bool = True
+    """Whether rank 0 checks."""
+
+    @cached_property
+    def shard_sets(self) -> list[ShardSet]:
+        """The data of all stages, opened once.
+
+        Raises:
+            UserError: a data set is missing or damaged.
+        """
+        return open_data(self.config, self.allow_change)
+
+
+def _nothing(run: PlannedRun) -> Iterable[Finding]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing to check, under a short name."""
+
+    name: str
+    refuse: Callable[[PlannedRun], object] = _nothing
+    """Raises the `UserError` that ends a start of the run."""
+    look: Callable[[PlannedRun], Iterable[Finding]] = _nothing
+    """What else there is to find; called where `refuse` raises nothing."""
+    warns: bool = False
+    """Whether a start of the run looks too: in well under a second."""
+    of_first_rank: bool = False
+    """Whether it is about what only rank 0 does."""
+    of_host: bool = False
+    """Whether another host may have what is missing here; the run need not start on the host of the doctor."""
+
+    def findings(self, run: PlannedRun) -> list[Finding]:
+        """What the doctor prints."""
+        found = guarded(self.name, lambda: self._refuse_and_look(run))
+        if self.of_host:
+            note = "; ignore this if the run starts on hosts that have it"
+            found = [replace(each, level="warn", text=each.text + note) for each in found]
+        return found
+
+    def _refuse_and_look(self, run: PlannedRun) -> Iterator[Finding]:
+        self.refuse(run)
+        yield from self.look(run)
+
+
+def _check_minimal_pairs(run: PlannedRun) -> None:
+    if run.config.evaluation.minimal_pairs is not None:
+        minimal_pairs_of(run.config, run.shard_sets[0])
+
+
+CHECKS = (
+    Check("output_dir", lambda run: check_output_dir(run.config.output_dir)),
+    Check("batch", look=lambda run: check_batches(run.config, run.world_size), warns=True),
+    Check(
+        "deepspeed",
+        lambda run: check_device(run.config, run.world_size, run.device),
+        lambda run: [describe_device(run.config, run.device)],
+    ),
+    Check("deepspeed", lambda run: check_packages(run.config, run.world_size), of_host=True),
+    Check("deepspeed", lambda run: check_output_files(run.config, run.world_size), of_host=True, of_first_rank=True),
+    Check("optimizer", lambda run: optimizer_version(run.config.optimizer.name)),
+    Check("init_from", look=lambda run: check_initial_weights(run.config)),  # a start reads them once, on rank 0
+    Check(
+        "data",
+        lambda run: check_data(run.config, run.shard_sets),
+        lambda run: look_at_data(run.config, run.shard_sets, run.world_size),
+    ),
+    Check("minimal pairs", _check_minimal_pairs),
+    Check("suite", lambda run: check_suite_of(run.config.evaluation), of_first_rank=True),
+    Check("memory", look=lambda run: check_memory(run.config, run.world_size, run.device), warns=True),
+    Check("disk", look=lambda run: check_disk(run.config), warns=True),
+    Check("store", lambda run: check_upload_wait(run.config, run.world_size), lambda run: check_store(run.config)),
+    Check("clock", look=lambda run: check_clock(run.config)),
+    Check("compiler", look=lambda run: check_compiler(run.config)),
+    Check("precision", look=lambda run: check_speed_of_precision(run.config, run.device), warns=True),
+    Check("op cache", look=lambda run: check_op_cache(), warns=True),
+    Check(
+        "mlflow",
+        lambda run: resolve_tracking_uri(run.config.tracking.uri),
+        lambda run: check_mlflow(run.config),
+    ),
+    Check("secrets", lambda run: check_starters(), lambda run: check_secrets(sys.argv), warns=True),
+)
+"""In the order in which a run would meet the problems."""
+
+
+def refuse(run: PlannedRun) -> None:
+    """Raise the first error with which a start of the run ends on this rank.
+
+    Raises:
+        UserError: data, tokenizer, DeepSpeed's settings or other settings contradict each other, or are unusable here.
+    """
+    for check in CHECKS:
+        if run.is_first or not check.of_first_rank:
+            check.refuse(run)
+
+
+def warnings(run: PlannedRun) -> list[Finding]:
+    """What a start of the run warns of."""
+    cheap = (check for check in CHECKS if check.warns)
+    return [each for check in cheap for each in guarded(check.name, partial(check.look, run)) if each.level != "ok"]
