@@ -179,7 +179,7 @@ def ways() -> dict[str, dict[str, int]]:
     saves = [at for at, (_, file, function) in enumerate(run) if function == SAVE and "checkpoint" in file]
     return {
         "start until step 1": size(run[: ends[0]]),
-        "fetch and step": size(run[ends[0] + 1 : ends[1] + 1]),
+        "fetch and step": size(run[ends[4] + 1 : ends[5] + 1]),  # step 5 is neither logged nor saved
         "step with a log line": size(run[ends[3] + 1 : ends[4] + 1]),  # step 4 is logged and not saved
         "a save": size(run[saves[0] : saves[1]]),
         "a registration": size(registered),
