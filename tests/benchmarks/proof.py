@@ -12,10 +12,11 @@ results. One tokenizer of 8,192 tokens is trained there. All contestants have th
 - ltg_bert: LTG-BERT's architecture and AdamW on our rows, masks and schedule (`ltg_bert.py` states the differences).
 
 First a few shapes of about 1.5M parameters are trained for a quarter of an epoch; the one with the best accuracy on a
-tenth of the minimal pairs is used by all. Then come the runs of `plan`, the most informative first. Runs of an epoch or
-more are scored on all minimal pairs, shorter ones on every tenth. A run whose row is in --results is skipped, so the
-same command resumes; --runs ends it after so many new rows, and --contestants leaves the others to another process
-(after the search for a shape). FILE.png shows the accuracies by tokens.
+tenth of the minimal pairs (of those within its interval, the one with the lowest loss) is used by all. Then come the
+runs of `plan`, the most informative first. Runs of an epoch or more are scored on all minimal pairs, shorter ones on
+every tenth. A run whose row is in --results is skipped, so the same command resumes; --runs ends it after so many new
+rows, and --contestants leaves the others to another process (after the search for a shape). FILE.png shows the
+accuracies by tokens.
 
 Once ours and run_mlm have a row of one epoch, the results also have what both fill into masks (`fills.py`).
 """
@@ -91,13 +92,17 @@ def plan(rows: Sequence[Mapping[str, Any]]) -> list[Run]:
 
 
 def best_shape(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """The shape with the highest accuracy in the search; None while a row is missing."""
-    found = {
-        row["shape"]: row["overall"]
-        for row in rows
-        if (row["side"], row["epochs"], row["seed"]) == ("ours", SHAPE_EPOCHS, 1)
-    }
-    return max(found, key=lambda shape: found[shape]) if found.keys() >= SHAPES.keys() else None
+    """The shape with the best accuracy in the search; None while a row is missing.
+
+    A shape within the bootstrap interval of the best is as good; of those the one with the lowest loss is taken.
+    """
+    search = ("ours", SHAPE_EPOCHS, 1)
+    found = {row["shape"]: row for row in rows if (row["side"], row["epochs"], row["seed"]) == search}
+    if not found.keys() >= SHAPES.keys():
+        return None
+    low, _ = max(found.values(), key=lambda row: row["overall"])["interval"]
+    equals = [shape for shape, row in found.items() if row["overall"] >= low]
+    return min(equals, key=lambda shape: found[shape]["loss"])
 
 
 def model_settings(shape: str) -> tuple[str, ...]:

@@ -130,10 +130,14 @@ def test_results_grow_run_by_run_in_either_shape(scripts: Any, tmp_path: Path) -
     assert reports["read"](path)["planned"] == 4
 
 
-def test_the_plan_of_the_proof_table_waits_for_the_shape_and_then_uses_the_best(scripts: Any) -> None:
+def test_the_plan_of_the_proof_table_waits_for_the_shape_and_then_uses_the_best_of_equals(scripts: Any) -> None:
     script = scripts("proof")
     plan, shapes = script["plan"], list(script["SHAPES"])
-    rows = [run.key | {"overall": accuracy} for run, accuracy in zip(plan([]), (0.52, 0.58, 0.55), strict=True)]
+    found = ((0.52, 4.0), (0.575, 4.2), (0.58, 4.5))
+    rows = [
+        run.key | {"overall": accuracy, "interval": [accuracy - 0.01, accuracy + 0.01], "loss": loss}
+        for run, (accuracy, loss) in zip(plan([]), found, strict=True)
+    ]
     assert [row["shape"] for row in rows] == shapes and plan(rows[:2]) == plan([])
     runs = plan(rows)
     assert len(set(runs)) == len(runs)
