@@ -23,7 +23,7 @@ _LONGEST_WINDOW_CHARACTERS = 65_536
 _DIGIT_OF_A_SENTENCE = re.compile("([\u3002\uff01\uff1f\uff61])[0-9]")
 _FULL_WIDTH_STOPS = ("\u3002", "\uff01", "\uff1f", "\uff61")
 
-_WHITE_SPACE = re.compile(r"\s+")
+_WHITE_SPACE_WITH_A_BREAK = re.compile("(?<!\\s)\\s*[\n\r\x0b\x0c\x85\u2028\u2029]\\s*")
 _WHITE_SPACE_CHARACTER = re.compile(r"\s")
 _LINE_BREAK = re.compile("\r\n|[\n\r\x0b\x0c\x85\u2028]")
 
@@ -105,7 +105,7 @@ def raw_sentence_starts(text: str, language: str) -> list[int]:
     code = _base_code(language)
     starts: list[int] = []
     position = 0
-    for run in (*_WHITE_SPACE.finditer(text), None):
+    for run in (*_WHITE_SPACE_WITH_A_BREAK.finditer(text), None):
         stop = len(text) if run is None else run.start()
         if run is None or _parts_paragraphs(run[0]):
             paragraph = _WHITE_SPACE_CHARACTER.sub(" ", text[position:stop])
