@@ -22,7 +22,6 @@ from data_prep.dataset.verification import raise_problems, verify_shards
 from data_prep.dataset.versions import select_version
 from data_prep.documents.document import DOCUMENT_ID, Document
 from data_prep.executors.executors import Executor
-from data_prep.pipeline.plan import absolute
 from data_prep.reports.inspection import find_named, is_document_id, parse_document_id
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -206,7 +205,7 @@ def verify(
     Raises:
         UserError: code "damaged-data-set"; its `problems` lists all of them.
     """
-    location = absolute(os.fspath(folder))
+    location = storage.absolute(os.fspath(folder))
     manifest, problems = verify_shards(location, executor, None if version is None else str(version))
     raise_problems(location, problems)
     return Dataset(location, manifest)

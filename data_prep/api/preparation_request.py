@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import load_settings, validate_settings
-from data_prep.config.preparation_config import COMMAND_LINE_SOURCE, PreparationConfig, Source
+from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.documents.input_files import InputFile, find_inputs
-from data_prep.executors.executors import Executor, ExecutorOptions, open_executor
+from data_prep.executors.executors import Executor, ExecutorOptions, num_workers, open_executor
 from data_prep.executors.process_executor import ProcessExecutor
 from data_prep.executors.worker_server import default_num_workers
 from data_prep.pipeline.map_task import load_tokenizer
-from data_prep.pipeline.plan import Plan, absolute, make_plan, text_bytes
+from data_prep.pipeline.plan import Plan, make_plan, text_bytes
 from data_prep.storage import storage
 from data_prep.storage.hub import download_from_hub, hub_name
 from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer.tokenizer_info import INFO_NAME
 
-Config = str | Path | Mapping[str, Any] | PreparationConfig | None
-Inputs = str | Path | Sequence[str | Path]
-Filter = str | Mapping[str, Any] | Callable[..., Any]
-Filters = Filter | Iterable[Filter]
-
-_MOST_WORKERS = 4_096
 _TEXT_BYTES_PER_WORKER = 4e6  # takes about as long as another process needs to start
 
 
@@ -48,70 +38,6 @@ class Preparation(NamedTuple):
     tokenizer: Tokenizer
     plan: Plan
     output: str
-
-
-def resolve_config(
-    config: Config,
-    inputs: Inputs = (),
-    *,
-    sources: Sequence[Source | Mapping[str, Any]] = (),
-    overrides: Sequence[str] = (),
-    filters: Filters = (),
-    source_name: str | None = None,
-) -> PreparationConfig:
-    """Merge the arguments into one configuration; its `storage_options` apply from here on.
-
-    Args:
-        config: YAML file, nested mapping, or a configuration.
-        inputs: files, URLs or patterns of one source; they replace the sources of `config`.
-        sources: named sources; they replace those of `config`.
-        overrides: settings such as "shards.min_shards=2".
-        filters: names, entries as in YAML, or functions; they follow those of `config`.
-        source_name: name of the source that `inputs` make up.
-
-    Raises:
-        UsageError: a setting is unknown or out of range, or no input is given.
-        UserError: the source of a function cannot be read, and it has no version.
-    """
-    resolved = _load(config, overrides)
-    paths = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
-    if paths and sources:
-        raise UsageError(
-            "inputs and sources are both given", fix="name the files within the sources", code="contradicting-arguments"
-        )
-    if source_name is not None and not (paths and source_name.strip()):
-        raise UsageError(
-            f"source_name={source_name!r} (--source-name) has no inputs or no letters; it names the files of --input",
-            fix="give inputs (--input) and a name, or name the sources in the configuration",
-            code="source-name-without-input",
-        )
-    changes: dict[str, Any] = {}
-    if paths:
-        changes["sources"] = [
-            {"name": source_name or COMMAND_LINE_SOURCE, "input": [os.fspath(path) for path in paths]}
-        ]
-    elif sources:
-        changes["sources"] = [_plain_source(source) for source in sources]
-    if changes:
-        named = validate_settings(
-            PreparationConfig, {**changes, "total_tokens": resolved.total_tokens}, "the arguments"
-        )
-        resolved = resolved.model_copy(update={"sources": named.sources})
-    if not resolved.sources:
-        raise UsageError(
-            "no input is given",
-            fix="give --input FILES (in Python: inputs=), or sources in the configuration",
-            code="missing-input",
-        )
-    added = (filters,) if callable(filters) or isinstance(filters, (str, Mapping)) else tuple(filters)
-    if added:
-        from data_prep.filters.registry import filter_settings
-
-        entries = (*resolved.documents.filters, *map(filter_settings, added))
-        documents = resolved.documents.model_copy(update={"filters": entries})
-        resolved = resolved.model_copy(update={"documents": documents})
-    storage.configure(resolved.storage_options)
-    return resolved
 
 
 def request_preparation(
@@ -139,7 +65,7 @@ def request_preparation(
             fix="give --tokenizer DIR (in Python: tokenizer=), which 'clozeworks tokenizer' makes",
             code="missing-tokenizer",
         )
-    check_folder("--output", folder)
+    storage.check_folder("--output", folder)
     _check_holds_no_tokenizer(folder, tokenizer)
     parent = None if add_to is None else read_manifest(folder)
     inputs = find_inputs(config)
@@ -167,31 +93,6 @@ def plan_preparation(request: Request) -> Preparation:
     tokenizer = Tokenizer.load(request.tokenizer)
     plan = make_plan(request.config, tokenizer, request.parent, request.inputs)
     return Preparation(request.config, tokenizer, plan, request.output)
-
-
-def check_folder(option: str, folder: str) -> None:
-    """Check that a folder to write is not an existing file.
-
-    Raises:
-        UsageError: it is one.
-    """
-    if storage.folder_of_file(folder):
-        raise UsageError(f"{option}={folder} is a file", fix="name a folder", code="output-is-a-file")
-
-
-def num_workers(wanted: int | None) -> int:
-    """Return the number that the user gave, or one per core.
-
-    Raises:
-        UsageError: it is out of range.
-    """
-    if wanted is not None and not 1 <= wanted <= _MOST_WORKERS:
-        raise UsageError(
-            f"num_workers={wanted} (--workers) is out of range",
-            fix=f"give a number from 1 to {_MOST_WORKERS:,}",
-            code="workers-out-of-range",
-        )
-    return wanted or default_num_workers()
 
 
 def workers_for(wanted: int | None, request: Request) -> int:
@@ -225,51 +126,8 @@ def open_for(request: Request, executor: str, scheduler: str | None, workers: in
     """
     opened = open_executor(executor, ExecutorOptions(workers_for(workers, request), scheduler))
     if isinstance(opened, ProcessExecutor):
-        opened.warm_up(load_tokenizer, absolute(request.tokenizer))
+        opened.warm_up(load_tokenizer, storage.absolute(request.tokenizer))
     return opened
-
-
-def _load(config: Config, overrides: Sequence[str]) -> PreparationConfig:
-    if isinstance(config, PreparationConfig):
-        if overrides:
-            raise UsageError(
-                f"overrides {' '.join(overrides)} need a file or mapping to apply to",
-                fix="set them in the PreparationConfig",
-                code="contradicting-arguments",
-            )
-        return config
-    if isinstance(config, Mapping):
-        named = {"sources": [_plain_source(source) for source in config["sources"]]} if "sources" in config else {}
-        values = validate_settings(PreparationConfig, {**config, **named}, "config")
-        if not overrides:
-            return values
-        own = load_settings(PreparationConfig, None, overrides)
-        return _merged(values, own)
-    with storage.explained(config or "the configuration", "read"):
-        return load_settings(PreparationConfig, config, overrides)
-
-
-def _merged(values: PreparationConfig, own: PreparationConfig) -> PreparationConfig:
-    """Return `values` with the settings that `own` sets."""
-
-    def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-        both = {
-            name: merge(below[name], value) if isinstance(value, dict) and isinstance(below.get(name), dict) else value
-            for name, value in above.items()
-        }
-        return {**below, **both}
-
-    merged = merge(values.model_dump(exclude_unset=True), own.model_dump(exclude_unset=True))
-    return validate_settings(PreparationConfig, merged, "the arguments")
-
-
-def _plain_source(source: Source | Mapping[str, Any]) -> Any:
-    if isinstance(source, Source):
-        return source
-    values = dict(source)
-    given = values.get("input", ())
-    paths = [given] if isinstance(given, str | os.PathLike) else list(given)
-    return {**values, "input": [os.fspath(path) for path in paths]}
 
 
 def _check_holds_no_tokenizer(output: str, tokenizer: str | None) -> None:
@@ -278,7 +136,8 @@ def _check_holds_no_tokenizer(output: str, tokenizer: str | None) -> None:
     Raises:
         UsageError: it is one.
     """
-    is_the_one = tokenizer is not None and absolute(tokenizer).rstrip("/") == absolute(output).rstrip("/")
+    folder = storage.absolute(output).rstrip("/")
+    is_the_one = tokenizer is not None and storage.absolute(tokenizer).rstrip("/") == folder
     is_another = not storage.is_remote(output) and storage.exists(storage.join(output, INFO_NAME))
     if is_the_one or is_another:
         raise UsageError(

@@ -7,16 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.api.configuration import Config, Filters, Inputs, resolve_config
 from data_prep.api.opened_dataset import Dataset, open_dataset
-from data_prep.api.preparation_request import (
-    Config,
-    Filters,
-    Inputs,
-    open_for,
-    plan_preparation,
-    request_preparation,
-    resolve_config,
-)
+from data_prep.api.preparation_request import open_for, plan_preparation, request_preparation
 from data_prep.config.preparation_config import Source
 from data_prep.executors.executors import Executor, given_executor
 from data_prep.pipeline.preparation import prepare_shards

@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_prep.api.preparation_request import Config, Filters, Inputs, check_folder, num_workers, resolve_config
+from data_prep.api.configuration import Config, Filters, Inputs, resolve_config
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import PreparationConfig, Source
 from data_prep.documents.formats.format_registry import described_formats
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
-from data_prep.executors.executors import Executor, ExecutorOptions, given_executor, open_executor
+from data_prep.executors.executors import Executor, ExecutorOptions, given_executor, num_workers, open_executor
 from data_prep.executors.process_executor import ProcessExecutor
 from data_prep.filters.registry import described_filters
 from data_prep.storage import storage
@@ -87,7 +87,7 @@ def request_tokenizer(config: PreparationConfig, output: str) -> TokenizerReques
     """
     check_vocab_size(config.tokenizer)
     inputs = find_inputs(config)
-    check_folder("--output", output)
+    storage.check_folder("--output", output)
     return TokenizerRequest(config, inputs, output)
 
 

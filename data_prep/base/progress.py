@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import NoReturn
-
-import tqdm
+from typing import TYPE_CHECKING, NoReturn
 
 from data_prep.base.terminal import duration
+
+if TYPE_CHECKING:
+    import tqdm
 
 _LINE_SECONDS = 5.0
 
@@ -29,6 +30,8 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if sys.stderr.isatty():
+            import tqdm
+
             digits = ".0f" if self._scale == 1.0 else ".1f"
             self._bar = tqdm.tqdm(
                 desc=self._title,

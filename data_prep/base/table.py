@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -83,7 +82,9 @@ def escape_markdown(text: str) -> str:
 
 def escape_html(text: str) -> str:
     """Return any text as HTML that shows as it is, in an attribute too."""
-    return html.escape(printable(text), quote=True)
+    from html import escape  # with the table of all named characters
+
+    return escape(printable(text), quote=True)
 
 
 def _html_rows(head: str, rows: tuple[tuple[str, ...], ...], classes: list[str]) -> Iterator[str]:

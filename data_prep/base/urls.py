@@ -24,6 +24,11 @@ def local_path(url: str | Path) -> Path:
     return Path(str(url).removeprefix("file://"))
 
 
+def absolute(url: str) -> str:
+    """Return a path or URL that processes in other folders or on other machines can use."""
+    return url if is_remote(url) else os.path.abspath(local_path(url))
+
+
 def join(folder: str | Path, name: str) -> str:
     """Return the path or URL of `name` in `folder`."""
     return f"{str(folder).rstrip('/')}/{name}" if is_remote(folder) else os.path.join(local_path(folder), name)

@@ -6,8 +6,6 @@ import argparse
 import os
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import load_settings
-from data_prep.config.preparation_config import PreparationConfig
 from data_prep.storage import storage
 
 
@@ -24,6 +22,9 @@ def open_data_set(arguments: argparse.Namespace) -> str:
         UsageError: the configuration is wrong.
     """
     if arguments.config is not None:
+        from data_prep.base.settings import load_settings
+        from data_prep.config.preparation_config import PreparationConfig
+
         _check_exists(arguments.config)
         with storage.explained(arguments.config, "read"):
             config = load_settings(PreparationConfig, arguments.config)

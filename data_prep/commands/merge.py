@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 
 from data_prep.api.preparation_request import plan_preparation
-from data_prep.commands.options import add_shard_making, executor, requested
-from data_prep.commands.shards import print_result, stopping_on_signals
+from data_prep.commands.shards import add_shard_making, executor, print_result, requested, stopping_on_signals
 from data_prep.pipeline.map_phase import map_tasks, units_left
 from data_prep.pipeline.preparation import clear, merge_ranges
 from data_prep.pipeline.work_folder import refuse_to_undo_changes

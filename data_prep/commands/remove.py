@@ -18,7 +18,7 @@ from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted, printable
 from data_prep.base.validation import check_encodable
 from data_prep.commands.data_set import add_data_set, open_data_set
-from data_prep.commands.options import add_executor, plain_executor
+from data_prep.commands.executor_options import add_executor, plain_executor
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.removal import check_something_is_left, remove_documents
 from data_prep.dataset.removal_request import (
@@ -34,7 +34,6 @@ from data_prep.dataset.removal_request import (
 )
 from data_prep.dataset.versions import delete_older_versions, files_of_older_versions
 from data_prep.executors.executors import Executor
-from data_prep.pipeline.plan import absolute
 from data_prep.storage import storage
 
 _SHOWN = 10
@@ -75,7 +74,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     Raises:
         UserError: a source or document is unknown, a split would become empty, or a shard is damaged.
     """
-    folder = absolute(open_data_set(arguments))
+    folder = storage.absolute(open_data_set(arguments))
     named = [arguments.source, arguments.documents, arguments.urls, arguments.ids]
     if all(name is None for name in named) and not arguments.purge:
         raise UsageError(

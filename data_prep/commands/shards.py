@@ -8,24 +8,27 @@ from __future__ import annotations
 
 import argparse
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-import numpy as np
-
-from data_prep.api.preparation_request import Preparation, Request, plan_preparation, workers_for
+from data_prep.api.preparation_request import (
+    Preparation,
+    Request,
+    open_for,
+    plan_preparation,
+    request_preparation,
+    workers_for,
+)
 from data_prep.base.errors import Stopped, UsageError
 from data_prep.base.terminal import counted, printable
-from data_prep.commands.options import add_shard_making, executor, requested
+from data_prep.commands.executor_options import add_executor
+from data_prep.commands.options import add_preparation, configured
+from data_prep.config.preparation_config import WORKER_BASE_BYTES, WORKER_DOCUMENT_COPIES, DocumentSettings
 from data_prep.dataset.manifest import Manifest
-from data_prep.dataset.verification import raise_problems, verify_shards
-from data_prep.estimate.estimate import estimate, measure_start
-from data_prep.estimate.estimate_report import estimate_report
+from data_prep.executors.executors import Executor
 from data_prep.pipeline.plan import text_bytes
 from data_prep.pipeline.preparation import map_range, prepare_shards
-from data_prep.pipeline.repair import find_damage, repair
-from data_prep.pipeline.scale_plan import scale_plan
 from data_prep.pipeline.units import ShardRange
 from data_prep.pipeline.work_folder import refuse_to_undo_changes
 from data_prep.reports.tables import source_table, split_table, step_table
@@ -46,6 +49,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shard-range",
         metavar="I/N",
         help="read only part I (from 1) of N, such as in an array of jobs; 'merge' finishes once all parts are done",
+    )
+
+
+def add_shard_making(command: argparse.ArgumentParser) -> None:
+    """Add what `shards` and `merge` have in common."""
+    add_preparation(
+        command,
+        ("sources", "documents", "deduplication", "shards", "storage_options", "keep_dropped", "num_workers"),
+        "folder or URL of the data set to write",
+    )
+    what = command.add_argument_group("what to make")
+    what.add_argument(
+        "--tokenizer",
+        metavar="DIR",
+        help="folder or URL of a tokenizer or of a model with tokenizer.json, or a name on the Hugging Face Hub",
+    )
+    what.add_argument(
+        "--source-name", metavar="NAME", help="name of the files of --input in the manifest (default: corpus)"
+    )
+    what.add_argument(
+        "--add-to", metavar="DATASET", help="add the sources to this data set instead of writing --output"
+    )
+    what.add_argument(
+        "--keep-dropped", metavar="DIR", help="write the documents that filters drop here, with the reasons"
+    )
+    most = DocumentSettings().worker_memory_bytes
+    add_executor(
+        command,
+        f"; each takes at most {WORKER_BASE_BYTES >> 20} MiB plus {WORKER_DOCUMENT_COPIES} times "
+        f"documents.max_document_bytes of memory ({most / (1 << 30):.1f} GiB by default)",
     )
 
 
@@ -72,15 +105,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         _repair(arguments, request)
         return
     if arguments.dry_run:
-        if arguments.fresh and request.parent is None:
-            refuse_to_undo_changes(request.output)
-        asked, workers = plan_preparation(request), workers_for(arguments.workers, request)
-        found = estimate(asked.plan, asked.tokenizer, measure_start(asked.tokenizer, workers))
-        print("\n".join(estimate_report(asked.plan, found, workers, asked.output)))
-        if text_bytes(request.inputs) > _LARGE_TEXT_BYTES:
-            for name, num_tokens in (("100 billion", 1e11), ("1 trillion", 1e12)):
-                planned = scale_plan(num_tokens, asked.plan.config, np.dtype(asked.tokenizer.token_dtype).itemsize)
-                print(f"{name} tokens with these settings: {planned}")
+        _estimate(arguments, request)
         return
     with stopping_on_signals(), executor(arguments, request) as where:
         asked = plan_preparation(request)
@@ -93,8 +118,29 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     print_result(asked, *made)
 
 
+def _estimate(arguments: argparse.Namespace, request: Request) -> None:
+    import numpy as np
+
+    from data_prep.estimate.estimate import estimate, measure_start
+    from data_prep.estimate.estimate_report import estimate_report
+    from data_prep.pipeline.scale_plan import scale_plan
+
+    if arguments.fresh and request.parent is None:
+        refuse_to_undo_changes(request.output)
+    asked, workers = plan_preparation(request), workers_for(arguments.workers, request)
+    found = estimate(asked.plan, asked.tokenizer, measure_start(asked.tokenizer, workers))
+    print("\n".join(estimate_report(asked.plan, found, workers, asked.output)))
+    if text_bytes(request.inputs) > _LARGE_TEXT_BYTES:
+        for name, num_tokens in (("100 billion", 1e11), ("1 trillion", 1e12)):
+            planned = scale_plan(num_tokens, asked.plan.config, np.dtype(asked.tokenizer.token_dtype).itemsize)
+            print(f"{name} tokens with these settings: {planned}")
+
+
 def _repair(arguments: argparse.Namespace, request: Request) -> None:
     """Rebuild damaged files; with --dry-run only list them."""
+    from data_prep.dataset.verification import raise_problems, verify_shards
+    from data_prep.pipeline.repair import find_damage, repair
+
     output = storage.redact(request.output)
     with stopping_on_signals(), executor(arguments, request) as where:
         asked = plan_preparation(request)
@@ -108,6 +154,30 @@ def _repair(arguments: argparse.Namespace, request: Request) -> None:
         print(printable(line))
     raise_problems(asked.output, problems)
     print(f"{output}: every file matches the manifest")
+
+
+def requested(arguments: argparse.Namespace, overrides: Sequence[str]) -> Request:
+    """Return what to prepare.
+
+    Raises:
+        UserError: arguments contradict each other, or inputs or the data set to add to do not exist.
+    """
+    return request_preparation(
+        configured(arguments, overrides),
+        tokenizer=arguments.tokenizer,
+        output=arguments.output,
+        add_to=arguments.add_to,
+    )
+
+
+def executor(arguments: argparse.Namespace, request: Request) -> Executor:
+    """Open where a preparation runs; processes of this machine begin to load the tokenizer.
+
+    Raises:
+        UsageError: the arguments contradict each other, or a package is missing.
+        UserError: the cluster does not answer.
+    """
+    return open_for(request, arguments.executor, arguments.scheduler, arguments.workers)
 
 
 def print_result(asked: Preparation, manifest: Manifest, is_new: bool) -> None:

@@ -29,9 +29,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     """
     output = arguments.output
     if output is not None:
-        from data_prep.api.preparation_request import check_folder
-
-        check_folder("--output", output)
+        storage.check_folder("--output", output)
     folder = open_data_set(arguments)
     statistics = read_statistics(folder)
     for line in stats_report(statistics):

@@ -10,12 +10,11 @@ import sys
 
 from data_prep.base.terminal import counted, printable
 from data_prep.commands.data_set import add_data_set, open_data_set
-from data_prep.commands.options import add_executor, plain_executor
+from data_prep.commands.executor_options import add_executor, plain_executor
 from data_prep.dataset.data_card import CARD_NAME, card_changes, write_data_card
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.verification import raise_problems, verify_shards
 from data_prep.dataset.versions import files_of_older_versions, unfinished_work
-from data_prep.pipeline.plan import absolute
 from data_prep.storage import storage
 
 _SHOWN = 5
@@ -37,7 +36,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     Raises:
         UserError: it is not; every problem is listed.
     """
-    folder = absolute(open_data_set(arguments))
+    folder = storage.absolute(open_data_set(arguments))
     if arguments.write_card and arguments.dry_run:
         changes = card_changes(folder, read_manifest(folder))
         where = storage.redact(storage.join(folder, CARD_NAME))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,9 +167,6 @@ def _num_foreign(record: Record, task: CheckTask) -> int:
     return int((is_foreign | np.isin(record.tokens, task.tokenizer.special_tokens.never_in_text)).sum())
 
 
-_REQUESTS_AT_ONCE = 16
-
-
 @dataclass(frozen=True)
 class FileTask:
     """A file to check, in the folder of a data set."""
@@ -187,8 +183,7 @@ def file_tasks(folder: str, manifest: Manifest) -> list[FileTask]:
 
 def size_problems(tasks: Sequence[FileTask]) -> list[str]:
     """Return one line for every file that is missing or has another size; no content is read."""
-    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
-        return [problem for problem in threads.map(size_problem, tasks) if problem is not None]
+    return [problem for problem in storage.map_at_once(size_problem, tasks) if problem is not None]
 
 
 def size_problem(task: FileTask) -> str | None:

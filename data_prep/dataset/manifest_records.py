@@ -70,7 +70,7 @@ ShardFileName = Annotated[str, Field(pattern=r"^(train|valid)-[0-9]{6}\.tar$")]
 class ManifestPart(BaseModel):
     """A frozen part of a manifest; unknown fields are an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class FileRecord(ManifestPart):

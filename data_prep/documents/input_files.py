@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -24,7 +23,6 @@ from data_prep.text.sentences import check_language
 
 _MOST_NAMES, _MOST_BRACES = 100_000, 100  # of a brace pattern
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?\}")
-_REQUESTS_AT_ONCE = 16
 _SHOWN_LINKS = 5
 
 
@@ -58,8 +56,7 @@ def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
             file_format(url)
         found.extend((number, url) for url in sorted(urls))
     _check_named_once(found, config.sources)
-    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
-        return tuple(threads.map(lambda file: _described(*file), found))
+    return tuple(storage.map_at_once(lambda file: _described(*file), found))
 
 
 def find_units(files: Sequence[InputFile], config: PreparationConfig) -> tuple[InputUnit, ...]:
@@ -73,8 +70,7 @@ def find_units(files: Sequence[InputFile], config: PreparationConfig) -> tuple[I
         unit_bytes, txt_documents = config.shards.unit_bytes, config.documents.txt_documents
         return split_into_units(file.url, file.bytes, unit_bytes, file.source, txt_documents)
 
-    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
-        return tuple(unit for file_units in threads.map(units, files) for unit in file_units)
+    return tuple(unit for file_units in storage.map_at_once(units, files) for unit in file_units)
 
 
 def expand(pattern: str) -> list[str]:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-import psutil
 
 from data_prep.dataset.counts import SOURCE_COLUMNS
 from data_prep.documents.input_units import InputUnit, file_format, is_one_document
@@ -20,7 +19,8 @@ from data_prep.estimate.sample import Sample, WrittenSample, sample_unit, write_
 from data_prep.executors.process_executor import ProcessExecutor
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.map_task import cached_tokenizer
-from data_prep.pipeline.plan import Plan, absolute
+from data_prep.pipeline.plan import Plan
+from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 SAMPLED_UNITS = 20
@@ -96,7 +96,7 @@ def estimate(plan: Plan, tokenizer: Tokenizer, start_seconds: float = 0.0) -> Es
     Raises:
         UserError: input in the sample cannot be read, and the policy is `error`.
     """
-    cached_tokenizer(absolute(tokenizer.url), tokenizer.fingerprint)
+    cached_tokenizer(storage.absolute(tokenizer.url), tokenizer.fingerprint)
     groups: dict[tuple[int, tuple[str, str]], list[InputUnit]] = {}
     for unit in plan.parts:
         groups.setdefault((unit.source, file_format(unit.url)), []).append(unit)
@@ -179,11 +179,13 @@ def _of_group(units: Sequence[InputUnit], figures: Mapping[InputUnit, Figures], 
 
 def measure_start(tokenizer: Tokenizer, num_workers: int) -> float:
     """Seconds from the start of this process to the end of its planning, and those that its workers take to start."""
+    import psutil
+
     so_far = time.time() - psutil.Process().create_time()
     if num_workers == 1:
         return so_far
     started_at = time.perf_counter()
-    task = absolute(tokenizer.url), tokenizer.fingerprint
+    task = storage.absolute(tokenizer.url), tokenizer.fingerprint
     with ProcessExecutor(num_workers) as pool:
         list(pool.run(_start, [task] * num_workers))
         return so_far + time.perf_counter() - started_at

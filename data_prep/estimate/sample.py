@@ -25,7 +25,6 @@ from data_prep.filters.filtered_reader import FilteredReader
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.pipeline.map_task import sections_url
-from data_prep.pipeline.plan import absolute
 from data_prep.pipeline.reduce_phase import dtype_name
 from data_prep.pipeline.reduce_task import ReduceTask, read_result, reduce_shard, result_url
 from data_prep.pipeline.sections import Section, SectionWriter, join_sections
@@ -214,7 +213,7 @@ def _reduce_task(
         exact_deduplication=config.deduplication.exact,
         vocab_size=tokenizer.vocab_size,
         token_dtype=dtype_name(tokenizer),
-        tokenizer_folder=absolute(tokenizer.url),
+        tokenizer_folder=storage.absolute(tokenizer.url),
         tokenizer_fingerprint=tokenizer.fingerprint,
         work_folder=folder,
         output_folder=folder,

@@ -20,6 +20,7 @@ from data_prep.base.errors import UsageError, UserError, failure
 from data_prep.base.packages import missing_extra
 from data_prep.base.registries import Registry
 from data_prep.executors.process_executor import ProcessExecutor
+from data_prep.executors.worker_server import default_num_workers
 
 EXECUTORS = Registry(
     where="executor={name} (--executor)",
@@ -34,6 +35,8 @@ EXECUTORS = Registry(
     },
     entry_points="clozeworks.executors",
 )
+
+_MOST_WORKERS = 4_096
 
 Unit = TypeVar("Unit")
 Result = TypeVar("Result")
@@ -71,6 +74,21 @@ class ExecutorOptions:
 
     num_workers: int = 1
     scheduler: str | None = None
+
+
+def num_workers(wanted: int | None) -> int:
+    """Return the number that the user gave, or one per core.
+
+    Raises:
+        UsageError: it is out of range.
+    """
+    if wanted is not None and not 1 <= wanted <= _MOST_WORKERS:
+        raise UsageError(
+            f"num_workers={wanted} (--workers) is out of range",
+            fix=f"give a number from 1 to {_MOST_WORKERS:,}",
+            code="workers-out-of-range",
+        )
+    return wanted or default_num_workers()
 
 
 def open_executor(name: str, options: ExecutorOptions) -> Executor:

@@ -28,7 +28,7 @@ from data_prep.executors.phases import PhaseRunner
 from data_prep.filters.filtered_reader import FilteredReader
 from data_prep.filters.registry import filters_fingerprint
 from data_prep.pipeline.map_phase import MapSummary
-from data_prep.pipeline.plan import Plan, absolute
+from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.plan_changes import description
 from data_prep.pipeline.units import Unit
 from data_prep.storage import storage
@@ -72,7 +72,7 @@ def check_dropped_folder(plan: Plan, output: str, replaced: Iterable[Mapping[str
     """
     if plan.config.keep_dropped is None:
         return
-    folder = absolute(plan.config.keep_dropped)
+    folder = storage.absolute(plan.config.keep_dropped)
     if storage.canonical(folder).rstrip("/") == storage.canonical(output).rstrip("/"):
         raise UsageError(
             f"keep_dropped={storage.redact(folder)} is the folder of the data set",
@@ -92,7 +92,7 @@ def remove_dropped(plan: Plan, replaced: Iterable[Mapping[str, Any]]) -> None:
     """Remove the dropped documents of preparations that are replaced, given by their descriptions; the index last."""
     if plan.config.keep_dropped is None:
         return
-    folder = absolute(plan.config.keep_dropped)
+    folder = storage.absolute(plan.config.keep_dropped)
     index = _read_index(folder)
     if index is not None and index.get("preparation") in set(map(_digest, replaced)):
         for name in storage.list_names(folder):
@@ -112,14 +112,14 @@ def keep_dropped(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSumm
     if plan.config.keep_dropped is None:
         return
     check_dropped_folder(plan, output)
-    folder = absolute(plan.config.keep_dropped)
+    folder = storage.absolute(plan.config.keep_dropped)
     preparation = _preparation(plan)
     name = hashlib.sha256("".join([preparation, *summary.digests]).encode()).hexdigest()[:16]
     digests = iter(summary.digests)
     fingerprint = filters_fingerprint(plan.config.documents.filters)
     tasks = [
         DroppedTask(
-            unit=Unit(tuple(replace(part, url=absolute(part.url)) for part in unit.parts)),
+            unit=Unit(tuple(replace(part, url=storage.absolute(part.url)) for part in unit.parts)),
             settings=plan.config.documents,
             source=plan.config.sources[unit.source].name,
             text_field=plan.config.sources[unit.source].text_field,

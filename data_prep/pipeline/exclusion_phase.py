@@ -23,7 +23,7 @@ from data_prep.deduplication.near_duplicates import (
 from data_prep.executors.phases import PhaseRunner
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.map_task import MapTask
-from data_prep.pipeline.plan import Plan, absolute
+from data_prep.pipeline.plan import Plan
 from data_prep.storage import storage
 
 KNOWN_SHARDS_AT_ONCE = 128
@@ -73,10 +73,10 @@ def write_known_ids(task: KnownIdsTask) -> int:
 def _write_known_ids(plan: Plan, parent: Manifest, output: str, runner: PhaseRunner) -> list[str]:
     """Have the workers write the ids that the data set holds; return the names of the files."""
     names = [f"known-{first:06d}" for first in range(0, len(parent.shards), KNOWN_SHARDS_AT_ONCE)]
-    work_folder = absolute(plan.work_folder(output))
+    work_folder = storage.absolute(plan.work_folder(output))
     tasks = [
         KnownIdsTask(
-            absolute(output),
+            storage.absolute(output),
             parent.shards[number * KNOWN_SHARDS_AT_ONCE : (number + 1) * KNOWN_SHARDS_AT_ONCE],
             plan.destinations,
             storage.join(work_folder, name),
@@ -109,7 +109,7 @@ def _warn_of_unread_names(plan: Plan) -> None:
 
 def _near_duplicates(plan: Plan, tasks: Sequence[MapTask], output: str, runner: PhaseRunner) -> np.ndarray:
     settings = plan.config.deduplication
-    work_folder = absolute(plan.work_folder(output))
+    work_folder = storage.absolute(plan.work_folder(output))
     parent_tasks = _parent_tasks(plan, output, work_folder)
     if parent_tasks:
         runner.run(
@@ -130,4 +130,4 @@ def _parent_tasks(plan: Plan, output: str, work_folder: str) -> list[SignatureTa
     if plan.parent is None:
         return []
     shards = (*plan.parent.train.shards, *plan.parent.valid.shards)
-    return [SignatureTask(absolute(output), shard, plan.config.deduplication, work_folder) for shard in shards]
+    return [SignatureTask(storage.absolute(output), shard, plan.config.deduplication, work_folder) for shard in shards]

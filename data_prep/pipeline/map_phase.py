@@ -19,7 +19,7 @@ from data_prep.documents.languages import DocumentLanguages
 from data_prep.executors.phases import PhaseRunner, add_up_results, unfinished
 from data_prep.filters.registry import filters_fingerprint
 from data_prep.pipeline.map_task import MapTask, PartRead, map_unit, sections_url
-from data_prep.pipeline.plan import Plan, absolute
+from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.sections import read_summary
 from data_prep.pipeline.units import ShardRange, Unit, assign_ranges
 from data_prep.storage import storage
@@ -53,18 +53,18 @@ def map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
     return [
         MapTask(
             number=number,
-            unit=Unit(tuple(dataclasses.replace(part, url=absolute(part.url)) for part in unit.parts)),
+            unit=Unit(tuple(dataclasses.replace(part, url=storage.absolute(part.url)) for part in unit.parts)),
             language=plan.config.sources[unit.source].language or documents.language,
             settings=documents,
             destinations=plan.destinations,
-            tokenizer_folder=absolute(tokenizer.url),
+            tokenizer_folder=storage.absolute(tokenizer.url),
             tokenizer_fingerprint=tokenizer.fingerprint,
-            work_folder=absolute(plan.work_folder(output)),
+            work_folder=storage.absolute(plan.work_folder(output)),
             text_field=plan.config.sources[unit.source].text_field,
             deduplication=plan.config.deduplication,
             source=plan.config.sources[unit.source].name,
             filters_fingerprint=fingerprint,
-            data_set=absolute(output),
+            data_set=storage.absolute(output),
             removed_names=() if plan.parent is None else files_of_removed_names(plan.parent),
         )
         for number, unit in enumerate(plan.units)

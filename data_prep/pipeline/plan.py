@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -144,11 +143,6 @@ def check_output_apart(plan: Plan, output: str) -> None:
                 fix="choose an output apart from the inputs",
                 code="input-in-output",
             )
-
-
-def absolute(url: str) -> str:
-    """Return a path or URL that processes in other folders or on other machines can use."""
-    return url if storage.is_remote(url) else os.path.abspath(storage.local_path(url))
 
 
 def _check_fits(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifest) -> None:

@@ -33,7 +33,7 @@ from data_prep.pipeline.map_phase import (
     units_left,
 )
 from data_prep.pipeline.map_task import MapTask, keep_tokenizer
-from data_prep.pipeline.plan import Plan, absolute, check_output_apart
+from data_prep.pipeline.plan import Plan, check_output_apart
 from data_prep.pipeline.plan_changes import check_inputs_unchanged
 from data_prep.pipeline.publication import is_own_tokenizer, publish_shards, train_tokens_by_source
 from data_prep.pipeline.reduce_phase import ShardTotals, gather, make_shards
@@ -157,7 +157,7 @@ def _start_over(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
 
 def _map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
     """Return the tasks of the map phase; tasks in this process use its loaded tokenizer."""
-    keep_tokenizer(tokenizer, absolute(tokenizer.url))
+    keep_tokenizer(tokenizer, storage.absolute(tokenizer.url))
     return map_tasks(plan, tokenizer, output)
 
 

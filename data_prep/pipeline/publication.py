@@ -12,7 +12,7 @@ from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest
 from data_prep.dataset.manifest_records import InputRecord, SourceRecord, TokenizerRecord
 from data_prep.dataset.versions import publish
 from data_prep.pipeline.map_phase import MapSummary
-from data_prep.pipeline.plan import Plan, absolute
+from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.plan_changes import file_fingerprint
 from data_prep.pipeline.reduce_phase import ShardTotals, dtype_name, nothing_to_train_on
 from data_prep.pipeline.source_budgets import source_budgets
@@ -44,8 +44,8 @@ def publish_shards(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSu
 
 def is_own_tokenizer(tokenizer: Tokenizer, output: str) -> bool:
     """Return whether the tokenizer is in the folder of the output's copy."""
-    own = storage.canonical(absolute(storage.join(output, TOKENIZER_FOLDER)))
-    return storage.canonical(absolute(tokenizer.url)).rstrip("/") == own
+    own = storage.canonical(storage.absolute(storage.join(output, TOKENIZER_FOLDER)))
+    return storage.canonical(storage.absolute(tokenizer.url)).rstrip("/") == own
 
 
 def assemble(plan: Plan, tokenizer: Tokenizer, summary: MapSummary, totals: ShardTotals) -> Manifest:

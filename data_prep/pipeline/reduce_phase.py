@@ -20,9 +20,10 @@ from data_prep.dataset.shards import shard_name
 from data_prep.executors.phases import PhaseRunner, add_up_results
 from data_prep.pipeline.gather_task import GatherTask, gather_group, gathered_url
 from data_prep.pipeline.map_phase import MapSummary
-from data_prep.pipeline.plan import Plan, absolute
+from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.reduce_task import ReduceTask, read_result, reduce_shard, result_url
 from data_prep.pipeline.sections import read_summary
+from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 
@@ -69,7 +70,7 @@ def gather(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, r
             destinations=destinations,
             exact_deduplication=plan.config.deduplication.exact,
             token_dtype=dtype_name(tokenizer),
-            work_folder=absolute(plan.work_folder(output)),
+            work_folder=storage.absolute(plan.work_folder(output)),
         )
         for group in range(destinations.num_groups)  # a shard of a source reads every group that may hold it
     ]
@@ -185,10 +186,10 @@ def _tasks(
                 exact_deduplication=plan.config.deduplication.exact,
                 vocab_size=tokenizer.vocab_size,
                 token_dtype=dtype_name(tokenizer),
-                tokenizer_folder=absolute(tokenizer.url),
+                tokenizer_folder=storage.absolute(tokenizer.url),
                 tokenizer_fingerprint=tokenizer.fingerprint,
-                work_folder=absolute(plan.work_folder(output)),
-                output_folder=absolute(output),
+                work_folder=storage.absolute(plan.work_folder(output)),
+                output_folder=storage.absolute(output),
             )
         )
         numbers[split] += 1

@@ -25,7 +25,7 @@ from data_prep.executors.phases import PhaseRunner
 from data_prep.pipeline.exclusion_phase import run_exclusions
 from data_prep.pipeline.map_phase import map_tasks, run_map, summarize
 from data_prep.pipeline.map_task import keep_tokenizer
-from data_prep.pipeline.plan import Plan, absolute
+from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.plan_changes import check_inputs_unchanged, file_fingerprint
 from data_prep.pipeline.publication import is_own_tokenizer
 from data_prep.pipeline.reduce_phase import gather, make_shards
@@ -109,7 +109,7 @@ def _manifest(plan: Plan, output: str) -> Manifest:
 
 def _damaged_files(manifest: Manifest, output: str, executor: Executor | int) -> dict[str, str]:
     """Return the problems by file name."""
-    tasks = file_tasks(absolute(output), manifest)
+    tasks = file_tasks(storage.absolute(output), manifest)
     found = {}
     with Progress("checking", sum(task.file.bytes for task in tasks), "MB", 1e6) as progress:
         for task, problem in run_units(content_problem, tasks, executor):
@@ -133,7 +133,7 @@ def _rebuild(
         UserError: an input or a shard differs from the manifest.
     """
     work = storage.join(output, REPAIR_WORK)
-    keep_tokenizer(tokenizer, absolute(tokenizer.url))
+    keep_tokenizer(tokenizer, storage.absolute(tokenizer.url))
     tasks = map_tasks(plan, tokenizer, work)
     try:
         first_shard = begin_work(plan, work)
@@ -184,7 +184,8 @@ def _check_inputs(plan: Plan, manifest: Manifest, digests: Sequence[str]) -> Non
 def _rewrite_token_counts(output: str, manifest: Manifest, executor: Executor | int) -> None:
     """Count the tokens of all shards, which are sound by now, and write the counts."""
     tasks = [
-        CheckTask(absolute(output), shard, len(manifest.sources), manifest.tokenizer, None) for shard in manifest.shards
+        CheckTask(storage.absolute(output), shard, len(manifest.sources), manifest.tokenizer, None)
+        for shard in manifest.shards
     ]
     counts = {name: np.zeros(manifest.tokenizer.vocab_size, np.int64) for name in ("train", "valid")}
     for task, found in run_units(check_shard, tasks, executor):

@@ -13,13 +13,14 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
 from data_prep.base import urls
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.urls import absolute as absolute
 from data_prep.base.urls import is_remote as is_remote
 from data_prep.base.urls import join as join
 from data_prep.base.urls import local_path as local_path
@@ -36,6 +37,10 @@ from data_prep.storage.store_errors import RESUME, UNUSABLE
 
 PARTIAL_SUFFIX = ".partial"
 _COPY_BYTES = 1 << 20
+_REQUESTS_AT_ONCE = 16
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 
 def exists(url: str | Path) -> bool:
@@ -64,6 +69,16 @@ def folder_of_file(url: str | Path) -> str | None:
     """The folder of a local file that was given instead of a folder; None if `url` is not a local file."""
     with explained(url, "read"):
         return urls.folder_of_file(url)
+
+
+def check_folder(option: str, folder: str) -> None:
+    """Check that a folder to write is not an existing file.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if folder_of_file(folder):
+        raise UsageError(f"{option}={folder} is a file", fix="name a folder", code="output-is-a-file")
 
 
 def size(url: str | Path) -> int:
@@ -287,6 +302,16 @@ def matches(pattern: str) -> list[str]:
     if is_remote(pattern):
         return remote_files.matching(pattern)
     return local_matches(local_path(pattern))
+
+
+def map_at_once(request: Callable[[Asked], Answer], over: Sequence[Asked]) -> list[Answer]:
+    """Return the result of a request to a store for each item, in order; many requests wait at the same time."""
+    if len(over) < 2:
+        return [request(item) for item in over]
+    from concurrent.futures import ThreadPoolExecutor  # takes as long to import as a small command has work
+
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
+        return list(threads.map(request, over))
 
 
 @contextlib.contextmanager

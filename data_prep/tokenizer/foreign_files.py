@@ -7,8 +7,6 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 from data_prep.text.cleaning import METASPACE
@@ -143,7 +141,7 @@ def _byte_alphabet() -> dict[str, int]:
     """The byte that each character of a byte-level vocabulary stands for (Radford et al. 2019): itself where it can
     be seen, the others in their order from U+0100 on."""
     seen = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    others = np.setdiff1d(np.arange(256), seen).tolist()
+    others = sorted({*range(256)}.difference(seen))
     return {chr(byte): byte for byte in seen} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 

@@ -349,3 +349,38 @@ def test_every_command_runs_its_work_on_an_executor_of_the_working_folder(
     assert ran("verify", "shards", *mine)
     (tmp_path / "ids.txt").write_text(f"{document_ids(tmp_path / 'shards')[-1]:016x}\n")
     assert ran("remove", "shards", "--documents", "ids.txt", *mine)
+
+
+PREPARING = ("--input", "nothing*.jsonl", "--output", "out", "--workers", "1")
+STARTS: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "tokenizer": (PREPARING, {"dataset", "deduplication", "pipeline", "estimate", "reports"}),
+    "shards": ((*PREPARING, "--tokenizer", "tokenizer"), {"estimate", "tokenizer_training"}),
+    "merge": ((*PREPARING, "--tokenizer", "tokenizer"), {"estimate", "tokenizer_training"}),
+    "verify": (("nothing",), {"api", "pipeline", "estimate", "reports", "tokenizer_training"}),
+    "inspect": (("nothing",), {"api", "pipeline", "estimate", "tokenizer_training"}),
+    "stats": (("nothing",), {"api", "pipeline", "estimate", "tokenizer_training"}),
+    "remove": (("nothing", "--source", "a"), {"api", "pipeline", "estimate", "reports", "tokenizer_training"}),
+}
+"""Of each command: arguments that it refuses once it looks at its input, and packages not imported before."""
+
+SLOW_TO_IMPORT = {
+    "concurrent.futures", "dask", "fsspec", "logging", "matplotlib", "numpy.ma", "omegaconf", "psutil", "pyarrow",
+    "tqdm", "transformers", "yaml",
+}  # fmt: skip
+
+
+@pytest.mark.spawn
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_imports_little_before_it_looks_at_its_input(name: str, tmp_path: Path) -> None:
+    arguments, without = STARTS[name]
+    code = (
+        "import sys\nfrom data_prep.__main__ import main\nfrom data_prep.base.errors import UsageError\n"
+        "try:\n    main()\nexcept UsageError as error:\n    print(error.code, *sys.modules)\n"
+    )
+    words = [sys.executable, "-c", code, name, *arguments]
+    output = subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    error, *modules = output.split()
+    assert error in {"input-not-found", "missing-path"}
+    own = {module.split(".")[1] for module in modules if module.startswith("data_prep.")}
+    assert not own & without
+    assert not SLOW_TO_IMPORT & set(modules)

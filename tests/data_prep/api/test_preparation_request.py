@@ -8,13 +8,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.api import preparation_request
-from data_prep.api.preparation_request import (
-    Request,
-    plan_preparation,
-    request_preparation,
-    resolve_config,
-    workers_for,
-)
+from data_prep.api.configuration import resolve_config
+from data_prep.api.preparation_request import Request, plan_preparation, request_preparation, workers_for
 from data_prep.base.errors import UsageError
 from data_prep.config.preparation_config import Source, load_config
 from data_prep.documents.input_files import InputFile

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from data_prep.api.preparation_request import resolve_config
+from data_prep.api.configuration import resolve_config
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import describe, to_yaml
 from data_prep.config.preparation_config import PreparationConfig, Source, load_config

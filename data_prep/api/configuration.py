@@ -1,0 +1,125 @@
+"""The configuration that the arguments of a command or of a function of the Python API make up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.base.errors import UsageError
+from data_prep.base.settings import load_settings, validate_settings
+from data_prep.config.preparation_config import COMMAND_LINE_SOURCE, PreparationConfig, Source
+from data_prep.storage import storage
+
+Config = str | Path | Mapping[str, Any] | PreparationConfig | None
+Inputs = str | Path | Sequence[str | Path]
+Filter = str | Mapping[str, Any] | Callable[..., Any]
+Filters = Filter | Iterable[Filter]
+
+
+def resolve_config(
+    config: Config,
+    inputs: Inputs = (),
+    *,
+    sources: Sequence[Source | Mapping[str, Any]] = (),
+    overrides: Sequence[str] = (),
+    filters: Filters = (),
+    source_name: str | None = None,
+) -> PreparationConfig:
+    """Merge the arguments into one configuration; its `storage_options` apply from here on.
+
+    Args:
+        config: YAML file, nested mapping, or a configuration.
+        inputs: files, URLs or patterns of one source; they replace the sources of `config`.
+        sources: named sources; they replace those of `config`.
+        overrides: settings such as "shards.min_shards=2".
+        filters: names, entries as in YAML, or functions; they follow those of `config`.
+        source_name: name of the source that `inputs` make up.
+
+    Raises:
+        UsageError: a setting is unknown or out of range, or no input is given.
+        UserError: the source of a function cannot be read, and it has no version.
+    """
+    resolved = _load(config, overrides)
+    paths = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
+    if paths and sources:
+        raise UsageError(
+            "inputs and sources are both given", fix="name the files within the sources", code="contradicting-arguments"
+        )
+    if source_name is not None and not (paths and source_name.strip()):
+        raise UsageError(
+            f"source_name={source_name!r} (--source-name) has no inputs or no letters; it names the files of --input",
+            fix="give inputs (--input) and a name, or name the sources in the configuration",
+            code="source-name-without-input",
+        )
+    changes: dict[str, Any] = {}
+    if paths:
+        changes["sources"] = [
+            {"name": source_name or COMMAND_LINE_SOURCE, "input": [os.fspath(path) for path in paths]}
+        ]
+    elif sources:
+        changes["sources"] = [_plain_source(source) for source in sources]
+    if changes:
+        named = validate_settings(
+            PreparationConfig, {**changes, "total_tokens": resolved.total_tokens}, "the arguments"
+        )
+        resolved = resolved.model_copy(update={"sources": named.sources})
+    if not resolved.sources:
+        raise UsageError(
+            "no input is given",
+            fix="give --input FILES (in Python: inputs=), or sources in the configuration",
+            code="missing-input",
+        )
+    added = (filters,) if callable(filters) or isinstance(filters, (str, Mapping)) else tuple(filters)
+    if added:
+        from data_prep.filters.registry import filter_settings
+
+        entries = (*resolved.documents.filters, *map(filter_settings, added))
+        documents = resolved.documents.model_copy(update={"filters": entries})
+        resolved = resolved.model_copy(update={"documents": documents})
+    storage.configure(resolved.storage_options)
+    return resolved
+
+
+def _load(config: Config, overrides: Sequence[str]) -> PreparationConfig:
+    if isinstance(config, PreparationConfig):
+        if overrides:
+            raise UsageError(
+                f"overrides {' '.join(overrides)} need a file or mapping to apply to",
+                fix="set them in the PreparationConfig",
+                code="contradicting-arguments",
+            )
+        return config
+    if isinstance(config, Mapping):
+        named = {"sources": [_plain_source(source) for source in config["sources"]]} if "sources" in config else {}
+        values = validate_settings(PreparationConfig, {**config, **named}, "config")
+        if not overrides:
+            return values
+        own = load_settings(PreparationConfig, None, overrides)
+        return _merged(values, own)
+    with storage.explained(config or "the configuration", "read"):
+        return load_settings(PreparationConfig, config, overrides)
+
+
+def _merged(values: PreparationConfig, own: PreparationConfig) -> PreparationConfig:
+    """Return `values` with the settings that `own` sets."""
+
+    def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+        both = {
+            name: merge(below[name], value) if isinstance(value, dict) and isinstance(below.get(name), dict) else value
+            for name, value in above.items()
+        }
+        return {**below, **both}
+
+    merged = merge(values.model_dump(exclude_unset=True), own.model_dump(exclude_unset=True))
+    return validate_settings(PreparationConfig, merged, "the arguments")
+
+
+def _plain_source(source: Source | Mapping[str, Any]) -> Any:
+    if isinstance(source, Source):
+        return source
+    values = dict(source)
+    given = values.get("input", ())
+    paths = [given] if isinstance(given, str | os.PathLike) else list(given)
+    return {**values, "input": [os.fspath(path) for path in paths]}
