@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from data_prep.base.arguments import at_least, local_output
 from data_prep.base.errors import UsageError, UserError, run_command
+from data_prep.base.logs import logger
 from data_prep.base.terminal import counted
 from data_prep.storage import storage
 from launch.options import (
@@ -31,6 +32,8 @@ from launch.options import (
     lines_of,
     lines_of_stdin,
 )
+
+LOG = logger(__name__)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,7 +132,7 @@ def input_texts(arguments: argparse.Namespace) -> list[str]:
         raise UsageError(f"{name} contains no text", fix="give one text per line", code="missing-text")
     if len(texts) < len(lines):
         empty = f"skipped {len(lines) - len(texts):,} empty lines of {name}"
-        print(f"warning: {empty}; the vectors are those of the other lines", file=sys.stderr)
+        LOG.warning(f"{empty}; the vectors are those of the other lines")
     return texts
 
 

@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from data_prep.base.arguments import at_least
 from data_prep.base.errors import UsageError, run_command
+from data_prep.base.logs import logger
 from launch.options import add_model, add_tracking_uri, check_utf8, command_parser, lines_of_stdin
+
+LOG = logger(__name__)
 
 if TYPE_CHECKING:
     from trainer.inference.fill_mask import FillMask, MaskedText, Prediction
@@ -187,14 +190,14 @@ def warn_of_window(source: str, prediction: Prediction) -> None:
 
     note = window_note(prediction)
     if note is not None:
-        print(f"warning: {source}{note}", file=sys.stderr)
+        LOG.warning(f"{source}{note}")
 
 
 def warn_of_skipped(source: str, error: UsageError, num_texts: int) -> None:
     """Warn of one skipped text of several; the command's own error reports an only one."""
     if num_texts > 1:
         problem = str(error).partition(". Fix: ")[0]
-        print(f"warning: skipped {source}{problem}", file=sys.stderr)
+        LOG.warning(f"skipped {source}{problem}")
 
 
 if __name__ == "__main__":

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from collections.abc import Iterator, Sequence
 
 from data_prep.base.arguments import at_least
 from data_prep.base.errors import UserError, run_command
+from data_prep.base.logs import logger
 from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shards import Record, read_records
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from launch.options import command_parser
+
+LOG = logger(__name__)
 
 MIN_WORDS, MAX_WORDS = 8, 30
 SENTENCE = re.compile(r"[A-Z][A-Za-z0-9 ,;:'()’-]*[a-z)][.?!]")
@@ -32,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     sentences = held_out_sentences(options.shards, options.num_sentences, options.seed)
     if len(sentences) < options.num_sentences:
-        print(f"warning: the valid split holds only {len(sentences):,} such sentences", file=sys.stderr)
+        LOG.warning(f"the valid split holds only {len(sentences):,} such sentences")
     for sentence in sentences:
         print(sentence)
 

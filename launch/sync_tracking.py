@@ -13,7 +13,10 @@ import argparse
 from pathlib import Path
 
 from data_prep.base.errors import UsageError, run_command
+from data_prep.base.logs import logger
 from launch.options import add_tracking_uri, command_parser
+
+LOG = logger(__name__)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -34,13 +37,12 @@ def main() -> None:
             f"{arguments.output_dir} {state}", fix="give the OUTPUT_DIR of a run", code="missing-output-dir"
         )
     from trainer.tracking.sync import sync, tracking_folders
-    from trainer.tracking.tracker import print_warning
 
     if arguments.dry_run:
         for folder in tracking_folders(arguments.output_dir):
             print(f"would send {folder}")
         return
-    for synced in sync(arguments.output_dir, arguments.tracking_uri, print_warning):
+    for synced in sync(arguments.output_dir, arguments.tracking_uri, LOG.warning):
         print(
             f"{synced.folder}: sent {synced.num_bytes:,} bytes of metrics and {synced.num_artifacts} artifacts; "
             f"the run is {synced.status}\n  {synced.view_hint}",

@@ -85,6 +85,21 @@ WITHOUT_DEEPSPEED = (
 COME_WITH = {"huggingface_hub": "tokenizers", "sqlalchemy": "mlflow"}
 """Libraries that are imported without being declared, and the dependency that brings each."""
 
+PRINTS = {
+    "trainer/__main__.py": "help",
+    "trainer/evaluation/evaluate_checkpoint.py": "its result as JSON",
+    "trainer/preflight/service_checks.py": "its result as JSON",
+    "trainer/registry/register_checkpoint.py": "its result as JSON",
+    "trainer/distributed/deepspeed_launcher.py": "the end of a process",
+    "trainer/distributed/exit.py": "the end of a process",
+    "trainer/distributed/stacks.py": "the end of a process",
+    "trainer/distributed/watchdog.py": "the end of a process",
+}
+"""The files of `trainer` that print, and what; all other lines go through `data_prep.base.logs`.
+
+The end of a process is printed, for a stuck thread may hold the lock of a handler of `logging`.
+"""
+
 PRODUCT_FILES = sorted(path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.py"))
 
 
@@ -290,6 +305,17 @@ def test_every_folder_of_modules_is_a_package_that_says_what_it_is_for() -> None
     for folder in {path.parent for path in PRODUCT_FILES}:
         assert (folder / "__init__.py").is_file(), folder
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))), folder
+
+
+def test_lines_of_trainer_go_through_logging() -> None:
+    writes = {"print", "sys.stdout.write", "sys.stderr.write", "tqdm.write", "tqdm.tqdm.write"}
+
+    def prints(path: Path) -> bool:
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        return any(isinstance(node, ast.Call) and ast.unparse(node.func) in writes for node in nodes)
+
+    found = {path.relative_to(REPOSITORY).as_posix() for path in PRODUCT_FILES if prints(path)}
+    assert {name for name in found if name.startswith("trainer/")} == PRINTS.keys()
 
 
 def test_the_presets_are_found_as_package_data() -> None:

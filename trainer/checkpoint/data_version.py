@@ -23,7 +23,7 @@ def open_data(config: RunConfig, allow_change: bool = False) -> list[ShardSet]:
         UserError: a data set is missing or damaged, or the run's version of it was deleted.
     """
     data, output_dir = config.data, Path(config.output_dir)
-    digests: Sequence[str | None] = () if allow_change else begun_with(output_dir, config.checkpoint.upload_to)
+    digests: Sequence[str | None] = () if allow_change else run_digests(output_dir, config.checkpoint.upload_to)
     if not digests and config.branch is not None and not allow_change:
         digests = _of_branch(config, config.branch)
     if len(digests) != len(config.data_sets):  # other data, which `check_compatible` reports
@@ -52,7 +52,7 @@ def _of_branch(config: RunConfig, branch: BranchSettings) -> list[str | None]:
     return [known.get(url) for url in without_secrets(config).data_sets]
 
 
-def begun_with(output_dir: str | Path, remote: str | None = None) -> tuple[str, ...]:
+def run_digests(output_dir: str | Path, remote: str | None = None) -> tuple[str, ...]:
     """Return the manifest digests of the run's data from its newest readable checkpoint; empty without one.
 
     Args:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.logs import logger
 from data_prep.dataset.manifest_records import FileRecord
 from data_prep.storage import storage
 from trainer.checkpoint.format import (
@@ -22,16 +23,18 @@ from trainer.checkpoint.format import (
     steps_in,
 )
 from trainer.checkpoint.pieces import check_coverage, own_first, read_pieces
-from trainer.checkpoint.writer import ALONE, Warn, be_silent, bring_back_replaced, in_turn, warn_on_stderr
+from trainer.checkpoint.writer import ALONE, Warn, bring_back_replaced, ignore, in_turn
 from trainer.distributed.process_group import Ranks, broadcast_object, gather_objects
 from trainer.engine.engine import Engine
 from trainer.engine.fragments import parameter_shapes
+
+LOG = logger(__name__)
 
 
 def find_latest(
     output_dir: str | Path,
     ranks: Ranks = ALONE,
-    warn: Warn = warn_on_stderr,
+    warn: Warn = LOG.warning,
     remote: str | None = None,
     stage: int | None = None,
     step: int | None = None,
@@ -49,8 +52,8 @@ def find_latest(
     Raises:
         UserError: all checkpoints are damaged, or there is none of `step`.
     """
-    say = warn if ranks.is_first else be_silent
-    steps = _candidates(output_dir, ranks, remote, say)
+    report = warn if ranks.is_first else ignore
+    steps = _candidates(output_dir, ranks, remote, report)
     if step is not None and step not in steps:
         there = ", ".join(map(str, steps)) or "none"
         raise UsageError(
@@ -74,7 +77,7 @@ def find_latest(
                 fix="resume from another step",
                 code="damaged-checkpoint",
             )
-        say(f"checkpoint {folder} is damaged and skipped: {problems[0]}")
+        report(f"checkpoint {folder} is damaged and skipped: {problems[0]}")
     if steps:
         raise UserError(
             f"all {len(steps)} checkpoints in {checkpoints_folder(output_dir)} are damaged, so the run cannot resume",
@@ -104,7 +107,7 @@ def open_verified(output_dir: str | Path, step: int, ranks: Ranks = ALONE) -> Ch
     return open_checkpoint(folder.url, verified=True)
 
 
-def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, say: Warn) -> list[int]:
+def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, report: Warn) -> list[int]:
     """Steps with a complete checkpoint on some node's disk or in the store, newest first; the same on all ranks."""
     in_turn(lambda: bring_back_replaced(output_dir), ranks, nodes_have_disks=remote is not None)
     complete, unfinished = list_steps(output_dir) if remote is not None or ranks.is_first else ([], [])
@@ -118,11 +121,11 @@ def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, say: W
                 code="checkpoints-unreadable",
             )
         if problem:
-            say(f"{problem}; considering only the checkpoints on disk")
+            report(f"{problem}; considering only the checkpoints on disk")
         steps = sorted({*steps, *stored}, reverse=True)
     for step in unfinished:
         if not steps or step > steps[0]:
-            say(f"{step_folder(output_dir, step)} has no {MARKER_NAME}: its save was interrupted, and it is ignored")
+            report(f"{step_folder(output_dir, step)} has no {MARKER_NAME}: its save was interrupted, and it is ignored")
     return steps
 
 

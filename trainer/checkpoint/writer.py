@@ -8,7 +8,6 @@ first, only once a newer one is complete. `trainer/checkpoint/format.py` describ
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import torch
 
 from data_prep.base.errors import UserError
+from data_prep.base.logs import logger
 from data_prep.dataset.manifest_records import FileRecord
 from data_prep.storage import storage
 from trainer.checkpoint.compatibility import current_versions
@@ -45,16 +45,12 @@ from trainer.engine.fragments import Fragment, parameter_shapes
 from trainer.model.numerics import describe_numerics
 
 Warn = Callable[[str], None]
+LOG = logger(__name__)
 
 _REPLACED = ".replaced"
 
 ALONE = Ranks(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
 """The ranks of a process without a process group."""
-
-
-def warn_on_stderr(message: str) -> None:
-    """Print a warning."""
-    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def save(
@@ -63,7 +59,7 @@ def save(
     state: TrainState,
     config: RunConfig,
     data: DataIdentity,
-    warn: Warn = warn_on_stderr,
+    warn: Warn = LOG.warning,
 ) -> Checkpoint | None:
     """Save the state after `state.step` steps, all ranks together; then let old checkpoints go.
 
@@ -97,8 +93,8 @@ def save(
         return None
     if ranks.local_rank == 0 and not CheckpointFolder(folder).is_complete:
         _complete_here(folder, saved, marker, warn)
-    say = warn if ranks.is_first else be_silent
-    in_turn(lambda: _retire(output_dir, settings, state.step, say), ranks, nodes_have_disks)
+    report = warn if ranks.is_first else ignore
+    in_turn(lambda: _retire(output_dir, settings, state.step, report), ranks, nodes_have_disks)
     return Checkpoint(folder, saved, tuple(record.name for record in records))
 
 
@@ -219,5 +215,5 @@ def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: in
             warn(f"cannot remove the old checkpoint {folder}: {error.problem}")
 
 
-def be_silent(message: str) -> None:
-    """Of what all ranks find, rank 0 alone speaks."""
+def ignore(message: str) -> None:
+    """Take a warning that rank 0 alone logs, of what all ranks find."""

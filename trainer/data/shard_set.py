@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.logs import logger
 from data_prep.dataset.counts import read_token_counts
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import ShardRecord
@@ -25,6 +25,8 @@ from data_prep.storage.hub import download_from_hub, hub_name
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.shard_cache import CachedFile, DamagedFile, Prefetcher, ShardCache, is_sound
+
+LOG = logger(__name__)
 
 _CACHE_BYTES = 100_000_000_000
 _COPY_BYTES = 8 << 20
@@ -70,13 +72,13 @@ class ShardSet:
         return self._tokens_of(record.name)
 
     def is_readable(self, record: ShardRecord) -> bool:
-        """Return whether the shard is intact; print a warning the first time that it is not."""
+        """Return whether the shard is intact; warn the first time that it is not."""
         if record.name in self._damaged:
             return False
         try:
             self.read_tokens(record)
         except DamagedFile as error:
-            print(f"warning: {error.problem}; its rows are skipped and counted", file=sys.stderr, flush=True)
+            LOG.warning(f"{error.problem}; its rows are skipped and counted")
             self._damaged.add(record.name)
         return record.name not in self._damaged
 

@@ -152,8 +152,8 @@ def _abort(message: str, exit_status: int, every_rank_prints: bool = False) -> N
             _print(message, rank)
         end_process(exit_status)
     of_first = _exchange(message, rank, world_size) if message.startswith("error: ") else None
-    speaks = rank == 0 or every_rank_prints or exit_status == LOST_RANK_EXIT_STATUS
-    if speaks or of_first != message:
+    prints = rank == 0 or every_rank_prints or exit_status == LOST_RANK_EXIT_STATUS
+    if prints or of_first != message:
         _print(message, rank)
     end_process(exit_status)
 

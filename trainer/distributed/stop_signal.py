@@ -114,19 +114,19 @@ class StopSignal:
             thread = threading.Thread(target=on_forced_end, args=(cause,), daemon=True)
             thread.start()
             thread.join(FORCED_END_SECONDS)
-        self._say(f"ended by {cause}; rerun the same command to resume\n")
+        self._print_now(f"ended by {cause}; rerun the same command to resume\n")
         os._exit(128 + number)
 
     def _abort(self, cause: str) -> None:
         if not self._exiting.acquire(blocking=False):
             return
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            self._say(
+            self._print_now(
                 f"stopped by {self._name}: {cause} before the first step; nothing to save; rerun the same command\n"
             )
         os._exit(STOPPED_EXIT_STATUS)
 
-    def _say(self, text: str) -> None:
+    def _print_now(self, text: str) -> None:
         if self._stderr is not None:
             with contextlib.suppress(OSError):  # not `print`, which a signal may interrupt; the reader may be gone
                 os.write(self._stderr, text.encode())

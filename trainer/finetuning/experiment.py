@@ -6,7 +6,6 @@ random weights, as the control. The first seed tries every learning rate; the ot
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,6 +19,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from data_prep.base.errors import UsageError
+from data_prep.base.logs import logger
 from trainer.finetuning.examples import Columns
 from trainer.finetuning.experiment_runs import FitRun
 from trainer.finetuning.fit import Diverged, FitSettings, Point, Score, fit, order, predict
@@ -28,6 +28,8 @@ from trainer.finetuning.task_data import Files, TaskData, encode_task, num_swall
 from trainer.finetuning.tasks import Prediction, choosing_metric
 from trainer.inference.batches import Collator
 from trainer.inference.pretrained import Preprocessor, Row, load_config, load_pretrained, refuse_random_weights
+
+LOG = logger(__name__)
 
 FROZEN_RATES = (1e-3, 3e-3, 1e-2)
 
@@ -187,7 +189,7 @@ def run_variant(
         try:
             fits.append(_fit_once(experiment, variant, seed, rate, rows, open_run, keep))
         except Diverged as error:
-            print(f"warning: {error.problem}; this seed is excluded", file=sys.stderr, flush=True)
+            LOG.warning(f"{error.problem}; this seed is excluded")
     scores = {rate: one.valid_scores[experiment.metric] for rate, one in tried.items()}
     return VariantResult(variant, rate, scores, tuple(fits), tuple(diverged))
 

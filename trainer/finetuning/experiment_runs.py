@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.base.errors import UserError
+from data_prep.base.logs import logger
 from trainer.config.run_settings import TrackingSettings
 from trainer.finetuning.fit import Point
 from trainer.tracking.sync import sync
@@ -17,8 +18,9 @@ from trainer.tracking.tracker import (
     NullTracker,
     RunStatus,
     Tracker,
-    print_warning,
 )
+
+LOG = logger(__name__)
 
 AWAY_SECONDS = 0.5
 """What the end of a fit waits for a server that does not answer."""
@@ -29,6 +31,8 @@ class ExperimentRuns:
 
     A child names its parent by an id that needs no server, so that all runs can be sent later. Until then they wait in
     `folder`.
+
+    As a context it ends the run, and an unfinished child, as the block ends.
 
     Raises:
         UserError: the folder cannot be written.
@@ -43,6 +47,15 @@ class ExperimentRuns:
         self._fit: Tracker | None = None
         self._server_answers = self._tracker is not None and self._tracker.server_answers
         self._fits_are_sent = True
+
+    def __enter__(self) -> ExperimentRuns:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close("FINISHED")
+        else:
+            self.close("KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED")
 
     def child(self, variant: str, seed: int, rate: float) -> FitRun:
         """Start the run of one fit."""
@@ -76,7 +89,7 @@ class ExperimentRuns:
         """End the child run that was started last, unless it has ended."""
         if self._fit is None:
             return
-        self._fit.close(status, CLOSE_SECONDS if self._fit.server_answers else AWAY_SECONDS, tell=False)
+        self._fit.close(status, CLOSE_SECONDS if self._fit.server_answers else AWAY_SECONDS, warns=False)
         self._server_answers = self._fit.server_answers
         self._fits_are_sent &= self._fit.is_complete
         self._fit = None
@@ -95,7 +108,7 @@ class ExperimentRuns:
     def _warn_once(self, message: str) -> None:
         """Print a warning once that concerns every fit, such as that the server does not answer."""
         if message not in self._warned:
-            print_warning(message)
+            LOG.warning(message)
         self._warned.add(message)
 
 

@@ -135,9 +135,3 @@ class StepBar:
         """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
-
-
-def print_line(text: str) -> None:
-    """Print a line, above the progress bar if there is one."""
-    tqdm.tqdm.write(text, file=sys.stdout)
-    sys.stdout.flush()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from data_prep.base.logs import logger
 from data_prep.base.terminal import duration
 from trainer.checkpoint.format import TrainState, step_folder
 from trainer.config.run_config import RunConfig
@@ -16,12 +17,14 @@ from trainer.data.evaluation_batches import EvaluationBatch, evaluation_batches,
 from trainer.distributed.process_group import gather_objects
 from trainer.distributed.stop_signal import describe_requests
 from trainer.evaluation.validation_loss import evaluate
-from trainer.loop.console import evaluation_line, groups_line, print_line, step_line, suite_line
+from trainer.loop.console import evaluation_line, groups_line, step_line, suite_line
 from trainer.loop.run import Progress, Run, warn_of_disk
 from trainer.metrics.health import NonFiniteSteps
 from trainer.metrics.status import State, append_history, last_sign, read_status, write_status
 from trainer.metrics.throughput import Interval, flops_per_position, peak_flops
 from trainer.tracking.tracker import MetricLog, Tracker
+
+LOG = logger(__name__)
 
 ANNOUNCED_SECONDS = 10.0
 """An evaluation that takes longer is announced by a log line."""
@@ -242,11 +245,11 @@ def branch_of_status(config: RunConfig) -> dict[str, str | int] | None:
 
 
 def report_stop(run: Run, checkpoint: str) -> None:
-    """Print on every rank who requested the stop, why, and what was saved; a collective."""
+    """Log on every rank who requested the stop, why, and what was saved; a collective."""
     cause = describe_requests(gather_objects(run.stop_signal.request, run.ranks))
     run.stop_signal.cause = cause
     speaker = "" if run.ranks.is_first else f"rank {run.ranks.rank}: "
-    print_line(f"{speaker}stopped by {cause}; {checkpoint}; rerun the same command to resume")
+    LOG.info(f"{speaker}stopped by {cause}; {checkpoint}; rerun the same command to resume")
 
 
 def report_end(run: Run, how: State, cause: str | None) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from data_prep.base.logs import logger
 from trainer.checkpoint.format import DataIdentity
 from trainer.checkpoint.upload import Uploader
-from trainer.checkpoint.writer import warn_on_stderr
 from trainer.config.run_config import RunConfig
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.process_group import Ranks
@@ -18,7 +18,7 @@ from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine
 from trainer.evaluation.pairs_in_training import MinimalPairs
 from trainer.evaluation.suites_in_training import SuitesInTraining
-from trainer.loop.console import PAIR_TASKS, StepBar, print_line
+from trainer.loop.console import PAIR_TASKS, StepBar
 from trainer.loop.recorder import Recorder
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.status import RunStatus
@@ -26,6 +26,8 @@ from trainer.model.sizes import num_parameters
 from trainer.registry.registrar import Registrar
 from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracker import MetricLog
+
+LOG = logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -95,19 +97,19 @@ class Run:
         return PAIR_TASKS.get(self.config.data.sentence_pairs, "pairs")
 
     def log(self, text: str) -> None:
-        """Print a line on rank 0."""
+        """Log a line on rank 0."""
         if self.ranks.is_first:
-            print_line(text)
+            LOG.info(text)
 
     def warn(self, text: str) -> None:
-        """Print a warning on rank 0."""
+        """Log a warning on rank 0."""
         if self.ranks.is_first:
-            warn_on_stderr(text)
+            LOG.warning(text)
 
 
 def warn_of_disk(output_dir: Path, error: OSError) -> None:
     """Warn that the output directory cannot be written."""
-    warn_on_stderr(f"{output_dir} cannot be written ({error.strerror}); training continues")
+    LOG.warning(f"{output_dir} cannot be written ({error.strerror}); training continues")
 
 
 def data_identity(shard_sets: list[ShardSet]) -> DataIdentity:

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from data_prep.base.errors import UserError
+from data_prep.base.logs import logger
 from data_prep.storage.locks import LOCK_NAME, IsHeld, hold_lock
-from trainer.checkpoint.writer import warn_on_stderr
 from trainer.distributed.process_group import Ranks, broadcast_object
 from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
+
+LOG = logger(__name__)
 
 PATIENCE_SECONDS = 120
 """The previous run of a requeued job may still be saving, or its host may be lost: NFS keeps the lock of a lost host
@@ -52,7 +54,7 @@ def only_training(output_dir: str, ranks: Ranks, mark: Callable[[str], None]) ->
                 if not isinstance(error, IsHeld) or not looks_left:
                     raise error
                 if looks_left == looks and ranks.is_first:
-                    warn_on_stderr(f"{error.problem}; waiting up to {PATIENCE_SECONDS} s for its end")
+                    LOG.warning(f"{error.problem}; waiting up to {PATIENCE_SECONDS} s for its end")
                 mark("waiting for another run in output_dir to end")
                 time.sleep(LOOK_SECONDS)
             yield

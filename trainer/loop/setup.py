@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from data_prep.base.errors import UserError
+from data_prep.base.logs import logger
 from data_prep.base.urls import redact
 from data_prep.dataset.manifest import TOKENIZER_FOLDER
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -18,7 +19,6 @@ from trainer.checkpoint.data_version import describe_versions
 from trainer.checkpoint.format import TrainState
 from trainer.checkpoint.restore import load
 from trainer.checkpoint.upload import Uploader
-from trainer.checkpoint.writer import warn_on_stderr
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig
@@ -34,7 +34,7 @@ from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
 from trainer.evaluation.pairs_in_training import minimal_pairs_of
 from trainer.evaluation.suites_in_training import SuitesInTraining
-from trainer.loop.console import StepBar, print_line
+from trainer.loop.console import StepBar
 from trainer.loop.recorder import Recorder
 from trainer.loop.run import Progress, Run, data_identity, warn_of_disk
 from trainer.loop.start import (
@@ -56,6 +56,8 @@ from trainer.registry.starting_weights import load_initial_weights
 from trainer.tracking.run_description import all_lineages, describe_run
 from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracker import MetricLog, NullTracker, Tracker
+
+LOG = logger(__name__)
 
 COMPILATION_SECONDS = 3600
 """How long all compilation of a set-up may take on a rank while the others wait; a cold cache takes minutes."""
@@ -101,7 +103,7 @@ def _with_warning(decided: tuple[RunConfig, str | None], ranks: Ranks) -> RunCon
     """Print the warning of a decision on rank 0; returns the configuration with the decision."""
     config, warning = decided
     if warning and ranks.is_first:
-        warn_on_stderr(warning)
+        LOG.warning(warning)
     return config
 
 
@@ -168,10 +170,8 @@ def open_run(
         watchdog=watchdog,
         health=Health(config.health, training_entropy_nats(stage.data, stage.select(shard_sets))),
         minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
-        suites=SuitesInTraining(config, warn_on_stderr, print_line)
-        if ranks.is_first and config.evaluation.suite
-        else None,
-        registrar=Registrar(config, warn_on_stderr, print_line) if ranks.is_first and config.registry.name else None,
+        suites=SuitesInTraining(config, LOG.warning, LOG.info) if ranks.is_first and config.evaluation.suite else None,
+        registrar=Registrar(config, LOG.warning, LOG.info) if ranks.is_first and config.registry.name else None,
         status=RunStatus(output_dir, partial(warn_of_disk, output_dir)) if ranks.is_first else None,
         system=SystemMetrics(output_dir, ranks.device) if ranks.is_first else None,
         bar=StepBar(ranks.is_first, state.step, config.max_steps),
@@ -182,7 +182,7 @@ def open_uploader(start: Start, config: RunConfig, ranks: Ranks) -> Uploader | N
     """Open the copying of checkpoints to `checkpoint.upload_to`, that of the resumed one first; a collective."""
     if config.checkpoint.upload_to is None:
         return None
-    uploader = Uploader(config.checkpoint, ranks, warn_on_stderr)
+    uploader = Uploader(config.checkpoint, ranks, LOG.warning)
     if start.own_checkpoint is not None and start.branch is None:
         uploader.submit_if_missing(start.own_checkpoint)
     return uploader
@@ -193,10 +193,10 @@ def open_tracker(config: RunConfig, ranks: Ranks, state: TrainState, begin: bool
     if not ranks.is_first:
         return NullTracker()
     if begin:
-        return begin_mlflow_run(config.tracking, Path(config.output_dir), state, warn_on_stderr)
+        return begin_mlflow_run(config.tracking, Path(config.output_dir), state, LOG.warning)
     if config.branch is not None:
-        return open_branch_tracker(config, config.branch, warn_on_stderr)
-    return Tracker.open(config.tracking, Path(config.output_dir), warn_on_stderr)
+        return open_branch_tracker(config, config.branch, LOG.warning)
+    return Tracker.open(config.tracking, Path(config.output_dir), LOG.warning)
 
 
 def warmup_step(
@@ -265,8 +265,8 @@ def _loss_of(engine: Engine, batch: Batch) -> Callable[[], torch.Tensor]:
     return loss
 
 
-def log_run_summary(run: Run, state: TrainState, changes: list[str], begun: BranchSettings | None) -> None:
-    """Log how the run starts, and send its description to MLflow; `begun` is the branch that begins here."""
+def log_run_summary(run: Run, state: TrainState, changes: list[str], new_branch: BranchSettings | None) -> None:
+    """Log how the run starts, and send its description to MLflow; `new_branch` is the branch that begins here."""
     config = run.config
     stage = config.stage_of(state.step + 1)
     run.log(f"{run.num_parameters:,} parameters | {batch_arithmetic(stage, run.ranks.world_size)}")
@@ -274,8 +274,8 @@ def log_run_summary(run: Run, state: TrainState, changes: list[str], begun: Bran
         grows = f"{warmup.initial_tokens:,} to {stage.global_batch_tokens:,} tokens"
         run.log(f"batch-size ramp-up: {grows} over the first {warmup.num_steps:,} steps of the stage")
     start = f"starting training: {config.max_steps:,} steps, output_dir {config.output_dir}"
-    if begun is not None:
-        start = f"starting from step {begun.step:,} of {redact(begun.run)}: up to step {config.max_steps:,}, "
+    if new_branch is not None:
+        start = f"starting from step {new_branch.step:,} of {redact(new_branch.run)}: up to step {config.max_steps:,}, "
         start += f"output_dir {config.output_dir}"
     elif state.step:
         start = f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"

@@ -109,7 +109,7 @@ def first_state(start: Start, config: RunConfig, data: DataIdentity, data_lineag
     if start.branch is not None:
         state = branched(state, start.branch)
     if start.checkpoint is not None and start.is_from_other_run:
-        state = begun_in(config, state, start.checkpoint.saved, data)
+        state = branch_state(config, state, start.checkpoint.saved, data)
     return state
 
 
@@ -169,7 +169,7 @@ def remove_later_steps(url: str, step: int) -> None:
             CheckpointFolder.of_step(url, later).remove()
 
 
-def begun_in(config: RunConfig, state: TrainState, saved: SavedState, data: DataIdentity) -> TrainState:
+def branch_state(config: RunConfig, state: TrainState, saved: SavedState, data: DataIdentity) -> TrainState:
     """Return the first state of a branch from another run.
 
     It reads on where that run stood if its samples are the same; with other data or lengths it begins a new epoch.
@@ -180,8 +180,8 @@ def begun_in(config: RunConfig, state: TrainState, saved: SavedState, data: Data
         ended.select(saved.data.manifest_digests) == stage.select(data.manifest_digests)
     )
     position = {} if is_same else {"epoch": saved.state.epoch + 1, "next_sample": 0}
-    begun = {"stage": 0, "skipped_samples": (), "branched_at": saved.state.step, "mlflow_run_id": None}
-    return state.model_copy(update={**begun, **position})
+    start = {"stage": 0, "skipped_samples": (), "branched_at": saved.state.step, "mlflow_run_id": None}
+    return state.model_copy(update={**start, **position})
 
 
 def note_branch(branch: BranchSettings, output_dir: Path, warn: Callable[[str], None]) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from data_prep.base.errors import UserError
+from data_prep.base.logs import logger
 from data_prep.storage import storage
 from trainer.checkpoint.format import step_folder
-from trainer.checkpoint.writer import warn_on_stderr
 from trainer.config.run_config import RunConfig
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet
@@ -42,6 +42,8 @@ from trainer.loop.training_loop import training_loop
 from trainer.metrics.status import State, record_end, record_loss_of_writer
 from trainer.model.numerics import with_own_precision
 from trainer.preflight.checks import PlannedRun, refuse, warnings
+
+LOG = logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def agreed(
         UserError: the ranks differ (`RanksDiffer`), or one of them cannot run at all.
     """
     if ranks.world_size > 1:
-        agree(facts_of(config, allow_change, branch, opened), ranks, warn_on_stderr)
+        agree(facts_of(config, allow_change, branch, opened), ranks, LOG.warning)
     assert not isinstance(opened, UserError), "an error of one rank ends all"
     return opened
 
@@ -177,7 +179,7 @@ def warn_of_findings(config: RunConfig, ranks: Ranks) -> None:
     """Print what the cheap checks of `clozeworks doctor` find."""
     decided = with_own_precision(config, ranks.device.type)
     for finding in warnings(PlannedRun(decided, ranks.world_size, ranks.device)):
-        warn_on_stderr(f"{finding.name}: {finding.text} (details: `clozeworks doctor`)")
+        LOG.warning(f"{finding.name}: {finding.text} (details: `clozeworks doctor`)")
 
 
 @contextlib.contextmanager

@@ -34,9 +34,9 @@ _POLL_SECONDS = 1.0
 class Registrar:
     """The queue of checkpoints to register, and the thread that works it off."""
 
-    def __init__(self, config: RunConfig, warn: Callable[[str], None], say: Callable[[str], None]) -> None:
+    def __init__(self, config: RunConfig, warn: Callable[[str], None], log: Callable[[str], None]) -> None:
         assert config.registry.name is not None
-        self._config, self._warn, self._say = config, warn, say
+        self._config, self._warn, self._log = config, warn, log
         self._output_dir = Path(config.output_dir)
         self._registered = set(registered_steps(self._output_dir))
         self._submitted = set(self._registered)
@@ -136,7 +136,7 @@ class Registrar:
         newest = max(self._registered)
         promotion = f"no alias moves back from step {newest:,}" if newest > step else value["promotion"]
         ending = f"; {promotion}" if promotion else ""
-        self._say(f"registered step {step:,} as {value['name']} version {value['version']}{ending}")
+        self._log(f"registered step {step:,} as {value['name']} version {value['version']}{ending}")
 
     def _request(self, step: int, folder: Path) -> Request:
         """What to register; an alias moves only where no later step of the run was registered."""

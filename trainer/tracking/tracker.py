@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from shlex import quote
 from typing import Any, Literal, Protocol
 
 from data_prep.base.errors import UserError
+from data_prep.base.logs import logger
 from data_prep.storage import storage
 from trainer.config.run_settings import TrackingSettings
 from trainer.tracking.delivery import Delivery
@@ -28,6 +28,8 @@ from trainer.tracking.mlflow_server import (
     short,
     view_hint,
 )
+
+LOG = logger(__name__)
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 FLUSH_SECONDS = 2.0  # a batch costs about 4 ms of CPU, and 0.1 ms a point
@@ -103,7 +105,7 @@ class Tracker:
         cls,
         settings: TrackingSettings,
         output_dir: Path,
-        warn: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] = LOG.warning,
         patience_seconds: float = FIRST_CONTACT_SECONDS,
         parent_uuid: str | None = None,
     ) -> Tracker:
@@ -115,7 +117,6 @@ class Tracker:
             UsageError: the tracking URI is invalid.
             UserError: `output_dir`/tracking is damaged or cannot be written.
         """
-        warn = print_warning if warn is None else warn
         folder = Path(output_dir) / "tracking"
         try:
             run_name = settings.run_name or Path(output_dir).resolve().name
@@ -225,8 +226,8 @@ class Tracker:
         """Whether the server has everything."""
         return self._delivery.is_complete
 
-    def close(self, status: RunStatus, timeout_seconds: float = CLOSE_SECONDS, tell: bool = True) -> None:
-        """Set the status and send the rest for at most `timeout_seconds`; with `tell` warn if something is unsent."""
+    def close(self, status: RunStatus, timeout_seconds: float = CLOSE_SECONDS, warns: bool = True) -> None:
+        """Set the status and send the rest for at most `timeout_seconds`; with `warns` warn if something is unsent."""
         if self._closing.is_set():
             return
         self._best_effort(lambda: self._journal.update(status=status, ended_at=now()))
@@ -236,7 +237,7 @@ class Tracker:
             self._journal.close()
             return
         self._thread.join(timeout_seconds)
-        if tell and not self.is_complete:
+        if warns and not self.is_complete:
             self._warn(
                 f"not everything was sent to {self.tracking_uri}: {self._delivery.unsent_bytes:,} bytes of metrics "
                 f"wait in {self._journal.points_path}; send them with `clozeworks sync-tracking`, or rerun the same "
@@ -283,7 +284,3 @@ class Tracker:
             action()
         except OSError as error:
             self._warn(f"{self._journal.folder} cannot be written ({error.strerror}); training continues")
-
-
-def print_warning(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr, flush=True)

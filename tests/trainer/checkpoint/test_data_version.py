@@ -17,7 +17,7 @@ from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.shards import read_records
 from data_prep.dataset.versions import delete_older_versions
 from tests.support.error_codes import coded
-from trainer.checkpoint.data_version import begun_with, describe_versions, open_data
+from trainer.checkpoint.data_version import describe_versions, open_data, run_digests
 from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import Loader, Position
@@ -82,7 +82,7 @@ def rows(config: RunConfig) -> list[np.ndarray]:
 
 def test_a_new_run_takes_the_current_version_and_a_resumed_one_its_own(config: RunConfig, shards: Path) -> None:
     first = read_manifest(str(shards))
-    assert begun_with(config.output_dir) == ()
+    assert run_digests(config.output_dir) == ()
     before = rows(config)
     save_checkpoint(config, 3, (first.digest,))
     remove_some(shards)
@@ -119,7 +119,7 @@ def test_a_damaged_newest_checkpoint_leaves_it_to_the_one_before(config: RunConf
     digest = read_manifest(str(shards)).digest
     save_checkpoint(config, 3, (digest,))
     (save_checkpoint(config, 6, ("e" * 64,)) / STATE_NAME).write_text("{}")
-    assert begun_with(config.output_dir) == (digest,)
+    assert run_digests(config.output_dir) == (digest,)
 
 
 def test_on_an_empty_disk_the_stored_checkpoint_says_which_version(
@@ -137,16 +137,16 @@ def test_on_an_empty_disk_the_stored_checkpoint_says_which_version(
     assert read_manifest(str(shards)).version == 2
     assert [shard_set.manifest for shard_set in open_data(config)] == [first]
     (store / "step-00000006" / STATE_NAME).write_text("{}")
-    assert begun_with(config.output_dir, str(store)) == (first.digest,), "a damaged one leaves it to the one before"
+    assert run_digests(config.output_dir, str(store)) == (first.digest,), "a damaged one leaves it to the one before"
     shutil.rmtree(store)
-    assert begun_with(config.output_dir, str(store)) == ()
+    assert run_digests(config.output_dir, str(store)) == ()
 
 
 def test_a_store_that_cannot_be_read_leaves_it_to_the_search_for_a_checkpoint(
     config: RunConfig, tmp_path: Path
 ) -> None:
     (tmp_path / "store").write_text("a file where the folder should be")
-    assert begun_with(config.output_dir, str(tmp_path / "store")) == ()
+    assert run_digests(config.output_dir, str(tmp_path / "store")) == ()
 
 
 def test_another_mixture_is_left_to_the_check_of_the_checkpoint(config: RunConfig, shards: Path) -> None:

@@ -536,8 +536,3 @@ def test_one_rank_of_two_that_cannot_write_makes_no_checkpoint(tmp_path):
     (report,) = run_jobs(tmp_path, 2, [job])
     assert report["saved"] is False
     assert find_latest(tmp_path / "run", warn=refuse) is None
-
-
-def test_a_warning_goes_to_stderr_at_once(capsys):
-    checkpoints.warn_on_stderr("the disk is slow")
-    assert capsys.readouterr() == ("", "warning: the disk is slow\n")

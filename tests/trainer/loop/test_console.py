@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from trainer.loop.console import StepBar, compact, evaluation_line, groups_line, print_line, scientific, step_line
+from data_prep.base.logs import logger
+from trainer.loop.console import StepBar, compact, evaluation_line, groups_line, scientific, step_line
 
 
 def test_a_step_line_reads_like_those_of_other_trainers():
@@ -71,17 +72,15 @@ def test_a_terminal_shows_a_bar_with_step_throughput_and_eta(monkeypatch: pytest
     bar = StepBar(True, step=4, max_steps=10)
     bar.advance()
     bar.describe({"train/loss": 7.48, "train/tokens_per_second": 13_800.0}, 421)
-    print_line("a line")
+    logger("test").info("a line")
     bar.close()
     assert "step 5/10" in terminal.getvalue() and "loss 7.480 | 13.8k tokens/s | ETA 7:01" in terminal.getvalue()
 
 
-def test_no_bar_is_shown_elsewhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bar_is_shown_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     for is_shown, stream in ((True, io.StringIO()), (False, _Terminal())):
         monkeypatch.setattr(sys, "stderr", stream)
         bar = StepBar(is_shown, step=0, max_steps=2)
         bar.advance()
         bar.close()
         assert not stream.getvalue()
-    print_line("a line")
-    assert capsys.readouterr().out == "a line\n"
