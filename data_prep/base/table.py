@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from data_prep.base.terminal import printable
@@ -36,14 +36,7 @@ class Table:
         """Return lines for a terminal: aligned columns and the note, without the title."""
         cells = [tuple(column.name for column in self.columns), *self.rows]
         cells = [tuple(map(printable, row)) for row in cells]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if column.is_number else cell.ljust(width)
-                for cell, width, column in zip(row, widths, self.columns, strict=True)
-            ).rstrip()
-            for row in cells
-        ]
+        lines = aligned(cells, [number for number, column in enumerate(self.columns) if column.is_number])
         return "\n".join([*lines, *([f"({printable(self.note)})"] if self.note else [])])
 
     def markdown(self) -> str:
@@ -72,6 +65,18 @@ class Table:
         if self.note:
             parts.append(f"<p>{escape_html(self.note)}</p>")
         return "\n".join(parts)
+
+
+def aligned(rows: Sequence[Sequence[str]], of_numbers: Collection[int] = ()) -> list[str]:
+    """Return rows as lines whose columns are aligned: to the right those `of_numbers`, which count from 0."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if number in of_numbers else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def escape_markdown(text: str) -> str:

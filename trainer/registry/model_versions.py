@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import regex
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.table import aligned
 from trainer.config.promotion import Condition, Verdict, aliases_of, judge
 from trainer.config.registry_settings import PREVIOUS, check_promoted
 from trainer.inference.pulled_model import TAG_PREFIX
@@ -115,21 +117,13 @@ def promote(
         UserError: there is no such version, or the server refuses.
     """
     check_promoted(name, alias)
-    with (
-        registry_client(
-            resolve_tracking_uri(tracking_uri), f"promoting {name} version {version}", moves_alias=True
-        ) as client,
-        promotion_lock(client, name, alias),
-    ):
+    with contextlib.ExitStack() as held:
+        uri, doing = resolve_tracking_uri(tracking_uri), f"promoting {name} version {version}"
+        client = held.enter_context(registry_client(uri, doing, moves_alias=True))
+        _find(_versions(client, name), name, version)  # before the lock, which is a tag of the model
+        held.enter_context(promotion_lock(client, name, alias))
         versions = _versions(client, name)
-        candidate = next((each for each in versions if str(each.version) == version), None)
-        if candidate is None:
-            known = ", ".join(str(each.version) for each in versions) or "none"
-            raise UsageError(
-                f"{name} has no version {version}, only {known}",
-                fix="give one of them with --version",
-                code="unknown-model-version",
-            )
+        candidate = _find(versions, name, version)
         holders = {alias_name: each for each in versions for alias_name in each.aliases}
         named = {each: holders[each].scores if each in holders else None for each in aliases_of(conditions)}
         verdict = judge(conditions, candidate.scores, named, alias)
@@ -168,9 +162,7 @@ def version_lines(versions: Sequence[ModelVersion], with_names: bool = False) ->
         rows.append([*row, (each.run_id or "-")[:_DIGITS_SHOWN]])
     if with_names:
         rows = [[name, *row] for name, row in zip(["model", *(each.name for each in versions)], rows, strict=True)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from aligned(rows)
 
 
 def _versions(client: Any, name: str | None) -> list[ModelVersion]:
@@ -199,6 +191,18 @@ def _versions(client: Any, name: str | None) -> list[ModelVersion]:
         for each in _all_pages(client.search_model_versions, wanted)
     ]
     return sorted(versions, key=lambda each: (each.name, each.version))
+
+
+def _find(versions: Sequence[ModelVersion], name: str, version: str) -> ModelVersion:
+    for each in versions:
+        if str(each.version) == version:
+            return each
+    known = ", ".join(str(each.version) for each in versions) or "none"
+    raise UsageError(
+        f"{name} has no version {version}, only {known}",
+        fix="give one of them with --version",
+        code="unknown-model-version",
+    )
 
 
 def _all_pages(search: Callable[..., Any], wanted: str | None) -> Iterator[Any]:

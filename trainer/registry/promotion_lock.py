@@ -1,14 +1,16 @@
 """One promotion of an alias at a time, whatever store keeps the registry.
 
 MLflow moves an alias without asking where it points, so two promotions that are judged at once would both be compared
-with the same old version, and the worse of them could end under the alias. What every store refuses is a second
-registered model of one name: a promotion makes an empty one beside its own, and removes it when it is done. One that
-was killed leaves it behind; whoever has waited for it in vain takes it away.
+with the same old version, and the worse of them could end under the alias. A promotion therefore sets a tag of its own
+on the registered model, and begins if it then reads no other's; else it takes its tag back and waits. Of two, the one
+that sets its tag later reads both, so that never both begin. One that was killed leaves its tag behind; whoever has
+waited for it in vain removes it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
 import time
 import uuid
 from collections.abc import Iterator
@@ -17,79 +19,52 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import RegisteredModel
 
 STALE_SECONDS = 60.0
 """A promotion is a handful of requests; one that takes longer than this is taken for dead."""
 POLL_SECONDS = 0.2
 
 
-def lock_name(name: str, alias: str) -> str:
-    """Name of the empty model that exists while `alias` of `name` is being moved."""
-    digest = hashlib.sha256(f"{name}@{alias}".encode()).hexdigest()
-    return f"{name[:100]}.promotion-{digest[:12]}"
+def lock_prefix(alias: str) -> str:
+    """How the tags begin that exist while `alias` is being moved; a name of a tag is shorter than an alias may be."""
+    return f"clozeworks.promotion.{hashlib.sha256(alias.encode()).hexdigest()[:12]}."
 
 
 @contextmanager
 def promotion_lock(client: MlflowClient, name: str, alias: str) -> Iterator[None]:
-    """Within the block nobody else who asks for it promotes to this alias.
+    """Within the block nobody else who asks for it promotes to this alias of the registered model `name`.
 
     Raises:
-        MlflowException: the store refuses the model that is the lock.
+        MlflowException: the store refuses the tag.
     """
-    lock = lock_name(name, alias)
-    description = f"{alias} of {name} is being moved; this goes when it is done ({uuid.uuid4().hex})"
-    _acquire(client, lock, description)
+    own = lock_prefix(alias) + uuid.uuid4().hex
+    _acquire(client, name, alias, own)
     try:
         yield
     finally:
-        _remove(client, lock, description)
+        client.delete_registered_model_tag(name, own)
 
 
-def _acquire(client: MlflowClient, lock: str, description: str) -> None:
-    from mlflow.exceptions import MlflowException
-
-    held_by, waiting_since = "", time.monotonic()
+def _acquire(client: MlflowClient, name: str, alias: str, own: str) -> None:
+    seen_since: dict[str, float] = {}
     while True:
-        try:
-            client.create_registered_model(lock, description=description)
+        client.set_registered_model_tag(name, own, f"{alias} is being moved")
+        others = _others(client, name, own)
+        if not others:
             return
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-        held = _held(client, lock)
-        if held is None:
-            continue
-        if held.description == description:  # the answer to the first request was lost, and it was sent again
-            return
-        if held.description != held_by:
-            held_by, waiting_since = held.description or "", time.monotonic()
-        elif time.monotonic() - waiting_since > STALE_SECONDS:
-            _remove(client, lock, held_by)
-            continue
-        time.sleep(POLL_SECONDS)
+        client.delete_registered_model_tag(name, own)
+        _wait(client, name, {tag: seen_since.setdefault(tag, time.monotonic()) for tag in others})
 
 
-def _held(client: MlflowClient, lock: str) -> RegisteredModel | None:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return client.get_registered_model(lock)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        return None
+def _others(client: MlflowClient, name: str, own: str) -> list[str]:
+    """The tags of other promotions to the same alias."""
+    prefix = own.rpartition(".")[0] + "."
+    return [tag for tag in client.get_registered_model(name).tags if tag.startswith(prefix) and tag != own]
 
 
-def _remove(client: MlflowClient, lock: str, description: str) -> None:
-    """Remove the lock of this description alone: another's stands where this one was taken for dead."""
-    from mlflow.exceptions import MlflowException
-
-    held = _held(client, lock)
-    if held is None or (held.description or "") != description:
-        return
-    try:
-        client.delete_registered_model(lock)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
+def _wait(client: MlflowClient, name: str, others: dict[str, float]) -> None:
+    """Wait a little for other promotions, by tag the time since when they are known; remove the tags of dead ones."""
+    for tag, since in others.items():
+        if time.monotonic() - since > STALE_SECONDS:
+            client.delete_registered_model_tag(name, tag)
+    time.sleep(POLL_SECONDS * random.uniform(0.5, 1.5))  # two that took their tags back do not meet again

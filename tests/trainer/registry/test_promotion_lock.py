@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from tests.support import fork_server
 from trainer.registry import promotion_lock as module
-from trainer.registry.promotion_lock import lock_name, promotion_lock
+from trainer.registry.promotion_lock import lock_prefix, promotion_lock
 from trainer.tracking.mlflow_server import connect
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -29,11 +31,11 @@ def judge_and_wait(*values):
     sys.stdin.readline()
     return verdict
 
-def look_at_holder(*values, held=promotion_lock._held):
+def tell_and_wait(*values, wait=promotion_lock._wait):
     print("held up", flush=True)
-    return held(*values)
+    wait(*values)
 
-model_versions.judge, promotion_lock._held = judge_and_wait, look_at_holder
+model_versions.judge, promotion_lock._wait = judge_and_wait, tell_and_wait
 connect(uri).get_registered_model("birds")  # which imports all that a promotion needs
 print("ready", flush=True)
 sys.stdin.readline()
@@ -83,35 +85,63 @@ def test_the_better_of_two_promotions_at_once_stays(database: str, tmp_path: Pat
     assert [model.name for model in client.search_registered_models()] == ["birds"]
 
 
+def tags_of(client: MlflowClient) -> list[str]:
+    return list(client.get_registered_model("birds").tags)
+
+
+def test_a_promotion_at_work_is_a_tag_of_its_model_and_no_other_model(database: str) -> None:
+    client = connect(database)
+    client.create_registered_model("birds", tags={"of": "the user"})
+    with pytest.raises(ZeroDivisionError), promotion_lock(client, "birds", "a" * 255):
+        (own,) = [tag for tag in tags_of(client) if tag.startswith(lock_prefix("a" * 255))]
+        assert sorted(tags_of(client)) == sorted(["of", own])
+        assert [model.name for model in client.search_registered_models()] == ["birds"]
+        raise ZeroDivisionError
+    assert tags_of(client) == ["of"]
+
+
 def test_a_lock_whose_holder_died_is_taken_away(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client = connect(database)
-    client.create_registered_model(lock_name("birds", "champion"), description="of one that was killed")
+    client.create_registered_model("birds")
+    client.set_registered_model_tag("birds", f"{lock_prefix('champion')}of-one-that-was-killed", "")
     monkeypatch.setattr(module, "STALE_SECONDS", 0.5)
     began_at = time.monotonic()
     with promotion_lock(client, "birds", "champion"):
         assert 0.5 <= time.monotonic() - began_at < 30
         with promotion_lock(client, "birds", "other"):  # another alias is another lock
-            assert len(client.search_registered_models()) == 2
-    assert client.search_registered_models() == []
+            assert len(tags_of(client)) == 2
+    assert tags_of(client) == []
 
 
 def test_one_that_was_taken_for_dead_leaves_the_lock_of_the_next(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect(database)
+    client.create_registered_model("birds")
     monkeypatch.setattr(module, "STALE_SECONDS", 0.5)
     slow, next_one = promotion_lock(client, "birds", "champion"), promotion_lock(client, "birds", "champion")
     slow.__enter__()
+    (of_slow,) = tags_of(client)
     next_one.__enter__()
+    (of_next,) = tags_of(client)
     slow.__exit__(None, None, None)
-    assert [model.name for model in client.search_registered_models()] == [lock_name("birds", "champion")]
+    assert tags_of(client) == [of_next] and of_next != of_slow
     next_one.__exit__(None, None, None)
-    assert client.search_registered_models() == []
+    assert tags_of(client) == []
 
 
-def test_a_lock_is_gone_after_an_error_and_fits_mlflows_names(database: str) -> None:
-    client, name = connect(database), "b" * 250
-    with pytest.raises(ZeroDivisionError), promotion_lock(client, name, "a" * 255):
-        assert [model.name for model in client.search_registered_models()] == [lock_name(name, "a" * 255)]
-        raise ZeroDivisionError
-    assert client.search_registered_models() == []
+def test_many_at_once_are_in_the_block_one_after_another(database: str) -> None:
+    connect(database).create_registered_model("birds")
+    inside: list[int] = []
+    most: list[int] = []
+
+    def promote(number: int) -> None:
+        with promotion_lock(connect(database), "birds", "champion"):
+            inside.append(number)
+            most.append(len(inside))
+            time.sleep(0.05)
+            inside.remove(number)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(promote, range(4)))
+    assert most == [1] * 4 and tags_of(connect(database)) == []
