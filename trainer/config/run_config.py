@@ -26,7 +26,7 @@ from trainer.config.run_settings import (
 )
 from trainer.config.schedule import tokens_of_stage
 from trainer.config.stages import Stage, data_sets_of, resolve_stages
-from trainer.config.synonyms import LENGTH_NAMES, explain_synonym
+from trainer.config.synonyms import explain_synonym, length_names
 from trainer.config.training_settings import (
     BatchWarmup,
     BranchSettings,
@@ -149,7 +149,7 @@ def _sequence_length(values: Mapping[str, Any], name: str) -> int | None:
 
 def _lengths(section: Mapping[str, Any]) -> set[Any]:
     """Return the sequence lengths that a section sets, under any name."""
-    return {value for name, value in section.items() if str(name) in LENGTH_NAMES and isinstance(value, int | str)}
+    return {value for name, value in section.items() if str(name) in length_names() and isinstance(value, int | str)}
 
 
 def without_secrets(config: RunConfig) -> RunConfig:

@@ -7,7 +7,7 @@ from data_prep.base.settings import load_settings, setting_names
 from data_prep.config.preparation_config import PreparationConfig
 from tests.support.error_codes import coded
 from trainer.config.run_config import RunConfig
-from trainer.config.synonyms import _IN_STAGE, SYNONYMS, explain_synonym, markdown_table
+from trainer.config.synonyms import _IN_STAGE, explain_synonym, markdown_table, synonyms
 
 SETTINGS = set(setting_names(RunConfig)) | set(setting_names(PreparationConfig))
 REQUIRED = ["output_dir=x", "data.shards=y", "training.max_steps=1"]
@@ -138,14 +138,14 @@ def test_the_masking_rate_is_the_mlm_probability():
 
 
 def test_every_setting_that_an_answer_names_exists():
-    for synonym in SYNONYMS:
+    for synonym in synonyms():
         named = re.findall(r"\b[a-z_]+\.[a-z_0-9]+\b", synonym.setting + " " + synonym.advice)
         for name in named:
             assert name in SETTINGS or name.endswith((".py", ".db")), (synonym.names, name)
 
 
 def test_a_name_means_one_thing():
-    names = [name for synonym in SYNONYMS for name in synonym.names]
+    names = [name for synonym in synonyms() for name in synonym.names]
     assert len(names) == len(set(names))
 
 
@@ -174,5 +174,5 @@ def test_options_with_dashes_and_other_values_than_scalars_are_understood():
 
 def test_the_markdown_table_has_a_line_for_each_row_and_four_columns():
     lines = list(markdown_table())
-    assert len(lines) == len(SYNONYMS) + 2
+    assert len(lines) == len(synonyms()) + 2
     assert all(line.replace("\\|", "").count("|") == 5 for line in lines)
