@@ -194,7 +194,7 @@ def test_fine_tuning_from_python_gives_a_model_and_its_scores(tiny_hugging_face:
         str(tmp_path / "examples.tsv"),
         output=tmp_path / "fitted",
         learning_rates=[1e-2],
-        num_seeds=2,
+        seeds=2,
         is_tracked=False,
         log=lines.append,
     )
@@ -206,7 +206,7 @@ def test_fine_tuning_from_python_gives_a_model_and_its_scores(tiny_hugging_face:
     )
     with pytest.raises(UsageError, check=coded("output-not-empty")):
         trainer.finetune(
-            tiny_hugging_face, tmp_path / "examples.tsv", output=tmp_path / "fitted", num_seeds=1, is_tracked=False
+            tiny_hugging_face, tmp_path / "examples.tsv", output=tmp_path / "fitted", seeds=1, is_tracked=False
         )
 
 
@@ -217,7 +217,6 @@ def test_fine_tuning_from_python_gives_a_model_and_its_scores(tiny_hugging_face:
         ({"task": "pair_classification"}, "missing-pair-column", ["task=pair_classification", "with pair_column="]),
         ({"seeds": 0}, "count-too-small", ["seeds=0"]),
         ({"compare": "full,half"}, "unknown-variant", ["full,half"]),
-        ({"variants": "full,half"}, "unknown-variant", ["full,half"]),
         ({"max_length": 1}, "max-length-too-small", ["max_length=1"]),
         ({"alias": "best"}, "alias-without-name", ["alias='best'", "register=NAME"]),
         ({"label_column": "klass"}, "unknown-column", ["'klass'", "with label_column="]),
@@ -238,7 +237,7 @@ def test_errors_of_fine_tuning_from_python_name_its_parameters(
     assert not [name for name in names if name not in str(raised.value)] and "--" not in str(raised.value)
 
 
-def test_the_names_of_the_options_are_parameters_too(tiny_hugging_face: Path, tmp_path: Path) -> None:
+def test_variants_are_compared_with_as_many_seeds_as_asked(tiny_hugging_face: Path, tmp_path: Path) -> None:
     rows = [f"{'cat' if number % 2 else 'dog'} sat on the mat\t{number % 2}" for number in range(40)]
     (tmp_path / "examples.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
     result = trainer.finetune(

@@ -76,7 +76,7 @@ def report(
         "engine": engine,
         "data": data,
         "flops_formula": FLOPS_FORMULA,
-        "flops_per_place": flops_per_position(config, config.stages[stage_number]),
+        "flops_per_position": flops_per_position(config, config.stages[stage_number]),
         "peak_flops_per_device": peak,
         "stage": stage_number,
         "config": without_secrets(config).model_dump(mode="json"),

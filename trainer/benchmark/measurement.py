@@ -39,7 +39,7 @@ class Measurement:
     step_milliseconds: dict[str, float]
     """p10, median and p90."""
     filled_share: float
-    """Real tokens among the places that were computed, filling rows included."""
+    """Real tokens among the positions that were computed, padding rows included."""
     mfu: float | None
     """By `trainer.metrics.throughput.Interval`; None where no peak is known."""
     data_wait_share: float

@@ -45,11 +45,9 @@ class DocumentLengths:
         return f"synthetic documents, {lengths}, {ONE_TOKEN_SHARE:.0%} of them of one token"
 
 
-def write_synthetic_shards(
-    folder: Path, vocab_size: int, num_tokens: int, lengths: DocumentLengths, seed: int = 0
-) -> None:
+def write_synthetic_shards(folder: Path, vocab_size: int, num_tokens: int, lengths: DocumentLengths) -> None:
     """Write a shard set of one train shard of about `num_tokens` tokens and no valid shard; it has no tokenizer."""
-    records = _records(np.random.default_rng(seed), vocab_size, num_tokens, lengths)
+    records = _records(np.random.default_rng(0), vocab_size, num_tokens, lengths)
     shard = write_shard(str(folder), "train-000000", records)
     nothing = SplitRecord(shards=(), documents=0, sentences=0, tokens=0, unigram_entropy_nats=None)
     train = SplitRecord(

@@ -182,7 +182,7 @@ def _saved_config(saved: SavedState) -> RunConfig:
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:
-    """Settings by dotted name; batch sizes and lengths by stage, wherever they were set; places of data left out."""
+    """Settings by dotted name; batch sizes and lengths by stage, wherever they were set; addresses of data left out."""
     by_stage = {"stages", "micro_batch_tokens", "global_batch_tokens", "batch_warmup", "max_steps"}
     left_out: Any = {"deepspeed": True, "registry": True, "training": by_stage}
     values = dict(_flatten(config.model_dump(mode="json", exclude=left_out)))

@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 
@@ -25,7 +25,6 @@ from trainer.engine.engine import Engine
 from trainer.engine.fragments import WEIGHT, Fragment, parameter_shapes
 
 MergeWeights = Literal["uniform", "one_minus_sqrt"]
-MERGE_WEIGHTS: tuple[MergeWeights, ...] = get_args(MergeWeights)
 
 
 def merge_coefficients(num_checkpoints: int, weights: MergeWeights) -> list[float]:

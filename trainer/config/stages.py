@@ -15,7 +15,6 @@ from trainer.config.data_settings import DataSettings, WeightedShards
 from trainer.config.model_settings import ModelSettings
 from trainer.config.run_settings import EvaluationSettings
 from trainer.config.schedule import (
-    global_batch_tokens,
     learning_rate,
     masking_rate,
     steps_for_tokens,
@@ -100,10 +99,6 @@ class Stage(StageShape):
     def masking_rate(self, step: int) -> float:
         """Return the masking rate of the step after `step` completed ones of the run."""
         return masking_rate(self.masking_clock.elapsed(step), self.masking_clock.steps, self.data)
-
-    def global_batch_tokens_at(self, step: int) -> int:
-        """Return the tokens in the global batch after `step` completed steps of the run."""
-        return global_batch_tokens(step - self.first_step, self)
 
     def select(self, of_run: Sequence[T]) -> list[T]:
         """Return the entries of its data sets, given one for every data set of the run."""

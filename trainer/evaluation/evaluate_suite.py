@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,8 +84,8 @@ def evaluate_suite(
     provenance = read_provenance(model.folder)
     parent = _training_run(provenance.get("mlflow_run_id"), tracking_uri, log) if is_tracked else None
     settings = _tracking(plan.suite, parent, tracking_uri) if is_tracked else None
-    runs, step = ExperimentRuns(settings, output), int(provenance.get("step") or 0)
-    with _closed(runs):
+    step = int(provenance.get("step") or 0)
+    with ExperimentRuns(settings, output) as runs:
         runs.parent.log_tags({"clozeworks.model": model.name, **({PARENT_TAG: parent.run_id} if parent else {})})
         runs.parent.log_params(flatten({"suite": plan.suite.name, "model": model.name, "model_digest": model.digest}))
         result = run_suite(plan, model.folder, output, log, runs, step)
@@ -138,14 +136,3 @@ def _tracking(suite: Suite, parent: _Parent | None, tracking_uri: str | None) ->
     experiment = EXPERIMENT if parent is None else parent.experiment
     uri = resolve_tracking_uri(tracking_uri)
     return TrackingSettings(uri=uri, experiment=experiment, run_name=f"suite-{suite.name}")
-
-
-@contextlib.contextmanager
-def _closed(runs: Any) -> Iterator[None]:
-    """End the MLflow runs as the block ends."""
-    try:
-        yield
-    except BaseException as error:
-        runs.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
-        raise
-    runs.close("FINISHED")

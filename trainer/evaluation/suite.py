@@ -25,6 +25,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.table import aligned
 from data_prep.base.terminal import duration
 from data_prep.storage import storage
 from trainer.evaluation.suite_settings import Suite
@@ -187,7 +188,7 @@ def run_suite(plan: Plan, model: Path, output: Path, log: Log, runs: ExperimentR
         is_lost = job in plan.starts and not _model_of(output, job).is_dir()
         if metrics is not None and not is_lost:
             found[job] = metrics
-            log(f"{title}: {_shown(plan, job, metrics)} (from {output})")
+            log(f"{title}: {_display(plan, job, metrics)} (from {output})")
             continue
         if job.start is not None and job.start in failures:
             failures[job] = f"{job.start.task}, seed {job.start.seed}, failed"
@@ -204,7 +205,7 @@ def run_suite(plan: Plan, model: Path, output: Path, log: Log, runs: ExperimentR
             continue
         run.log(step, found[job])
         runs.end_child("FINISHED")
-        log(f"{title}: {_shown(plan, job, found[job])} in {duration(time.perf_counter() - started_at)}")
+        log(f"{title}: {_display(plan, job, found[job])} in {duration(time.perf_counter() - started_at)}")
     result = SuiteResult(plan, found, failures)
     storage.write_bytes(output / REPORT_FILE, ("\n".join(report_lines(result)) + "\n").encode())
     storage.write_bytes(output / SCORES_FILE, (json.dumps(as_json(result), indent=1) + "\n").encode())
@@ -273,12 +274,10 @@ def report_lines(result: SuiteResult) -> Iterator[str]:
         rows.append(
             ("average", "", "missing" if average is None else f"{average:.4f}", f"mean of {len(suite.tasks)} tasks")
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
     yield f"suite {suite.name}: mean ± standard deviation over seeds; a task's score is the mean of its metrics"
     if suite.source:
         yield f"settings: {suite.source}"
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from aligned(rows)
 
 
 def as_json(result: SuiteResult) -> dict[str, Any]:
@@ -389,7 +388,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _shown(plan: Plan, job: Job, metrics: Mapping[str, float]) -> str:
+def _display(plan: Plan, job: Job, metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {metrics[name]:.4f}" for name in plan.suite.tasks[job.task].metrics)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,17 +146,7 @@ class Finetune:
             max_length=min(read.max_length or longest, longest),
             metric=read.metric,
             learning_rates=read.learning_rates,
-            settings=FitSettings(
-                epochs=read.epochs,
-                batch_size=read.batch_size,
-                early_stopping=read.early_stopping,
-                weight_decay=read.weight_decay,
-                warmup_share=read.warmup_share,
-                adam_beta2=read.adam_beta2,
-                adam_epsilon=read.adam_epsilon,
-                max_gradient_norm=read.max_gradient_norm,
-                keep=read.keep,
-            ),
+            settings=FitSettings(**read.model_dump(include={each.name for each in fields(FitSettings)})),
         )
         experiment = replace(experiment, seeds=(settings["seed"],))
         best = Best(experiment.metric)

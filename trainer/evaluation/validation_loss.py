@@ -36,7 +36,7 @@ def evaluate(
     `valid/mlm_perplexity`, and with sentence pairs `valid/pair_loss` and `valid/pair_accuracy`; the same under
     `valid/length/A-B/`, and under `valid/source/NAME/` and `valid/component/NAME/` where there are several.
 
-    Every rank must give the same number of batches. Dropout is off. Logits are made for predicted places alone.
+    Every rank must give the same number of batches. Dropout is off. Logits are made for predicted positions alone.
     """
     bounds = torch.tensor(settings.length_bounds, device=ranks.device)
     shape = (len(origins.names), len(bounds) + 1, NUM_SUMS)

@@ -57,10 +57,8 @@ def finetune(
     label_column: str = "label",
     quoting: bool = True,
     output: str | Path = "fitted",
-    variants: Sequence[Variant] | str = ("full",),
-    num_seeds: int = 3,
-    compare: Sequence[Variant] | str | None = None,
-    seeds: int | None = None,
+    compare: Sequence[Variant] | str = ("full",),
+    seeds: int = 3,
     learning_rates: Sequence[float] = (),
     epochs: int = 3,
     batch_size: int = 32,
@@ -86,9 +84,9 @@ def finetune(
         output: new directory for model, report, scores and curves.
         task: one of `classification`, `pair_classification`, `regression`, `token_classification` and
             `question_answering`.
-        variants: `full` (encoder and head), `frozen` (the head alone), `scratch` (both from random weights).
-        num_seeds: fits per variant; the first one tries every learning rate, the others take the best.
-        compare, seeds: other names of `variants` and `num_seeds`, as the command's options are called.
+        compare: variants to fit: `full` (encoder and head), `frozen` (the head alone), `scratch` (both from random
+            weights).
+        seeds: fits per variant; the first one tries every learning rate, the others take the best.
         learning_rates: default: three around a usual one for the size of the encoder.
         batch_size: examples per step.
         early_stopping: epochs without a better valid score before a fit ends; default: never.
@@ -107,8 +105,8 @@ def finetune(
         files=Files(Path(train), _path(valid), _path(test), quoting),
         columns=Columns(text_column, pair_column, label_column),
         output=Path(output),
-        variants=_names(compare or variants),
-        num_seeds=num_seeds if seeds is None else seeds,
+        variants=_names(compare),
+        num_seeds=seeds,
         epochs=epochs,
         batch_size=batch_size,
         early_stopping=early_stopping,
@@ -167,13 +165,8 @@ def fit_experiment(settings: FinetuneSettings, experiment: Experiment, log: Call
 
     tracking = tracking_settings(settings) if settings.is_tracked else None
     _make_output(settings.output)
-    runs, best = ExperimentRuns(tracking, settings.output), Best(experiment.metric)
-    try:
-        result = _fit_all(settings, experiment, runs, best, log)
-    except BaseException as error:
-        runs.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
-        raise
-    runs.close("FINISHED")
+    with ExperimentRuns(tracking, settings.output) as runs:
+        result = _fit_all(settings, experiment, runs, Best(experiment.metric), log)
     if runs.parent.view_hint:
         log(f"metrics: {runs.parent.view_hint}")
     if settings.register is None:

@@ -165,7 +165,7 @@ def load_reference(folder: Path) -> Any:
 def compare_logits(
     model: PretrainingModel, reference: Any, sequences: Sequence[Encoded], pad_token_id: int = PAD_TOKEN_ID
 ) -> tuple[float, float, int]:
-    """(largest difference, largest logit, number of logits compared) over all places and all pairs' [CLS]."""
+    """(largest difference, largest logit, number of logits compared) over all positions and all pairs' [CLS]."""
     packed = pack_rows(sequences, max(len(sequence.input_ids) for sequence in sequences), pad_token_id)
     model.eval()
     ours = model.predict(packed)

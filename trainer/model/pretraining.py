@@ -86,7 +86,7 @@ class PretrainingModel(nn.Module):
         return PretrainingOutput(mlm_loss_sum, nsp_loss_sum, nsp_correct)
 
     def predict(self, batch: Batch) -> Predictions:
-        """The logits behind the losses, at the predicted places and the pairs' [CLS] only."""
+        """The logits behind the losses, at the predicted positions and the pairs' [CLS] only."""
         hidden_states = self.encoder(batch)  # (T, hidden_size)
         return Predictions(
             self._mlm_logits(hidden_states, batch.masked_positions), self._nsp_logits(hidden_states, batch)
@@ -186,7 +186,7 @@ class MaskedLanguageModelHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
 
     def forward(self, hidden_states: torch.Tensor, word_embeddings: WordEmbeddings) -> torch.Tensor:
-        """(P, hidden_size) of the predicted places to logits (P, padded_vocab_size)."""
+        """(P, hidden_size) of the predicted positions to logits (P, padded_vocab_size)."""
         logits: torch.Tensor = word_embeddings(self.norm(self.activation(self.dense(hidden_states))), self.bias)
         return logits
 

@@ -9,6 +9,7 @@ import torch
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import to_yaml
+from data_prep.base.table import aligned
 from data_prep.base.terminal import counted
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.storage import storage
@@ -134,12 +135,11 @@ def stage_lines(config: RunConfig, tokens_per_second: float | None = None) -> li
     """The table of stages; the hours are those of the tokens at a throughput, if one is given."""
     header = ("stage", "name", "steps", "tokens", "length", "masking", "learning rate", "hours")
     rows = [_stage_row(stage, tokens_per_second) for stage in config.stages]
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
+    lines = aligned([header, *rows])
     if tokens_per_second is None:
-        return [*map(str.rstrip, lines), "--tokens-per-second N adds the hours at that throughput of all ranks"]
+        return [*lines, "--tokens-per-second N adds the hours at that throughput of all ranks"]
     hours = config.tokens_after() / tokens_per_second / 3600
-    return [*map(str.rstrip, lines), f"whole run at {tokens_per_second:,.0f} tokens/s: {hours:,.1f} hours"]
+    return [*lines, f"whole run at {tokens_per_second:,.0f} tokens/s: {hours:,.1f} hours"]
 
 
 def _stage_row(stage: Stage, tokens_per_second: float | None) -> tuple[str, ...]:
