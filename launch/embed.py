@@ -84,7 +84,7 @@ def main() -> None:
     if arguments.neighbors is not None:
         check_utf8([arguments.neighbors])
     else:
-        check_new_file(arguments.output, "--output")
+        check_new_file(arguments.output)
     # The embedding table needs no texts, so the command does not wait for standard input.
     texts = input_texts(arguments) if arguments.neighbors is None or arguments.input is not None else []
     from trainer.inference.embedding import Embedder

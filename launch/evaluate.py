@@ -107,7 +107,7 @@ def score_minimal_pairs(arguments: argparse.Namespace) -> None:
             code="suite-options-without-suite",
         )
     if arguments.output is not None:
-        check_new_file(arguments.output, "--output")
+        check_new_file(arguments.output)
     pairs = read_minimal_pairs(arguments.minimal_pairs)
     if arguments.dry_run:
         print(f"dry run: {len(pairs):,} minimal pairs; no model was loaded and nothing was written")

@@ -39,7 +39,7 @@ def main() -> None:
     from trainer.hf_export.export import export_checkpoint
 
     if arguments.dry_run:
-        check_new_folder(arguments.output, "--output")
+        check_new_folder(arguments.output)
         with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
             report = export_checkpoint(arguments.checkpoint, Path(temporary) / arguments.output.name)
         print(f"checked: {report.parity}")

@@ -109,7 +109,7 @@ def main() -> None:
 
     settings = settings_of(arguments)
     check_settings(settings)
-    check_new_folder(arguments.output, "--output")
+    check_new_folder(arguments.output)
     experiment = prepare_experiment(settings, log)
     if arguments.dry_run:
         log("dry run: nothing was fitted and nothing was written")

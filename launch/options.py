@@ -105,52 +105,52 @@ def check_utf8(texts: Sequence[str]) -> None:
         )
 
 
-def check_new_file(path: Path, option: str) -> None:
-    """Check before any work that a file can be written.
+def check_new_file(path: Path) -> None:
+    """Check before any work that the file of --output can be written.
 
     Raises:
         UsageError: its folder does not exist or is not writable, or the path is a folder.
     """
     if not path.parent.is_dir():
         raise UsageError(
-            f"{option} {path}: the folder {path.parent} does not exist",
+            f"--output {path}: the folder {path.parent} does not exist",
             fix="make the folder first, or give another file",
             code="missing-output-folder",
         )
     if path.is_dir():
-        raise UsageError(f"{option} {path} is a folder", fix="give the name of a file", code="output-is-a-folder")
-    _check_writable(path.parent, option, path)
+        raise UsageError(f"--output {path} is a folder", fix="give the name of a file", code="output-is-a-folder")
+    _check_writable(path.parent, path)
 
 
-def check_new_folder(path: Path, option: str) -> None:
-    """Check before any work that a folder is new or empty and can be made.
+def check_new_folder(path: Path) -> None:
+    """Check before any work that the folder of --output is new or empty and can be made.
 
     Raises:
-        UsageError: naming the option.
+        UsageError: it is not, or cannot.
     """
     if path.exists() and not path.is_dir():
-        raise UsageError(f"{option} {path} is a file", fix="give a new folder", code="output-is-a-file")
+        raise UsageError(f"--output {path} is a file", fix="give a new folder", code="output-is-a-file")
     if path.exists() and any(path.iterdir()):
         raise UsageError(
-            f"{option} {path} is not empty", fix="give a new folder, or remove this one first", code="output-not-empty"
+            f"--output {path} is not empty", fix="give a new folder, or remove this one first", code="output-not-empty"
         )
     parent = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not parent.is_dir():
         raise UsageError(
-            f"{option} {path} cannot be made because {parent} is a file",
+            f"--output {path} cannot be made because {parent} is a file",
             fix="give another folder",
             code="output-is-a-file",
         )
-    _check_writable(parent, option, path)
+    _check_writable(parent, path)
 
 
-def _check_writable(folder: Path, option: str, path: Path) -> None:
+def _check_writable(folder: Path, path: Path) -> None:
     """Check by writing a nameless temporary file, which disappears at once."""
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UsageError(
-            f"{option} {path} cannot be written: {folder} is not writable ({error.strerror})",
+            f"--output {path} cannot be written: {folder} is not writable ({error.strerror})",
             fix="give a path in another folder",
             code="output-not-writable",
         ) from None

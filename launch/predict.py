@@ -63,7 +63,7 @@ def main() -> None:
     from trainer.finetuning.labeled_tables import check_suffix, write_table
 
     check_suffix(arguments.output)
-    check_new_file(arguments.output, "--output")
+    check_new_file(arguments.output)
     if arguments.output.resolve() == arguments.input.resolve():
         raise UsageError(
             f"--output {arguments.output} is the file of --input", fix="give another file", code="output-is-input"

@@ -56,7 +56,7 @@ def main() -> None:
     from trainer.inference.pulled_model import hugging_face_folder
     from trainer.tracking.figures import draw_heads
 
-    check_new_file(arguments.output, "--output")
+    check_new_file(arguments.output)
     maps = attention_maps(hugging_face_folder(arguments.model, arguments.tracking_uri), *arguments.texts)
     layers = choose(arguments.layer, maps.weights.shape[0], "--layer")
     heads = choose(arguments.head, maps.weights.shape[1], "--head")

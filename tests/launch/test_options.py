@@ -13,12 +13,12 @@ from tests.support.error_codes import coded
 
 def test_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(UsageError, check=coded("missing-output-folder")):
-        check_new_file(tmp_path / "none" / "out.csv", "--output")
+        check_new_file(tmp_path / "none" / "out.csv")
     with pytest.raises(UsageError, check=coded("output-is-a-folder")):
-        check_new_file(tmp_path, "--output")
+        check_new_file(tmp_path)
     with pytest.raises(UsageError, match=r"--output /proc/out.csv .*\(", check=coded("output-not-writable")):
-        check_new_file(Path("/proc/out.csv"), "--output")
-    check_new_file(tmp_path / "out.csv", "--output")
+        check_new_file(Path("/proc/out.csv"))
+    check_new_file(tmp_path / "out.csv")
     assert list(tmp_path.iterdir()) == []
 
 

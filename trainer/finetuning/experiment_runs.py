@@ -15,8 +15,8 @@ from trainer.tracking.tracker import (
     CLOSE_SECONDS,
     FIRST_CONTACT_SECONDS,
     MetricLog,
+    MlflowStatus,
     NullTracker,
-    RunStatus,
     Tracker,
 )
 
@@ -78,14 +78,14 @@ class ExperimentRuns:
         self._fit.log_params(params)
         return self._fit
 
-    def close(self, status: RunStatus) -> None:
+    def close(self, status: MlflowStatus) -> None:
         """End the run and an unfinished child; send what the server lacks if it answers."""
         self.end_child(status)
         self.parent.close(status)
         if self._tracker is not None and self._tracker.is_complete and not self._fits_are_sent:
             self._send_fits(self._tracker.tracking_uri)
 
-    def end_child(self, status: RunStatus) -> None:
+    def end_child(self, status: MlflowStatus) -> None:
         """End the child run that was started last, unless it has ended."""
         if self._fit is None:
             return
@@ -115,7 +115,7 @@ class ExperimentRuns:
 class FitRun:
     """The run of one fit."""
 
-    def __init__(self, log: MetricLog, end: Callable[[RunStatus], None]) -> None:
+    def __init__(self, log: MetricLog, end: Callable[[MlflowStatus], None]) -> None:
         self._log = log
         self._end = end
         self._last_step = 0

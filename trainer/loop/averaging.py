@@ -36,7 +36,7 @@ def log_average(run: Run, state: TrainState, progress: Progress) -> Progress:
     run.tracker.log(state.step, metrics)
     run.log(f"mean of the checkpoints {_listed(steps)}: {evaluation_line(state.step, overall, None, run.pair_task)}")
     progress = replace(progress, metrics={**progress.metrics, **metrics}, averaged_step=steps[-1])
-    report_status(run, state, progress, "running")
+    report_status(run, state, progress)
     return progress
 
 

@@ -63,7 +63,7 @@ def log(run: Run, state: TrainState, progress: Progress, epoch: float) -> tuple[
     run.log(step_line(newest.step, run.config.max_steps, epoch, metrics, left, run.pair_task))
     run.bar.describe(metrics, left)
     progress = attach_suites(run, progress)
-    report_status(run, state, progress, "running")
+    report_status(run, state, progress)
     return state, progress
 
 
@@ -142,7 +142,7 @@ def log_evaluation(run: Run, state: TrainState, progress: Progress) -> tuple[Tra
     on_disk(run, lambda: append_history(run.output_dir, "evaluated", {"step": state.step, "metrics": metrics}))
     state = state.model_copy(update={"evaluation": finite})
     progress = replace(progress, metrics={**progress.metrics, **metrics})
-    report_status(run, state, progress, "running")
+    report_status(run, state, progress)
     return state, progress
 
 
@@ -206,11 +206,11 @@ def report_start(run: Run, state: TrainState, progress: Progress, launched_at: f
         # An end of this process that still runs code is recorded on disk.
         run.watchdog.on_exit = lambda cause: status.end("failed", cause, run.recorder.last_step)
         run.stop_signal.on_forced_end = run.watchdog.on_exit
-    report_status(run, state, progress, "running")
+    report_status(run, state, progress)
 
 
-def report_status(run: Run, state: TrainState, progress: Progress, how: State) -> None:
-    """Write `status.json` on rank 0."""
+def report_status(run: Run, state: TrainState, progress: Progress) -> None:
+    """Write `status.json` of a run that trains, on rank 0."""
     if run.status is None:
         return
     values = {
@@ -233,7 +233,7 @@ def report_status(run: Run, state: TrainState, progress: Progress, how: State) -
         "tracking_uri": run.tracker.tracking_uri,
         "world_size": run.ranks.world_size,
     }
-    run.status.update(how, values)
+    run.status.update("running", values)
 
 
 def branch_of_status(config: RunConfig) -> dict[str, str | int] | None:

@@ -31,7 +31,7 @@ from trainer.tracking.mlflow_server import (
 
 LOG = logger(__name__)
 
-RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
+MlflowStatus = Literal["FINISHED", "FAILED", "KILLED"]
 FLUSH_SECONDS = 2.0  # a batch costs about 4 ms of CPU, and 0.1 ms a point
 MAX_BACKOFF_SECONDS = 60.0
 FIRST_CONTACT_SECONDS = 10.0
@@ -55,7 +55,7 @@ class MetricLog(Protocol):
     def log_artifact(self, name: str, data: bytes) -> None: ...
     def log_data_set(self, data_set: DataSetInput) -> None: ...
     def log_pictures(self) -> None: ...
-    def close(self, status: RunStatus) -> None: ...
+    def close(self, status: MlflowStatus) -> None: ...
 
 
 class NullTracker:
@@ -72,7 +72,7 @@ class NullTracker:
     def log_artifact(self, name: str, data: bytes) -> None: ...
     def log_data_set(self, data_set: DataSetInput) -> None: ...
     def log_pictures(self) -> None: ...
-    def close(self, status: RunStatus) -> None: ...
+    def close(self, status: MlflowStatus) -> None: ...
 
 
 class Tracker:
@@ -226,7 +226,7 @@ class Tracker:
         """Whether the server has everything."""
         return self._delivery.is_complete
 
-    def close(self, status: RunStatus, timeout_seconds: float = CLOSE_SECONDS, warns: bool = True) -> None:
+    def close(self, status: MlflowStatus, timeout_seconds: float = CLOSE_SECONDS, warns: bool = True) -> None:
         """Set the status and send the rest for at most `timeout_seconds`; with `warns` warn if something is unsent."""
         if self._closing.is_set():
             return
