@@ -11,8 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-
 ROWS_TO_TOKENS = "{value} sequences are {value} x data.sequence_length tokens"
 
 
@@ -31,6 +29,8 @@ class Synonym(NamedTuple):
 @cache
 def synonyms() -> tuple[Synonym, ...]:
     """Read the table, `synonyms.yaml`."""
+    import yaml  # here, as in `data_prep/base/settings.py`: for an error alone
+
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
     return tuple(Synonym(**{**entry, "names": tuple(entry["names"])}) for entry in yaml.safe_load(text))
 
