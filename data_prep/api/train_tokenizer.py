@@ -153,9 +153,6 @@ def _described(request: TokenizerRequest) -> dict[str, Any]:
     documents = config.documents.model_dump(mode="json")
     documents["filters"] = described_filters(config.documents.filters)
     documents["formats"] = described_formats(file.url for file in request.inputs)
-    for name in ("id_field", "url_field", "metadata_fields", "filters", "formats"):
-        if not documents[name]:
-            del documents[name]  # as in tokenizers made before there were these settings
     return {
         "files": [
             {"url": storage.redact(file.url), "bytes": file.bytes, "source": sources[file.source].name}

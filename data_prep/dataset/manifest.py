@@ -16,10 +16,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
-    model_serializer,
     model_validator,
 )
 from pydantic_core import to_jsonable_python
@@ -77,16 +75,8 @@ class Manifest(ManifestPart):
     parent: str | None = Field(None, description="digest of the version before, from which this one was made")
     removals: tuple[RemovalRecord, ...] = Field((), description="what was removed, in this and all earlier versions")
     detached_provenance: tuple[FileRecord, ...] = Field(
-        (), description="provenance of dropped copies whose shard holds no document; left out in JSON where none is"
+        (), description="provenance of dropped copies whose shard holds no document"
     )
-
-    @model_serializer(mode="wrap")
-    def _without_no_detached_provenance(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Manifests without provenance keep the digest that they had before the field existed.
-        values: dict[str, Any] = serialize(self)
-        if not self.detached_provenance:
-            del values["detached_provenance"]
-        return values
 
     @field_validator("config")
     @classmethod

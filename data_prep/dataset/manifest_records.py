@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -128,16 +126,6 @@ class ShardRecord(FileRecord):
         """The shard, its index and its sidecar, if any."""
         return (self, self.index) if self.provenance is None else (self, self.index, self.provenance)
 
-    @model_serializer(mode="wrap")
-    def _without_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Manifests that have neither keep their digest.
-        return _without_unset(serialize(self), ("source", "provenance"))
-
-
-def _without_unset(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values without the named ones that are None, 0 or empty."""
-    return {name: value for name, value in values.items() if name not in names or value}
-
 
 class SplitRecord(ManifestPart):
     """The shards of `train` or `valid`, in order, with totals."""
@@ -165,15 +153,7 @@ class TokenizerRecord(ManifestPart):
     fingerprint: Sha256
     vocab_size: Annotated[int, Field(gt=5, le=MAX_VOCAB_SIZE)]
     token_dtype: Literal["uint16", "uint32"]
-    special_tokens: SpecialTokens = Field(OWN_SPECIAL_TOKENS, description="left out in JSON where they are ids 0 to 4")
-
-    @model_serializer(mode="wrap")
-    def _without_own_special_tokens(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Manifests without foreign tokenizers keep their digest.
-        values: dict[str, Any] = serialize(self)
-        if self.special_tokens == OWN_SPECIAL_TOKENS:
-            del values["special_tokens"]
-        return values
+    special_tokens: SpecialTokens = Field(OWN_SPECIAL_TOKENS)
 
 
 class InputRecord(ManifestPart):
@@ -199,9 +179,7 @@ class SourceRecord(ManifestPart):
     tokens: Count
     words: Count = Field(description="runs of characters between spaces; tokens / words is its fertility")
     text_bytes: Count = Field(description="UTF-8 bytes of normalized text")
-    cut_words: Count = Field(
-        0, description="words read that were so long that they were encoded in parts; left out in JSON where none was"
-    )
+    cut_words: Count = Field(0, description="words read that were so long that they were encoded in parts")
 
     weight: Annotated[float, Field(gt=0)] | None = Field(
         None, description="its share of the training samples relative to the other sources' weights"
@@ -210,11 +188,6 @@ class SourceRecord(ManifestPart):
     epochs: Annotated[float, Field(gt=0)] | None = Field(
         None, description="how often a training run uses each of its documents"
     )
-
-    @model_serializer(mode="wrap")
-    def _without_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Manifests that have none of them keep their digest.
-        return _without_unset(serialize(self), ("cut_words", "weight", "max_tokens", "epochs"))
 
 
 class StepRecord(ManifestPart):
@@ -239,10 +212,8 @@ class RemovalRecord(ManifestPart):
     documents: Count = Field(description="documents taken out, each piece of one that was split counted")
     tokens: Count
     note: str | None = Field(None, description="what the user says of it, such as who asked for it and when")
-    urls: Count = Field(0, description="listed URLs whose hashes the file holds; left out in JSON where there are none")
-    corpus_ids: Count = Field(
-        0, description="listed corpus ids whose hashes the file holds; left out in JSON where there are none"
-    )
+    urls: Count = Field(0, description="listed URLs whose hashes the file holds")
+    corpus_ids: Count = Field(0, description="listed corpus ids whose hashes the file holds")
 
     @property
     def kind(self) -> str:
@@ -250,11 +221,6 @@ class RemovalRecord(ManifestPart):
         if self.source is not None:
             return "source"
         return "URL" if self.urls else "corpus id" if self.corpus_ids else "document id"
-
-    @model_serializer(mode="wrap")
-    def _without_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Manifests that have neither keep their digest.
-        return _without_unset(serialize(self), ("urls", "corpus_ids"))
 
     @model_validator(mode="after")
     def _of_one_kind(self) -> RemovalRecord:

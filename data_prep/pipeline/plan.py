@@ -58,17 +58,9 @@ class Plan:
         documents = values["documents"]
         documents["filters"] = described_filters(self.config.documents.filters)
         documents["formats"] = described_formats(file.url for file in self.inputs)
-        for name in ("id_field", "url_field", "metadata_fields", "filters", "formats"):
-            if not documents[name]:
-                del documents[name]  # as in data sets made before there were these settings
-        if values["total_tokens"] is None:
-            del values["total_tokens"]  # likewise
         for source in values["sources"]:
             source["input"] = [storage.redact(pattern) for pattern in source["input"]]
             source["url"] = source["url"] and storage.redact(source["url"])
-            for name in BUDGETS:
-                if source[name] is None:
-                    del source[name]  # as in data sets made before there were these settings
         return values
 
     @functools.cached_property

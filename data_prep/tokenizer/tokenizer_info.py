@@ -13,9 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveInt,
-    SerializerFunctionWrapHandler,
     ValidationError,
-    model_serializer,
     model_validator,
 )
 
@@ -101,9 +99,7 @@ class TokenizerInfo(BaseModel):
     settings: TokenizerSettings | None
     inputs: dict[str, Any] = Field(description="the caller's description of the training texts")
     libraries: dict[str, str] = Field(description="versions of the libraries that trained it")
-    files: dict[FileName, Sha256] = Field(
-        {}, description="sha256 of the other files of the folder by name; older tokenizers have none"
-    )
+    files: dict[FileName, Sha256] = Field({}, description="sha256 of the other files of a foreign one by name")
     kind: Literal["sentencepiece", "hugging_face"] = "sentencepiece"
     special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS
 
@@ -112,13 +108,6 @@ class TokenizerInfo(BaseModel):
         if self.kind == "sentencepiece" and (self.settings is None or self.special_tokens != OWN_SPECIAL_TOKENS):
             raise ValueError("a tokenizer made here has settings, and its special tokens are ids 0 to 4")
         return self
-
-    @model_serializer(mode="wrap")
-    def _as_before_there_were_foreign_ones(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = serialize(self)
-        if self.kind == "sentencepiece":
-            del values["kind"], values["special_tokens"]
-        return values
 
     @classmethod
     def read(cls, folder: str | Path) -> TokenizerInfo | None:
