@@ -21,7 +21,7 @@ class Document:
         language: the value of `documents.language_field`; None where there is none.
         url: the value of `documents.url_field`; None where there is none.
         metadata: values of `documents.metadata_fields` by the name of the field; absent fields are left out. Values
-            are what JSON holds: text, numbers, true and false, None, lists and mappings.
+            are what JSON holds: text, finite numbers, true and false, None, lists and mappings.
     """
 
     text: str

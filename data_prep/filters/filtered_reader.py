@@ -160,7 +160,7 @@ def _problem(outcome: Document, document: Document) -> str:
 
 def _is_json(values: Mapping[str, Any]) -> bool:
     try:
-        json.dumps(dict(values), sort_keys=True)
+        json.dumps(dict(values), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         return False
     return True

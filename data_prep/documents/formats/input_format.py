@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -173,14 +174,14 @@ def document_of(values: Mapping[str, Any], fields: Fields) -> Document:
     language = language if isinstance(language, str) and language else None
     if fields.id is None and fields.url is None and not fields.metadata:
         return Document(text, source=fields.source, language=language)
-    found = ((name, value_at(values, name)) for name in fields.metadata)
+    found = ((name, _json_value(values, name)) for name in fields.metadata)
     return Document(
         text=text,
         id=_text_or_integer(values, fields.id),
         source=fields.source,
         language=language,
         url=_text_or_integer(values, fields.url),
-        metadata={name: value for name, value in found if value is not None and value is not ABSENT},
+        metadata={name: value for name, value in found if value is not None},
     )
 
 
@@ -195,6 +196,17 @@ def value_at(values: Mapping[str, Any], name: str) -> Any:
     for part in name.split("."):
         found = found.get(part, ABSENT) if isinstance(found, Mapping) else ABSENT
     return found
+
+
+def _json_value(values: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a field as JSON holds it: None if there is none, and for NaN and infinity."""
+    value = value_at(values, name)
+    if value is ABSENT or value is None or isinstance(value, str | int):
+        return None if value is ABSENT else value
+    try:
+        return json.loads(json.dumps(value), parse_constant=lambda not_finite: None)
+    except (TypeError, ValueError, RecursionError):
+        raise Fault(f"has a {type(value).__name__} for {name!r}, which JSON cannot hold", "not text") from None
 
 
 def _text_or_integer(values: Mapping[str, Any], name: str | None) -> str | None:

@@ -67,6 +67,20 @@ def test_every_compression_gives_the_same_documents(tmp_path: Path, compression:
     assert read(text, DocumentSettings(txt_documents="blank_lines")) == [" one\ntwo\n", "three"]
 
 
+def test_numbers_in_metadata_that_json_cannot_hold_are_absent(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "a", "score": NaN}\n{"text": "b", "score": -Infinity}\n{"text": "c", "score": 1e999}\n'
+        '{"text": "d", "score": {"x": [NaN, 1]}}\n{"text": "e", "score": 0.5}\n'
+    )
+    numbers = pa.array([float("nan"), float("-inf"), float("inf"), 0.25, 0.5])
+    pq.write_table(pa.table({"text": list("abcde"), "score": numbers}), tmp_path / "a.parquet")
+    chosen = DocumentSettings(metadata_fields=("score",))
+    for name, others in (("a.jsonl", {"score": {"x": [None, 1]}}), ("a.parquet", {"score": 0.25})):
+        (unit,) = units_of(tmp_path / name, chosen)
+        found = [document.metadata for document in DocumentReader(unit, chosen)]
+        assert found == [{}, {}, {}, others, {"score": 0.5}]
+
+
 def test_real_text_is_what_a_loop_over_the_lines_reads(tmp_path: Path, corpora: Path) -> None:
     with gzip.open(corpora / "pack_small.jsonl.gz", "rb") as file:
         data = file.read()

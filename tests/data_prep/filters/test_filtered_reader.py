@@ -73,6 +73,7 @@ def test_filters_drop_and_transforms_replace_in_their_order(tmp_path: Path) -> N
         (lambda document: replace(document, language=b"en"), "filter-result"),
         (lambda document: replace(document, metadata=None), "filter-result"),
         (lambda document: replace(document, metadata={"tags": {"a"}}), "filter-result"),
+        (lambda document: replace(document, metadata={"score": float("nan")}), "filter-result"),
         (lambda document: document.metadata.update(score={1}), "filter-result"),
         (lambda document: sys.exit(3), "filter-failed"),
         (lambda document: (_ for _ in ()).throw(CancelledError()), "filter-failed"),

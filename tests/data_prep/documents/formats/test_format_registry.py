@@ -33,6 +33,10 @@ def read(stream):
             title = title.absent
         yield {"title": title.decode().strip(), "text": text.decode().strip()} if title != b"none\\n" else 3
 
+def tagged(stream):
+    yield {"text": "One.", "tags": [1]}
+    yield {"text": "Two.", "tags": {"a", "b"}}
+
 class Whole(Format):
     def documents(self, stream, reading):
         yield Document(stream.read().decode().upper(), source=reading.fields.source)
@@ -91,6 +95,8 @@ def test_what_goes_wrong_names_file_and_document(folder: Path) -> None:
     path.write_bytes(b"first\nOne.\nsecond\n")
     with pytest.raises(BadInput, match=r"a.pairs is damaged at document 2", check=coded("damaged-file")):
         read(path, formats=formats)
+    with pytest.raises(BadInput, match=r"a.pairs document 2 has a set for 'tags'", check=coded("not-text")):
+        read(path, formats={".pairs": "own_formats:tagged"}, metadata_fields=["tags"])
     path.write_bytes(b"first\nOne.\nbug\nTwo.\n")
     with pytest.raises(UserError, match=r"own_formats.py:12 .* on .*a.pairs, document 2", check=coded("format-failed")):
         read(path, formats=formats, on_bad_input="skip")
