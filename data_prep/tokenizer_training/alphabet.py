@@ -27,7 +27,7 @@ RESERVED_CHARACTER = "\u2585"
 _TRAINER_RESOLUTION = 1 << 24
 """The trainer stops at a coverage of 1.0 in 32-bit floats: it misses the last characters that are rarer than this."""
 
-_COUNTED_CHARACTERS = 1 << 20
+_COUNTED_CHARACTERS = 1 << 17  # so that numpy's arrays stay in a core's own cache
 
 
 class Alphabet(NamedTuple):

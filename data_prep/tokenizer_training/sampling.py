@@ -1,7 +1,7 @@
 """Sampling of a corpus over all cores: each input unit draws a sample, and the samples are merged.
 
-The documents of a unit pass through a file, one JSON line each, so that neither the worker nor the transfer holds
-texts in memory. The result depends only on texts, settings and seed, not on the units and their order.
+The documents of a unit pass through a file, a line of JSON and the text each, so that neither the worker nor the
+transfer holds texts in memory. The result depends only on texts, settings and seed, not on the units and their order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
@@ -153,8 +153,8 @@ def sample_unit(task: SampleTask) -> tuple[CorpusCounts, str]:
     The file holds at least what of the unit is in the sample of the corpus; nothing where it turns out damaged.
     """
     # A unit may be done twice at once, where a killed pool's other workers take a moment to end.
-    path = Path(task.work_folder) / f"unit-{task.number:06d}-{uuid.uuid4().hex}.jsonl"
-    with _writing(path), open(path, "w", encoding="utf-8") as file:
+    path = Path(task.work_folder) / f"unit-{task.number:06d}-{uuid.uuid4().hex}"
+    with _writing(path), open(path, "wb") as file:
         counts = _read(task, _Writer(task, file).add)
         if counts.warnings:
             file.seek(0)
@@ -165,7 +165,7 @@ def sample_unit(task: SampleTask) -> tuple[CorpusCounts, str]:
 class _Writer:
     """Writes the documents that may be in the sample, and at the end those that are held out."""
 
-    def __init__(self, task: SampleTask, file: TextIO) -> None:
+    def __init__(self, task: SampleTask, file: BinaryIO) -> None:
         self._task, self._file = task, file
         self._choice = Choice(task.settings.sample_bytes, _known_limit(task.work_folder))
         self._held_out = HeldOut()
@@ -185,8 +185,9 @@ class _Writer:
             self._write(_HELD_OUT, document_hash, language, kept.text)
 
     def _write(self, kind: str, document_hash: int, language: str, text: str) -> None:
-        values = [kind, document_hash, self._task.source, language, text]
-        self._file.write(json.dumps(values, ensure_ascii=False) + "\n")
+        data = text.encode()
+        head = json.dumps([kind, document_hash, self._task.source, language, len(data)])
+        self._file.write(b"%s\n%s" % (head.encode(), data))
 
 
 def _task(config: PreparationConfig, number: int, unit: InputUnit, work: Path) -> SampleTask:
@@ -235,9 +236,10 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _documents(path: str) -> Iterator[tuple[str, int, str, str, str]]:
     """What a unit wrote: (kind, hash, source, language, text)."""
-    with open(path, encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)
+    with open(path, "rb") as file:
+        while head := file.readline():
+            *values, num_bytes = json.loads(head)
+            yield *values, file.read(num_bytes).decode()
 
 
 def _multiplier(multipliers: dict[str, int] | None, sampling_by: str, source: str, language: str) -> int:

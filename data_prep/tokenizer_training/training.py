@@ -31,7 +31,7 @@ from data_prep.tokenizer_training.alphabet import (
 )
 from data_prep.tokenizer_training.quality import measure
 from data_prep.tokenizer_training.sampling import CorpusCounts
-from data_prep.tokenizer_training.training_sample import MAX_LINE_BYTES, TrainingSample
+from data_prep.tokenizer_training.training_sample import MAX_LINE_BYTES, TrainingSample, lines_of
 
 SOURCE, LANGUAGE = "corpus", "unknown"
 """Name of unknown sources and languages in the report."""
@@ -206,9 +206,9 @@ def _run_trainer(
     settings: TokenizerSettings,
     shows_progress: bool = False,
 ) -> bytes:
-    lines = training_lines(sample.lines(), alphabet, settings.user_symbols)
+    texts = _with_progress(sample) if shows_progress else sample.texts()
     return train_model(
-        _with_progress(lines, sample.num_bytes) if shows_progress else lines,
+        training_lines(lines_of(texts), alphabet, settings.user_symbols),
         vocab_size=max(vocab_size, len(SPECIAL_TOKENS)),  # below that, the trainer's errors name no limit
         byte_fallback=settings.byte_fallback,
         user_symbols=settings.user_symbols,
@@ -216,12 +216,12 @@ def _run_trainer(
     )
 
 
-def _with_progress(lines: Iterator[str], num_bytes: int) -> Iterator[str]:
-    """Yield the lines and show how many MB the trainer has read; it does not report the phases that follow."""
-    with Progress("tokenizer: SentencePiece reads the sample", num_bytes, "MB", 1e6) as progress:
-        for line in lines:
-            yield line
-            progress.add(len(line.encode()))
+def _with_progress(sample: TrainingSample) -> Iterator[str]:
+    """Yield the texts and show how many MB the trainer has read; it does not report the phases that follow."""
+    with Progress("tokenizer: SentencePiece reads the sample", sample.num_bytes, "MB", 1e6) as progress:
+        for text in sample.texts():
+            yield text
+            progress.add(len(text.encode()))
     _say("counting words and merging tokens (SentencePiece gives no estimate)")
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Context, Decimal
 from typing import NamedTuple
 
@@ -141,12 +141,6 @@ class TrainingSample:
         for encoded, *_ in self._pieces():
             yield encoded.decode(errors="ignore")
 
-    def lines(self) -> Iterator[str]:
-        """Yield the sample as normalized lines below the trainer's length limit, in the order of keys."""
-        for text in self.texts():
-            for paragraph in text.split("\n"):
-                yield from chop(paragraph)
-
     def bytes_by(self, kind: str) -> Counter[str]:
         """Bytes of the sample's text by "source" or by "language"."""
         counts: Counter[str] = Counter()
@@ -179,16 +173,28 @@ def hash_of(text: str, seed: int) -> int:
     return xxhash.xxh3_64_intdigest(text.encode(), seed=seed)
 
 
+def lines_of(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts of one paragraph a line as normalized lines below the trainer's length limit."""
+    for text in texts:
+        for paragraph in text.split("\n"):
+            yield from chop(paragraph)
+
+
 def chop(paragraph: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
-    """Cut a paragraph at its spaces into lines of at most `max_bytes`, each with one space before every word.
+    """Cut a cleaned paragraph at its spaces into lines of at most `max_bytes`, each with one space before every word.
 
     A word that is too long for a line is cut between characters.
     """
-    words = paragraph.split()
+    paragraph = paragraph.rstrip(" ")  # where the budget cut the text
     max_characters = (max_bytes - 1) // 4
-    if len(paragraph) > max_characters and max(map(len, words), default=0) > max_characters:
+    if len(paragraph) < max_characters:  # most paragraphs fit, whatever their characters are
+        if paragraph:
+            yield f" {paragraph}"
+        return
+    words = paragraph.split(" ")
+    if max(map(len, words)) > max_characters:
         words = [part for word in words for part in re.findall(f".{{1,{max_characters}}}", word, re.DOTALL)]
-    data = f" {' '.join(words)}".encode() if words else b""
+    data = f" {' '.join(words)}".encode()
     start = 0
     while len(data) - start > max_bytes:
         stop = data.rfind(b" ", start + 1, start + max_bytes + 1)

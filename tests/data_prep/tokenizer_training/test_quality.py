@@ -13,7 +13,7 @@ from data_prep.tokenizer.tokenizer_report import REPORT_NAME, GroupReport, read_
 from data_prep.tokenizer_training.quality import report_lines
 from data_prep.tokenizer_training.sampling import CorpusCounts
 from data_prep.tokenizer_training.training import train_on_sample
-from data_prep.tokenizer_training.training_sample import TrainingSample
+from data_prep.tokenizer_training.training_sample import TrainingSample, lines_of
 
 ENGLISH = [f"the house number {number} stands by the river, and the other house does not" for number in range(60)]
 CHINESE = [f"\u4f60\u597d\u4e16\u754c\u3002\u6211\u5f88\u597d\u5c71{number}" for number in range(20)]
@@ -76,7 +76,7 @@ def test_characters_without_a_token_are_listed_with_their_counts(tmp_path: Path)
     left_out = report.left_out_characters
     assert left_out.distinct == 3
     assert list(left_out.commonest.items()) == [("\u4e2d", 3), ("\u5c71", 2), ("\u0327", 1)]
-    num_characters = sum(len(line) for line in sample.lines())
+    num_characters = sum(len(line) for line in lines_of(sample.texts()))
     assert left_out.share == pytest.approx(6 / num_characters, abs=1e-8)
     row = next(line for line in report_lines(report) if line.startswith("without a token"))
     assert row.endswith(f"3 characters, {6 / num_characters:.4%} of the training sample: \u4e2d 3, \u5c71 2, U+0327 1")

@@ -20,7 +20,7 @@ from data_prep.documents.input_files import find_inputs, find_units
 from data_prep.text.cleaning import Normalization, clean_paragraphs
 from data_prep.tokenizer_training import sampling
 from data_prep.tokenizer_training.sampling import CorpusCounts, _cleaned, draw_sample, language_label
-from data_prep.tokenizer_training.training_sample import TrainingSample
+from data_prep.tokenizer_training.training_sample import TrainingSample, lines_of
 
 WORDS = "river village teacher engine letter garden winter morning harbour library \u4f60\u597d caf\u00e9".split()
 
@@ -60,7 +60,7 @@ def drawn(config: PreparationConfig, work: Path, workers: int = 1) -> tuple[Trai
 def everything_of(result: tuple[TrainingSample, CorpusCounts]) -> tuple[Any, ...]:
     sample, counts = result
     by = [part.bytes_by(kind) for part in result for kind in ("source", "language")]
-    return list(sample.lines()), sample.held_out(), sample.num_bytes, counts.documents, counts.dropped, by
+    return list(lines_of(sample.texts())), sample.held_out(), sample.num_bytes, counts.documents, counts.dropped, by
 
 
 TEMPERED = {"sampling_alpha": 0.3}
@@ -103,7 +103,7 @@ def test_the_sample_is_that_of_the_texts_at_hand(tmp_path: Path) -> None:
     direct = TrainingSample(20_000, 0)
     for text in LARGE:
         direct.add([text])
-    assert list(drawn(config, tmp_path / "work")[0].lines()) == list(direct.lines())
+    assert list(lines_of(drawn(config, tmp_path / "work")[0].texts())) == list(lines_of(direct.texts()))
 
 
 def test_tempering_raises_the_small_and_the_shares_are_told(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_what_preparation_drops_is_not_learned_from_and_counted(tmp_path: Path) 
         documents={"min_document_characters": 6, "max_document_characters": 99},
     )
     sample, counts = drawn(config, tmp_path / "work")
-    assert list(sample.lines()) == [" just right, this"]
+    assert list(lines_of(sample.texts())) == [" just right, this"]
     assert counts.dropped == {("a", "empty"): 1, ("a", "too short"): 1, ("a", "too long"): 1}
 
 

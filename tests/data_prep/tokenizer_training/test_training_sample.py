@@ -16,6 +16,7 @@ from data_prep.tokenizer_training.training_sample import (
     TrainingSample,
     chop,
     key_of,
+    lines_of,
     tempering,
 )
 
@@ -33,16 +34,16 @@ TEXTS = [f"document {number} " + "x" * (number % 7) for number in range(100)]
 def test_the_sample_depends_on_texts_and_seed_alone() -> None:
     shuffled = random.Random(0).sample(TEXTS, len(TEXTS))
     one, other = sample_of(TEXTS), sample_of([*shuffled, *shuffled[:10]])
-    assert list(one.lines()) == list(other.lines()) and one.held_out() == other.held_out()
-    assert list(one.lines()) != list(sample_of(TEXTS, seed=1).lines())
+    assert list(lines_of(one.texts())) == list(lines_of(other.texts())) and one.held_out() == other.held_out()
+    assert list(lines_of(one.texts())) != list(lines_of(sample_of(TEXTS, seed=1).texts()))
 
 
 def test_the_budget_is_kept_to_the_byte_and_characters_are_not_cut() -> None:
     sample = sample_of(["\u4f60" * 500])
     assert sample.num_bytes == 1_000 and sample.num_documents == 1
-    assert "".join(sample.lines()) == " " + "\u4f60" * 333
+    assert "".join(lines_of(sample.texts())) == " " + "\u4f60" * 333
     assert sample_of(TEXTS).num_bytes == 1_000
-    assert sum(len(line) for line in sample_of(TEXTS).lines()) >= 1_000
+    assert sum(len(line) for line in lines_of(sample_of(TEXTS).texts())) >= 1_000
     assert sample_of(TEXTS).bytes_by("source") == {"source": 1_000}
 
 
@@ -50,7 +51,7 @@ def test_held_out_documents_are_not_in_the_sample_where_there_are_others() -> No
     sample = sample_of(TEXTS)
     held_out = sample.held_out()
     assert 0 < len(held_out) == 100 - sample.num_documents
-    lines = set(sample.lines())
+    lines = set(lines_of(sample.texts()))
     assert not {f" {document.text.strip()}" for document in held_out} & lines
     everything = sample_of(TEXTS, 10**6)
     assert len(everything.held_out()) == 100
@@ -62,14 +63,14 @@ def test_a_sample_that_holds_the_whole_corpus_gives_up_a_twentieth_of_it() -> No
     offered = {document.document_hash: document.text for document in sample.held_out()}
     held_out = sample.set_aside()
     assert len(held_out) == 20 and sample.num_documents == 380
-    learned = {line.strip() for line in sample.lines()}
+    learned = {line.strip() for line in lines_of(sample.texts())}
     assert {document.text for document in held_out} | learned == set(texts)
     assert not {document.text for document in held_out} & learned
     assert {document.text for document in held_out} == {offered[key] for key in sorted(offered)[-20:]}
     assert sample.num_bytes == sum(map(len, learned)) == sample.bytes_by("source").total()
     assert sample.set_aside() == held_out and sample.num_documents == 380  # a second time it takes no more
     shuffled = sample_of(random.Random(1).sample(texts, 400), 10**6)
-    assert shuffled.set_aside() == held_out and list(shuffled.lines()) == list(sample.lines())
+    assert shuffled.set_aside() == held_out and list(lines_of(shuffled.texts())) == list(lines_of(sample.texts()))
 
 
 def test_a_source_with_few_documents_is_learned_from_whole() -> None:
@@ -132,8 +133,11 @@ def test_long_lines_are_cut_at_spaces_and_words_between_characters() -> None:
     assert list(chop("", MAX_LINE_BYTES)) == []
 
 
-@given(st.text(st.sampled_from("ab\u00e9\u5c71\U0001f600  "), max_size=80), st.integers(9, 40))
-def test_lines_are_filled_word_by_word(paragraph: str, max_bytes: int) -> None:
+@given(
+    st.text(st.sampled_from("ab\u00e9\u5c71\U0001f600  "), max_size=80), st.integers(9, 40), st.sampled_from(["", " "])
+)
+def test_lines_are_filled_word_by_word(text: str, max_bytes: int, end: str) -> None:
+    paragraph = " ".join(text.split()) + end
     lines = list(chop(paragraph, max_bytes))
     parts = [
         word[start : start + (max_bytes - 1) // 4]
