@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from data_prep.api.configuration import Config, Filters, Inputs, resolve_config
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.settings import validate_settings
 from data_prep.config.preparation_config import PreparationConfig, Source
 from data_prep.documents.formats.format_registry import described_formats
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
@@ -69,13 +70,24 @@ def train_tokenizer(
         UsageError: an argument is missing or wrong, or the text cannot give that many tokens.
         UserError: there is no text, or the output holds another tokenizer.
     """
-    if vocab_size is not None:
-        overrides = [*overrides, f"tokenizer.vocab_size={vocab_size}"]
     resolved = resolve_config(config, inputs, sources=sources, overrides=overrides, filters=filters)
-    request = request_tokenizer(resolved, os.fspath(output))
+    request = request_tokenizer(with_vocab_size(resolved, vocab_size), os.fspath(output))
     if fresh or not is_complete(request):
         train(request, executor, scheduler, num_workers)
     return Tokenizer.load(request.output)
+
+
+def with_vocab_size(config: PreparationConfig, vocab_size: int | None) -> PreparationConfig:
+    """Return the configuration with this vocabulary size, if it is given.
+
+    Raises:
+        UsageError: it is out of range.
+    """
+    if vocab_size is None:
+        return config
+    values = {"tokenizer": {**config.tokenizer.model_dump(exclude_unset=True), "vocab_size": vocab_size}}
+    changed = validate_settings(PreparationConfig, values, "the arguments")
+    return config.model_copy(update={"tokenizer": changed.tokenizer})
 
 
 def request_tokenizer(config: PreparationConfig, output: str) -> TokenizerRequest:

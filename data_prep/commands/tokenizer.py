@@ -9,7 +9,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from data_prep.api.train_tokenizer import TokenizerRequest, changed_since, is_complete, request_tokenizer, train
+from data_prep.api.train_tokenizer import (
+    TokenizerRequest,
+    changed_since,
+    is_complete,
+    request_tokenizer,
+    train,
+    with_vocab_size,
+)
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted, printable
 from data_prep.commands.executor_options import add_executor
@@ -38,8 +45,9 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         raise UsageError("no output is given", fix="give --output DIR", code="missing-output")
     if arguments.vocab_size is not None:
         _check_one_size(arguments.vocab_size, overrides)
-        overrides = [*overrides, f"tokenizer.vocab_size={arguments.vocab_size}"]
-    request = request_tokenizer(configured(arguments, overrides), arguments.output)
+    request = request_tokenizer(
+        with_vocab_size(configured(arguments, overrides), arguments.vocab_size), arguments.output
+    )
     output = storage.redact(request.output)
     if arguments.dry_run:
         print(_plan(request))

@@ -7,7 +7,6 @@ also has tokens per character.
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice, zip_longest
 
@@ -130,11 +129,9 @@ def _measured(text: str, ids: np.ndarray, is_byte: np.ndarray) -> GroupReport:
 def _total(
     measured: Sequence[GroupReport], corpus_share: float | None = None, sample_share: float | None = None
 ) -> GroupReport:
-    counts: Counter[str] = Counter()
-    for item in measured:
-        counts.update(item.model_dump(exclude={"corpus_share", "sample_share"}))
     names = [name for name in GroupReport.model_fields if not name.endswith("_share")]
-    return GroupReport(**{name: counts[name] for name in names}, corpus_share=corpus_share, sample_share=sample_share)
+    sums = {name: sum(getattr(item, name) for item in measured) for name in names}
+    return GroupReport(**sums, corpus_share=corpus_share, sample_share=sample_share)
 
 
 def _row(name: str, group: GroupReport) -> str:

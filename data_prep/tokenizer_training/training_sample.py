@@ -12,6 +12,7 @@ Some documents are held out, chosen by their hash before training, to measure th
 from __future__ import annotations
 
 import heapq
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -191,10 +192,10 @@ def chop(paragraph: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
         if paragraph:
             yield f" {paragraph}"
         return
-    words = paragraph.split(" ")
-    if max(map(len, words)) > max_characters:
-        words = [part for word in words for part in re.findall(f".{{1,{max_characters}}}", word, re.DOTALL)]
-    data = f" {' '.join(words)}".encode()
+    if _has_longer_word(paragraph, max_characters):
+        parts = (re.findall(f".{{1,{max_characters}}}", word, re.DOTALL) for word in paragraph.split(" "))
+        paragraph = " ".join(itertools.chain.from_iterable(parts))
+    data = f" {paragraph}".encode()
     start = 0
     while len(data) - start > max_bytes:
         stop = data.rfind(b" ", start + 1, start + max_bytes + 1)
@@ -202,6 +203,17 @@ def chop(paragraph: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
         start = stop
     if start < len(data):
         yield data[start:].decode()
+
+
+def _has_longer_word(paragraph: str, num_characters: int) -> bool:
+    """Whether a cleaned paragraph has a word of more characters; looks at one space in so many."""
+    start = 0
+    while len(paragraph) - start > num_characters:
+        space = paragraph.rfind(" ", start, start + num_characters + 1)
+        if space < 0:
+            return True
+        start = space + 1
+    return False
 
 
 class Choice:
