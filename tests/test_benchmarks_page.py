@@ -3,48 +3,57 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from data_prep.base.errors import UserError
 from tests.benchmarks import __main__ as command
-from tests.benchmarks import catalog, corpus_part, language_tables, plots, readme_blocks, reports, rows, running
+from tests.benchmarks import corpus_part, language_tables, page, plots, reports, running
 from tests.benchmarks.catalog import BENCHMARKS, Benchmark
 from tests.benchmarks.reports import Row, figure
 from tests.support.error_codes import coded
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGES = {path: path.read_text(encoding="utf-8") for path in command.PAGES}
+PAGES = {path: path.read_text(encoding="utf-8") for path in page.PAGES}
 FRONT, TABLES = PAGES.values()
 BY_HAND = [
     REPOSITORY / folder / "README.md"
     for folder in ("", "configs", "data_prep", "launch", "tests", "tests/benchmarks", "tests/system", "trainer")
 ]
+GROWING = ("speedrun", "proof", "ablations")
+"""Benchmarks whose results grow run by run and have tables of their own."""
 AGAIN = "run python -m tests.benchmarks --readme"
 
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, reports.Report]:
-    """The reports that lie in the repository; each is in the common shape, or reading would rewrite it."""
-    for path in reports.RESULTS.glob("*.json"):
-        assert catalog.of_file(path.name) is not None, f"{path.name} is the result of no benchmark"
-        assert reports.is_in_common_shape(reports.read(path)), f"{path.name} is as its script wrote it: {AGAIN}"
-    return command.load_reports(reports.RESULTS)
+    """The reports in the repository."""
+    return page.load_reports(reports.RESULTS)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a script of the benchmarks' folder, which finds its neighbors there."""
+    monkeypatch.syspath_prepend(str(running.SCRIPTS))
+    return importlib.import_module
 
 
 def test_the_tables_of_the_pages_are_exactly_what_the_results_give(measured: dict[str, reports.Report]) -> None:
-    front = ["numbers", "summary", "language"]
-    assert readme_blocks.names_in(FRONT) == front
-    assert set(readme_blocks.names_in(TABLES)) == readme_blocks.BLOCKS.keys() - set(front)
-    for page in PAGES.values():
-        assert readme_blocks.rewritten(page, measured) == page, AGAIN
+    assert page.names_in(FRONT) == ["numbers", "summary", "language"]
+    assert set(page.names_in(TABLES)) == {"fills", *(benchmark.name for benchmark in BENCHMARKS)}
+    for text in PAGES.values():
+        assert page.rewritten(text, measured) == text, AGAIN
 
 
 def test_the_picture_of_all_ratios_is_that_of_the_results(measured: dict[str, reports.Report]) -> None:
@@ -55,28 +64,34 @@ def test_the_picture_of_all_ratios_is_that_of_the_results(measured: dict[str, re
 
 @pytest.mark.parametrize("path", BY_HAND, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_no_page_states_a_speed_outside_the_generated_tables(path: Path) -> None:
-    page = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
     by_hand = re.sub(
-        r"<!-- benchmarks: (\w+) -->.*?<!-- end of benchmarks: \1 -->|```.*?```", "", page, flags=re.DOTALL
+        r"<!-- benchmarks: (\w+) -->.*?<!-- end of benchmarks: \1 -->|```.*?```", "", text, flags=re.DOTALL
     )
     assert re.findall(r".*\d (?:[MG]B/s|tok(?:ens)?/s|(?:million |billion )?tokens (?:a|per) second).*", by_hand) == []
 
 
 def test_every_result_says_where_and_how_it_was_measured(measured: dict[str, reports.Report]) -> None:
-    unmeasured = {benchmark.name for benchmark in BENCHMARKS} - {report["benchmark"] for report in measured.values()}
-    assert unmeasured <= {"proof"}, "its tables say so"
-    for name, report in measured.items():
-        benchmark = catalog.named(report["benchmark"])
-        assert benchmark is catalog.of_file(f"{name}.json")
-        assert set(report) == {"benchmark", "date", "machine", "versions", "command", "rows", "details"}
+    assert {path.stem for path in reports.RESULTS.glob("*.json")} == measured.keys()
+    assert measured.keys() == {benchmark.name for benchmark in BENCHMARKS}
+    for report in measured.values():
+        assert set(report) == {"date", "machine", "versions", "command", "rows", "details"}
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", report["date"])
         assert report["machine"]["cores"] and report["versions"]["python"]
         assert re.match(r"python tests/benchmarks/\w+\.py", report["command"]), report["command"]
         assert not re.search(r"(^| )/", report["command"])
-        assert report["rows"]
-        for row, saved in zip(reports.rows_of(report), report["rows"], strict=True):
-            assert row.ratio == pytest.approx(saved["ratio"]) if row.ratio is not None else saved["ratio"] is None
-            assert row.runs >= 1 and row.unit
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)
+def test_the_rows_of_a_result_are_those_that_its_script_makes_of_its_details(
+    benchmark: Benchmark, script: Callable[[str], ModuleType], measured: dict[str, reports.Report]
+) -> None:
+    report = measured[benchmark.name]
+    if benchmark.name in GROWING:
+        return
+    rows = script(benchmark.file.removesuffix(".py")).rows(report["details"])
+    assert [asdict(row) | {"ratio": row.ratio} for row in rows] == report["rows"] != []
+    assert all(row.runs >= 1 and row.unit for row in rows)
 
 
 def test_a_ratio_above_one_means_that_ours_is_better() -> None:
@@ -85,7 +100,14 @@ def test_a_ratio_above_one_means_that_ours_is_better() -> None:
     assert Row("alone", 20.0, None, None, "s", "less", 3).ratio is None
 
 
-def raw_tokenizing() -> dict[str, Any]:
+def shaped(details: dict[str, Any], rows: list[Any] | None = None) -> reports.Report:
+    """A report with these details."""
+    machine = {"cpu": "a processor", "cores": 2, "memory_gib": 8.0, "load_average": 0.1}
+    made = [asdict(row) for row in rows or ()]
+    return {"date": "2026-01-02", "machine": machine, "command": "python x.py", "rows": made, "details": details}
+
+
+def test_a_peer_counts_in_its_fastest_form_where_it_gives_the_right_ids(script: Callable[[str], ModuleType]) -> None:
     """Two corpora: SentencePiece is faster by paragraph on one; gigatoken has other ids on that one."""
 
     def corpus(text_mb: float, gigatoken_differs: int, **seconds: float) -> dict[str, Any]:
@@ -94,52 +116,53 @@ def raw_tokenizing() -> dict[str, Any]:
         differing = dict.fromkeys(runs, 0) | {"gigatoken": gigatoken_differs}
         return {"text_mb": text_mb, "documents": 9, "documents_with_other_ids": differing, "runs": runs}
 
-    machine = {"cpu": "a processor", "cores": 2, "memory_gib": 8.0, "load_average": 0.1, "python": "3.11.7"}
-    return machine | {
-        "date": "2026-01-02",
-        "versions": {"sentencepiece": "0.2.3"},
-        "command": "python /somewhere/tests/benchmarks/tokenizing.py --corpus /corpora/books --work /w --runs 3",
-        "corpora": {
-            "long": corpus(20.0, 1, ours=2.0, sentencepiece=12.0, sentencepiece_paragraphs=8.0, gigatoken=1.0),
-            "short": corpus(10.0, 0, ours=4.0, sentencepiece=2.0, sentencepiece_paragraphs=2.5, gigatoken=5.0),
-        },
+    corpora = {
+        "long": corpus(20.0, 1, ours=2.0, sentencepiece=12.0, sentencepiece_paragraphs=8.0, gigatoken=1.0),
+        "short": corpus(10.0, 0, ours=4.0, sentencepiece=2.0, sentencepiece_paragraphs=2.5, gigatoken=5.0),
     }
-
-
-def test_a_scripts_report_becomes_rows_of_medians_without_the_machines_paths() -> None:
-    report = reports.in_common_shape("tokenizing", raw_tokenizing(), rows.tokenizing)
-    assert [(row["peer_name"], row["ours"], row["peer"]) for row in report["rows"]] == [
+    rows = script("tokenizing").rows({"corpora": corpora})
+    assert [(row.peer_name, row.ours, row.peer) for row in rows] == [
         ("SentencePiece", 30.0 / 6.0, 30.0 / 10.0),  # by paragraph on one corpus, by document on the other
         ("tokenizers (encode_batch_fast)", 30.0 / 6.0, 30.0 / 10.0),
         ("gigatoken", 10.0 / 4.0, 10.0 / 5.0),  # the corpus on which it has the same ids
     ]
-    assert [row["ratios"] for row in report["rows"]] == [
+    assert [row.ratios for row in rows] == [
         {"long": 4.0, "short": 0.5},
         {"long": 2.5, "short": 1.25},
         {"short": 1.25},
     ]
-    assert reports.rows_of(report)[0].range == "0.500 (short) to 4.00 (long)"
-    assert reports.rows_of(report)[2].range == ""
-    assert report["command"] == "python tokenizing.py --corpus books --runs 3"
+    assert [row.range for row in rows] == ["0.500 (short) to 4.00 (long)", "1.25 (short) to 2.50 (long)", ""]
+
+
+def test_a_report_keeps_what_describes_it_without_the_machines_folders(tmp_path: Path) -> None:
+    described = {"cpu": "a processor", "cores": 2, "memory_gib": 8.0, "load_average": 0.1, "date": "2026-01-02"}
+    words = "--corpora a=/corpora/books/*.gz,/x/y/z.csv ../b/*.gz --work /w --runs 3 --results /r"
+    described |= {"python": "3.11.7", "versions": {"sentencepiece": "0.2.3"}}
+    described |= {"command": f"python /somewhere/tests/benchmarks/tokenizing.py {words}"}
+    row = Row("speed", 20.0, 5.0, "peer", "MB/s", "more", 3, {"a": 4.0})
+    reports.save(tmp_path / "tokenizing.json", described, {"corpora": {}}, [row])
+    report = reports.read_report(tmp_path / "tokenizing.json")
+    assert report["command"] == "python tests/benchmarks/tokenizing.py --corpora a=books/*.gz,y/z.csv *.gz --runs 3"
     assert report["machine"] == {"cpu": "a processor", "cores": 2, "memory_gib": 8.0, "load_average": 0.1}
     assert report["versions"] == {"sentencepiece": "0.2.3", "python": "3.11.7"}
-    assert report["date"] == "2026-01-02" and set(report["details"]) == {"corpora"}
-    argv = ["/somewhere/tests/benchmarks/peers_preparation.py", "--corpus", "../corpora/*.jsonl.gz"]
-    assert reports.without_folders(argv) == "python tests/benchmarks/peers_preparation.py --corpus *.jsonl.gz"
+    assert report["date"] == "2026-01-02" and report["details"] == {"corpora": {}}
+    assert reports.rows_of(report) == [row] and report["rows"][0]["ratio"] == 4.0
 
 
-def test_resuming_and_masking_are_compared_with_every_peer_and_with_its_fastest_form() -> None:
+def test_resuming_and_masking_are_compared_with_every_peer_and_with_its_fastest_form(
+    script: Callable[[str], ModuleType],
+) -> None:
     def runs(seconds: float) -> list[dict[str, float]]:
         return [{"cpu_seconds": seconds, "peak_mb": 100.0}] * 3
 
-    raw = raw_tokenizing() | {
+    details = {
         "tokens_before_the_stop": {"streamed": 100_000_000, "long": 50_000_000_000},
         "runs": {
             "streamed": {"ours": runs(0.5), "trainer": runs(50.0), "datasets": runs(0.25)},
             "long": {"ours": runs(1.0)},
         },
     }
-    found = [(row.name, row.peer_name, row.ratio) for row in rows.resuming(raw) if row.unit == "CPU s"]
+    found = [(row.name, row.peer_name, row.ratio) for row in script("resuming").rows(details) if row.unit == "CPU s"]
     name = "resume after 100M tokens of a stream"
     assert found[:2] == [(name, "datasets' state_dict", 0.5), (name, "Trainer, which skips", 100.0)]
     assert found[2] == ("resume after 50G tokens of 100G planned", None, None)
@@ -150,12 +173,13 @@ def test_resuming_and_masking_are_compared_with_every_peer_and_with_its_fastest_
         "ours none 128": 10.0,
     }
     throughput = {name: {"million_tokens_per_cpu_second": speed, "runs": [speed]} for name, speed in speeds.items()}
-    scale = {"tokens": 1e11, "shards": 20_000, "none": {"cpu_seconds": 1.0}}
-    compared = [row for row in rows.loader({"throughput": throughput, "start": {}, "scale": scale}) if row.ratio]
-    assert [(row.peer_name, row.ratio) for row in compared] == [("DataCollatorForLanguageModeling, np arrays", 5.0)]
+    scale = {"tokens": 1e11, "shards": 20_000, "none": {"cpu_seconds": 1.0, "peak_memory_mb": 300}}
+    rows = script("loader").rows({"throughput": throughput, "start": {}, "scale": scale})
+    compared = [(row.peer_name, row.ratio) for row in rows if row.ratio]
+    assert compared == [("DataCollatorForLanguageModeling, np arrays", 5.0)]
 
 
-def test_training_is_reported_over_corpora_and_seeds() -> None:
+def test_training_is_reported_over_corpora_and_seeds(script: Callable[[str], ModuleType]) -> None:
     def runs(*speeds: float) -> list[dict[str, float]]:
         return [
             {"tokens": 100.0, "cpu_seconds": 100.0 / speed, "tokens_per_cpu_second": speed, "peak_mb": speed}
@@ -163,34 +187,62 @@ def test_training_is_reported_over_corpora_and_seeds() -> None:
         ]
 
     models = {"tiny_cpu": {"english": {"ours": runs(20.0, 20.0), "transformers": runs(10.0, 5.0)}}}
-    speed, memory = rows.training({"models": models})
+    speed, memory = script("training").rows({"models": models})
     assert (speed.ours, speed.peer, speed.runs) == (20.0, pytest.approx(200.0 / 30.0), 2)
     assert speed.ratios == {"english, seed 0": 2.0, "english, seed 1": 4.0}
     assert (memory.ours, memory.peer, memory.ratio) == (20.0, 10.0, 0.5)
 
 
-def test_what_a_script_wrote_into_results_itself_is_brought_into_the_common_shape(tmp_path: Path) -> None:
-    (tmp_path / "tokenizing.json").write_text(json.dumps(raw_tokenizing()))
-    found = command.load_reports(tmp_path)
-    assert found["tokenizing"]["rows"][0]["ratio"] == pytest.approx(5.0 / 3.0)
-    assert reports.read(tmp_path / "tokenizing.json") == found["tokenizing"]
+def test_training_steps_are_compared_by_mode_at_each_sides_best_micro_batch(
+    script: Callable[[str], ModuleType],
+) -> None:
+    def entry(speed: float) -> dict[str, Any]:
+        return {"tokens_per_second": speed, "runs_tokens_per_second": [speed, 2 * speed]}
+
+    workloads = [
+        {"full": {"ours eager": entry(30), "ours compiled": entry(40), "transformers eager": entry(20)}},
+        {"full": {"ours eager": entry(35), "ours compiled": None, "transformers eager": entry(10)}},
+    ]
+    comparisons = [{"preset": "bert_base", "precision": "bf16", "workloads": found} for found in workloads]
+    details = {"comparisons": comparisons, "rounds": 2, "device": {"device": "a cpu", "cpu": "a cpu"}}
+    (row,) = script("encoder").rows(details)
+    assert row.name == "training step, bert_base bf16, rows that are all full", "memory ran out for the peer, compiled"
+    assert (row.ours, row.peer, row.unit, row.ratios) == (35, 20, "tokens/CPU s", {"seed 0": 1.75, "seed 1": 1.75})
+    (row,) = script("encoder").rows(details | {"device": {"device": "an H200", "cpu": "a cpu"}})
+    assert row.unit == "tokens/s"
+
+
+def test_a_kernel_is_compared_with_the_other_over_models_of_as_many_tokens(script: Callable[[str], ModuleType]) -> None:
+    def model(length: int, *speeds: float) -> dict[str, Any]:
+        kinds = [("fp32", True), ("fp32", False), ("bf16", False), ("bf16", True)]
+        contestants = [
+            {"precision": precision, "is_chosen": chosen, "tokens_per_cpu_second": speed}
+            for (precision, chosen), speed in zip(kinds, speeds, strict=True)
+        ]
+        return {"isa": "DEFAULT", "preset": "tiny", "length": length, "contestants": contestants}
+
+    details = {"rounds": 7, "comparisons": [model(64, 20.0, 10.0, 10.0, 40.0), model(512, 5.0, 10.0, 5.0, 10.0)]}
+    fp32, bf16, precisions = script("cpu_steps").rows(details)
+    assert (fp32.ours, fp32.peer, fp32.ratios) == (8.0, 10.0, {"tiny, 64": 2.0, "tiny, 512": 0.5})
+    assert (bf16.ours, bf16.ratios) == (16.0, {"tiny, 64": 4.0, "tiny, 512": 2.0})
+    assert (precisions.peer_name, precisions.ratio) == ("fp32", 2.0)
 
 
 def test_a_figure_changed_by_hand_is_put_right_and_nothing_else_is_touched(measured: dict[str, reports.Report]) -> None:
-    block = f"<!-- benchmarks: loader -->\n{readme_blocks.made('loader', measured)}<!-- end of benchmarks: loader -->\n"
+    block = f"<!-- benchmarks: loader -->\n{page.made('loader', measured)}<!-- end of benchmarks: loader -->\n"
     text = f"before 1.23 MB/s\n{block}after\n"
-    spoilt = re.sub(r"\| \d+\.\d \|", "| 999.9 |", text, count=1)
+    spoilt = re.sub(r"\| \d+\.\d Mtokens", "| 999.9 Mtokens", text, count=1)
     assert spoilt != text
-    assert readme_blocks.rewritten(spoilt, measured) == text
+    assert page.rewritten(spoilt, measured) == text
 
 
 def test_a_block_that_cannot_be_made_is_an_error(measured: dict[str, reports.Report]) -> None:
     with pytest.raises(UserError, match="nonsense", check=coded("unknown-benchmark-block")):
-        readme_blocks.rewritten("<!-- benchmarks: nonsense -->\n<!-- end of benchmarks: nonsense -->\n", measured)
+        page.rewritten("<!-- benchmarks: nonsense -->\n<!-- end of benchmarks: nonsense -->\n", measured)
     with pytest.raises(UserError, match=r"results/loader\.json", check=coded("missing-benchmark-result")):
-        readme_blocks.made("loader", {})
+        page.made("loader", {})
     with pytest.raises(UserError, check=coded("missing-benchmark-row")):
-        readme_blocks.made("summary", {})
+        page.made("summary", {})
 
 
 def described(**run: Any) -> dict[str, Any]:
@@ -217,13 +269,12 @@ def test_the_speed_run_compares_the_fewest_steps_that_reach_the_goal_on_every_co
         ),
         *(recipe("b", "ours", 400, 50.0), recipe("a", "run_mlm", 500, 160.0)),
     ]
-    report = reports.in_common_shape("speedrun", raw_tokenizing() | {"runs": runs}, rows.speedrun)
-    trainer, before = reports.rows_of(report)
+    trainer, before = language_tables.speedrun_rows(runs)
     assert (trainer.ours, trainer.peer, trainer.ratio, trainer.runs) == (40.0, 160.0, 4.0, 3), (
         "run_mlm has corpus a alone"
     )
     assert before.ratio == pytest.approx(170.0 / 90.0) and before.ratios == {"a": 2.0, "b": 1.8}
-    text = readme_blocks.made("speedrun", {"speedrun": report})
+    text = page.made("speedrun", {"speedrun": shaped({"runs": runs})})
     assert "| a, 6.200 | ours, abcdef0 | 2,048 | 400 | 819,200 | 40 (40, 40, 40) | 0.50 | 6.000 |" in text
     assert "| b | run_mlm | missing |" in text and "| a | run_mlm | missing" not in text
     assert "| pack_medium_third | ours, c025165 | missing |" in text
@@ -251,28 +302,22 @@ def test_the_proof_table_shows_planned_rows_without_a_result_as_missing() -> Non
     earlier = {name: value for name, value in run("ours", 2, 0.5).items() if name != "scoring_cpu_seconds"}
     raw = {"runs": [run("ours", 1, 0.6), earlier], "planned": planned, "published": {"RoBERTa": 69.5}}
     raw |= {"corpus": {"words": 10, "documents": 2, "digest": "ab" * 32}, "fills": found}
-    report = reports.in_common_shape("proof", raw_tokenizing() | raw, rows.proof)
-    assert len(report["rows"]) == 2 and readme_blocks.compared_rows({"proof": report}) == []
-    text = readme_blocks.made("proof", {"proof": report})
+    report = shaped(raw)
+    text = page.made("proof", {"proof": report})
     spread = "55.0 (50.0 to 60.0)"
     assert (
         f"| ours, 6 x 96 | 1 | 2 of 2 | 1,234 | 5.500 (5.000 to 6.000) | {spread} (67,000 pairs) | {spread} |" in text
     )
     assert "| run_mlm, 6 x 96 | 1 | 0 of 2 | missing | missing |" in text and "RoBERTa 69.5" in text
     assert "67,000 pairs takes 100 to 100 CPU seconds (1 encoders)" in text, "earlier rows have no time"
-    text = readme_blocks.made("language", {"proof": report})
+    text = page.made("language", {"proof": report})
     assert f"one epoch of 0 million words: ours {spread}. " in text and "| The [MASK]. | x, -y | z |" in text
-    assert (
-        readme_blocks.made("language", {})
-        == readme_blocks.made("language", {"proof": {"details": raw | {"fills": None}}})
-        == "\n"
-    )
-    text = readme_blocks.made("fills", {"proof": report})
+    assert page.made("language", {"proof": shaped(raw | {"fills": None})}) == "\n"
+    text = page.made("fills", {"proof": report})
     assert "after 1 epoch, seed 1" in text
     assert "| ours | 50.0% | 100.0% |" in text and "| the most frequent words | 0.0% | 25.0% |" in text
     assert "| … b c d e f g h i [MASK] j | w\\|w | x, -y | z |" in text
-    raw["fills"] = None
-    assert "missing" in readme_blocks.made("fills", {"proof": {"details": raw}})
+    assert "missing" in page.made("fills", {"proof": shaped(raw | {"fills": None})})
 
 
 def test_ablations_show_the_best_rate_and_what_is_missing() -> None:
@@ -283,8 +328,7 @@ def test_ablations_show_the_best_rate_and_what_is_missing() -> None:
     runs.append(run("StableAdamW", 1e-3, 2, 4.25))
     raw = {"runs": [described(**each, cpu_seconds=9.0) for each in runs], "planned": [*runs, run("Muon", 1e-3, 1, 0.0)]}
     raw["variants"] = ["default", "later"]
-    report = reports.in_common_shape("ablations", raw_tokenizing() | raw, rows.ablations)
-    text = readme_blocks.made("ablations", {"ablations": report})
+    text = page.made("ablations", {"ablations": shaped(raw)})
     assert "| default | tokens | 4.250 (4.000 to 4.500) (2 of 3 seeds) |  | 0.002, 9 |" in text
     assert "| StableAdamW | tokens | 4.250 (1 of 3 seeds) | -0.250 | 0.001, 9 |" in text, "seed 2 of both"
     assert "| Muon | tokens | missing |  |  |" in text and "| later | tokens | missing |" in text
@@ -297,39 +341,40 @@ def test_ablations_show_the_best_rate_and_what_is_missing() -> None:
         for seed in (1, 2)
     ]
     raw["runs"] = [described(**each, cpu_seconds=9.0) for each in runs]
-    report = reports.in_common_shape("ablations", raw_tokenizing() | raw, rows.ablations)
-    text = readme_blocks.made("ablations", {"ablations": report})
+    text = page.made("ablations", {"ablations": shaped(raw)})
     assert "by more than the range of the default's seeds: WSD." in text
     assert "| both | 2 of 3 | 3.650 (3.600 to 3.700) | 9 |" in text and "| both | tokens" not in text
     assert "Difference: -0.500 nats. The default's seeds have a range of 0.100." in text
 
 
-def test_the_table_of_tasks_has_every_variant() -> None:
+def test_tasks_are_compared_with_training_from_scratch_seed_by_seed(script: Callable[[str], ModuleType]) -> None:
     variants = {
-        name: {"mean": {"accuracy": mean}, "spread": {"accuracy": 0.01}, "fits": [0, 0, 0]}
-        for name, mean in (("scratch", 0.5), ("frozen", 0.6), ("full", 0.75))
+        name: {"fits": [{"scores": {"accuracy": each}} for each in accuracies]}
+        for name, accuracies in (("scratch", (0.5, 0.25)), ("frozen", (0.25, 0.5)), ("full", (0.75, 0.75)))
     }
-    model = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 128, "tokens_seen": 34_404_181}
-    task = {"variants": variants, "model": model | {"scores": {"valid/mlm_loss": 3.838}}}
-    raw = raw_tokenizing() | {"seeds": 3, "tasks": {"sst2, 500 rows": task, "sst2, 2,000 rows": task}}
-    report = reports.in_common_shape("downstream", raw, rows.downstream)
-    assert [(row["ours"], row["ratio"]) for row in report["rows"]] == [(75.0, 1.5), (60.0, pytest.approx(1.2))] * 2
-    text = readme_blocks.made("downstream", {"downstream_cpu": report})
-    assert "| sst2, 500 rows | full | accuracy 0.750 ± 0.010 |" in text
-    encoder = "bert, 2 layers of 128, 34.4 million tokens, valid MLM loss 3.84"
-    assert f"- Encoder of sst2, 500 rows; sst2, 2,000 rows: {encoder}.\n" in text
-    assert readme_blocks.compared_rows({"downstream_cpu": report}) == [], "from scratch is no peer"
+    full, frozen = script("downstream").rows({"tasks": {"sst2, 500 rows": {"variants": variants}}})
+    assert (full.name, full.ours, full.peer, full.runs) == ("sst2, 500 rows, full: accuracy", 75.0, 37.5, 2)
+    assert full.ratios == {"seed 1": 1.5, "seed 2": 3.0} and frozen.ratios == {"seed 1": 0.5, "seed 2": 2.0}
+    report = shaped({}, [full, frozen])
+    assert "| 75.0 % | 37.5 % | from scratch | 2.00 | 1.50 (seed 1) to 3.00 (seed 2) | 2 |" in page.made(
+        "downstream", {"downstream": report}
+    )
+    assert page.compared_rows({"downstream": report}) == [], "from scratch is no peer"
 
 
-def test_scaling_is_reported_by_tokens_per_step_against_a_reduction_after_the_backward() -> None:
+def test_scaling_is_reported_by_tokens_per_step_against_a_reduction_after_the_backward(
+    script: Callable[[str], ModuleType],
+) -> None:
     seconds = {"within the backward": [1.0] * 3, "after the backward": [2.0] * 3}
     efficiency = {"within the backward": 0.9, "after the backward": 0.45}
     raw = {"like": "a cluster", "batches": {"8 tokens": {"seconds": seconds, "efficiency": efficiency}}}
-    (row,) = rows.scaling(raw)
+    (row,) = script("scaling").rows(raw)
     assert (row.name, row.ours, row.ratio, row.runs) == ("scaling like a cluster, 8 tokens", 90.0, 2.0, 3)
 
 
-def test_an_encoder_counts_where_its_ids_are_equal_and_missed_goals_are_numbers() -> None:
+def test_an_encoder_counts_where_its_ids_are_equal_and_missed_goals_are_numbers(
+    script: Callable[[str], ModuleType],
+) -> None:
     def corpus(gigatoken: int | None, ours: float) -> dict[str, Any]:
         seconds = {"ours": ours, "sentencepiece": 3.0, "sentencepiece_paragraphs": 2.0, "tokenizers": 3.0}
         seconds |= {"gigatoken": 0.5, "datatrove": 4.0, "datasets": 4.0}
@@ -340,13 +385,13 @@ def test_an_encoder_counts_where_its_ids_are_equal_and_missed_goals_are_numbers(
         found = {"text_mb": 10.0, "documents": 9, "runs": runs, "stages": stages}
         return found | {"documents_with_other_ids": compared}
 
-    raw = raw_tokenizing() | {"corpora": {"english": corpus(0, 1.0), "chinese": corpus(4, 1.0), "old": corpus(None, 1)}}
-    report = reports.in_common_shape("peers_preparation", raw, rows.peers_preparation)
+    details = {"corpora": {"english": corpus(0, 1.0), "chinese": corpus(4, 1.0), "old": corpus(None, 1)}}
+    report = shaped(details, script("peers_preparation").rows(details))
     ratios = {row["peer_name"]: list(row["ratios"]) for row in report["rows"]}
     assert ratios["gigatoken's encode_batch alone"] == ["english"], "others gave other ids, or nobody compared them"
     assert ratios["tokenizers' encode_batch_fast alone"] == ["english", "chinese", "old"]
-    text = readme_blocks.made("preparation", {"peers_preparation": report})
-    assert "| 20.0 (0.500) | other ids in 4 documents | ids not compared |" in text
+    text = page.made("peers_preparation", {"peers_preparation": report})
+    assert "| gigatoken's encode_batch alone | 20.0 (0.500) | ids not proved equal | ids not proved equal |" in text
     assert "4 times SentencePiece; measured: 2.00. For it ours takes 50.0 ms per MB too much." in text
     assert "1.5 times tokenizers; measured: 3.00. It is met." in text
     assert "-5.0 and +15.0 on english" in text and "4.00 and 6.00 on english" in text
@@ -361,15 +406,12 @@ def test_figures_have_three_digits_that_count(value: float, told: str) -> None:
     assert figure(value) == told
 
 
-def test_bars_are_as_long_as_their_figures_and_names_cannot_break_the_picture() -> None:
-    compared = [Row("a < b & c", 30.0, 10.0, "peer", "MB/s", "more", 3), Row("alone", 2.0, None, None, "s", "less", 1)]
-    picture = plots.draw_rows("title", compared)
-    widths = [int(width) for width in re.findall(r'<rect x="540" y="\d+" width="(\d+)"', picture)]
-    assert widths == [300, 100, 300]
+def test_bars_are_as_long_as_their_ratios_and_names_cannot_break_the_picture() -> None:
+    compared = [Row("a < b & c", 30.0, 10.0, "peer", "MB/s", "more", 3), reports.alone("alone", 2.0, "s", "less")]
+    picture = plots.draw_ratios("title", [Row("slow", 1.0, 2.0, "peer", "MB/s", "more", 3), *compared])
+    assert re.findall(r">([\d.]+ x)<", picture) == ["3.00 x", "0.500 x"]
+    assert re.findall(r'<rect x="540" y="\d+" width="(\d+)"', picture) == ["300", "1"]
     assert "a &lt; b &amp; c" in picture
-    ratios = plots.draw_ratios("title", [*compared, Row("slow", 1.0, 2.0, "peer", "MB/s", "more", 3)])
-    assert re.findall(r">([\d.]+ x)<", ratios) == ["3.00 x", "0.500 x"]
-    assert re.findall(r'<rect x="540" y="\d+" width="(\d+)"', ratios) == ["300", "1"]
 
 
 def test_corpora_are_read_from_json_lines_csv_and_tsv_and_cut_to_size(tmp_path: Path) -> None:
@@ -394,9 +436,7 @@ def test_corpora_are_read_from_json_lines_csv_and_tsv_and_cut_to_size(tmp_path: 
 
 def test_a_benchmark_gets_every_corpus_and_without_any_the_one_folder(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").touch()
-    one = Benchmark(
-        "name", "something", "good.py", rows.tokenizing, 1, ["--corpora", "{corpora}", "--work", "{work}"], []
-    )
+    one = Benchmark("name", "something", 1, "--corpora {corpora}", full="--work {work}")
     inputs = running.Inputs(Path("w"), tmp_path, ["a=x", "b=y,z"], None, None, quick=False)
     assert inputs.arguments(one) == ["--corpora", "a=x", "b=y,z", "--work", "w"]
     inputs = running.Inputs(Path("w"), tmp_path, [], None, None, quick=False)
@@ -405,13 +445,11 @@ def test_a_benchmark_gets_every_corpus_and_without_any_the_one_folder(tmp_path: 
 
 @pytest.fixture
 def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository whose benchmarks are scripts of a line or two."""
+    """A repository whose benchmarks are scripts of a line or two, which write their arguments."""
     folder = tmp_path / "tests" / "benchmarks"
     folder.mkdir(parents=True)
     (folder / "good.py").write_text(
-        "import json, os, sys\n"
-        f"raw = {raw_tokenizing()!r} | {{'threads': os.environ['OMP_NUM_THREADS'], 'arguments': sys.argv[1:-2]}}\n"
-        "json.dump(raw, open(sys.argv[-1], 'w'))\n"
+        "import json, os, sys\njson.dump([os.environ['OMP_NUM_THREADS'], *sys.argv[1:-2]], open(sys.argv[-1], 'w'))\n"
     )
     (folder / "bad.py").write_text("import sys; sys.exit('the disk is full')\n")
     monkeypatch.setattr(running, "SCRIPTS", folder)
@@ -419,13 +457,9 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def fake(name: str, script: str = "good.py", **values: Any) -> Benchmark:
-    return Benchmark(name, "something", script, rows.tokenizing, 1, ["--corpus", "{corpus}"], ["--quick"], **values)
-
-
-def run(monkeypatch: pytest.MonkeyPatch, benchmarks: list[Benchmark], *words: str) -> int:
+def run(monkeypatch: pytest.MonkeyPatch, scripts: list[str], *words: str) -> int:
+    benchmarks = [Benchmark(name, "something", 1, "--corpus {corpus}", quick="--small") for name in scripts]
     monkeypatch.setattr(command, "BENCHMARKS", benchmarks)
-    monkeypatch.setattr(catalog, "BENCHMARKS", benchmarks)
     return command.main(words)
 
 
@@ -433,42 +467,35 @@ def run(monkeypatch: pytest.MonkeyPatch, benchmarks: list[Benchmark], *words: st
 def test_each_runs_on_its_own_and_what_cannot_run_says_why_and_stops_no_other(
     scripts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    corpus = tmp_path / "corpus"
+    corpus, results = tmp_path / "corpus", tmp_path / "results"
     corpus.mkdir()
     with gzip.open(corpus / "a.jsonl.gz", "wt") as lines:
         lines.write('{"text": "a"}\n')
-    benchmarks = [
-        fake("lacking", packages=["no_such_package_a", "json"]),
-        fake("failing", script="bad.py"),
-        fake("tokenizing"),
-    ]
-    results, pictures = tmp_path / "results", tmp_path / "pictures"
-    status = run(monkeypatch, benchmarks, "--corpus", str(corpus), "--results", str(results))
-    told = capfd.readouterr()
-    assert status == 1
-    assert re.search(r"lacking needs no_such_package_a, which.*pip install no_such_package_a'", told.err)
-    assert "the disk is full" in told.err and "failing ended with status 1" in told.err
-    assert "not measured: lacking, failing" in told.err
-    assert "[3/3]" in told.out and "5.00 MB/CPU s  3.00 SentencePiece  1.67 times better" in told.out
-    assert [path.name for path in results.iterdir()] == ["tokenizing.json"]
-    details = reports.read(results / "tokenizing.json")["details"]
-    assert details["threads"] == "1" and details["arguments"] == ["--corpus", str(corpus)]
-    assert run(monkeypatch, benchmarks, "--results", str(results), "--plots", str(pictures)) == 0
-    assert {path.name for path in pictures.iterdir()} == {"tokenizing.svg", "ratios.svg"}
+    words = ("--corpus", str(corpus), "--results", str(results))
+    assert run(monkeypatch, ["bad", "good"], *words) == 1
+    printed = capfd.readouterr()
+    assert "the disk is full" in printed.err and "bad ended with status 1" in printed.err
+    assert "not measured: bad;" in printed.err and "[2/2]" in printed.out
+    assert [path.name for path in results.iterdir()] == ["good.json"]
+    assert reports.read(results / "good.json") == ["1", "--corpus", str(corpus)]
+    assert run(monkeypatch, ["bad", "good"], *words, "--quick", "--only", "good") == 0
+    assert reports.read(results / "good.json") == ["1", "--corpus", str(corpus), "--small"]
 
 
 @pytest.mark.spawn
-def test_quick_figures_are_not_kept_and_a_missing_corpus_is_told(
+def test_quick_figures_are_not_kept_and_a_missing_corpus_is_an_error(
     scripts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("CLOZEWORKS_CORPORA", raising=False)
     before = {path: path.read_bytes() for path in reports.RESULTS.iterdir()}
-    assert run(monkeypatch, [fake("tokenizing")], "--quick", "--work", str(tmp_path)) == 0
+    (tmp_path / "a.jsonl.gz").touch()
+    assert run(monkeypatch, ["good"], "--quick", "--work", str(tmp_path), "--corpus", str(tmp_path)) == 0
     assert {path: path.read_bytes() for path in reports.RESULTS.iterdir()} == before
-    assert run(monkeypatch, [fake("tokenizing")], "--results", str(tmp_path / "results")) == 1
+    assert run(monkeypatch, ["good"], "--results", str(tmp_path / "results")) == 1
     assert "no --corpus is given" in capfd.readouterr().err
-    with pytest.raises(UserError, match="--only nonsense: there is no such benchmark"):
-        run(monkeypatch, [fake("tokenizing")], "--only", "nonsense")
+    with pytest.raises(SystemExit):
+        run(monkeypatch, ["good"], "--only", "nonsense")
+    assert "invalid choice: 'nonsense'" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("script", sorted(set(re.findall(r"python (tests/benchmarks/\w+\.py)", TABLES))))
@@ -483,17 +510,16 @@ def test_every_script_that_the_page_starts_finds_what_it_imports(script: str) ->
 
 def test_the_list_names_every_benchmark_and_every_script_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--list"]) == 0
-    told = capsys.readouterr().out
-    for benchmark in catalog.BENCHMARKS:
-        assert re.search(rf"^{benchmark.name} +(\d+ h )?\d+ min  \w", told, re.MULTILINE)
-        assert (running.SCRIPTS / benchmark.script).is_file()
-    names = [benchmark.file_name for benchmark in catalog.BENCHMARKS]
+    printed = capsys.readouterr().out
+    for benchmark in BENCHMARKS:
+        assert re.search(rf"^{benchmark.name} +(\d+ h )?\d+ min  \w", printed, re.MULTILINE)
+        assert (running.SCRIPTS / benchmark.file).is_file()
+    names = [benchmark.name for benchmark in BENCHMARKS]
     assert len(set(names)) == len(names)
 
 
-def _leaves_out_peers(benchmark: Benchmark) -> bool:
-    """Whether its quick run does without the environment of the peers."""
-    return not {"--contestants", "--peers"}.isdisjoint(benchmark.quick)
+LACK_INPUT = {"peers_preparation", "memory", "proof", "downstream"}
+"""Of their quick runs two install peers from a package index, and two read labeled data or minimal pairs."""
 
 
 @pytest.mark.slow
@@ -506,14 +532,10 @@ def test_every_benchmark_that_needs_no_package_index_runs(
     corpus.mkdir()
     with gzip.open(corpus / "small.jsonl.gz", "wb") as target:
         target.write(small_corpus.read_bytes())
-    own = [
-        benchmark.name
-        for benchmark in catalog.BENCHMARKS
-        if {"--labeled", "--minimal-pairs"}.isdisjoint(benchmark.quick)
-        and (not benchmark.peers_environment or _leaves_out_peers(benchmark))
-    ]
+    own = [benchmark.name for benchmark in BENCHMARKS if benchmark.name not in LACK_INPUT]
     words = ["--quick", "--corpus", str(corpus), "--results", str(results), "--work", str(tmp_path), "--only", *own]
     assert command.main(words) == 0, capfd.readouterr().err
-    found = command.load_reports(results)
-    assert {report["benchmark"] for report in found.values()} == set(own)
+    found = page.load_reports(results)
+    assert found.keys() == set(own)
     assert sys.executable not in "".join(report["command"] for report in found.values())
+    assert all("| runs |" in page.made(name, found) for name in own if name not in GROWING)

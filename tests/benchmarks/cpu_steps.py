@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import reports
+from reports import Row
 
 from data_prep.base.settings import load_settings
 from trainer.benchmark.measurement import Training
@@ -86,16 +88,42 @@ class Contestant:
 def main() -> None:
     arguments = _parse()
     if arguments.only is not None:
-        Path(arguments.results).write_text(json.dumps(compare_all(arguments)))
+        arguments.results.write_text(json.dumps(compare_all(arguments)))
         return
-    report: dict[str, Any] = machine.described("torch", "deepspeed")
-    report |= {"threads": os.environ.get("OMP_NUM_THREADS"), "rounds": arguments.rounds, "steps": arguments.steps}
-    report["comparisons"] = []
+    described = machine.described("torch", "deepspeed")
+    details: dict[str, Any] = {"threads": os.environ.get("OMP_NUM_THREADS"), "rounds": arguments.rounds}
+    details |= {"steps": arguments.steps, "comparisons": []}
     for isa in arguments.isa:
         print(f"{isa}:", flush=True)
-        report["comparisons"] += [{"isa": isa} | found for found in in_own_process(isa)]
-    if arguments.results:
-        Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
+        details["comparisons"] += [{"isa": isa} | found for found in in_own_process(isa)]
+    reports.save(arguments.results, described, details, rows(details))
+
+
+def rows(details: dict[str, Any]) -> list[Row]:
+    """By precision, the kernel that the rule chooses beside the other one; then bf16 beside fp32, each with its kernel.
+
+    By set of instructions, over all models and lengths: the same number of tokens of each.
+    """
+    speeds: dict[tuple[str, ...], dict[str, tuple[float, float]]] = {}
+    for found in details["comparisons"]:
+        speed = {(each["precision"], each["is_chosen"]): each["tokens_per_cpu_second"] for each in found["contestants"]}
+        isa = "all instruction sets" if found["isa"] == ALL else f"oneDNN up to {found['isa']}"
+        for *title, ours, theirs in (
+            ("training step, fp32", "the kernel that is not chosen", ("fp32", True), ("fp32", False)),
+            ("training step, bf16", "the kernel that is not chosen", ("bf16", True), ("bf16", False)),
+            ("training step, bf16", "fp32", ("bf16", True), ("fp32", True)),
+        ):
+            pair = (speed[ours], speed[theirs])
+            speeds.setdefault((isa, *title), {})[f"{found['preset']}, {found['length']}"] = pair
+    return [
+        Row(
+            f"{title}, {isa}",
+            *(statistics.harmonic_mean(pair[side] for pair in pairs.values()) for side in (0, 1)),
+            *(peer, "tokens/CPU s", "more", details["rounds"]),
+            {name: ours / theirs for name, (ours, theirs) in pairs.items()},
+        )
+        for (isa, title, peer), pairs in speeds.items()
+    ]
 
 
 def in_own_process(isa: str) -> list[dict[str, Any]]:
@@ -155,14 +183,13 @@ def _told(found: dict[str, Any]) -> str:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reports.parser(__doc__)
     parser.add_argument("--config", nargs="+", default=["tiny_cpu", "small_cpu"], help="presets")
     parser.add_argument("--length", nargs="+", type=int, default=[64, 128, 512], help="places in a row")
     parser.add_argument("--isa", nargs="+", default=[ALL, "AVX512_CORE_BF16"], help="values of ONEDNN_MAX_CPU_ISA")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=2, help="optimizer steps in a round (default 2)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds that count (default 7)")
-    parser.add_argument("--results", metavar="FILE", help="write everything as JSON")
     return parser.parse_args()
 
 

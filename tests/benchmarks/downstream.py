@@ -21,21 +21,24 @@ import csv
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import machine
+import reports
+from contestants import REPOSITORY
+from reports import Row
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import read_manifest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 VARIANTS = ("scratch", "frozen", "full")
 BATCH_SIZE = 32
 MIN_STEPS = 200
@@ -89,30 +92,40 @@ def main() -> None:
     arguments = _parse()
     is_given = {"english": arguments.english or arguments.shards, "french": arguments.french}
     check_labeled(Path(arguments.labeled), [t for t in TASKS if t.name in arguments.tasks and is_given[t.language]])
-    work = Path(arguments.work).absolute()
+    work = arguments.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     english = arguments.english or (pretrained(work, arguments) if arguments.shards else None)
     models = {"english": english, "french": arguments.french}
-    report = machine.described("torch", "transformers", "numpy")
-    report |= {
-        "max_length": arguments.max_length,
-        "seeds": arguments.seeds,
-        "threads": arguments.threads,
-        "tasks": {},
-    }
+    described = machine.described("torch", "transformers", "numpy")
+    named = ("max_length", "seeds", "threads")
+    details: dict[str, Any] = {name: getattr(arguments, name) for name in named} | {"tasks": {}}
     for task in TASKS:
         if task.name not in arguments.tasks:
             continue
         if models[task.language] is None:
             print(f"{task.name}: left out, for there is no --{task.language}", flush=True)
             continue
-        for rows in arguments.rows:
-            name = f"{task.name}, {rows:,} rows"
-            found = fitted(task, rows, Path(models[task.language]).absolute(), work, arguments)
-            report["tasks"][name] = found
-            print("\n".join(table_lines(name, found)), flush=True)
-            if arguments.results:
-                Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
+        for number in arguments.rows:
+            found = fitted(task, number, Path(models[task.language]).absolute(), work, arguments)
+            details["tasks"][f"{task.name}, {number:,} rows"] = found
+            reports.save(arguments.results, described, details, rows(details))
+
+
+def rows(details: dict[str, Any]) -> list[Row]:
+    """Accuracy of a pretrained encoder, trained in full or frozen, beside one from scratch; the ratio of each seed."""
+    made = []
+    for task, found in details["tasks"].items():
+        scores = {
+            variant: [100.0 * fit["scores"]["accuracy"] for fit in entry["fits"]]
+            for variant, entry in found["variants"].items()
+        }
+        for variant in ("full", "frozen"):
+            pairs = enumerate(zip(scores[variant], scores["scratch"], strict=True), start=1)
+            ratios = {f"seed {seed}": ours / theirs for seed, (ours, theirs) in pairs}
+            means = (statistics.mean(scores[each]) for each in (variant, "scratch"))
+            name = f"{task}, {variant}: accuracy"
+            made.append(Row(name, *means, "from scratch", "%", "more", len(ratios), ratios))
+    return made
 
 
 def check_labeled(folder: Path, tasks: Sequence[LabeledTask]) -> None:
@@ -187,17 +200,6 @@ def first_rows(path: Path, rows: int, work: Path) -> Path:
     return part
 
 
-def table_lines(name: str, found: dict[str, Any]) -> Iterator[str]:
-    """Mean and standard deviation by variant and metric."""
-    metrics = list(next(iter(found["variants"].values()))["mean"])
-    sizes = ", ".join(f"{count:,} {part}" for part, count in found["num_examples"].items())
-    yield f"\n{name}: {sizes}; {found['seconds']:,.0f} s in all"
-    yield f"  {'':10}{'rate':>9}" + "".join(f"{metric:>20}" for metric in metrics)
-    for variant, entry in found["variants"].items():
-        cells = (f"{entry['mean'][metric]:.4f} ± {entry['spread'][metric]:.4f}" for metric in metrics)
-        yield f"  {variant:10}{entry['learning_rate']:>9g}" + "".join(f"{cell:>20}" for cell in cells)
-
-
 def _rates(rates: Sequence[float] | None) -> list[str]:
     return ["--learning-rates", *(f"{rate:g}" for rate in rates)] if rates else []
 
@@ -214,7 +216,7 @@ def _run(command: list[str], log: Path, threads: int) -> float:
 
 def _parse() -> argparse.Namespace:
     names = [task.name for task in TASKS]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reports.parser(__doc__)
     parser.add_argument("--labeled", required=True, metavar="DIR", help="folder of the labeled data")
     parser.add_argument("--english", metavar="FOLDER", help="exported encoder")
     parser.add_argument("--french", metavar="FOLDER", help="exported encoder")
@@ -228,12 +230,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--max-length", type=int, default=128, help="tokens (default 128)")
     parser.add_argument("--learning-rates", nargs="+", type=float, help="default: those of finetune.py")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="default: the cores")
-    parser.add_argument("--work", required=True, metavar="DIR", help="where the fitted models go")
-    parser.add_argument("--results", metavar="FILE", help="write everything as JSON")
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="of the pretraining")
     arguments = parser.parse_intermixed_args()
-    if min(arguments.rows) < 1:
-        parser.error("--rows needs numbers above 0")
+    if min(arguments.rows) < 1 or arguments.work is None:
+        parser.error("--rows needs numbers above 0, and the fitted models need a --work")
     return arguments
 
 

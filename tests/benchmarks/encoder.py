@@ -7,9 +7,9 @@
 Each model is trained by both sides (`encoder_contestants.py`), eager and compiled (transformers: torch.compile of the
 whole model; ours: of the blocks), all in turns in one process. A round is one pass over a few batches that are drawn
 with a seed of its own; the figure is the median of the rounds. A pass before the first round (compiled: before each)
-warms up and is not counted. Every side may then choose its best mode and, where several are tried (--tokens), its best
-micro-batch. Tokens are real ones, [CLS] and [SEP] included, padding not. On the CPU, seconds are CPU seconds, which
-other work on the machine hardly changes. Workloads:
+warms up and is not counted. Where several micro-batches are tried (--tokens), every side has its best one. Tokens are
+real ones, [CLS] and [SEP] included, padding not. On the CPU, seconds are CPU seconds, which other work on the machine
+hardly changes. Workloads:
 
 - documents: each of its own length, cut at --length; ours packs them, the peer pads every batch to its longest (to a
   multiple of 8), in random order, as `DataCollatorForLanguageModeling` gives them;
@@ -36,10 +36,11 @@ from typing import Any
 
 import machine
 import numpy as np
+import reports
 import torch
 from encoder_arguments import parse, settings_of
 from encoder_contestants import MLM_PROBABILITY, POOL_BATCHES, Contestant, Peer, Step, make_contestants, our_steps
-from encoder_table import print_table
+from reports import Row
 
 from data_prep.base.errors import UserError
 from trainer.benchmark.benchmark_report import describe_machine, device_name, operation_lines
@@ -56,19 +57,51 @@ from trainer.model.sizes import FLOPS_FORMULA, flops_per_token, num_parameters
 def main() -> None:
     arguments = parse(__doc__)
     device = torch.device("cuda" if torch.cuda.is_available() and arguments.device != "cpu" else "cpu")
-    report: dict[str, Any] = machine.described("torch", "transformers", "numpy")
-    report |= {"device": describe_machine(device), "length": arguments.length, "rounds": arguments.rounds}
-    report |= {"batches_in_a_round": arguments.steps, "only_forward_and_backward": arguments.only_backward}
-    report |= {"flops_formula": FLOPS_FORMULA, "mlm_probability": MLM_PROBABILITY, "comparisons": []}
-    print(f"{device_name(device)}, {json.dumps(report['versions'])}", flush=True)
+    described = machine.described("torch", "transformers", "numpy")
+    details: dict[str, Any] = {"device": describe_machine(device), "length": arguments.length}
+    details |= {"rounds": arguments.rounds, "batches_in_a_round": arguments.steps}
+    details |= {"only_forward_and_backward": arguments.only_backward, "flops_formula": FLOPS_FORMULA}
+    details |= {"mlm_probability": MLM_PROBABILITY, "comparisons": []}
+    print(f"{device_name(device)}, {json.dumps(described['versions'])}", flush=True)
     for preset, precision, tokens in itertools.product(arguments.config, arguments.precision, arguments.tokens):
         config = settings_of(preset, precision, tokens, arguments)
         print(f"\n{preset}, {precision}, micro-batches of {tokens:,} places", flush=True)
-        report["comparisons"].append({"preset": preset} | compare(config, device, arguments))
+        details["comparisons"].append({"preset": preset} | compare(config, device, arguments))
         free_memory()
-        if arguments.results:  # after each: a long run that is stopped has left what it had
-            Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
-    print_table(report)
+        # After each: a long run that is stopped has left what it had.
+        reports.save(arguments.results, described, details, rows(details))
+
+
+_SIDES = ("ours", "transformers")
+_WORKLOADS = {
+    "documents": "real documents",
+    "grouped": "documents of like length together",
+    "full": "rows that are all full",
+}
+
+
+def rows(details: dict[str, Any]) -> list[Row]:
+    """By model, precision, workload and mode: each side's best over the micro-batches; none where memory ran out."""
+    entries: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for comparison in details["comparisons"]:
+        for workload, found in comparison["workloads"].items():
+            for name, entry in found.items():
+                side, mode = name.split(" ")
+                if entry is not None:
+                    key = (comparison["preset"], comparison["precision"], workload, mode, side)
+                    entries.setdefault(key, []).append(entry)
+    best = {key: max(found, key=lambda entry: entry["tokens_per_second"]) for key, found in entries.items()}
+    unit = "tokens/s" if details["device"]["device"] != details["device"].get("cpu") else "tokens/CPU s"
+    made = []
+    for preset, precision, workload, mode in dict.fromkeys(key[:-1] for key in best):
+        sides = [best.get((preset, precision, workload, mode, side)) for side in _SIDES]
+        if None not in sides:
+            speeds = (side["tokens_per_second"] for side in sides)
+            pairs = zip(*(side["runs_tokens_per_second"] for side in sides), strict=True)
+            ratios = {f"seed {seed}": one / other for seed, (one, other) in enumerate(pairs)}
+            title = f"training step, {preset} {precision}{' compiled' * (mode == 'compiled')}, {_WORKLOADS[workload]}"
+            made.append(Row(title, *speeds, "transformers, SDPA", unit, "more", details["rounds"], ratios))
+    return made
 
 
 def compare(config: RunConfig, device: torch.device, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -161,7 +194,7 @@ def _figures(contestant: Contestant, runs: list[dict[str, float]], found: dict[s
     speeds = [run["tokens"] / run["seconds"] for run in runs]
     speed = statistics.median(speeds)
     flops, peak = found["flops_per_token"] * speed, found["peak_flops"]
-    print(f"    {contestant.name}: {speed:,.0f} tokens/s", flush=True)
+    print(f"    {contestant.name}: {speed:,.0f} tokens/s, {tokens / positions:.1%} filled", flush=True)
     return {
         "tokens_per_second": speed,
         "milliseconds_per_batch": 1000.0 * seconds / (len(runs) * len(contestant.steps)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import reports
 import torch
 
 from data_prep.base.errors import UserError
@@ -21,7 +22,7 @@ SMOKE = [
 
 def parse(description: str | None) -> argparse.Namespace:
     """The command line; what is not given is chosen by the device."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reports.parser(description)
     parser.add_argument("--config", nargs="+", default=["bert_base"], help="presets or YAML files of family bert")
     parser.add_argument("--set", nargs="+", dest="overrides", default=[], metavar="section.field=value")
     parser.add_argument(
@@ -44,7 +45,6 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument("--document-tokens", type=float, help="mean of synthetic lengths (default 600)")
     parser.add_argument("--document-sigma", type=float, default=1.0, help="sigma of their logarithm (default 1)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: CUDA where there is one")
-    parser.add_argument("--results", metavar="FILE", help="write everything as JSON")
     parser.add_argument("--smoke", action="store_true", help="a tiny model and few batches: figures that mean nothing")
     arguments = parser.parse_args()
     uses_cuda = torch.cuda.is_available() and arguments.device != "cpu"

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import BertConfig, BertForPreTraining, BertTokenizerFast, DataCollatorForLanguageModeling
+from contestants import masking_collator
+from transformers import BertConfig, BertForPreTraining
 
-from data_prep.tokenizer.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS
+from data_prep.tokenizer.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID
 from trainer.benchmark.measurement import StepClock
 from trainer.benchmark.plain_engine import PlainEngine
 from trainer.config.run_config import RunConfig
@@ -143,13 +144,7 @@ class Peer:
     """Makes transformers' batches from the same documents."""
 
     def __init__(self, config: RunConfig, device: torch.device, num_steps: int) -> None:
-        words = [*SPECIAL_TOKENS, *(f"w{number}" for number in range(config.model.vocab_size - len(SPECIAL_TOKENS)))]
-        vocabulary = {word: number for number, word in enumerate(words)}
-        self._collate = DataCollatorForLanguageModeling(
-            BertTokenizerFast(vocab=vocabulary),
-            mlm_probability=MLM_PROBABILITY,
-            pad_to_multiple_of=PADDED_TO_MULTIPLE_OF,
-        )
+        self._collate = masking_collator(config.model.vocab_size, pad_to_multiple_of=PADDED_TO_MULTIPLE_OF)
         self._config, self._device, self._num_steps = config, device, num_steps
 
     def steps(self, shard_set: ShardSet, grouped: bool, seed: int) -> list[Step]:

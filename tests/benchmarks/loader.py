@@ -1,14 +1,12 @@
 """The loader beside `DataCollatorForLanguageModeling`, and how fast it starts: figures, not tests.
 
-    python tests/benchmarks/loader.py [throughput] [start] [scale] [memory] [--tokens 200000000] [--results FILE]
+    python tests/benchmarks/loader.py [--tokens 200000000] [--runs 5] [--results FILE]
 
 - throughput: masked micro-batches, tokens per CPU second, ours in every mode and the collator (on lists and tensors,
   and with `return_tensors="np"` on lists and arrays), in turns, median of --runs;
 - start: from nothing to the first batch, in CPU seconds, at the beginning and in the middle of an epoch, for --tokens
   tokens;
-- scale: the same for a manifest of 100 billion tokens in 20,000 shards (the files are one file under many names), and
-  the slices of 1,024 ranks with 8 workers each, checked to be disjoint, complete and equal;
-- memory: of a process over a whole epoch.
+- scale: the same for a manifest of 100 billion tokens in 20,000 shards (the files are one file under many names).
 
 Micro-batches hold 65,536 tokens. The text is synthetic: documents of log-normal length (600 tokens on average), random
 ids, which neither side's speed depends on; the collator gets full rows.
@@ -22,7 +20,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +29,10 @@ from typing import Any
 
 import machine
 import numpy as np
+import reports
 import torch
+from contestants import answer_of, in_turns, masking_collator
+from reports import Row, alone
 
 from data_prep.dataset.manifest import Manifest, write_manifest
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord, TokenizerRecord
@@ -46,29 +46,48 @@ VOCAB_SIZE = 30_522
 SHARD_TOKENS = 5_000_000
 MICRO_BATCH_TOKENS = 65_536
 START = Position(0, 0, 0)
-PARTS = ("throughput", "start", "scale", "memory")
 
 
 def main() -> None:
     arguments = _parse()
     torch.set_num_threads(1)
     if arguments.child:
-        print(json.dumps(CHILDREN[arguments.child](arguments.folder, *arguments.parts)))
+        print(json.dumps(start_once(*arguments.child)))
         return
-    report: dict[str, Any] = machine.described("torch", "transformers", "numpy", "webdataset")
+    described = machine.described("torch", "transformers", "numpy", "webdataset")
     with tempfile.TemporaryDirectory(prefix="clozeworks-loader-", dir=arguments.work) as folder:
         data_set = make_data_set(Path(folder) / "data", arguments.tokens)
-        for part in arguments.parts or PARTS:
-            print(f"== {part}", flush=True)
-            report[part] = {
-                "throughput": lambda: throughput(data_set, arguments.runs),
-                "start": lambda: start_times(data_set),
-                "scale": lambda: scale(data_set, Path(folder) / "scale"),
-                "memory": lambda: run_child("memory", data_set),
-            }[part]()
-            print(json.dumps(report[part], indent=1), flush=True)
-    if arguments.results:
-        Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
+        details = {
+            "throughput": throughput(data_set, arguments.runs),
+            "start": start_times(data_set),
+            "scale": scale(data_set, Path(folder) / "scale"),
+        }
+    reports.save(arguments.results, described, details, rows(details))
+
+
+_MODES = {"none": "MLM", "next_sentence": "next-sentence pairs", "sentence_order": "sentence-order pairs"}
+
+
+def rows(details: dict[str, Any]) -> list[Row]:
+    """Masked batches beside the collator's fastest form, and what starting takes."""
+    found, unit = [], "Mtokens/CPU s"
+    speeds = {name: entry["million_tokens_per_cpu_second"] for name, entry in details["throughput"].items()}
+    form = max((name for name in speeds if name.startswith("collator")), key=lambda name: speeds[name])
+    peer = f"DataCollatorForLanguageModeling, {form.removeprefix('collator on ').removesuffix(' 512')}"
+    for name, speed in speeds.items():
+        if name.startswith("ours"):
+            _, mode, length = name.split(" ")
+            title, runs = f"masked batches, {_MODES[mode]}, length {length}", len(details["throughput"][name]["runs"])
+            is_compared = (mode, length) == ("none", "512")
+            beside = (speeds[form], peer) if is_compared else (None, None)
+            found.append(Row(title, speed, *beside, unit, "more", runs))
+    for name, entry in details["start"].items():
+        mode, where = name.split(", ")
+        found.append(alone(f"first batch, {_MODES[mode]}, {where}", entry["cpu_seconds"], "CPU s", "less"))
+    size, start = details["scale"], details["scale"]["none"]
+    title = f"first batch, MLM, middle of {size['tokens'] / 1e9:.0f}G tokens in {size['shards']:,} shards"
+    found.append(alone(title, start["cpu_seconds"], "CPU s", "less"))
+    return [*found, alone(f"{title}, memory", start["peak_memory_mb"], "MB", "less")]
 
 
 def make_data_set(folder: Path, num_tokens: int) -> str:
@@ -134,14 +153,11 @@ def throughput(folder: str, runs: int) -> dict[str, Any]:
     """Real tokens per CPU second of each contestant, median of `runs` in turns, and each one's runs."""
     contestants: dict[str, Callable[[], float]] = {}
     for length in (128, 512):
-        for mode in ("none", "next_sentence", "sentence_order"):
+        for mode in _MODES:
             contestants[f"ours {mode} {length}"] = ours(folder, length, mode)
     for form in FORMS:
         contestants[f"collator on {form} 512"] = collator(folder, 512, form)
-    found: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(runs):
-        for name, contestant in contestants.items():
-            found[name].append(contestant())
+    found = in_turns(list(contestants), runs, lambda name, number: contestants[name]())
     return {
         name: {
             "million_tokens_per_cpu_second": round(statistics.median(values) / 1e6, 3),
@@ -165,15 +181,7 @@ def ours(folder: str, length: int, mode: str) -> Callable[[], float]:
 
 def collator(folder: str, length: int, form: str) -> Callable[[], float]:
     """The peer, on full rows of the same tokens: no padding to make, its best case."""
-    from transformers import BertTokenizerFast, DataCollatorForLanguageModeling
-
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    words = [*special, *(f"w{number}" for number in range(VOCAB_SIZE - len(special)))]
-    tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
-    assert len(tokenizer) == VOCAB_SIZE
-    collate = DataCollatorForLanguageModeling(
-        tokenizer, mlm_probability=0.15, return_tensors="np" if form.startswith("np") else "pt"
-    )
+    collate = masking_collator(VOCAB_SIZE, return_tensors="np" if form.startswith("np") else "pt")
     rows = next(iter(loader_of(folder, length, "none", rows=32 * 50))).micro_batches[0].input_ids.reshape(-1, length)
     as_given = [FORMS[form](row) for row in rows]
     parts = [as_given[first : first + 32] for first in range(0, len(as_given), 32)]
@@ -198,10 +206,16 @@ FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
 def start_times(folder: str) -> dict[str, Any]:
     """CPU seconds from opening the manifest to the first batch, in processes of their own."""
     return {
-        f"{mode}, {'middle' if middle else 'beginning'} of an epoch": run_child("start", folder, mode, str(middle))
+        f"{mode}, {'middle' if middle else 'beginning'} of an epoch": start_in_child(folder, mode, str(middle))
         for mode in ("none", "next_sentence")
         for middle in (0, 1)
     }
+
+
+def start_in_child(*values: str) -> dict[str, float]:
+    """`start_once` in a process of its own."""
+    found: dict[str, float] = answer_of([sys.executable, __file__, "--child", *values])
+    return found
 
 
 def start_once(folder: str, mode: str, middle: str) -> dict[str, float]:
@@ -220,8 +234,7 @@ def scale(folder: str, place: Path) -> dict[str, Any]:
     """A manifest of 20,000 shards of 5 million tokens: one shard's files under 20,000 names."""
     shards = make_long_data_set(folder, place, 100_000_000_000)
     tokens = sum(shard.tokens for shard in shards)
-    found = {mode: run_child("start", str(place), mode, "1") for mode in ("none",)}
-    return {"shards": len(shards), "tokens": tokens, **found, "ranks": simulate_ranks(folder)}
+    return {"shards": len(shards), "tokens": tokens, "none": start_in_child(str(place), "none", "1")}
 
 
 def make_long_data_set(folder: str, place: Path, num_tokens: int) -> list[ShardRecord]:
@@ -240,65 +253,11 @@ def make_long_data_set(folder: str, place: Path, num_tokens: int) -> list[ShardR
     return shards
 
 
-def simulate_ranks(folder: str, ranks: int = 1024, workers: int = 8, steps: int = 64) -> dict[str, Any]:
-    """Every rank's and worker's slices of some steps: together exactly the samples, and as many for each."""
-    started_at = time.perf_counter()
-    rows = 4 * ranks
-    stage = StageShape(steps=1, sequence_length=512, micro_batch_tokens=2 * 512, global_batch_tokens=rows * 512)
-    settings = DataSettings(shards=folder, num_workers=workers)
-    shard_sets = [open_shard_set(folder)]
-    steps = min(steps, (loader_of(folder, 512, "none").num_samples(0) or 0) // rows // workers * workers)
-    taken = np.zeros(steps * rows, np.int64)
-    by_worker = set()
-    for rank in range(ranks):
-        loader = Loader(shard_sets, settings, stage, START, 0, rank, ranks, lambda step: 0.15, 0)
-        slices = list(itertools.islice(loader.slices(), steps * loader.accumulation_steps))
-        for worker in range(workers):  # DataLoader hands batch i to worker i modulo their number
-            own = slices[worker::workers]
-            by_worker.add((len(own), sum(part.stop - part.first for part in own)))
-            for part in own:
-                taken[part.first : part.stop] += 1
-    assert (taken == 1).all(), "disjoint and complete"
-    assert len(by_worker) == 1, "equal"
-    seconds = round(time.perf_counter() - started_at, 1)
-    return {"ranks": ranks, "workers": workers, "steps": steps, "rows": len(taken), "seconds": seconds}
-
-
-def memory_over_an_epoch(folder: str) -> dict[str, Any]:
-    """Resident memory of a process that builds a whole epoch, at every tenth of it; mapped shards left out."""
-    loader = loader_of(folder, 512, "none")
-    num_steps = loader.num_samples(0) // (MICRO_BATCH_TOKENS // 512)
-    anonymous = []
-    for number, _ in enumerate(itertools.islice(loader, num_steps)):
-        if number % (num_steps // 10) == num_steps // 20:
-            anonymous.append(_anonymous_mb())
-    return {"anonymous_mb_at_tenths": anonymous}
-
-
-def _anonymous_mb() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) // 1000
-    return 0
-
-
-def run_child(name: str, folder: str, *rest: str) -> Any:
-    command = [sys.executable, __file__, *rest, "--child", name, "--folder", folder]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-
-
-CHILDREN: dict[str, Callable[..., Any]] = {"start": start_once, "memory": memory_over_an_epoch}
-
-
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help=f"which of {', '.join(PARTS)} (default: all)")
+    parser = reports.parser(__doc__)
     parser.add_argument("--tokens", type=int, default=200_000_000, help="size of the data set (default 200 million)")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--work", help="folder for the data (default: the system's temporary folder)")
-    parser.add_argument("--results", metavar="FILE", help="write everything as JSON")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -26,7 +26,7 @@ def described(*packages: str, python: str = sys.executable) -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": platform.python_version(),
         "versions": _versions(packages, python),
-        "command": " ".join(["python", *map(_without_folders, sys.argv)]),
+        "command": " ".join(["python", *sys.argv]),
         "load_average": os.getloadavg()[0],
     }
 
@@ -45,13 +45,3 @@ def _versions(packages: Sequence[str], python: str) -> dict[str, str]:
     done = subprocess.run([python, "-c", code, *packages], check=True, stdout=subprocess.PIPE, text=True)
     versions: dict[str, str] = json.loads(done.stdout)
     return versions
-
-
-def _without_folders(argument: str) -> str:
-    """An absolute path by its last part, those of NAME=FILE,FILE by their last two: the rest is nobody's business."""
-    option, equals, value = argument.rpartition("=")
-    paths = [Path(path) for path in value.split(",")]
-    kept = 2 if equals else 1
-    return (
-        option + equals + ",".join("/".join(path.parts[-kept:]) if path.is_absolute() else str(path) for path in paths)
-    )

@@ -1,6 +1,7 @@
 """Near-duplicate removal: what it finds, how fast it signs, and what a million documents cost. Figures, not tests.
 
-    python tests/benchmarks/near_duplicates.py [quality] [speed] [scale] --tokenizer DIR --corpus FILE [--results FILE]
+    python tests/benchmarks/near_duplicates.py --tokenizer DIR --corpus FILE [--parts quality speed scale]
+        [--results FILE]
 
 - quality: of the documents of a .jsonl.gz corpus, copies are made that are edited in known ways, and put behind the
   originals. For every length of n-gram, number of hashes and threshold: of the copies whose true Jaccard similarity
@@ -20,7 +21,6 @@ import itertools
 import json
 import multiprocessing
 import random
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -30,6 +30,9 @@ from typing import Any
 
 import machine
 import numpy as np
+import reports
+from contestants import in_turns
+from reports import Row, alone
 
 from data_prep.config.preparation_config import DeduplicationSettings, load_config
 from data_prep.deduplication.near_duplicates import find_near_duplicates
@@ -48,12 +51,30 @@ UNIT_DOCUMENTS = 20_000
 
 def main() -> None:
     arguments = _parse()
-    report: dict[str, Any] = machine.described("rensa", "numpy")
-    for part in arguments.parts or PARTS:
+    described, details = machine.described("rensa", "numpy"), {}
+    for part in arguments.parts:
         print(f"== {part}", flush=True)
-        report[part] = {"quality": quality, "speed": speed, "scale": scale}[part](arguments)
-    if arguments.results:
-        Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        details[part] = {"quality": quality, "speed": speed, "scale": scale}[part](arguments)
+    reports.save(arguments.results, described, details, rows(details))
+
+
+def rows(details: dict[str, Any]) -> list[Row]:
+    """What signing and searching cost, and the copies above the threshold that the default number of hashes finds."""
+    found = []
+    if "speed" in details:
+        found.append(alone("signing for near-duplicates", details["speed"]["MB of text a second"], "MB/s", "more"))
+    if size := details.get("scale"):
+        name = f"near-duplicates of {size['documents'] / 1e6:g} million documents"
+        seconds = size["seconds to make and sign the documents"] + size["seconds to find the near-duplicates"]
+        percent = 100.0 * size["edited copies that went"] / size["edited copies"]
+        found.append(alone(name, seconds, "s", "less"))
+        found.append(alone(f"{name}, largest process", size["largest process that searches, MB"], "MB", "less"))
+        found.append(alone(f"{name}, found", percent, "%", "more"))
+    for row in details.get("quality", {}).get("rows", ()):
+        if row["num_hashes"] == DeduplicationSettings().num_hashes:
+            name = f"copies at or above {row['threshold']} found, {row['ngram_tokens']}-grams"
+            found.append(alone(name, 100.0 * row["recall of copies at or above the threshold"], "%", "more"))
+    return found
 
 
 # ---- quality
@@ -239,14 +260,16 @@ def speed(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def prepared_seconds(arguments: argparse.Namespace, tokenizer: Tokenizer) -> tuple[float, float]:
     """CPU seconds of a preparation of the corpus in this process, without and with near-duplicates, in turns."""
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    for _, near in itertools.product(range(arguments.runs), (False, True)):
-        config = load_config(None, [f"deduplication.near={str(near).lower()}"], [arguments.corpus])
+
+    def run(near: str, number: int) -> float:
+        config = load_config(None, [f"deduplication.near={near}"], [arguments.corpus])
         with tempfile.TemporaryDirectory(prefix="clozeworks-near-", dir=arguments.work) as folder:
             started_at = time.process_time()
             prepare_shards(make_plan(config, tokenizer), tokenizer, folder, 1)
-            seconds[near].append(time.process_time() - started_at)
-    return float(np.median(seconds[False])), float(np.median(seconds[True]))
+            return time.process_time() - started_at
+
+    seconds = in_turns(("false", "true"), arguments.runs, run, "near=")
+    return float(np.median(seconds["false"])), float(np.median(seconds["true"]))
 
 
 # ---- scale
@@ -367,8 +390,8 @@ def _in_process(
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; all by default")
+    parser = reports.parser(__doc__)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
     parser.add_argument("--tokenizer", metavar="DIR", help="made by python -m data_prep tokenizer")
     parser.add_argument("--corpus", metavar="FILE", help=".jsonl.gz with the text in the field text")
     parser.add_argument("--limit-mb", type=float, default=20.0, help="text of the corpus that is read, in MB")
@@ -376,13 +399,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--documents", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--work", metavar="DIR", help="folder for what is written meanwhile")
-    parser.add_argument("--results", metavar="FILE", help="JSON to write")
-    arguments = parser.parse_args()
-    wrong = set(arguments.parts) - set(PARTS)
-    if wrong:
-        sys.exit(f"{min(wrong)!r} is none of {', '.join(PARTS)}")
-    return arguments
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

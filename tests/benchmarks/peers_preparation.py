@@ -33,7 +33,6 @@ import json
 import operator
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -42,32 +41,48 @@ from typing import Any
 
 import corpus_part
 import peers_environment
+import reports
 from contained_process import run_contained
+from contestants import ENVIRONMENT, REPOSITORY, answer_of, data_prep, in_turns, one_core, train_tokenizer
 from machine import described
-from peer_contestants import REPOSITORY, write_peer_tokenizer
+from peer_contestants import write_peer_tokenizer
+from reports import Row
+from tokenizing import rows_over_corpora
 
 CONTESTANTS = (
     *("ours", "sentencepiece", "sentencepiece_paragraphs", "tokenizers", "gigatoken", "datatrove", "datasets"),
 )
-_WHOLE_COMMANDS = ("ours", "datatrove", "datasets")
+WHOLE_COMMANDS = ("ours", "datatrove", "datasets")
+PEERS = {
+    "SentencePiece's encode alone": ("sentencepiece", "sentencepiece_paragraphs"),
+    "tokenizers' encode_batch_fast alone": ("tokenizers",),
+    "gigatoken's encode_batch alone": ("gigatoken",),
+    "datatrove": ("datatrove",),
+    "datasets.map + tokenizers": ("datasets",),
+}
+"""Of the forms of a peer the fastest counts on every corpus."""
 _FORMS = {"ours": "ours", "sentencepiece_paragraphs": "paragraphs"}
-_PACKAGES = ("numpy", "sentencepiece", "datatrove", "datasets", "tokenizers", "gigatoken")
+PACKAGES = ("numpy", "sentencepiece", "datatrove", "datasets", "tokenizers", "gigatoken")
 _TRAINING_PART = 3  # of so many documents one trains the tokenizer and is not measured
-_CONTESTANTS_SCRIPT = Path(__file__).with_name("peer_contestants.py")
+_CONTESTANTS_SCRIPT, _STAGES_SCRIPT = (
+    Path(__file__).with_name(f"{name}.py") for name in ("peer_contestants", "preparation_stages")
+)
 
 
 def main() -> None:
     """Run the contestants in turns on every corpus, and print and write the figures."""
     arguments = _parse()
     python = peers_environment.make_environment(arguments.environment)
-    report: dict[str, Any] = described(*_PACKAGES, python=python) | {"corpora": {}}
+    machine, corpora = described(*PACKAGES, python=python), {}
     for name, files in corpus_part.corpora_of(arguments.corpora).items():
         with tempfile.TemporaryDirectory(prefix="clozeworks-peers-", dir=arguments.work) as folder:
-            report["corpora"][name] = compare(name, files, arguments, python, Path(folder))
-    if arguments.results:
-        Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
-    else:
-        print(json.dumps(report, indent=1))
+            corpora[name] = compare(name, files, arguments, python, Path(folder))
+    reports.save(arguments.results, machine, {"corpora": corpora}, rows({"corpora": corpora}))
+
+
+def rows(details: dict[str, Any]) -> list[Row]:
+    """MB per CPU second beyond starting; of an encoder only the corpora on which its ids are SentencePiece's."""
+    return rows_over_corpora("text to shards, one core", details["corpora"], PEERS)
 
 
 def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python: str, folder: Path) -> dict[str, Any]:
@@ -77,29 +92,27 @@ def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python
     training = _write_jsonl(texts[::_TRAINING_PART], folder / "training.jsonl.gz")
     texts = [text for number, text in enumerate(texts) if number % _TRAINING_PART]
     files = [_write_jsonl(texts, folder / "measured.jsonl.gz")]
-    command = [*_ours("tokenizer"), "--input", training, "--output", str(folder / "tokenizer")]
-    _checked([*command, "--vocab-size", str(arguments.vocab_size)])
+    train_tokenizer([training], folder / "tokenizer", arguments.vocab_size)
     write_peer_tokenizer(folder / "tokenizer" / "tokenizer.json", folder / "peer.json")
     two = [_write_jsonl(texts[:2], folder / "two.jsonl.gz")]
     inputs = {"ours": (two, files)} | {
         form: tuple(_normalized(part, form, folder) for part in (two, files)) for form in ("documents", "paragraphs")
     }
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTESTANTS}
-    for number in range(arguments.runs):
-        for name in CONTESTANTS[:: -1 if number % 2 else 1]:
-            parts = inputs[_FORMS.get(name, "documents")]
-            start, whole = (run_contestant(name, python, part, folder) for part in parts)
-            if name in _WHOLE_COMMANDS:
-                whole["start_cpu_seconds"] = start["cpu_seconds"]
-                whole["cpu_seconds"] -= start["cpu_seconds"]
-            runs[name].append(whole)
-            shown = {key: value for key, value in whole.items() if key != "ids_sha256"}
-            print(f"{corpus}, {name}, run {number + 1}: {shown}", file=sys.stderr, flush=True)
-    _checked([*_ours("verify"), str(folder / "ours")])
+
+    def run(name: str, number: int) -> dict[str, Any]:
+        start, whole = (run_contestant(name, python, part, folder) for part in inputs[_FORMS.get(name, "documents")])
+        del whole["peak_mb"]  # of a process forked from this one it is at least this one's
+        if name in WHOLE_COMMANDS:
+            whole["start_cpu_seconds"] = start["cpu_seconds"]
+            whole["cpu_seconds"] -= start["cpu_seconds"]
+        return whole
+
+    runs = in_turns(CONTESTANTS, arguments.runs, run, f"{corpus}, ")
+    data_prep("verify", str(folder / "ours"))
     _check_counts(runs, len(texts))
     differing = _documents_with_other_ids(runs)
     text_mb = sum(len(text.encode(errors="replace")) for text in texts) / 1e6
-    stages = _stages(python, str(folder / "tokenizer"), files)
+    stages = answer_of([python, str(_STAGES_SCRIPT), str(folder / "tokenizer"), *files], one_core())
     return {
         "text_mb": text_mb,
         "documents": len(texts),
@@ -109,45 +122,28 @@ def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python
     }
 
 
-def run_contestant(name: str, python: str, files: list[str], folder: Path) -> dict[str, Any]:
-    """Run one contestant on one core: CPU seconds of its processes, tokens and documents.
+def run_contestant(name: str, python: str, files: list[str], folder: Path, *overrides: str) -> dict[str, Any]:
+    """Run one contestant on one core: CPU seconds of its processes, memory of the largest, tokens and documents.
 
-    The CPU seconds of SentencePiece are those of `encode` alone.
+    The CPU seconds of encoders are those of encoding alone; `overrides` are settings of ours.
     """
     output = folder / name
     shutil.rmtree(output, ignore_errors=True)
     if name == "ours":
-        command = [*_ours("shards"), "--tokenizer", str(folder / "tokenizer"), "--output", str(output)]
-        command += ["--workers", "1", "--input", *files]
+        command = [sys.executable, "-m", "data_prep", "shards", "--tokenizer", str(folder / "tokenizer")]
+        command += ["--output", str(output), "--workers", "1", *overrides, "--input", *files]
     else:
         reads_model = name.startswith("sentencepiece") or name == "gigatoken"
         tokenizer = folder / ("tokenizer" if reads_model else "peer.json")
         command = [python, str(_CONTESTANTS_SCRIPT), name, str(tokenizer), str(output), *files]
-    named = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
-    core = min(os.sched_getaffinity(0))
-    figures: dict[str, Any] = {**run_contained(command, REPOSITORY, [core], os.environ | named)}
-    del figures["peak_mb"]  # of a process forked from this one it is at least this one's
+    environment = os.environ | ENVIRONMENT | {"HF_HOME": str(folder / "home")}
+    figures: dict[str, Any] = {**run_contained(command, REPOSITORY, one_core(), environment)}
     if name != "ours":
         return figures | json.loads(Path(f"{output}-result.json").read_text(encoding="utf-8"))
     manifest = json.loads((output / "manifest.json").read_text(encoding="utf-8"))
     splits = (manifest["train"], manifest["valid"])
     figures |= {key: sum(split[key] for split in splits) for key in ("documents", "tokens")}
     return figures | {"dropped": sum(sum(source["dropped"].values()) for source in manifest["sources"])}
-
-
-def _stages(python: str, tokenizer: str, files: list[str]) -> dict[str, float]:
-    """CPU seconds of the stages of ours, on one core; see `preparation_stages.py`."""
-    named = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "PYTHONPATH": REPOSITORY}
-    done = subprocess.run(
-        [python, str(Path(__file__).with_name("preparation_stages.py")), tokenizer, *files],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {name: str(value) for name, value in named.items()},
-        preexec_fn=lambda: os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]),
-    )
-    stages: dict[str, float] = json.loads(done.stdout)
-    return stages
 
 
 def _normalized(files: list[str], form: str, folder: Path) -> list[str]:
@@ -200,24 +196,12 @@ def _documents_with_other_ids(runs: dict[str, list[dict[str, Any]]]) -> dict[str
     }
 
 
-def _ours(command: str) -> list[str]:
-    return [sys.executable, "-m", "data_prep", command]
-
-
-def _checked(command: list[str]) -> None:
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)[:300]} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-
-
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reports.parser(__doc__)
     corpus_part.add_argument(parser)
     parser.add_argument("--limit-mb", type=float, metavar="MB", help="about so much text of each (default: all of it)")
     parser.add_argument("--vocab-size", type=int, default=30_522)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--work", help="folder for temporary files")
-    parser.add_argument("--results", metavar="FILE", help="write everything as JSON")
     peers_environment.add_argument(parser)
     return parser.parse_args()
 

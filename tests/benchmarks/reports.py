@@ -1,21 +1,21 @@
-"""The one shape of results/*.json: machine, versions, date, command, rows, and the script's own report as details.
+"""The one shape of results/*.json: date, machine, versions, command, rows, and what else the script found as details.
 
 A row is one figure of ours beside one of a peer's, both medians, with how many times better ours is; a figure that no
-peer has stands alone. Scripts write reports of their own; `in_common_shape` makes this of them.
+peer has stands alone. Every script turns its details into rows itself, and writes both with `save` or `add_run`.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 RESULTS = Path(__file__).parent / "results"
 _MACHINE = ("cpu", "instruction_sets", "cores", "memory_gib", "load_average")
-_DESCRIBED = ("machine", "versions", "date", "command", "python", *_MACHINE)
+_DESCRIBED = (*_MACHINE, "versions", "python", "date", "command")
 
 
 @dataclass(frozen=True)
@@ -49,87 +49,107 @@ class Row:
         return f"{figure(self.ratios[low])} ({low}) to {figure(self.ratios[high])} ({high})"
 
 
+def alone(name: str, ours: float, unit: str, better: Literal["more", "less"], runs: int = 1) -> Row:
+    """A figure that nobody else has."""
+    return Row(name, ours, None, None, unit, better, runs)
+
+
 Report = dict[str, Any]
 _IMPLIED = ("avx", "avx512_fp16", "asimd")
 """Instruction sets on which no figure here depends beside those that imply them or are named."""
 _WRITTEN_TO = ("--work", "--results", "--output", "--environment")
 
 
-def in_common_shape(
-    benchmark: str, raw: Report, rows: Callable[[Report], Sequence[Row]], date: str | None = None
-) -> Report:
-    """The report of a script in the shape that all have; `date` is for those that tell none."""
-    machine = dict(raw.get("machine") or {name: raw[name] for name in _MACHINE if name in raw})
-    versions = dict(raw.get("versions") or machine.pop("versions"))
-    versions["python"] = raw.get("python") or machine.pop("python", None) or versions["python"]
-    command = raw.get("command") or machine.pop("command")
-    told = raw.get("date") or machine.pop("date", None) or date
-    assert told is not None, "a report says when it was measured"
-    for name in ("versions", "python", "command", "date"):
-        machine.pop(name, None)
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """A command line with the options that all benchmarks have."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--work", type=Path, metavar="DIR", help="folder for temporary files, several GB")
+    made.add_argument("--results", type=Path, metavar="FILE", help="write everything as JSON")
+    return made
+
+
+def save(path: Path | None, described: Mapping[str, Any], details: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """Print the rows, and write them with everything else if there is a path; `described` is that of `machine.py`."""
+    for row in rows:
+        beside = "" if row.peer is None else f"  {figure(row.peer)} {row.peer_name}  {figure(row.ratio)} times better"
+        print(f"  {row.name}: {figure(row.ours)} {row.unit}{beside}", flush=True)
+    if path is not None:
+        write(path, _shaped(described, details, rows))
+
+
+def _shaped(described: Mapping[str, Any], details: Mapping[str, Any], rows: Sequence[Row]) -> Report:
     return {
-        "benchmark": benchmark,
-        "date": told[:10],
-        "machine": machine,
-        "versions": versions,
-        "command": without_folders(command),
-        "rows": [asdict(row) | {"ratio": row.ratio} for row in rows(raw)],
-        "details": {name: value for name, value in raw.items() if name not in _DESCRIBED},
+        "date": described["date"],
+        "machine": {name: described[name] for name in _MACHINE if name in described},
+        "versions": {**described["versions"], "python": described["python"]},
+        "command": without_folders(described["command"]),
+        "rows": [asdict(row) | {"ratio": row.ratio} for row in rows],
+        "details": dict(details),
     }
 
 
-def is_in_common_shape(report: Report) -> bool:
-    """Whether it has been through `in_common_shape`."""
-    return "rows" in report and "details" in report
-
-
 def rows_of(report: Report) -> list[Row]:
-    """The rows of a report in the common shape."""
+    """The rows of a report."""
     return [Row(**{name: value for name, value in row.items() if name != "ratio"}) for row in report["rows"]]
 
 
-def read(path: Path) -> Report:
-    """A report as it lies in a file."""
-    report: Report = json.loads(path.read_text(encoding="utf-8"))
-    return report
+def read(path: Path) -> Any:
+    """What is in a JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
-def write(path: Path, report: Report) -> None:
+def read_report(path: Path) -> Report:
+    """A result file in the shape that all have; earlier versions of `add_run` wrote another one."""
+    report: Report = read(path)
+    if "details" in report:
+        return report
+    return _shaped(report, {name: value for name, value in report.items() if name not in _DESCRIBED}, ())
+
+
+def write(path: Path, values: Any) -> None:
     """Write it under its name at once, so that no half of it is ever read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
-    new.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    new.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     new.replace(path)
 
 
 def runs_in(path: Path) -> list[dict[str, Any]]:
     """The runs of a result file that grows run by run; none if it does not exist."""
-    if not path.exists():
-        return []
-    report = read(path)
-    runs: list[dict[str, Any]] = report["details"]["runs"] if is_in_common_shape(report) else report["runs"]
-    return runs
+    return list(read_report(path)["details"]["runs"]) if path.exists() else []
 
 
 def add_run(path: Path, described: Mapping[str, Any], run: Mapping[str, Any], **values: Any) -> None:
     """Add a run to such a file: `described` (of `machine.py`) is kept with the run, `values` with the file."""
     where = {"date": described["date"], "cpu": described["cpu"], "load_average": round(described["load_average"], 1)}
-    command = without_folders(described["command"])
-    runs = [*runs_in(path), {**run, **where, "command": command}]
-    write(path, {**described, "command": command, **values, "runs": runs})
+    added = {**run, **where, "command": without_folders(described["command"])}
+    write(path, _shaped(described, {**values, "runs": [*runs_in(path), added]}, ()))
 
 
-def without_folders(command: str | Sequence[str]) -> str:
-    """The command with every path from outside cut to its last part, without the folders that it wrote to."""
-    words = shlex.split(command) if isinstance(command, str) else list(command)
+def without_folders(command: str) -> str:
+    """The command of a script without the folders that it wrote to; of paths from outside the last part is left.
+
+    Of a path in NAME=FILE,FILE the last two parts are left.
+    """
+    python, script, *words = command.split(" ")
     for option in _WRITTEN_TO:
         while option in words:
-            place = words.index(option)
-            del words[place : place + 2]
-    if not words[0].startswith("python"):
-        script = Path(words[0])
-        words = ["python", f"tests/benchmarks/{script.name}" if script.suffix == ".py" else words[0], *words[1:]]
-    return " ".join(Path(word).name if word.startswith(("/", "../")) else word for word in words)
+            index = words.index(option)
+            del words[index : index + 2]
+    return " ".join([python, f"tests/benchmarks/{Path(script).name}", *map(_without_folder, words)])
+
+
+def _without_folder(word: str) -> str:
+    name, equals, value = word.rpartition("=")
+    kept = 2 if equals else 1
+    paths = ("/".join(Path(path).parts[-kept:]) if path.startswith(("/", "../")) else path for path in value.split(","))
+    return name + equals + ",".join(paths)
+
+
+def measured(report: Report) -> str:
+    """Machine, date, load average and command, for the caption of a table."""
+    when = f"{report['date']}, load average {report['machine']['load_average']:.1f}"
+    return f"{machine_of(report)}, {when}. `{report['command']}`"
 
 
 def machine_of(report: Report) -> str:
@@ -137,11 +157,12 @@ def machine_of(report: Report) -> str:
     machine = report["machine"]
     sets = [name for name in machine.get("instruction_sets", ()) if name not in _IMPLIED]
     told = f" with {', '.join(sets)}" if sets else ""
-    return f"{machine['cores']} cores of {machine.get('cpu') or machine.get('processor')}{told}"
+    return f"{machine['cores']} cores of {machine['cpu']}{told}"
 
 
-def figure(value: float) -> str:
+def figure(value: float | None) -> str:
     """Three digits that count, with commas: 0.634, 8.25, 25.4, 163, 19,970."""
+    assert value is not None
     if value >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}" if value >= 0.9995 else f"{value:.3f}"

@@ -23,8 +23,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,8 +32,11 @@ from typing import Any
 
 import machine
 import peers_environment
+import reports
 import torch
+from contestants import answer_of, in_turns, median
 from loader import MICRO_BATCH_TOKENS, loader_of, make_data_set, make_long_data_set
+from reports import Row
 
 from trainer.data.loader import Position
 
@@ -58,26 +59,46 @@ def main() -> None:
     if arguments.peers:
         arguments.python = peers_environment.make_environment(arguments.environment)
         packages += ("datasets", "torchdata", "mosaicml-streaming")
-    report: dict[str, Any] = machine.described(*packages, python=arguments.python)
+    described = machine.described(*packages, python=arguments.python)
     with tempfile.TemporaryDirectory(prefix="clozeworks-resuming-", dir=arguments.work) as folder:
-        report |= measure(Path(folder), arguments)
-    if arguments.results:
-        Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
-    else:
-        print(json.dumps(report, indent=1))
+        details = measure(Path(folder), arguments)
+    reports.save(arguments.results, described, details, rows(details))
+
+
+_NAMES = {
+    "datasets": "datasets' state_dict",
+    "torchdata": "StatefulDataLoader over datasets",
+    "torchdata_indexed": "StatefulDataLoader",
+    "streaming": "mosaicml-streaming",
+    "trainer": "Trainer, which skips",
+}
+
+
+def rows(details: dict[str, Any]) -> list[Row]:
+    """CPU seconds until the batch that training goes on with, and the process's memory then."""
+    found = []
+    for key, what, unit in (("cpu_seconds", "resume", "CPU s"), ("peak_mb", "memory of a resume", "MB")):
+        for case, runs in details["runs"].items():
+            tokens = details["tokens_before_the_stop"][case]
+            size = f"{tokens / 1e9:,.0f}G" if tokens >= 1e9 else f"{tokens / 1e6:,.0f}M"
+            kind = {"streamed": "a stream", "indexed": "an indexed set", "long": "100G planned"}[case]
+            name, ours = f"{what} after {size} tokens of {kind}", median(runs["ours"], key)
+            peers = [(median(runs[peer], key), title) for peer, title in _NAMES.items() if peer in runs]
+            found += [Row(name, ours, *peer, unit, "less", len(runs["ours"])) for peer in peers or [(None, None)]]
+    return found
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The checks, and the runs of every case and contestant."""
     small = make_data_set(folder / "small", 10_000_000)
     sizes = {"streamed": 2 * arguments.streamed_tokens, "indexed": arguments.indexed_tokens, "long": LONG_TOKENS}
-    checkpoint = _trainer_checkpoint(folder / "trainer")
+    checkpoint = _child("checkpoint", str(folder / "trainer"))
     peers = {case: [name for name in names if name in arguments.peers] for case, names in PEERS.items()}
     found = {"ours": _child("check_ours", small), **_child("check_trainer", str(folder / "check"))}
     found |= {name: _peer("check", name, folder / f"check-{name}", 20_000_000, arguments) for name in arguments.peers}
     if not all(same for name, same in found.items() if not name.endswith("masks")):
         sys.exit(f"a resume does not go on at the right sample: {found}")
-    report: dict[str, Any] = {
+    details: dict[str, Any] = {
         "batch_tokens": MICRO_BATCH_TOKENS,
         "tokens_in_the_data": sizes,
         "tokens_before_the_stop": {name: size // 2 for name, size in sizes.items()},
@@ -93,18 +114,15 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             place = folder / f"{case}-{name}"
             _peer("prepare", name, place, size, arguments)
             turns[name] = lambda name=name, place=place, size=size: _peer("resume", name, place, size, arguments)
-        runs: dict[str, list[Any]] = {name: [] for name in turns}
-        for number in range(arguments.runs):
-            for name, turn in list(turns.items())[:: -1 if number % 2 else 1]:
-                runs[name].append(turn())
-                print(f"{case}, {name}, run {number + 1}: {runs[name][-1]}", file=sys.stderr, flush=True)
-        report["runs"][case] = runs
-    return report
+        details["runs"][case] = in_turns(
+            list(turns), arguments.runs, lambda name, number, turns=turns: turns[name](), f"{case}, "
+        )
+    return details
 
 
 def _peer(action: str, name: str, folder: Path, num_tokens: int, arguments: argparse.Namespace) -> Any:
     script = Path(__file__).with_name("resuming_peers.py")
-    return _answer([arguments.python, str(script), action, name, str(folder), str(num_tokens)])
+    return answer_of([arguments.python, str(script), action, name, str(folder), str(num_tokens)])
 
 
 def resume_ours(folder: str) -> dict[str, float]:
@@ -166,10 +184,6 @@ def check_trainer(folder: str) -> dict[str, bool]:
     return found
 
 
-def _trainer_checkpoint(folder: Path) -> str:
-    return _child("checkpoint", str(folder))
-
-
 def make_checkpoint(folder: str) -> str:
     """A checkpoint of Trainer after one step; returns its folder."""
     from resuming_trainer import Rows, make_trainer
@@ -194,27 +208,17 @@ _CHILDREN: dict[str, Callable[..., Any]] = {
 
 
 def _child(name: str, *values: str) -> Any:
-    return _answer([sys.executable, __file__, "--child", name, *values])
-
-
-def _answer(command: list[str]) -> Any:
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)[:300]} failed with status {done.returncode}; what it said stands above")
-    return json.loads(done.stdout.splitlines()[-1])
+    return answer_of([sys.executable, __file__, "--child", name, *values])
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reports.parser(__doc__)
     parser.add_argument("values", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--streamed-tokens", type=int, default=100_000_000, help="before the stop (default 100M)")
     parser.add_argument("--indexed-tokens", type=int, default=10_000_000_000, help="in the data (default 10G)")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--peers", nargs="*", choices=_ALL_PEERS, default=_ALL_PEERS, help="default: all")
     peers_environment.add_argument(parser)
-    parser.add_argument("--work", help="folder for the data (default: the system's temporary folder)")
-    parser.add_argument("--results", metavar="FILE", help="write everything as JSON")
     parser.add_argument("--child", choices=_CHILDREN, help=argparse.SUPPRESS)
     return parser.parse_args()
 

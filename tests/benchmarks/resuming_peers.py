@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from contestants import masking_collator
 from machine import peak_memory_mb
-from transformers import BertTokenizerFast, DataCollatorForLanguageModeling
 
 from data_prep.tokenizer.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS
 
@@ -42,9 +42,7 @@ class Collator:
     """Stacks rows and masks them."""
 
     def __init__(self) -> None:
-        words = [*SPECIAL_TOKENS, *(f"w{number}" for number in range(VOCAB_SIZE - len(SPECIAL_TOKENS)))]
-        tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
-        self._collate = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, return_tensors="np")
+        self._collate = masking_collator(VOCAB_SIZE, return_tensors="np")
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
         """Also keep the rows as they were, for the check."""

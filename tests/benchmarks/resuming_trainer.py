@@ -7,38 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import resuming_peers
 import torch
-from loader import MICRO_BATCH_TOKENS, VOCAB_SIZE
-from torch.utils.data import Dataset, IterableDataset
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertTokenizerFast,
-    DataCollatorForLanguageModeling,
-    Trainer,
-    TrainingArguments,
-)
-
-from data_prep.tokenizer.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID, SPECIAL_TOKENS
-
-LENGTH = 512
-_BLOCK_ROWS = 8192
+from contestants import masking_collator
+from resuming_peers import ROWS, VOCAB_SIZE
+from torch.utils.data import IterableDataset
+from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
 
 
-class Rows(Dataset[dict[str, Any]]):
-    """`num_rows` full rows by number; row i is row i % 8192 of one block of random ids."""
-
-    def __init__(self, num_rows: int) -> None:
-        ids = np.random.default_rng(0).integers(len(SPECIAL_TOKENS), VOCAB_SIZE, (_BLOCK_ROWS, LENGTH))
-        ids[:, 0], ids[:, -1] = CLS_TOKEN_ID, SEP_TOKEN_ID
-        self._ids, self._num_rows = ids.astype(np.uint16), num_rows
-
-    def __len__(self) -> int:
-        return self._num_rows
+class Rows(resuming_peers.Rows):
+    """The rows as lists."""
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        return {"input_ids": self._ids[number % _BLOCK_ROWS].tolist()}
+        return {"input_ids": super().__getitem__(number)["input_ids"].tolist()}
 
 
 class StreamedRows(IterableDataset[dict[str, Any]]):
@@ -72,21 +53,19 @@ class DataOnlyTrainer(Trainer):
 
 def make_trainer(
     folder: Path,
-    data_set: Dataset[dict[str, Any]],
+    data_set: Rows | StreamedRows,
     max_steps: int,
     stop_at: int | None = None,
     save_at: int | None = None,
 ) -> DataOnlyTrainer:
     """A Trainer with the standard collator and batches of 65,536 places, which reads the data itself."""
-    words = [*SPECIAL_TOKENS, *(f"w{number}" for number in range(VOCAB_SIZE - len(SPECIAL_TOKENS)))]
-    tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
     sizes = {"vocab_size": 64, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     return DataOnlyTrainer(
         stop_at,
         model=BertForMaskedLM(BertConfig(**sizes, intermediate_size=8)),
         args=TrainingArguments(
             output_dir=str(folder),
-            per_device_train_batch_size=MICRO_BATCH_TOKENS // LENGTH,
+            per_device_train_batch_size=ROWS,
             max_steps=max_steps,
             save_strategy="no" if save_at is None else "steps",
             save_steps=save_at or 500,
@@ -96,7 +75,7 @@ def make_trainer(
             use_cpu=True,
         ),
         train_dataset=data_set,
-        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
+        data_collator=masking_collator(VOCAB_SIZE),
     )
 
 

@@ -16,19 +16,18 @@ GPU), the host (at these sizes it queues faster than the device works) and waiti
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
 import kernel_trace
 import machine
+import reports
 import torch
 from kernel_trace import Kernel
+from reports import Row, alone
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from data_prep.base.settings import load_settings
@@ -253,25 +252,33 @@ def _rotate_before(heads: torch.Tensor, turning: Rotation) -> torch.Tensor:
 
 def main() -> None:
     """Predict, print and write."""
-    arguments = _parse()
-    report: dict[str, Any] = machine.described("torch", "deepspeed")
-    report |= {"kind": "prediction, not measured", "device": asdict(Device()), "device_slow": asdict(SLOW)}
-    report |= {"predictions": {}, "fusion": {preset: fusion(preset) for preset in arguments.presets}}
+    parser = reports.parser(__doc__)
+    parser.add_argument("--presets", nargs="+", default=PRESETS, metavar="NAME", help="by default all three")
+    arguments = parser.parse_args()
+    details: dict[str, Any] = {"kind": "prediction, not measured", "device": asdict(Device())}
+    details |= {"device_slow": asdict(SLOW), "predictions": {}}
+    details["fusion"] = {preset: fusion(preset) for preset in arguments.presets}
     for preset in arguments.presets:
         for has_pairs in (False, True) if preset.startswith("bert") else (False,):
             name = f"{preset} with sentence pairs" if has_pairs else preset
-            report["predictions"][name] = predict_sides(preset, has_pairs)
-            for side, found in report["predictions"][name].items():
-                print(f"{name}, {side}: {found['tokens_per_second']:,.0f} tokens/s, MFU {found['mfu']:.1%}", flush=True)
-    if arguments.results:
-        Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
+            details["predictions"][name] = predict_sides(preset, has_pairs)
+    reports.save(arguments.results, machine.described("torch", "deepspeed"), details, rows(details))
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--presets", nargs="+", default=PRESETS, metavar="NAME", help="by default all three")
-    parser.add_argument("--results", metavar="FILE", help="write everything as JSON")
-    return parser.parse_args()
+def rows(details: dict[str, Any]) -> list[Row]:
+    """Predicted tokens/s, now beside before; then the kernels of a block that are neither products nor attention."""
+    found = []
+    for name, sides in details["predictions"].items():
+        now, before, slow = (
+            (sides[side]["tokens_per_second"], f"MFU {sides[side]['mfu']:.0%}")
+            for side in ("now", "before", "now_slow")
+        )
+        found.append(Row(f"{name}, {now[1]}", now[0], before[0], f"before, {before[1]}", "tokens/s", "more", 1))
+        found.append(alone(f"{name} at the lower rates, {slow[1]}", slow[0], "tokens/s", "more"))
+    for preset, sides in details["fusion"].items():
+        counts = (sides[side]["elementwise_kernels"] for side in ("now", "before"))
+        found.append(Row(f"elementwise kernels of a block of {preset}", *counts, "before", "kernels", "less", 1))
+    return found
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import reports
+from reports import Row
 
 from data_prep.base.settings import load_settings
 from trainer.config.run_config import RunConfig
@@ -53,10 +55,20 @@ def main() -> None:
     if arguments.worker:
         return _train(json.loads(arguments.worker))
     with tempfile.TemporaryDirectory() as folder, _two_hosts() as hosts:
-        report = machine.described("torch", "deepspeed") | _measured(arguments, Path(folder), hosts)
-    print(json.dumps({name: entry["efficiency"] for name, entry in report["batches"].items()}, indent=2))
-    if arguments.results:
-        arguments.results.write_text(json.dumps(report, indent=2) + "\n")
+        described, details = machine.described("torch", "deepspeed"), _measured(arguments, Path(folder), hosts)
+    reports.save(arguments.results, described, details, rows(details))
+
+
+def rows(details: dict[str, Any]) -> list[Row]:
+    """Efficiency by tokens per step, gradients reduced within the backward beside after it."""
+    return [
+        Row(
+            f"scaling like {details['like']}, {batch}",
+            *(100.0 * found["efficiency"][mode] for mode in MODES),
+            *("DeepSpeed, after the backward", "%", "more", len(found["seconds"]["within the backward"])),
+        )
+        for batch, found in details["batches"].items()
+    ]
 
 
 def _measured(arguments: argparse.Namespace, folder: Path, hosts: list[str]) -> dict[str, Any]:
@@ -235,11 +247,10 @@ def _ip(*words: str) -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reports.parser(__doc__)
     parser.add_argument("--runs", type=int, default=3, help="runs of every configuration")
     parser.add_argument("--steps", type=int, default=4, help=f"steps that are timed, after {_WARMUP_STEPS}")
     parser.add_argument("--rows", type=int, default=96, help=f"rows of {LENGTH} per rank and step")
-    parser.add_argument("--results", type=Path, help="file for the report")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -112,22 +112,19 @@ def test_a_part_of_a_corpus_depends_on_texts_and_seed_alone(scripts: Any, tmp_pa
     assert len(set(written)) == 11 and set(written) < set(texts)
 
 
-def test_results_grow_run_by_run_in_either_shape(scripts: Any, tmp_path: Path) -> None:
+def test_results_grow_run_by_run_also_from_the_shape_of_earlier_versions(scripts: Any, tmp_path: Path) -> None:
     reports, path = scripts("reports"), tmp_path / "found.json"
-    described = {
-        "date": "2026-01-02",
-        "cpu": "one",
-        "load_average": 1.26,
-        "command": "/x/tests/benchmarks/a.py --work w",
-    }
-    reports["add_run"](path, described, {"loss": 2.0}, planned=3)
-    shaped = {"rows": [], "details": {name: reports["read"](path)[name] for name in ("runs", "planned")}}
-    reports["write"](path, shaped)
-    reports["add_run"](path, described, {"loss": 1.0}, planned=4)
-    command = "python tests/benchmarks/a.py"
-    where = {"date": "2026-01-02", "cpu": "one", "load_average": 1.3, "command": command}
-    assert reports["runs_in"](path) == [{"loss": 2.0} | where, {"loss": 1.0} | where]
-    assert reports["read"](path)["planned"] == 4
+    described = {"date": "2026-01-02", "cpu": "one", "load_average": 1.26, "python": "3.11.7", "versions": {}}
+    described["command"] = "python /x/tests/benchmarks/a.py --work w"
+    earlier = {"loss": 3.0, "command": "python tests/benchmarks/a.py"}
+    reports["write"](path, {**described, "planned": 5, "runs": [earlier]})
+    assert reports["read_report"](path)["details"] == {"planned": 5, "runs": [earlier]}
+    reports["add_run"](path, described, {"loss": 2.0}, planned=4)
+    reports["add_run"](path, described, {"loss": 1.0}, planned=3)
+    where = {"date": "2026-01-02", "cpu": "one", "load_average": 1.3, "command": "python tests/benchmarks/a.py"}
+    assert reports["runs_in"](path) == [earlier, {"loss": 2.0} | where, {"loss": 1.0} | where]
+    report = reports["read_report"](path)
+    assert report["details"]["planned"] == 3 and report["date"] == "2026-01-02"
 
 
 def test_the_plan_of_the_proof_table_waits_for_the_shape_and_then_uses_the_best_of_equals(scripts: Any) -> None:
@@ -252,7 +249,8 @@ def test_the_downstream_command_compares_on_every_task_and_does_none_twice(tiny_
     command += ["--learning-rates", "1e-3", "--max-length", "16", "--work", str(tmp_path / "work")]
     command += ["--results", str(tmp_path / "found.json")]
     _run(command)
-    report = json.loads((tmp_path / "found.json").read_text())
+    text = (tmp_path / "found.json").read_text()
+    report = json.loads(text)["details"]
     assert set(report["tasks"]) == {f"{name}, 30 rows" for name in heads}
     assert report["tasks"]["sst2, 30 rows"]["num_examples"] == {"train": 27, "valid": 3, "test": 40}
     for task in report["tasks"].values():
@@ -260,7 +258,7 @@ def test_the_downstream_command_compares_on_every_task_and_does_none_twice(tiny_
         for entry in task["variants"].values():
             values = [fit["scores"]["accuracy"] for fit in entry["fits"]]
             assert len(values) == 2 and entry["mean"]["accuracy"] == pytest.approx(np.mean(values))
-    assert str(tmp_path) not in json.dumps(report)
+    assert str(tmp_path) not in text
     assert "..." not in _run(command), "tasks that are done are read, not fitted again"
 
 

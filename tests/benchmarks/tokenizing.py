@@ -22,20 +22,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import corpus_part
 import numpy as np
 import peers_environment
+import reports
+from contestants import answer_of, in_turns, median, one_core, train_tokenizer
 from machine import described, peak_memory_mb
-from peer_contestants import REPOSITORY, write_peer_tokenizer
+from peer_contestants import write_peer_tokenizer
+from reports import Row
 
 CONTESTANTS = ("ours", "sentencepiece", "sentencepiece_paragraphs", "tokenizers", "gigatoken")
 _PACKAGES = {"ours": "numpy", "sentencepiece_paragraphs": "sentencepiece"}
@@ -54,31 +56,67 @@ def main() -> None:
     if "gigatoken" in arguments.contestants:
         python = peers_environment.make_environment(arguments.environment)
     packages = {_PACKAGES.get(name, name) for name in arguments.contestants}
-    report: dict[str, Any] = described(*sorted(packages), python=python)
-    report["corpora"] = {}
+    machine = described(*sorted(packages), python=python)
+    corpora = {}
     for name, files in corpus_part.corpora_of(arguments.corpora).items():
         with tempfile.TemporaryDirectory(prefix="clozeworks-tokenizing-", dir=arguments.work) as folder:
-            report["corpora"][name] = compare(name, files, arguments, python, Path(folder))
-    if arguments.results:
-        Path(arguments.results).write_text(json.dumps(report, indent=1) + "\n")
-    else:
-        print(json.dumps(report, indent=1))
+            corpora[name] = compare(name, files, arguments, python, Path(folder))
+    reports.save(arguments.results, machine, {"corpora": corpora}, rows({"corpora": corpora}))
+
+
+PEERS = {
+    "SentencePiece": ("sentencepiece", "sentencepiece_paragraphs"),
+    "tokenizers (encode_batch_fast)": ("tokenizers",),
+    "gigatoken": ("gigatoken",),
+}
+"""Of the forms of a peer the fastest counts on every corpus."""
+
+
+def rows(details: dict[str, Any]) -> list[Row]:
+    """MB of normalized text per CPU second; of a peer only the corpora on which its ids are SentencePiece's."""
+    return rows_over_corpora("tokenizing, one core", details["corpora"], PEERS)
+
+
+def rows_over_corpora(name: str, corpora: dict[str, Any], peers: Mapping[str, Sequence[str]]) -> list[Row]:
+    """A row for each peer: MB per CPU second over all corpora on which it gives the right ids, and each's ratio."""
+    found = []
+    for peer, forms in peers.items():
+        equal = {corpus: each for corpus, each in corpora.items() if all(has_equal_ids(each, form) for form in forms)}
+        if not equal:
+            continue
+        ours, theirs = (
+            {corpus: min(median(each["runs"][form], "cpu_seconds") for form in those) for corpus, each in equal.items()}
+            for those in (("ours",), forms)
+        )
+        megabytes = sum(each["text_mb"] for each in equal.values())
+        speeds = (megabytes / sum(seconds.values()) for seconds in (ours, theirs))
+        runs = min(len(each["runs"]["ours"]) for each in equal.values())
+        ratios = {corpus: theirs[corpus] / ours[corpus] for corpus in equal}
+        found.append(Row(name, *speeds, peer, "MB/CPU s", "more", runs, ratios))
+    return found
+
+
+def has_equal_ids(found: dict[str, Any], form: str) -> bool:
+    """Whether a contestant gave SentencePiece's ids for every document; those that write no ids are not asked."""
+    compared = found["documents_with_other_ids"]
+    return form in found["runs"] and (form not in ("tokenizers", "gigatoken") or compared.get(form) == 0)
 
 
 def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python: str, folder: Path) -> dict[str, Any]:
     """Train a tokenizer, normalize the texts once, and let every contestant encode them `--runs` times."""
     files = corpus_part.take_part(files, arguments.limit_mb, folder / "part")
-    _train(files, folder / "tokenizer", arguments.vocab_size)
+    train_tokenizer(files, folder / "tokenizer", arguments.vocab_size)
     write_peer_tokenizer(folder / "tokenizer" / "tokenizer.json", folder / "peer.json")
     texts = _write_texts(files, folder)
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.contestants}
     checksums: dict[str, list[int]] = {}
-    for number in range(arguments.runs):
-        for name in arguments.contestants[:: -1 if number % 2 else 1]:
-            run = _child(name, python, folder)
-            checksums[name] = run.pop("checksums")
-            runs[name].append(run)
-            print(f"{corpus}, {name}, run {number + 1}: {run}", file=sys.stderr, flush=True)
+
+    def run(name: str, number: int) -> dict[str, Any]:
+        command = [python, __file__, "--child", name, "--folder", str(folder)]
+        found: dict[str, Any] = answer_of(command, one_core())
+        checksums[name] = found.pop("checksums")
+        return found
+
+    runs = in_turns(arguments.contestants, arguments.runs, run, f"{corpus}, ")
     differing = {
         name: sum(one != other for one, other in zip(found, checksums["sentencepiece"], strict=True))
         for name, found in checksums.items()
@@ -144,21 +182,6 @@ def _gigatoken(folder: Path) -> Encode:
 _ENCODERS = dict(zip(CONTESTANTS, (_ours, _sentencepiece, _sentencepiece, _tokenizers, _gigatoken), strict=True))
 
 
-def _child(name: str, python: str, folder: Path) -> dict[str, Any]:
-    core = min(os.sched_getaffinity(0))
-    done = subprocess.run(
-        [python, __file__, "--child", name, "--folder", str(folder)],
-        env=os.environ | {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
-    )
-    if done.returncode:
-        sys.exit(f"{name} failed with status {done.returncode}; what it said stands above")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def _write_texts(files: list[str], folder: Path) -> list[str]:
     """Write the normalized documents, whole and by paragraph; returns them whole."""
     from data_prep.text.cleaning import normalize
@@ -175,14 +198,8 @@ def _write_texts(files: list[str], folder: Path) -> list[str]:
     return [text for (text,) in forms["documents"]]
 
 
-def _train(files: list[str], folder: Path, vocab_size: int) -> None:
-    command = [sys.executable, "-m", "data_prep", "tokenizer", "--output", str(folder)]
-    command += ["--vocab-size", str(vocab_size), "--input", *files]
-    subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
-
-
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reports.parser(__doc__)
     names = parser.add_mutually_exclusive_group(required=True)
     corpus_part.add_argument(names, required=False)
     names.add_argument("--child", choices=CONTESTANTS, help=argparse.SUPPRESS)
@@ -190,8 +207,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--vocab-size", type=int, default=30_522)
     parser.add_argument("--limit-mb", type=float, metavar="MB", help="about so much text of each (default: all of it)")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--work", help="folder for temporary files")
-    parser.add_argument("--results", metavar="FILE", help="write everything as JSON")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     peers_environment.add_argument(parser)
     return parser.parse_args()

@@ -11,19 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from encoder_contestants import MLM_PROBABILITY, PADDED_TO_MULTIPLE_OF, pieces_of
+from contestants import masking_collator
+from encoder_contestants import PADDED_TO_MULTIPLE_OF, pieces_of
 from torch.utils.data import Dataset
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertTokenizerFast,
-    DataCollatorForLanguageModeling,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
 
 from data_prep.base.settings import load_settings
-from data_prep.tokenizer.special_tokens import SPECIAL_TOKENS
 from trainer.config.run_config import RunConfig
 from trainer.data.shard_set import open_shard_set
 from trainer.model.hugging_face import hugging_face_config
@@ -36,12 +29,7 @@ class CountingCollator:
     """The peer's collator; counts real tokens and positions of every batch."""
 
     def __init__(self, vocab_size: int) -> None:
-        words = [*SPECIAL_TOKENS, *(f"w{number}" for number in range(vocab_size - len(SPECIAL_TOKENS)))]
-        self._collate = DataCollatorForLanguageModeling(
-            BertTokenizerFast(vocab={word: number for number, word in enumerate(words)}),
-            mlm_probability=MLM_PROBABILITY,
-            pad_to_multiple_of=PADDED_TO_MULTIPLE_OF,
-        )
+        self._collate = masking_collator(vocab_size, pad_to_multiple_of=PADDED_TO_MULTIPLE_OF)
         self.counts: list[tuple[int, int]] = []
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:

@@ -180,7 +180,7 @@ def encoder(config: str, *modes: str) -> Callable[[Kit], dict[str, Any]]:
         sizes = ["--smoke"] if kit.toy else ["--tokens", "32768", "--steps", "4", "--rounds", "3"]
         words = ["--config", config, "--modes", *modes, "--results", results, *sizes]
         kit.call(kit.python("tests/benchmarks/encoder.py", *words))
-        return {"comparisons": len(json.loads(results.read_text())["comparisons"])}
+        return {"comparisons": len(json.loads(results.read_text())["details"]["comparisons"])}
 
     return run
 

@@ -8,31 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.encoder_table import best_lines
 from tests.support import fork_server
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "encoder.py"
-
-
-def entry(speed: float) -> dict[str, float]:
-    return {"tokens_per_second": speed}
-
-
-def test_the_ratio_is_of_each_sides_best_mode_and_micro_batch() -> None:
-    workloads = [
-        {"documents": {"ours eager": entry(30), "ours compiled": entry(40), "transformers eager": entry(20)}},
-        {"documents": {"ours eager": entry(35), "ours compiled": None, "transformers eager": entry(25)}},
-    ]
-    comparisons = [
-        {"preset": "bert_base", "precision": "bf16", "micro_batch_tokens": 1024 * number, "workloads": found}
-        for number, found in enumerate(workloads, start=1)
-    ]
-    assert best_lines({"comparisons": comparisons}) == [
-        "bert_base bf16, documents: 1.60 x (40 tokens/s, compiled at 1,024 places; transformers' best 25, eager at "
-        "2,048 places)"
-    ]
-    nobody = [comparisons[0] | {"workloads": {"full": {"ours eager": entry(3), "transformers eager": None}}}]
-    assert best_lines({"comparisons": nobody}) == ["bert_base bf16, full: no ratio, memory ran out on one side"]
 
 
 @pytest.mark.spawn
@@ -43,9 +21,10 @@ def test_one_command_compares_all_workloads_and_writes_what_it_measured(tmp_path
     environment = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2]), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = fork_server.run(command, tmp_path, environment)
     assert done.returncode == 0, done.stderr
-    assert "bert_base fp32, full: " in done.stdout
+    assert "training step, bert_base fp32, rows that are all full: " in done.stdout
     report = json.loads(output.read_text())
-    (comparison,) = report["comparisons"]
+    assert len(report["rows"]) == 3 * len(modes)
+    (comparison,) = report["details"]["comparisons"]
     assert set(comparison["workloads"]) == {"documents", "grouped", "full"} == set(comparison["lengths"])
     for workload, found in comparison["workloads"].items():
         assert set(found) == {f"{side} {mode}" for side in ("ours", "transformers") for mode in modes}

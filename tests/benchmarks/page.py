@@ -1,0 +1,165 @@
+"""The generated parts of the pages: from `<!-- benchmarks: NAME -->` to its end, written from results/*.json.
+
+Every figure in them comes from a report. A NAME is that of a benchmark, whose rows become a table, or one of `BLOCKS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from data_prep.base.errors import UserError
+from tests.benchmarks import language_tables, preparation_tables, reports
+from tests.benchmarks.catalog import BENCHMARKS, Benchmark
+from tests.benchmarks.reports import Report, Row, figure, measured, rows_of
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGES = (REPOSITORY / "README.md", REPOSITORY / "tests" / "benchmarks" / "README.md")
+Reports = Mapping[str, Report]
+"""By name of the benchmark."""
+_BLOCK = re.compile(r"(<!-- benchmarks: (\w+) -->\n)(.*?)(<!-- end of benchmarks: \2 -->\n)", re.DOTALL)
+
+
+def load_reports(folder: Path) -> dict[str, Report]:
+    """The reports of a folder, in the catalog's order; the rows of the speed run are made of its runs."""
+    paths = [folder / f"{benchmark.name}.json" for benchmark in BENCHMARKS]
+    found = {path.stem: reports.read_report(path) for path in paths if path.exists()}
+    if speedrun := found.get("speedrun"):
+        speedrun["rows"] = [vars(row) for row in language_tables.speedrun_rows(speedrun["details"]["runs"])]
+    return found
+
+
+def rewritten(text: str, found: Reports) -> str:
+    """The page with every block regenerated.
+
+    Raises:
+        UserError: a block has an unknown name, or its report is missing.
+    """
+    return _BLOCK.sub(lambda block: block[1] + made(block[2], found) + block[4], text)
+
+
+def names_in(text: str) -> list[str]:
+    """The names of the blocks of a page."""
+    return [block[2] for block in _BLOCK.finditer(text)]
+
+
+def made(name: str, found: Reports) -> str:
+    """The text of one block."""
+    makers = {benchmark.name: partial(table, benchmark) for benchmark in BENCHMARKS} | BLOCKS
+    if name not in makers:
+        raise UserError(
+            f"unknown benchmark block {name}", fix=f"use one of {', '.join(makers)}", code="unknown-benchmark-block"
+        )
+    return "\n".join(makers[name](found)) + "\n"
+
+
+def table(benchmark: Benchmark, found: Reports) -> Iterator[str]:
+    """The rows of a benchmark, with what it measures, machine, date, load average and command."""
+    report, measures = needed(found, benchmark.name), benchmark.measures
+    yield f"{measures[0].upper()}{measures[1:]}. {measured(report)}"
+    yield ""
+    rows = rows_of(report)
+    if all(row.peer is None for row in rows):
+        yield "| | | runs |"
+        yield "|---|---|---|"
+        for row in rows:
+            yield f"| {row.name} | {figure(row.ours)} {row.unit} | {row.runs} |"
+        return
+    yield "| | ours | compared with | | times better | range | runs |"
+    yield "|---|---|---|---|---|---|---|"
+    for row in rows:
+        peer = " | | " if row.peer is None else f"{figure(row.peer)} {row.unit} | {row.peer_name} | {figure(row.ratio)}"
+        yield f"| {row.name} | {figure(row.ours)} {row.unit} | {peer} | {row.range} | {row.runs} |"
+
+
+def needed(found: Reports, name: str) -> Report:
+    """The report of that name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in found:
+        raise UserError(
+            f"a block needs tests/benchmarks/results/{name}.json, which does not exist",
+            fix=f"measure it with 'python -m tests.benchmarks --only {name}', or remove the block",
+            code="missing-benchmark-result",
+        )
+    return found[name]
+
+
+def compared_rows(found: Reports) -> list[Row]:
+    """Every figure that a peer has too."""
+    names = [benchmark.name for benchmark in BENCHMARKS if not benchmark.beside_itself]
+    return [row for name in names if name in found for row in rows_of(found[name]) if row.peer is not None]
+
+
+SUMMARY = {
+    ("tokenizing, one core", "SentencePiece"): "tokenizing",
+    ("tokenizing, one core", "tokenizers (encode_batch_fast)"): "tokenizing",
+    ("tokenizing, one core", "gigatoken"): "tokenizing",
+    ("text to shards, one core", "datatrove"): "text to verified shards",
+    ("text to shards, one core", "datasets.map + tokenizers"): "text to verified shards",
+    ("memory of preparation, 64 MB of text", "datatrove"): "memory of preparation",
+    ("masked batches, MLM, length 512", "DataCollatorForLanguageModeling, np arrays"): "masked batches",
+    ("resume after 5G tokens of an indexed set", "mosaicml-streaming"): "resume after 5G tokens",
+    ("training step, bert_base bf16, documents of like length together", "transformers, SDPA"): "training step, bf16",
+    ("whole training loop, tiny_cpu", "Trainer, group_by_length"): "whole training loop, `tiny_cpu`",
+    ("training to the goal of the speed run", "Trainer, run_mlm's recipe"): "CPU seconds to a valid loss (speed run)",
+}
+"""Rows that README.md shows, by name and peer, with their shorter names there."""
+
+NUMBERS = {
+    ("text to shards, one core", "datatrove"): "the preparation throughput of datatrove",
+    ("resume after 5G tokens of an indexed set", "mosaicml-streaming"): "the resume speed of mosaicml-streaming",
+    (
+        "whole training loop, tiny_cpu",
+        "Trainer, group_by_length",
+    ): "the throughput of transformers' Trainer, `tiny_cpu`",
+}
+"""The rows behind the three numbers at the top of README.md."""
+
+
+def numbers(found: Reports) -> Iterator[str]:
+    """Three ratios, for the top of README.md."""
+    rows = [_row(found, *key) for key in NUMBERS]
+    yield "| " + " | ".join(f"**{figure(row.ratio)} times**" for row in rows) + " |"
+    yield "|---" * len(rows) + "|"
+    yield "| " + " | ".join(NUMBERS.values()) + " |"
+
+
+def summary(found: Reports) -> Iterator[str]:
+    """A few rows, for README.md."""
+    yield "| task | peer | times better than the peer | range |"
+    yield "|---|---|---|---|"
+    for key, name in SUMMARY.items():
+        row = _row(found, *key)
+        yield f"| {name} | {row.peer_name} | {figure(row.ratio)} | {row.range} |"
+
+
+def _row(found: Reports, name: str, peer: str) -> Row:
+    for row in compared_rows(found):
+        if (row.name, row.peer_name) == (name, peer):
+            return row
+    raise UserError(
+        f"no result has the row {name} with the peer {peer}",
+        fix="correct NUMBERS and SUMMARY in tests/benchmarks/page.py",
+        code="missing-benchmark-row",
+    )
+
+
+def _of(name: str, lines: Callable[[Report], Iterator[str]]) -> Callable[[Reports], Iterator[str]]:
+    return lambda found: lines(needed(found, name))
+
+
+BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
+    "numbers": numbers,
+    "summary": summary,
+    "language": _of("proof", language_tables.language),
+    "peers_preparation": _of("peers_preparation", preparation_tables.preparation),
+    "speedrun": _of("speedrun", language_tables.speedrun),
+    "proof": _of("proof", language_tables.proof),
+    "fills": _of("proof", language_tables.fills),
+    "ablations": _of("ablations", language_tables.ablations),
+}
