@@ -35,7 +35,7 @@ def in_turns(
     for number in range(runs):
         for name in names[:: -1 if number % 2 else 1]:
             found[name].append(run(name, number))
-            print(f"{title}{name}, run {number + 1}: {found[name][-1]}"[:500], file=sys.stderr, flush=True)
+            print(f"{title}{name}, run {number + 1}: {found[name][-1]}"[:200], file=sys.stderr, flush=True)
     return found
 
 

@@ -16,15 +16,17 @@ from pathlib import Path
 _TEXT_COLUMNS = ("text", "sentence")
 
 
-def add_argument(parser: argparse._ActionsContainer, required: bool = True) -> None:
-    """Add the option --corpora."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options --corpora, --limit-mb and --vocab-size."""
     parser.add_argument(
         "--corpora",
         nargs="+",
-        required=required,
+        required=True,
         metavar="NAME=PATTERN[,PATTERN ...]",
         help="jsonl.gz files with the field text, or csv and tsv with a column text or sentence",
     )
+    parser.add_argument("--limit-mb", type=float, metavar="MB", help="about so much text of each (default: all of it)")
+    parser.add_argument("--vocab-size", type=int, default=30_522, help="of the tokenizers (default %(default)s)")
 
 
 def corpora_of(words: list[str]) -> dict[str, list[str]]:

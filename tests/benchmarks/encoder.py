@@ -60,8 +60,7 @@ def main() -> None:
     described = machine.described("torch", "transformers", "numpy")
     details: dict[str, Any] = {"device": describe_machine(device), "length": arguments.length}
     details |= {"rounds": arguments.rounds, "batches_in_a_round": arguments.steps}
-    details |= {"only_forward_and_backward": arguments.only_backward, "flops_formula": FLOPS_FORMULA}
-    details |= {"mlm_probability": MLM_PROBABILITY, "comparisons": []}
+    details |= {"flops_formula": FLOPS_FORMULA, "mlm_probability": MLM_PROBABILITY, "comparisons": []}
     print(f"{device_name(device)}, {json.dumps(described['versions'])}", flush=True)
     for preset, precision, tokens in itertools.product(arguments.config, arguments.precision, arguments.tokens):
         config = settings_of(preset, precision, tokens, arguments)
@@ -147,7 +146,7 @@ def contestants_of(config: RunConfig, device: torch.device, arguments: argparse.
         UserError: they do not fit.
     """
     try:
-        return make_contestants(config, device, arguments.modes, arguments.only_backward)
+        return make_contestants(config, device, arguments.modes)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -155,7 +154,7 @@ def contestants_of(config: RunConfig, device: torch.device, arguments: argparse.
         raise UserError(
             f"{number} models of {num_parameters(config.model, next_sentence=True):,} parameters with their "
             f"optimizers do not fit into the memory of {device_name(device)} together; give a smaller --config, one "
-            "of --modes, or fewer --layers"
+            "of --modes, or fewer layers (--set model.num_hidden_layers=2)"
         ) from None
 
 

@@ -25,9 +25,6 @@ def parse(description: str | None) -> argparse.Namespace:
     parser = reports.parser(description)
     parser.add_argument("--config", nargs="+", default=["bert_base"], help="presets or YAML files of family bert")
     parser.add_argument("--set", nargs="+", dest="overrides", default=[], metavar="section.field=value")
-    parser.add_argument(
-        "--layers", type=int, help="fewer layers, for a quick try: it flatters ours, whose head is small"
-    )
     parser.add_argument("--length", type=int, help="places in a row (default 512)")
     parser.add_argument(
         "--tokens", nargs="+", type=int, help="places in our micro-batch (default 4,096; on CUDA 16,384 32,768 65,536)"
@@ -39,7 +36,6 @@ def parse(description: str | None) -> argparse.Namespace:
         "--rounds", type=int, help="timed rounds, each with batches of its own seed (default 3; on CUDA 5)"
     )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
-    parser.add_argument("--only-backward", action="store_true", help="forward and backward without the optimizer step")
     parser.add_argument("--profile", action="store_true", help="say where each spends its time")
     parser.add_argument("--shards", metavar="DIR", help="real documents (default: synthetic lengths)")
     parser.add_argument("--document-tokens", type=float, help="mean of synthetic lengths (default 600)")
@@ -86,8 +82,6 @@ def settings_of(preset: str, precision: str, tokens: int, arguments: argparse.Na
         "optimizer.name=adamw",
         "zero.stage=1",
     ]
-    if arguments.layers:
-        overrides.append(f"model.num_hidden_layers={arguments.layers}")
     overrides += [*(SMOKE if arguments.smoke else ()), *arguments.overrides]
     config = load_settings(RunConfig, preset, overrides)
     if config.model.family != "bert":

@@ -46,8 +46,8 @@ class Step:
 class Contestant:
     """A model in training; `steps` are its batches of the current workload."""
 
-    def __init__(self, name: str, engine: PlainEngine, only_backward: bool) -> None:
-        self.name, self.engine, self._only_backward = name, engine, only_backward
+    def __init__(self, name: str, engine: PlainEngine) -> None:
+        self.name, self.engine = name, engine
         self.steps: list[Step] = []
 
     @property
@@ -65,22 +65,17 @@ class Contestant:
         clock.mark()
         for step in self.steps:
             self.engine.backward(step.compute_loss(self.engine))
-            if self._only_backward:
-                self.engine.clear_gradients()
-            else:
-                self.engine.step()
+            self.engine.step()
         clock.mark()
         if self.engine.device.type == "cpu":
             return time.process_time() - cpu_started_at
         return sum(clock.seconds())
 
 
-def make_contestants(
-    config: RunConfig, device: torch.device, modes: Sequence[str], only_backward: bool
-) -> list[Contestant]:
+def make_contestants(config: RunConfig, device: torch.device, modes: Sequence[str]) -> list[Contestant]:
     """Ours and the peer in each of the modes "eager" and "compiled"."""
     contestants = [
-        Contestant(f"{side} {mode}", _make_engine(side, mode, config, device), only_backward)
+        Contestant(f"{side} {mode}", _make_engine(side, mode, config, device))
         for mode in modes
         for side in ("ours", "transformers")
     ]

@@ -27,9 +27,8 @@ from reports import Row
 def main() -> None:
     """Run the contestants in turns, and print and write the memory of each."""
     parser = reports.parser(__doc__)
-    corpus_part.add_argument(parser)
-    parser.add_argument("--vocab-size", type=int, default=30_522)
-    parser.add_argument("--limit-mb", type=float, default=20.0, metavar="MB", help="about so much text (default 20)")
+    corpus_part.add_arguments(parser)
+    parser.set_defaults(limit_mb=20.0)
     parser.add_argument("--times", type=int, nargs="+", default=[1, 4], help="times the text (default 1 4)")
     parser.add_argument("--runs", type=int, default=2)
     peers_environment.add_argument(parser)

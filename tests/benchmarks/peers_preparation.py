@@ -35,7 +35,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,10 @@ import corpus_part
 import peers_environment
 import reports
 from contained_process import run_contained
-from contestants import ENVIRONMENT, REPOSITORY, answer_of, data_prep, in_turns, one_core, train_tokenizer
+from contestants import ENVIRONMENT, REPOSITORY, answer_of, data_prep, in_turns, median, one_core, train_tokenizer
 from machine import described
 from peer_contestants import write_peer_tokenizer
 from reports import Row
-from tokenizing import rows_over_corpora
 
 CONTESTANTS = (
     *("ours", "sentencepiece", "sentencepiece_paragraphs", "tokenizers", "gigatoken", "datatrove", "datasets"),
@@ -85,6 +84,31 @@ def rows(details: dict[str, Any]) -> list[Row]:
     return rows_over_corpora("text to shards, one core", details["corpora"], PEERS)
 
 
+def rows_over_corpora(name: str, corpora: dict[str, Any], peers: Mapping[str, Sequence[str]]) -> list[Row]:
+    """A row for each peer: MB per CPU second over all corpora on which it gives the right ids, and each's ratio."""
+    found = []
+    for peer, forms in peers.items():
+        equal = {corpus: each for corpus, each in corpora.items() if all(has_equal_ids(each, form) for form in forms)}
+        if not equal:
+            continue
+        ours, theirs = (
+            {corpus: min(median(each["runs"][form], "cpu_seconds") for form in those) for corpus, each in equal.items()}
+            for those in (("ours",), forms)
+        )
+        megabytes = sum(each["text_mb"] for each in equal.values())
+        speeds = (megabytes / sum(seconds.values()) for seconds in (ours, theirs))
+        runs = min(len(each["runs"]["ours"]) for each in equal.values())
+        ratios = {corpus: theirs[corpus] / ours[corpus] for corpus in equal}
+        found.append(Row(name, *speeds, peer, "MB/CPU s", "more", runs, ratios))
+    return found
+
+
+def has_equal_ids(found: dict[str, Any], form: str) -> bool:
+    """Whether a contestant gave SentencePiece's ids for every document; those that write no ids are not asked."""
+    compared = found["documents_with_other_ids"]
+    return form in found["runs"] and (form not in ("tokenizers", "gigatoken") or compared.get(form) == 0)
+
+
 def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python: str, folder: Path) -> dict[str, Any]:
     """Train a tokenizer, and run every contestant `--runs` times on the corpus and on its first two documents."""
     files = corpus_part.take_part(files, arguments.limit_mb, folder / "corpus")
@@ -96,7 +120,7 @@ def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python
     write_peer_tokenizer(folder / "tokenizer" / "tokenizer.json", folder / "peer.json")
     two = [_write_jsonl(texts[:2], folder / "two.jsonl.gz")]
     inputs = {"ours": (two, files)} | {
-        form: tuple(_normalized(part, form, folder) for part in (two, files)) for form in ("documents", "paragraphs")
+        form: tuple(normalized(part, form, folder) for part in (two, files)) for form in ("documents", "paragraphs")
     }
 
     def run(name: str, number: int) -> dict[str, Any]:
@@ -110,7 +134,7 @@ def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python
     runs = in_turns(CONTESTANTS, arguments.runs, run, f"{corpus}, ")
     data_prep("verify", str(folder / "ours"))
     _check_counts(runs, len(texts))
-    differing = _documents_with_other_ids(runs)
+    differing = documents_with_other_ids(runs)
     text_mb = sum(len(text.encode(errors="replace")) for text in texts) / 1e6
     stages = answer_of([python, str(_STAGES_SCRIPT), str(folder / "tokenizer"), *files], one_core())
     return {
@@ -127,26 +151,33 @@ def run_contestant(name: str, python: str, files: list[str], folder: Path, *over
 
     The CPU seconds of encoders are those of encoding alone; `overrides` are settings of ours.
     """
+    if name != "ours":
+        return run_encoder(name, python, files, folder)
     output = folder / name
     shutil.rmtree(output, ignore_errors=True)
-    if name == "ours":
-        command = [sys.executable, "-m", "data_prep", "shards", "--tokenizer", str(folder / "tokenizer")]
-        command += ["--output", str(output), "--workers", "1", *overrides, "--input", *files]
-    else:
-        reads_model = name.startswith("sentencepiece") or name == "gigatoken"
-        tokenizer = folder / ("tokenizer" if reads_model else "peer.json")
-        command = [python, str(_CONTESTANTS_SCRIPT), name, str(tokenizer), str(output), *files]
-    environment = os.environ | ENVIRONMENT | {"HF_HOME": str(folder / "home")}
-    figures: dict[str, Any] = {**run_contained(command, REPOSITORY, one_core(), environment)}
-    if name != "ours":
-        return figures | json.loads(Path(f"{output}-result.json").read_text(encoding="utf-8"))
-    manifest = json.loads((output / "manifest.json").read_text(encoding="utf-8"))
+    command = [sys.executable, "-m", "data_prep", "shards", "--tokenizer", str(folder / "tokenizer"), *overrides]
+    figures = _contained([*command, "--output", str(output), "--workers", "1", "--input", *files], folder)
+    manifest = reports.read(output / "manifest.json")
     splits = (manifest["train"], manifest["valid"])
     figures |= {key: sum(split[key] for split in splits) for key in ("documents", "tokens")}
     return figures | {"dropped": sum(sum(source["dropped"].values()) for source in manifest["sources"])}
 
 
-def _normalized(files: list[str], form: str, folder: Path) -> list[str]:
+def run_encoder(name: str, python: str, files: list[str], folder: Path) -> dict[str, Any]:
+    """Run a contestant of `peer_contestants.py`."""
+    output = folder / name
+    shutil.rmtree(output, ignore_errors=True)
+    tokenizer = folder / ("peer.json" if name in ("tokenizers", "datatrove", "datasets") else "tokenizer")
+    figures = _contained([python, str(_CONTESTANTS_SCRIPT), name, str(tokenizer), str(output), *files], folder)
+    return figures | reports.read(Path(f"{output}-result.json"))
+
+
+def _contained(command: list[str], folder: Path) -> dict[str, Any]:
+    environment = os.environ | ENVIRONMENT | {"HF_HOME": str(folder / "home")}
+    return dict(run_contained(command, REPOSITORY, one_core(), environment))
+
+
+def normalized(files: list[str], form: str, folder: Path) -> list[str]:
     """Copies of the files with their text normalized as the tokenizer requires; a paragraph a line, or a document."""
     from data_prep.text.cleaning import normalize
     from data_prep.tokenizer.tokenizer import Tokenizer
@@ -183,7 +214,7 @@ def _check_counts(runs: dict[str, list[dict[str, Any]]], documents: int) -> None
                 sys.exit(f"{name} made {run['tokens']} tokens and SentencePiece {sentencepiece}: not the same work")
 
 
-def _documents_with_other_ids(runs: dict[str, list[dict[str, Any]]]) -> dict[str, int]:
+def documents_with_other_ids(runs: dict[str, list[dict[str, Any]]]) -> dict[str, int]:
     """Take the digests out of the results; return how many documents have other ids than SentencePiece's, the most."""
     digests = {
         name: [run.pop("ids_sha256") for run in results if "ids_sha256" in run] for name, results in runs.items()
@@ -198,9 +229,7 @@ def _documents_with_other_ids(runs: dict[str, list[dict[str, Any]]]) -> dict[str
 
 def _parse() -> argparse.Namespace:
     parser = reports.parser(__doc__)
-    corpus_part.add_argument(parser)
-    parser.add_argument("--limit-mb", type=float, metavar="MB", help="about so much text of each (default: all of it)")
-    parser.add_argument("--vocab-size", type=int, default=30_522)
+    corpus_part.add_arguments(parser)
     parser.add_argument("--runs", type=int, default=3)
     peers_environment.add_argument(parser)
     return parser.parse_args()

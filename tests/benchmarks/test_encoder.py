@@ -34,9 +34,7 @@ def test_models_that_do_not_fit_into_memory_are_an_error_of_one_paragraph(
     def fail(*arguments: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4194304 bytes")
 
-    arguments = argparse.Namespace(
-        length=64, layers=None, smoke=True, overrides=[], modes=["eager", "compiled"], only_backward=False
-    )
+    arguments = argparse.Namespace(length=64, smoke=True, overrides=[], modes=["eager", "compiled"])
     config = encoder.settings_of("bert_base", "fp32", 512, arguments)
     monkeypatch.setattr(encoder, "make_contestants", fail)
     with pytest.raises(UserError, match="4 models of .* parameters with their optimizers do not fit"):
