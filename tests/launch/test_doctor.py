@@ -18,7 +18,7 @@ from launch import doctor
 from tests.support.doctor import findings_of
 from tests.support.error_codes import coded
 from trainer.config.run_config import RunConfig
-from trainer.preflight import checks, disk_checks, preflight, service_checks
+from trainer.preflight import checks, disk_checks, machine_checks, service_checks
 from trainer.preflight.finding import Finding
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def test_a_sound_run_on_this_machine_is_ok_in_every_line(small_shards, empty_dat
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     monkeypatch.setattr(doctor, "MAX_SPAWNED_RANKS", 1)
     monkeypatch.setattr(disk_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
-    monkeypatch.setattr(preflight, "device_memory_bytes", lambda *_: 64 << 30)
+    monkeypatch.setattr(machine_checks, "device_memory_bytes", lambda *_: 64 << 30)
     findings = list(doctor.examine(config_of(small_shards, tmp_path), 2, {}, CPU))
     assert {finding.level for finding in findings} == {"ok"}, "\n".join(map(str, findings))
     names = {finding.name for finding in findings}
@@ -51,25 +51,25 @@ def test_a_sound_run_on_this_machine_is_ok_in_every_line(small_shards, empty_dat
 
 
 def test_memory_goes_by_the_zero_stage(tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight, "device_memory_bytes", lambda device, world_size: 6 * preflight.GIB)
+    monkeypatch.setattr(machine_checks, "device_memory_bytes", lambda device, world_size: 6 * machine_checks.GIB)
     base = ["training.micro_batch_tokens=512", "zero.stage=0", "training.precision=fp32", "model.hidden_dropout_prob=0"]
     zero = load_settings(RunConfig, "bert_large", base)
-    (replicated,) = preflight.check_memory(zero, 8, CPU)
-    (divided,) = preflight.check_memory(load_settings(RunConfig, "bert_large", [*base, "zero.stage=3"]), 8, CPU)
+    (replicated,) = machine_checks.check_memory(zero, 8, CPU)
+    (divided,) = machine_checks.check_memory(load_settings(RunConfig, "bert_large", [*base, "zero.stage=3"]), 8, CPU)
     assert replicated.level in ("warn", "fail") and "raise zero.stage" in replicated.text
     assert divided.level == "ok"
 
 
 def test_a_batch_that_is_mostly_filling_is_warned_of(tmp_path):
     config = config_of("none", tmp_path, "training.global_batch_tokens=1088", "training.micro_batch_tokens=1024")
-    assert levels(list(preflight.check_batches(config, 1))) == ["warn"]
+    assert levels(list(machine_checks.check_batches(config, 1))) == ["warn"]
 
 
 def test_a_batch_warmup_that_the_ranks_cannot_share_is_warned_of(tmp_path):
     sizes = ["training.global_batch_tokens=4096", "training.micro_batch_tokens=512"]
     config = config_of("none", tmp_path, *sizes, "training.batch_warmup={initial_tokens: 1024, steps: 9}")
-    assert levels(list(preflight.check_batches(config, 2))) == ["ok", "ok"]
-    fits, warmup = preflight.check_batches(config, 8)
+    assert levels(list(machine_checks.check_batches(config, 2))) == ["ok", "ok"]
+    fits, warmup = machine_checks.check_batches(config, 8)
     assert (fits.level, warmup.level) == ("ok", "warn")
     assert "4 sizes from 1,024 to 4,096 tokens, with 37.5% padding rows" in warmup.text
     assert "a multiple of the 4,096 that the ranks take at once" in warmup.text
@@ -92,13 +92,13 @@ def test_the_lock_of_a_killed_build_is_named_and_that_of_a_running_one_is_not(tm
     builder = subprocess.Popen([sys.executable, "-c", build, str(lock)], stdout=subprocess.PIPE, text=True)
     assert builder.stdout is not None and builder.stdout.readline() == "building\n"
     os.utime(lock, (time.time() - 3600,) * 2)
-    assert levels(list(preflight.check_op_cache())) == ["ok"], "it is building"
+    assert levels(list(machine_checks.check_op_cache())) == ["ok"], "it is building"
     builder.kill()
     builder.wait()
-    (finding,) = preflight.check_op_cache()
+    (finding,) = machine_checks.check_op_cache()
     assert finding.level == "fail" and str(lock) in finding.text and "60 minutes old" in finding.text
     os.utime(lock)
-    (finding,) = preflight.check_op_cache()
+    (finding,) = machine_checks.check_op_cache()
     assert finding.level == "warn" and "held by no process" in finding.text
 
 
@@ -121,21 +121,21 @@ def test_bf16_is_warned_of_on_a_processor_that_is_slow_in_it(tmp_path, monkeypat
     bf16, fp32 = (config_of("none", tmp_path, f"training.precision={each}") for each in ("bf16", "fp32"))
     texts = {}
     for processor, config, level in ((slow, bf16, "warn"), (slow, fp32, "ok"), (fast, bf16, "ok"), (fast, fp32, "ok")):
-        monkeypatch.setattr(preflight, "this_processor", lambda processor=processor: processor)
-        (finding,) = preflight.check_speed_of_precision(config, CPU)
+        monkeypatch.setattr(machine_checks, "this_processor", lambda processor=processor: processor)
+        (finding,) = machine_checks.check_speed_of_precision(config, CPU)
         assert finding.level == level
         texts[processor, config.training.precision] = finding.text
     assert "bf16 on Xeon (instruction sets: avx2, avx512_bf16) is slower than fp32. Fix: set" in texts[slow, "bf16"]
     assert "bf16 is faster on it" in texts[fast, "fp32"]
     assert "faster" not in texts[fast, "bf16"] + texts[slow, "fp32"]
-    (finding,) = preflight.check_speed_of_precision(bf16, torch.device("cuda", 0))
+    (finding,) = machine_checks.check_speed_of_precision(bf16, torch.device("cuda", 0))
     assert finding.level == "ok"
 
 
 def test_a_password_on_the_command_line_fails_and_is_not_repeated():
-    (finding,) = preflight.check_secrets(["doctor.py", "tracking.uri=https://me:hush-hush@mlflow.example.org"])
+    (finding,) = machine_checks.check_secrets(["doctor.py", "tracking.uri=https://me:hush-hush@mlflow.example.org"])
     assert finding.level == "fail" and "tracking.uri" in finding.text and "hush" not in finding.text
-    assert levels(list(preflight.check_secrets(["tracking.uri=https://mlflow.example.org"]))) == ["ok"]
+    assert levels(list(machine_checks.check_secrets(["tracking.uri=https://mlflow.example.org"]))) == ["ok"]
 
 
 @pytest.mark.spawn
@@ -184,7 +184,7 @@ def test_what_only_the_first_rank_does_refuses_no_other(small_shards, tmp_path):
 
 
 def test_a_start_warns_of_what_is_cheap_to_find(small_shards, tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight, "device_memory_bytes", lambda *_: 1)
+    monkeypatch.setattr(machine_checks, "device_memory_bytes", lambda *_: 1)
     config = config_of(small_shards, tmp_path, "checkpoint.keep_last=1")
     found = {finding.name: finding.level for finding in checks.warnings(checks.PlannedRun(config, 2, CPU))}
     assert found["memory"] == "fail" and "ok" not in found.values()

@@ -42,7 +42,7 @@ import trainer.loop.step
 import trainer.loop.train
 import trainer.loop.training_loop
 import trainer.model.numerics
-import trainer.preflight.preflight
+import trainer.preflight.machine_checks
 from data_prep.storage import storage
 from trainer.model.pretraining import PretrainingModel
 
@@ -129,7 +129,7 @@ def allow_half_on_the_cpu() -> None:
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
     CPU_Accelerator.is_fp16_supported = lambda accelerator: True  # type: ignore[method-assign]
-    for module in (trainer.preflight.preflight, trainer.engine.engine):
+    for module in (trainer.preflight.machine_checks, trainer.engine.engine):
         wrap(module, "check_precision", lambda original, *arguments: None)
 
 

@@ -27,7 +27,7 @@ from trainer.preflight.deepspeed_sections import check_output_files, check_packa
 from trainer.preflight.disk_checks import check_clock, check_disk
 from trainer.preflight.finding import Finding, guarded
 from trainer.preflight.launch_checks import check_starters
-from trainer.preflight.preflight import (
+from trainer.preflight.machine_checks import (
     check_batches,
     check_compiler,
     check_device,
@@ -36,10 +36,9 @@ from trainer.preflight.preflight import (
     check_op_cache,
     check_secrets,
     check_speed_of_precision,
-    check_store,
     describe_device,
 )
-from trainer.preflight.service_checks import check_mlflow
+from trainer.preflight.service_checks import check_mlflow, check_store
 from trainer.tracking.mlflow_server import resolve_tracking_uri
 
 

@@ -1,4 +1,4 @@
-"""Checks of services: MLflow, and the other ranks of this machine."""
+"""Checks of services: MLflow, the checkpoint store, and the other ranks of this machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from pathlib import Path
 import torch
 import torch.distributed
 
+from data_prep.base.errors import UserError
 from data_prep.base.terminal import counted
 from data_prep.storage import storage
+from data_prep.storage.store_errors import RESUME
 from trainer.config.run_config import RunConfig
 from trainer.distributed.interface import interface_towards
 from trainer.preflight.finding import Finding, Level
@@ -61,6 +63,29 @@ def check_mlflow(config: RunConfig) -> Iterator[Finding]:
             yield Finding(level, "registry", f"cannot be written ({short(error)}); check the permissions of this user")
         else:
             yield Finding("ok", "registry", "accepts models")
+
+
+def check_store(config: RunConfig) -> Iterator[Finding]:
+    """That the checkpoint store takes, gives and removes a small file."""
+    url = config.checkpoint.upload_to
+    if url is None:
+        yield Finding("ok", "store", "not configured (checkpoint.upload_to)")
+        return
+    probe, data = storage.join(url, f"doctor-{secrets.token_hex(4)}"), b"probe"
+    try:
+        storage.write_bytes(probe, data)
+        read = storage.read_bytes(probe)
+        storage.remove(probe)
+    except UserError as error:
+        text = str(error).replace(RESUME, "fix the store, or set checkpoint.upload_to to another folder or bucket")
+        yield Finding("fail", "store", text)
+        return
+    if read != data:
+        yield Finding(
+            "fail", "store", f"{storage.redact(url)} returned other bytes than were written; use another store"
+        )
+    else:
+        yield Finding("ok", "store", f"{storage.redact(url)} can be written, read and cleared")
 
 
 def check_collective(world_size: int, device_type: str) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Checks of a run before it burns anything: configuration, memory, precision, compiler, initial weights, stores.
+"""Checks of a run's settings against this machine: batches, memory, precision, compiler, initial weights, secrets.
 
 Each takes seconds at most. The list of all of them is in `trainer/preflight/checks.py`.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -16,11 +15,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from data_prep.base.errors import UserError
 from data_prep.base.processor import this_processor
 from data_prep.base.urls import has_password
-from data_prep.storage import storage
-from data_prep.storage.store_errors import RESUME
 from trainer.checkpoint.format import list_steps
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
@@ -35,7 +31,7 @@ from trainer.preflight.memory_estimate import TENSORS_ONLY, heaviest_stage, memo
 from trainer.registry.starting_weights import look_at_initial_weights
 
 GIB = 1 << 30
-NOTABLE_FILLING = 0.05
+NOTABLE_PADDING = 0.05
 STALE_LOCK_SECONDS = 600
 
 
@@ -44,7 +40,7 @@ def check_batches(config: RunConfig, world_size: int) -> Iterator[Finding]:
     for stage in config.stages:
         arithmetic = batch_arithmetic(stage, world_size)
         where = f"{stage.label}: " if len(config.stages) > 1 else ""
-        if arithmetic.padding_share > NOTABLE_FILLING:
+        if arithmetic.padding_share > NOTABLE_PADDING:
             text = f"{where}{arithmetic}; set global_batch_tokens to a multiple, or lower micro_batch_tokens"
             yield Finding("warn", "batch", text)
         else:
@@ -61,7 +57,7 @@ def _check_batch_warmup(stage: Stage, world_size: int, where: str) -> Finding:
     )
     share = 1.0 - sum(sizes) / computed
     text = f"{where}batch-size ramp-up in {len(sizes)} sizes from {sizes[0]:,} to {sizes[-1]:,} tokens"
-    if share <= NOTABLE_FILLING:
+    if share <= NOTABLE_PADDING:
         return Finding("ok", "batch", text)
     needed = world_size * batch_arithmetic(stage, world_size).micro_batch_tokens
     remedy = f"choose batch_warmup.initial_tokens as a multiple of the {needed:,} that the ranks take at once"
@@ -162,29 +158,6 @@ def check_compiler(config: RunConfig) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", "compiler", compiler or "none, and none is needed")
-
-
-def check_store(config: RunConfig) -> Iterator[Finding]:
-    """That the checkpoint store takes, gives and removes a small file."""
-    url = config.checkpoint.upload_to
-    if url is None:
-        yield Finding("ok", "store", "not configured (checkpoint.upload_to)")
-        return
-    probe, data = storage.join(url, f"doctor-{secrets.token_hex(4)}"), b"probe"
-    try:
-        storage.write_bytes(probe, data)
-        read = storage.read_bytes(probe)
-        storage.remove(probe)
-    except UserError as error:
-        text = str(error).replace(RESUME, "fix the store, or set checkpoint.upload_to to another folder or bucket")
-        yield Finding("fail", "store", text)
-        return
-    if read != data:
-        yield Finding(
-            "fail", "store", f"{storage.redact(url)} returned other bytes than were written; use another store"
-        )
-    else:
-        yield Finding("ok", "store", f"{storage.redact(url)} can be written, read and cleared")
 
 
 def check_device(config: RunConfig, world_size: int, device: torch.device) -> None:
