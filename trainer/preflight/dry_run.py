@@ -187,8 +187,8 @@ def warmup_lines(stage: Stage, world_size: int) -> list[str]:
     for step, tokens in global_batch_sizes(stage):
         arithmetic = batch_arithmetic(stage, world_size, tokens)
         line = f"  from step {step + 1:,}: {tokens:,} tokens, {arithmetic.accumulation_steps} accumulation"
-        filling = arithmetic.padding_share
-        lines.append(f"{line}, {filling:.1%} padding" if filling else line)
+        padding = arithmetic.padding_share
+        lines.append(f"{line}, {padding:.1%} padding" if padding else line)
     return lines
 
 
