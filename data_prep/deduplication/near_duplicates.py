@@ -11,7 +11,7 @@ It needs no more pairs than a star in each group, and it does not depend on the 
 
 A million documents, 300,000 of them copies and 100,000 of these of one document, took 8 seconds on two cores with the
 default settings, 278 MB in the largest process, and 724 MB of signature files (tests/benchmarks/near_duplicates.py
-and its results/near_duplicates_scale.json). A unit's memory is bounded up to about 120 million documents, where 1024
+and its results/near_duplicates.json). A unit's memory is bounded up to about 120 million documents, where 1024
 parts of two million keys are full; beyond, the parts get larger. The process that makes the clusters holds those
 documents that have a near copy.
 
