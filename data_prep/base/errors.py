@@ -50,7 +50,9 @@ class UsageError(UserError):
 
 def failure(error: BaseException) -> str:
     """Describe where and how a function that the user brought failed."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    # The last may be code that a library made, such as the methods of a frozen dataclass.
+    frame = next((frame for frame in reversed(frames) if not frame.filename.startswith("<")), frames[-1])
     what = str(error)
     shortened = what if len(what) <= _SHOWN_CHARACTERS else f"{what[:_SHOWN_CHARACTERS]}..."
     return f"failed at {frame.filename}:{frame.lineno} ({type(error).__name__}: {shortened})"

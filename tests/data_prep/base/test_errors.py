@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.base.errors import READER_GONE_STATUS, UsageError, UserError, run_command
+from data_prep.base.errors import READER_GONE_STATUS, UsageError, UserError, failure, run_command
+from data_prep.documents.document import Document
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -46,6 +47,12 @@ def test_success_returns_and_a_mistake_of_ours_keeps_its_traceback():
     run_command(lambda: None)
     with pytest.raises(ZeroDivisionError):
         run_command(lambda: 1 // 0)
+
+
+def test_a_failure_names_the_last_line_that_is_in_a_file():
+    with pytest.raises(AttributeError) as caught:
+        Document("a").text = "b"  # fails in code that `dataclasses` generated
+    assert failure(caught.value).startswith(f"failed at {__file__}:") and "FrozenInstanceError" in failure(caught.value)
 
 
 def test_a_name_that_the_system_refuses_is_told_and_any_other_error_of_the_system_is_ours(tmp_path, capsys):
