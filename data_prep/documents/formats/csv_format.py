@@ -16,6 +16,7 @@ from data_prep.documents.formats.input_format import NAME_THE_FIELD, Format, Rea
 from data_prep.documents.lines import Line, bounded_lines
 from data_prep.documents.rejects import BadInput, Fault
 
+_SEPARATORS = ",;|\t"
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,30})?([eE][-+]?[0-9]{1,2})?")
 
 
@@ -145,6 +146,9 @@ def _header_fault(names: Sequence[str], wanted: Sequence[str], text: str) -> Fau
     if text not in names:
         if not all(map(_is_utf8, names)):
             return Fault("is not UTF-8", "invalid UTF-8", "convert the file, for example with iconv")
+        mark = next((mark for mark in _SEPARATORS if len(names) == 1 and text in names[0].split(mark)), None)
+        if mark is not None:
+            return Fault(f"has {mark!r} between its cells", "invalid CSV", "write commas in .csv and tabs in .tsv")
         what = f"has no column {text!r} (its columns: {listed(names)})"
         return Fault(what, "missing field", NAME_THE_FIELD)
     twice = next((name for name in wanted if names.count(name) > 1), None)

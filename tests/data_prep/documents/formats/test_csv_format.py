@@ -76,6 +76,8 @@ def test_blank_rows_count_for_nothing_whatever_the_header_is(tmp_path: Path, hea
         ("a.tsv", b"text\tb\nx\t1\n\ny\t2\t3\n", "line 4 has 3 cells", "invalid CSV"),
         ("a.tsv", b'text\tb\nx\t1\n"x\ty"\t1\n', "line 3 has 3 cells.* as CSV", "invalid CSV"),
         ("a.csv", b"body,b\nx,1\n", r"line 1 has no column 'text' \(its columns: body, b\)", "missing field"),
+        ("a.csv", b"text;b\nx;1\n", "line 1 has ';' between its cells", "invalid CSV"),
+        ("a.tsv", b"b,text\n1,x\n", "line 1 has ',' between its cells", "invalid CSV"),
         ("a.csv", "text,b\nx,1".encode("utf-16"), r"line 1 is not UTF-8", "invalid UTF-8"),
         ("a.csv", b"text,text\nx,1\n", "line 1 has several columns 'text'", "not text"),
     ],
