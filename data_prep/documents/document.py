@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,3 +37,23 @@ class Document:
         """The data set's own id, 16 hexadecimal digits, of a document that `open_dataset` decoded; else None."""
         found = self.metadata.get(DOCUMENT_ID)
         return found if isinstance(found, str) else None
+
+
+def wrong_values(document: Document) -> str:
+    """Return what is not of the types that `Document` states, after "a document whose"; an empty text if nothing."""
+    for name in ("text", "id", "url", "language"):
+        value = getattr(document, name)
+        if not isinstance(value, str) and (value is not None or name == "text"):
+            return f"{name} is {type(value).__name__}, not text"
+    if not isinstance(document.metadata, Mapping):
+        return f"metadata is {type(document.metadata).__name__}, not a mapping"
+    return ""
+
+
+def is_json(values: Mapping[str, Any]) -> bool:
+    """Whether JSON can hold the values."""
+    try:
+        json.dumps(dict(values), sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True

@@ -5,14 +5,12 @@ Preparation, the tokenizer's sample and the estimate read through it.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from data_prep.base.errors import Stopped, UserError, failure
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.document import Document
+from data_prep.documents.document import Document, is_json, wrong_values
 from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
@@ -84,7 +82,7 @@ class FilteredReader(DocumentReader):
             if reason is None and document is not original and has_too_many_marks(document.text):
                 reason = TOO_MANY_MARKS
             if reason is None:
-                if document.metadata and not _is_json(document.metadata):
+                if document.metadata and not is_json(document.metadata):
                     raise self._wrong(
                         step, "put values into metadata that JSON does not have", "filter-result", original
                     )
@@ -149,18 +147,5 @@ def _problem(outcome: Document, document: Document) -> str:
     """Return what a transform did that it may not do; an empty text if nothing."""
     if outcome.source != document.source or (outcome.id != document.id and document.id is not None):
         return "changed the source or the id, by which a takedown finds the document"
-    for name in ("text", "id", "url", "language"):
-        value = getattr(outcome, name)
-        if not isinstance(value, str) and (value is not None or name == "text"):
-            return f"made a document whose {name} is {type(value).__name__}, not text"
-    if not isinstance(outcome.metadata, Mapping):
-        return f"made a document whose metadata is {type(outcome.metadata).__name__}, not a mapping"
-    return ""
-
-
-def _is_json(values: Mapping[str, Any]) -> bool:
-    try:
-        json.dumps(dict(values), sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
+    wrong = wrong_values(outcome)
+    return wrong and f"made a document whose {wrong}"

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from data_prep.base.errors import UsageError, UserError, failure
 from data_prep.base.registries import Registry
 from data_prep.base.source_digest import module_digest
-from data_prep.documents.document import Document
+from data_prep.documents.document import Document, is_json, wrong_values
 from data_prep.documents.formats.arrow_format import ArrowFormat
 from data_prep.documents.formats.csv_format import CsvFormat, TsvFormat
 from data_prep.documents.formats.input_format import Format, Reading, document_of
@@ -138,9 +138,33 @@ def _custom(ending: str, path: str) -> Format:
             fix=FORMATS.callable_fix,
             code=FORMATS.callable_code,
         )
+    if inspect.isclass(found):
+        made.documents = _checked(made, ending)  # type: ignore[assignment, method-assign]
     made.endings = (ending,)
     made.path = path  # type: ignore[attr-defined]  # by which a change of the settings is noticed
     return made
+
+
+def _checked(made: Format, ending: str) -> Callable[[BinaryIO, Reading], Iterator[Document]]:
+    """Return the method `documents` of a user's format, which raises `UserError` for what is no proper document."""
+    read = made.documents
+
+    def documents(stream: BinaryIO, reading: Reading) -> Iterator[Document]:
+        for number, document in enumerate(read(stream, reading), 1):
+            wrong = "" if isinstance(document, Document) else f"gave {type(document).__name__}, not a document"
+            if not wrong and (values := wrong_values(document)):
+                wrong = f"gave a document whose {values}"
+            elif not wrong and not is_json(document.metadata):
+                wrong = "gave a document whose metadata holds what JSON does not have"
+            if wrong:
+                raise UserError(
+                    f"the format {ending} {wrong}, on {reading.rejects.where}, document {number}",
+                    fix="correct the class of the format",
+                    code="format-failed",
+                )
+            yield document
+
+    return documents
 
 
 class CustomFormat(Format):

@@ -37,6 +37,12 @@ def tagged(stream):
     yield {"text": "One.", "tags": [1]}
     yield {"text": "Two.", "tags": {"a", "b"}}
 
+class Wrong(Format):
+    def documents(self, stream, reading):
+        yield Document("One.")
+        wrong = {"a": 3, "b": Document(None), "c": Document("x", id=5), "d": Document("x", metadata={"score": {1}})}
+        yield wrong[stream.read().decode()]
+
 class Whole(Format):
     def documents(self, stream, reading):
         yield Document(stream.read().decode().upper(), source=reading.fields.source)
@@ -100,6 +106,16 @@ def test_what_goes_wrong_names_file_and_document(folder: Path) -> None:
     path.write_bytes(b"first\nOne.\nbug\nTwo.\n")
     with pytest.raises(UserError, match=r"own_formats.py:12 .* on .*a.pairs, document 2", check=coded("format-failed")):
         read(path, formats=formats, on_bad_input="skip")
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [("a", "gave int"), ("b", "text is NoneType"), ("c", "id is int"), ("d", "metadata holds what JSON does not")],
+)
+def test_what_a_class_gives_is_checked(folder: Path, content: str, what: str) -> None:
+    (folder / "a.pairs").write_text(content)
+    with pytest.raises(UserError, match=rf"{what}.* on .*a.pairs, document 2", check=coded("format-failed")):
+        read(folder / "a.pairs", formats={".pairs": "own_formats:Wrong"})
 
 
 @pytest.mark.parametrize(
