@@ -139,7 +139,7 @@ def _custom(ending: str, path: str) -> Format:
             code=FORMATS.callable_code,
         )
     if inspect.isclass(found):
-        made.documents = _checked(made, ending)  # type: ignore[assignment, method-assign]
+        made.documents = _checked(made, ending)  # type: ignore[assignment, method-assign]  # of this object alone
     made.endings = (ending,)
     made.path = path  # type: ignore[attr-defined]  # by which a change of the settings is noticed
     return made
