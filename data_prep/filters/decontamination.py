@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import regex
@@ -30,8 +31,10 @@ _TOKEN = regex.compile(
     r"|[\p{L}\p{M}\p{N}--[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]]+",
     regex.VERSION1,
 )
+_ASCII_TOKEN = re.compile("[a-z0-9]+")
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _UNKNOWN = np.uint64(0)
+_REMAINDERS_PER_KEY = 16
 
 
 class Decontamination:
@@ -68,7 +71,7 @@ class Decontamination:
             hashes.append(self._read(str(name), given))
         self._names = list(map(str, sets))
         self._tables = {
-            length: _table([found.get(length, []) for found in hashes])
+            length: _Table.of([found.get(length, []) for found in hashes])
             for length in sorted({length for found in hashes for length in found})
         }
 
@@ -81,16 +84,9 @@ class Decontamination:
         values = np.fromiter(map(self._word_ids.get, words, repeat(0)), np.uint64, len(words))
         found: int | None = None
         for length, hashed in _rolling(values, max(self._tables, default=0)):
-            if length in self._tables and (first := self._first_set(length, hashed)) is not None:
+            if length in self._tables and (first := self._tables[length].first_set(hashed)) is not None:
                 found = first if found is None else min(found, first)
         return None if found is None else self._names[found]
-
-    def _first_set(self, length: int, hashed: np.ndarray) -> int | None:
-        """Return the number of the first set that contains one of these n-grams."""
-        keys, sets = self._tables[length]
-        indices = np.minimum(np.searchsorted(keys, hashed), len(keys) - 1)
-        is_found = keys[indices] == hashed
-        return int(sets[indices[is_found]].min()) if is_found.any() else None
 
     def _read(self, name: str, given: Any) -> dict[int, list[np.ndarray]]:
         """Return the hashes of a set's n-grams by length."""
@@ -132,8 +128,9 @@ def _named(sets: Any) -> Any:
 
 def tokens_of(text: str) -> list[str]:
     """Return the words of a text, without case, punctuation and compatibility forms."""
-    text = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
-    found: list[str] = _TOKEN.findall(text)
+    if text.isascii():
+        return _ASCII_TOKEN.findall(text.lower())
+    found: list[str] = _TOKEN.findall(unicodedata.normalize("NFKC", text).casefold())
     return found
 
 
@@ -150,12 +147,35 @@ def _rolling(values: np.ndarray, longest: int) -> Iterator[tuple[int, np.ndarray
         yield length, hashed
 
 
-def _table(by_set: Sequence[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hashes of all sets, ascending, and the number of the first set that contains each."""
-    keys = np.concatenate([np.zeros(0, np.uint64), *(hashed for found in by_set for hashed in found)])
-    sets = np.concatenate([np.full(len(hashed), n) for n, found in enumerate(by_set) for hashed in found])
-    unique, first = np.unique(keys, return_index=True)
-    return unique, sets[first]
+class _Table(NamedTuple):
+    """The n-grams of one length of all sets, as hashes."""
+
+    keys: np.ndarray
+    """(n,) uint64, ascending."""
+    sets: np.ndarray
+    """(n,) int64: number of the first set that contains each."""
+    may_hold: np.ndarray
+    """(power of two,) bool: whether a key has this remainder. Few other hashes pass, and the search is slow."""
+
+    @classmethod
+    def of(cls, by_set: Sequence[Sequence[np.ndarray]]) -> _Table:
+        keys = np.concatenate([np.zeros(0, np.uint64), *(hashed for found in by_set for hashed in found)])
+        sets = np.concatenate([np.full(len(hashed), n) for n, found in enumerate(by_set) for hashed in found])
+        unique, first = np.unique(keys, return_index=True)
+        may_hold = np.zeros(1 << (_REMAINDERS_PER_KEY * len(unique)).bit_length(), bool)
+        may_hold[_remainders(unique, may_hold)] = True
+        return cls(unique, sets[first], may_hold)
+
+    def first_set(self, hashed: np.ndarray) -> int | None:
+        """Return the number of the first set that contains one of these n-grams."""
+        possible = hashed[self.may_hold[_remainders(hashed, self.may_hold)]]
+        indices = np.minimum(np.searchsorted(self.keys, possible), len(self.keys) - 1)
+        is_found = self.keys[indices] == possible
+        return int(self.sets[indices[is_found]].min()) if is_found.any() else None
+
+
+def _remainders(hashed: np.ndarray, table: np.ndarray) -> np.ndarray:
+    return (hashed & np.uint64(len(table) - 1)).view(np.int64)
 
 
 def _texts(name: str, given: Any) -> Iterator[str]:
