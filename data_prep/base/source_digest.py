@@ -30,10 +30,17 @@ def function_digest(found: Callable[..., Any]) -> str | None:
     """sha256 of the source of a function or class that may be defined in a notebook, and of what it refers to there.
 
     Functions, classes and base classes of the same module are followed, also from inner functions; plain values of
-    globals, closures and class attributes count by their value. None where a source cannot be read or a value is not
-    plain, so that a version has to be given. Other modules count by name and `__version__`.
+    globals, closures and class attributes count by their value. Of an object that can be called its class counts, and
+    its attributes by their values. None where a source cannot be read or a value is not plain, so that a version has to
+    be given. Other modules count by name and `__version__`.
     """
-    parts: dict[str, str] = {}
+    found, parts = _undecorated(found), dict[str, str]()
+    if not (inspect.isfunction(found) or inspect.isclass(found)):
+        attributes = getattr(found, "__dict__", None)
+        if attributes is None or not _is_plain(attributes):
+            return None
+        parts["attributes"] = _canonical(attributes)
+        found = type(found)
     return _digest(parts) if _collect(found, parts, set()) else None
 
 

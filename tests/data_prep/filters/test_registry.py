@@ -173,3 +173,23 @@ def test_a_function_whose_source_cannot_be_digested_needs_a_version(monkeypatch:
         filter_settings(names["made"])
     names["made"].version = "7"
     assert filter_settings(names["made"]).version == "7"
+
+
+class Longest:
+    """A filter with a state."""
+
+    def __init__(self, characters: Any) -> None:
+        self.characters = characters
+
+    def __call__(self, document: Document) -> str | None:
+        return None if len(document.text) <= self.characters else "too long"
+
+
+def test_an_object_counts_with_its_class_and_its_attributes() -> None:
+    digests = [filter_settings(Longest(limit)).function_digest for limit in (3, 3, 4)]
+    assert digests[0] is not None and digests[0] == digests[1] != digests[2]
+    versions = [filter_settings(Longest(limit), version=1) for limit in (3, 4)]
+    assert versions[0].function_digest != versions[1].function_digest, "a version hides no change of an attribute"
+    with pytest.raises(UserError, check=coded("filter-without-version")):
+        filter_settings(Longest(object()))
+    assert filter_settings(Longest(object()), version=1).function_digest is None
