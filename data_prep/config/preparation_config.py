@@ -266,12 +266,11 @@ class PreparationConfig(Settings):
                     fix="remove the weight, or remove epochs and max_tokens",
                     code="weight-beside-budget",
                 )
-        weighted = [source.name for source in sharing if source.weight is not None]
-        if weighted and len(weighted) < len(sharing):
-            other = next(source.name for source in sharing if source.weight is None)
+        without = [source.name for source in sharing if source.weight is None]
+        if without and len(without) < len(sharing):
             raise SettingError(
-                f"of the sources that share the rest of total_tokens={total}, {weighted[0]!r} has a weight and "
-                f"{other!r} has none",
+                f"of the sources that share the rest of total_tokens={total}, {', '.join(map(repr, without))} "
+                f"{'has' if len(without) == 1 else 'have'} no weight, and the others have one",
                 fix="give each of them a weight, or none",
                 code="some-weights",
             )

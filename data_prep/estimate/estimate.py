@@ -8,6 +8,7 @@ on the estimate: the plan is a function of the inputs' sizes alone.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -18,6 +19,7 @@ from data_prep.documents.input_units import InputUnit, file_format, is_one_docum
 from data_prep.estimate.sample import Sample, WrittenSample, sample_unit, write_sample
 from data_prep.executors.process_executor import ProcessExecutor
 from data_prep.pipeline.destinations import Destinations
+from data_prep.pipeline.map_phase import check_sources
 from data_prep.pipeline.map_task import cached_tokenizer
 from data_prep.pipeline.plan import Plan
 from data_prep.storage import storage
@@ -94,7 +96,8 @@ def estimate(plan: Plan, tokenizer: Tokenizer, start_seconds: float = 0.0) -> Es
         start_seconds: what was measured before: libraries, plan and worker processes (`measure_start`).
 
     Raises:
-        UserError: input in the sample cannot be read, and the policy is `error`.
+        UserError: input in the sample cannot be read, and the policy is `error`; or all is known, and a source with a
+            budget gives no document.
     """
     cached_tokenizer(storage.absolute(tokenizer.url), tokenizer.fingerprint)
     groups: dict[tuple[int, tuple[str, str]], list[InputUnit]] = {}
@@ -122,6 +125,8 @@ def estimate(plan: Plan, tokenizer: Tokenizer, start_seconds: float = 0.0) -> Es
         largest = max(unit.bytes for unit in units)
         longest_seconds = max(longest_seconds, found.seconds * largest / max(found.input_bytes, 1))
     sources = {name: total(found) for name, found in parts.items()}
+    if is_all and plan.parent is None:
+        _check_sources(plan, sources)
     text_bytes, tokens = (
         float(written.counts[:, SOURCE_COLUMNS.index(name)].sum()) for name in ("text_bytes", "tokens")
     )
@@ -136,6 +141,12 @@ def estimate(plan: Plan, tokenizer: Tokenizer, start_seconds: float = 0.0) -> Es
         longest_unit_seconds=longest_seconds,
         write_seconds=written.seconds if is_all else write_seconds,
     )
+
+
+def _check_sources(plan: Plan, sources: Mapping[str, Figures]) -> None:
+    found = [sources[source.name] for source in plan.config.sources]
+    dropped = [+Counter({"dropped": round(each.dropped), "duplicate": round(each.copies)}) for each in found]
+    check_sources(plan, dropped, [round(each.documents) for each in found], {})
 
 
 def total(parts: Iterable[Figures]) -> Figures:

@@ -212,7 +212,8 @@ def _redacted(value: Any) -> Any:
 
 def _without_version(name: str) -> UserError:
     return UserError(
-        f"the source of filter {name!r} cannot be read, so a change of it would go unnoticed",
+        f"the source of filter {name!r} cannot be read, or it uses a value that is not plain, so a change of it would "
+        "go unnoticed",
         fix="give it a version: an attribute `version` of the function, or `version:` in documents.filters",
         code="filter-without-version",
     )

@@ -23,6 +23,7 @@ from data_prep.estimate.estimate_report import estimate_report, total_seconds
 from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.error_codes import coded
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +151,21 @@ def test_the_report_has_the_share_of_each_source_where_one_has_a_rule(
     config = config.model_copy(update={"total_tokens": 1000})
     report = "\n".join(estimate_report(replace(plan, config=config), found, 1, "out"))
     assert "would be refused" in report and "total_tokens=1,000" in report
+
+
+def test_a_source_with_a_budget_and_no_document_is_refused_as_by_the_preparation(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    part, copy = tmp_path / "part.jsonl", tmp_path / "copy.jsonl"
+    part.write_bytes(b"".join(small_corpus.read_bytes().splitlines(keepends=True)[:50]))
+    plan = plan_of(tokenizer, {"a": [part], "b": [Path(shutil.copy(part, copy))]})
+    exact = plan.config.deduplication.model_copy(update={"exact": True})
+    plan = replace(plan, config=plan.config.model_copy(update={"deduplication": exact}))
+    assert estimate(plan, tokenizer).is_all  # with a warning alone
+    a, b = plan.config.sources
+    config = plan.config.model_copy(update={"sources": (a, b.model_copy(update={"epochs": 2.0}))})
+    with pytest.raises(UserError, check=coded("source-without-documents"), match="b gives no document .*duplicate"):
+        estimate(replace(plan, config=config), tokenizer)
 
 
 def test_blank_lines_count_as_bytes_and_not_as_documents(
