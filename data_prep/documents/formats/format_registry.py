@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, BinaryIO
 
 from data_prep.base.errors import UsageError, UserError, failure
@@ -23,7 +23,8 @@ from data_prep.documents.formats.parquet_format import ParquetFormat
 from data_prep.documents.formats.text_format import TextFormat
 from data_prep.documents.rejects import BadInput, Fault
 from data_prep.storage import storage
-from data_prep.storage.compression import COMPRESSIONS
+from data_prep.storage.compression import COMPRESSIONS, DAMAGE
+from data_prep.storage.parquet import DamagedTable
 
 FORMATS = Registry(
     where="the format {name!r} of documents.formats",
@@ -146,11 +147,12 @@ def _custom(ending: str, path: str) -> Format:
 
 
 def _checked(made: Format, ending: str) -> Callable[[BinaryIO, Reading], Iterator[Document]]:
-    """Return the method `documents` of a user's format, which raises `UserError` for what is no proper document."""
+    """Return the method `documents` of a user's format; it raises `UserError` where that fails or gives no document."""
     read = made.documents
 
     def documents(stream: BinaryIO, reading: Reading) -> Iterator[Document]:
-        for number, document in enumerate(read(stream, reading), 1):
+        found = _explained(partial(read, stream, reading), ending, reading.rejects.where)
+        for number, document in enumerate(found, 1):
             wrong = "" if isinstance(document, Document) else f"gave {type(document).__name__}, not a document"
             if not wrong and (values := wrong_values(document)):
                 wrong = f"gave a document whose {values}"
@@ -167,6 +169,35 @@ def _checked(made: Format, ending: str) -> Callable[[BinaryIO, Reading], Iterato
     return documents
 
 
+def _explained(read: Callable[[], Iterable[Any]], ending: str, where: str) -> Iterator[Any]:
+    """Yield what a user's code reads of a file, with errors that name the file and the document.
+
+    Raises:
+        BadInput: the code raises ValueError: the file is damaged.
+        UserError: it raises anything else that does not come from the file itself.
+    """
+    number = 1
+    try:
+        for found in read():
+            yield found
+            number += 1
+    except (UserError, OSError, DamagedTable, *DAMAGE):
+        raise
+    except ValueError as error:
+        raise BadInput(
+            f"{where} is damaged at document {number} ({error})",
+            "damaged file",
+            spoils_file=True,
+            fix="fetch it again, or leave it out with documents.on_bad_input=skip",
+        ) from None
+    except Exception as error:
+        raise UserError(
+            f"the format {ending} {failure(error)}, on {where}, document {number}",
+            fix="correct the code of the format; it raises ValueError where a file is damaged",
+            code="format-failed",
+        ) from error
+
+
 class CustomFormat(Format):
     """A format read by a function, which yields objects from a stream of bytes; the settings name their fields.
 
@@ -178,29 +209,8 @@ class CustomFormat(Format):
         self._read = read
 
     def documents(self, stream: BinaryIO, reading: Reading) -> Iterator[Document]:
-        rejects, number = reading.rejects, 0
-        objects = iter(self._read(stream))
-        while True:
-            number += 1
-            try:
-                values = next(objects, None)
-            except (UserError, OSError, EOFError):
-                raise
-            except ValueError as error:
-                raise BadInput(
-                    f"{rejects.where} is damaged at document {number} ({error})",
-                    "damaged file",
-                    spoils_file=True,
-                    fix="fetch it again, or leave it out with documents.on_bad_input=skip",
-                ) from None
-            except Exception as error:
-                raise UserError(
-                    f"the format {self.endings[0]} {failure(error)}, on {rejects.where}, document {number}",
-                    fix="correct the function of the format; it raises ValueError where a file is damaged",
-                    code="format-failed",
-                ) from error
-            if values is None:
-                return
+        rejects = reading.rejects
+        for number, values in enumerate(_explained(partial(self._read, stream), self.endings[0], rejects.where), 1):
             try:
                 if not isinstance(values, Mapping):
                     raise Fault(f"is {type(values).__name__}, not an object with fields", "no object")

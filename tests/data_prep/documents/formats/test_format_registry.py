@@ -110,7 +110,13 @@ def test_what_goes_wrong_names_file_and_document(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "what"),
-    [("a", "gave int"), ("b", "text is NoneType"), ("c", "id is int"), ("d", "metadata holds what JSON does not")],
+    [
+        ("a", "gave int"),
+        ("b", "text is NoneType"),
+        ("c", "id is int"),
+        ("d", "metadata holds what JSON does not"),
+        ("e", "own_formats.py:23.*KeyError"),
+    ],
 )
 def test_what_a_class_gives_is_checked(folder: Path, content: str, what: str) -> None:
     (folder / "a.pairs").write_text(content)
