@@ -72,7 +72,9 @@ def add_shard_making(command: argparse.ArgumentParser) -> None:
         "--add-to", metavar="DATASET", help="add the sources to this data set instead of writing --output"
     )
     what.add_argument(
-        "--keep-dropped", metavar="DIR", help="write the documents that filters drop here, with the reasons"
+        "--keep-dropped",
+        metavar="DIR",
+        help="write the documents that filters and length limits drop here, with the reasons",
     )
     most = DocumentSettings().worker_memory_bytes
     add_executor(
