@@ -20,6 +20,7 @@ from trainer.config.load import check_output_dir
 from trainer.config.run_config import RunConfig
 from trainer.data.shard_set import ShardSet
 from trainer.engine.custom_optimizer import optimizer_version
+from trainer.evaluation.minimal_pairs import read_minimal_pairs
 from trainer.evaluation.pairs_in_training import minimal_pairs_of
 from trainer.evaluation.suites_in_training import check_suite_of
 from trainer.preflight.data_checks import check_data, look_at_data
@@ -97,9 +98,15 @@ class Check:
         yield from self.look(run)
 
 
-def _check_minimal_pairs(run: PlannedRun) -> None:
+def _read_minimal_pairs(run: PlannedRun) -> None:
     if run.config.evaluation.minimal_pairs is not None:
-        minimal_pairs_of(run.config, run.shard_sets[0])
+        read_minimal_pairs(run.config.evaluation.minimal_pairs)
+
+
+def _encode_minimal_pairs(run: PlannedRun) -> Iterable[Finding]:
+    if run.config.evaluation.minimal_pairs is not None:
+        minimal_pairs_of(run.config, run.shard_sets[0])  # a start does so in its set-up, and ends alike on all ranks
+    return ()
 
 
 CHECKS = (
@@ -119,7 +126,7 @@ CHECKS = (
         lambda run: check_data(run.config, run.shard_sets),
         lambda run: look_at_data(run.config, run.shard_sets, run.world_size),
     ),
-    Check("minimal pairs", _check_minimal_pairs),
+    Check("minimal pairs", _read_minimal_pairs, _encode_minimal_pairs),
     Check("suite", lambda run: check_suite_of(run.config.evaluation), of_first_rank=True),
     Check("memory", look=lambda run: check_memory(run.config, run.world_size, run.device), warns=True),
     Check("disk", look=lambda run: check_disk(run.config), warns=True),
