@@ -66,6 +66,8 @@ def request_preparation(
             code="missing-tokenizer",
         )
     storage.check_folder("--output", folder)
+    if config.keep_dropped is not None:
+        storage.check_folder("--keep-dropped", config.keep_dropped)
     _check_holds_no_tokenizer(folder, tokenizer)
     parent = None if add_to is None else read_manifest(folder)
     inputs = find_inputs(config)

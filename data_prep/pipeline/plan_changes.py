@@ -128,6 +128,6 @@ def _filter_differences(theirs: Sequence[Mapping[str, Any]], mine: Sequence[Mapp
         return
     for before, now in zip(theirs, mine, strict=True):
         if before.get("source_sha256") != now.get("source_sha256"):
-            yield f"the code of filter {now['name']} changed"
+            yield f"the code of filter {now['name']}, or a value that it uses, changed"
         for name in sorted((set(before) | set(now)) - {"name", "source_sha256"}):
             yield from _config_differences(before.get(name), now.get(name), f"filter {now['name']} {name}")

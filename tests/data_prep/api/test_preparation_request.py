@@ -104,6 +104,9 @@ def test_what_contradicts_or_lacks_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="file", check=coded("output-is-a-file")):
         request_preparation(config, tokenizer="t", output=str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="--keep-dropped", check=coded("output-is-a-file")):
+        keeping = config.model_copy(update={"keep_dropped": str(tmp_path / "file")})
+        request_preparation(keeping, tokenizer="t", output="o")
 
 
 def test_a_plan_comes_of_a_request(small_corpus: Path, small_tokenizer: Path) -> None:

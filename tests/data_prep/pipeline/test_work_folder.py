@@ -412,7 +412,9 @@ def test_of_changed_filters_the_one_that_changed_is_named() -> None:
         return differences(*described)
 
     assert found(first, second) == []
-    assert found({**first, "source_sha256": "b"}, second) == ["the code of filter my:one changed"]
+    assert found({**first, "source_sha256": "b"}, second) == [
+        "the code of filter my:one, or a value that it uses, changed"
+    ]
     assert found({**first, "parameters": {"low": 2}}, {**second, "version": "2"}) == [
         "filter my:one parameters.low was 1 and is now 2",
         'filter metadata version was "1" and is now "2"',
