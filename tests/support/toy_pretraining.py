@@ -77,7 +77,7 @@ def make_config(shards: str, job: dict[str, Any]) -> RunConfig:
                 "gradient_clipping": job.get("gradient_clipping", 0.5),
                 "activation_checkpointing": job.get("activation_checkpointing", False),
             },
-            "optimizer": {"learning_rate": 3e-3, "beta2": 0.98, "weight_decay": 0.1},
+            "optimizer": {"learning_rate": 3e-3, "beta2": 0.98, "weight_decay": 0.1, "eps": 1e-5},
             "schedule": {"name": "cosine", "warmup_steps": 2, "final_ratio": 0.1},
             "zero": {"stage": job.get("stage", 0), "offload_optimizer": job.get("offload", False)},
             "evaluation": {"length_bounds": [16, 32]},
