@@ -29,6 +29,7 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Lock
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -406,42 +407,66 @@ def _overwrite(path: Path, source: str) -> str:
     return old
 
 
-def judge(trees: Trees, mutant: Mutant, durations: dict[str, float]) -> dict[str, Any]:
-    """Run one mutant against its tests; `durations` are the seconds of each test file without a mutant."""
+class Baseline:
+    """Which tests pass without a mutant, and in how many seconds; each is run once, where it is asked for."""
+
+    def __init__(self, trees: Trees) -> None:
+        self._trees, self._lock, self._seconds = trees, Lock(), dict[str, float | None]()
+
+    def seconds(self, test: str) -> float | None:
+        """Of a test file, or of one test; None where it fails, or is not there."""
+        with self._lock:
+            if test not in self._seconds:
+                answer = self._trees.run([test], 1800)
+                self._seconds[test] = answer["seconds"] if answer["status"] == 0 else None
+                print(f"without a mutant: {test}: status {answer['status']}, {answer['seconds']:.0f} s", flush=True)
+            return self._seconds[test]
+
+
+def judge(trees: Trees, mutant: Mutant, passes_in: Callable[[str], float | None], killer: str = "") -> dict[str, Any]:
+    """Run one mutant against its tests; first the test that killed it in an earlier run, if it still does.
+
+    `passes_in` gives the seconds of a test without the mutant, None where it fails then too.
+    """
     found = find(trees.original, mutant)
     if found is None:
         return {"result": "not found"}
-    tests = mirrored_tests(trees.original, found[0])
-    if any(test not in durations for test in tests):
+    if killer.startswith("tests/") and (seconds := passes_in(killer)) is not None:
+        answer = trees.run([killer], limit_seconds=120 + 5 * seconds, change=found)
+        if answer["status"] in (1, 2):  # a test failed, or its file cannot be read
+            return {"result": "killed", "by": killer}
+    durations = {test: passes_in(test) for test in mirrored_tests(trees.original, found[0])}
+    if None in durations.values():
         return {"result": "tests fail without it"}
-    if not tests:
+    if not durations:
         return {"result": "survived", "tests": 0}
     # The likeliest and the cheapest first.
-    tests.sort(key=lambda test: durations[test] * (0.3 if test == _own_test(found[0]) else 1.0))
-    answer = trees.run(tests, limit_seconds=120 + 5 * sum(durations[test] for test in tests), change=found)
+    costs = {
+        test: (seconds or 0) * (0.3 if test == _own_test(found[0]) else 1.0) for test, seconds in durations.items()
+    }
+    limit_seconds = 120 + 5 * sum(seconds or 0 for seconds in durations.values())
+    answer = trees.run(sorted(costs, key=lambda test: costs[test]), limit_seconds, change=found)
     if answer["status"] == 0:
-        return {"result": "survived", "tests": len(tests)}
-    killer = "time limit" if answer["status"] in (124, 137) else answer["failure"].split(" - ")[0]
-    return {"result": "killed", "by": killer}
+        return {"result": "survived", "tests": len(durations)}
+    return {
+        "result": "killed",
+        "by": "time limit" if answer["status"] in (124, 137) else answer["failure"].split(" - ")[0],
+    }
 
 
 def run(entries: list[dict[str, Any]], names: dict[str, str], jobs: int, launcher: Sequence[str], save: Any) -> None:
     """Judge the recorded mutants that have no result yet; `save` is called after each."""
     todo = [entry for entry in entries if "result" not in entry]
-    mutants = [renamed(mutant_of(entry), names) for entry in todo]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
         trees = Trees(REPOSITORY, Path(folder), jobs, launcher)
-        found = [place[0] for mutant in mutants if (place := find(trees.original, mutant))]
-        tests = sorted({test for file in found for test in mirrored_tests(trees.original, file)})
-        durations: dict[str, float] = {}
-        for test, answer in zip(tests, pool.map(lambda test: trees.run([test], 1800), tests), strict=True):
-            print(f"without a mutant: {test}: status {answer['status']}, {answer['seconds']:.0f} s", flush=True)
-            if answer["status"] == 0:
-                durations[test] = answer["seconds"]
-
-        futures = {pool.submit(judge, trees, m, durations): (e, m) for e, m in zip(todo, mutants, strict=True)}
+        baseline = Baseline(trees)
+        futures = {}
+        for entry in todo:
+            mutant = renamed(mutant_of(entry), names)
+            futures[pool.submit(judge, trees, mutant, baseline.seconds, entry.get("by", ""))] = entry, mutant
         for future in as_completed(futures):
             entry, mutant = futures[future]
+            entry.pop("by", None)
             entry |= future.result()
             print(f"{entry['result']}: {mutant.file} {mutant.function}: {mutant.original!r} -> {mutant.replacement!r}")
             print(f"    {entry.get('by', '')}", flush=True)
@@ -487,6 +512,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     running.add_argument("file", type=Path)
     running.add_argument("--output", type=Path, help="default: FILE itself")
     running.add_argument("--again", action="store_true", help="run survivors of FILE again; results stay as `before`")
+    running.add_argument("--all", action="store_true", help="run every mutant of FILE again, into a new OUTPUT")
     running.add_argument("--rename", action="append", default=[], metavar="OLD=NEW", help="an identifier, since then")
     running.add_argument("--jobs", type=int, default=2)
     running.add_argument("--launcher", default="", help="a command before each test run, as of a queue")
@@ -510,6 +536,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for entry in entries:
         if options.again and entry.get("result") != "killed" and "equivalent" not in entry:
             entry["before"] = entry.pop("result", None)
+        if options.all and not output.is_file():
+            entry.pop("result", None)
     names = dict(pair.split("=") for pair in options.rename)
     run(entries, names, options.jobs, shlex.split(options.launcher), lambda: write(output, head, entries))
     print(report(entries))

@@ -220,13 +220,18 @@ def test_a_mutant_is_killed_by_a_failure_or_by_the_time_limit_and_otherwise_surv
         (mutant.operator, mutant.replacement): mutant
         for mutant, _ in mutants_of((project / "trainer/parts/counter.py").read_text(), "trainer/parts/counter.py")
     }
-    patient, impatient = {test: 100.0}, {test: -23.6}  # limits of 620 seconds and of 2
+    patient, impatient = {test: 100.0}.get, {test: -23.6}.get  # limits of 620 seconds and of 2
     survivor, wrong, endless = ("statement", "pass"), ("return", "return None"), ("arithmetic", "size -= 1")
     assert judge(trees, mutants[survivor], patient) == {"result": "survived", "tests": 1}
     assert judge(trees, mutants[wrong], patient) == {"result": "killed", "by": f"{test}::test_cut"}
     assert judge(trees, mutants[endless], impatient) == {"result": "killed", "by": "time limit"}
     assert trees.run([test], 620)["status"] == 0, "the copy is as it was"
-    assert judge(trees, mutants[wrong], {}) == {"result": "tests fail without it"}
+    assert judge(trees, mutants[wrong], {}.get) == {"result": "tests fail without it"}
+    killer = f"{test}::test_cut"
+    known = {killer: 100.0}.get
+    assert judge(trees, mutants[wrong], known, killer) == {"result": "killed", "by": killer}
+    everything = {killer: 100.0, test: 100.0}.get
+    assert judge(trees, mutants[survivor], everything, killer) == {"result": "survived", "tests": 1}
 
 
 def test_the_report_counts_by_area_and_leaves_equivalent_ones_out(tmp_path: Path) -> None:
