@@ -6,7 +6,6 @@ import csv
 import hashlib
 import io
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -14,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.logs import logger
 from data_prep.base.progress import Progress
 from data_prep.base.terminal import counted
 from data_prep.dataset.addition import removed_ids
@@ -284,7 +284,7 @@ def _table_values(text: str, delimiter: str, names: Sequence[str], where: str) -
                 code="missing-column",
             )
         if head[columns[0]] not in names:
-            print(f"warning: {where} line 1 is taken as the name of the column: {head[0]!r}", file=sys.stderr)
+            logger(__name__).warning(f"{where} line 1 is taken as the name of the column: {head[0]!r}")
         for row in rows:
             if row and len(row) != len(head):
                 raise UserError(

@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
-from data_prep.documents.formats.format_registry import format_of, sniffed, use_formats
+from data_prep.documents.formats.format_registry import format_of, read_documents, sniffed, use_formats
 from data_prep.documents.formats.input_format import Fields, Format, Part, Reading
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.languages import DocumentLanguages
@@ -56,7 +56,7 @@ class DocumentReader:
     """Iterator over the documents of a unit; `text_field` overrides that of the settings.
 
     Attributes:
-        dropped: number of documents left out, by reason; complete at the end, when it is also printed as a warning.
+        dropped: number of documents left out, by reason; complete at the end, when it is also logged as a warning.
         languages: counts of the languages that documents name, where the settings have a field for it.
         sha256: digest of what was read, at the end: of a whole or compressed file its bytes, of a part of a text file
             the bytes of its range, of a format with an outline, such as Parquet, the ranges of that.
@@ -148,7 +148,7 @@ class DocumentReader:
             if compression:
                 head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]
             item.check_content(head, self._rejects.where)
-            yield from item.documents(stream, self._reading())
+            yield from read_documents(item, stream, self._reading())
         except DamagedTable as error:
             raise self._damaged(f"in {error.place}", error) from None
         except DAMAGE as error:
@@ -181,7 +181,7 @@ class DocumentReader:
             outline = item.outline(file, reading.part, self._fields)
             self.num_rows = outline.num_rows
             file.hash_ranges(outline.ranges)
-            yield from item.documents(cast(BinaryIO, file), reading)
+            yield from read_documents(item, cast(BinaryIO, file), reading)
         except DamagedTable as error:
             raise self._damaged(f"in {error.place}", error) from None
         self.sha256 = file.hexdigest()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,6 +13,7 @@ from typing import Any
 from braceexpand import braceexpand
 
 from data_prep.base.errors import UsageError
+from data_prep.base.logs import logger
 from data_prep.base.validation import check_encodable
 from data_prep.config.preparation_config import PreparationConfig, Source
 from data_prep.documents.formats.format_registry import is_supported, use_formats
@@ -200,10 +200,9 @@ def _check_named_once(found: Sequence[tuple[int, str]], sources: Sequence[Source
         if identity is not None and (first := linked.setdefault(identity, display)) != display:
             doubled.append(f"{display} is a hard link of {first}")
     for link in doubled[:_SHOWN_LINKS]:
-        print(f"warning: {link}, so its documents are read twice", file=sys.stderr, flush=True)
+        logger(__name__).warning(f"{link}, so its documents are read twice")
     if len(doubled) > _SHOWN_LINKS:
-        more = f"{len(doubled) - _SHOWN_LINKS:,} more inputs are hard links of others"
-        print(f"warning: {more}", file=sys.stderr, flush=True)
+        logger(__name__).warning(f"{len(doubled) - _SHOWN_LINKS:,} more inputs are hard links of others")
 
 
 def _identity(url: str) -> str:

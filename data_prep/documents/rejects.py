@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 
 from data_prep.base.errors import UserError
+from data_prep.base.logs import logger
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.lines import Line, line_number_at
 from data_prep.storage import storage
@@ -108,7 +108,7 @@ class Rejects:
         self.dropped[TOO_MANY_MARKS] += 1
 
     def warn(self) -> None:
-        """Print the dropped documents as warnings, one line per reason."""
+        """Log the dropped documents as warnings, one line per reason."""
         for reason, count in sorted(self.dropped.items()):
             what = f"{reason} (the first: {self._first.get(reason)})"
             if reason == TOO_LONG:
@@ -116,9 +116,9 @@ class Rejects:
                 what = f"longer than {limit} (the longest: {self._longest_bytes:,} bytes)"
             elif reason == TOO_MANY_MARKS:
                 what = f"of more than {MAX_MARKS:,} combining marks (such as accents) in a row"
-            print(f"warning: {self.where}: {count:,} left out, {what}", file=sys.stderr, flush=True)
+            logger(__name__).warning(f"{self.where}: {count:,} left out, {what}")
 
     def warn_spoiled(self, error: BadInput) -> None:
-        """Print a warning that nothing of the unit is used."""
+        """Log a warning that nothing of the unit is used."""
         what = "this part of it is" if self._is_part else "all of it is"
-        print(f"warning: {error} ({what} left out)", file=sys.stderr, flush=True)
+        logger(__name__).warning(f"{error} ({what} left out)")

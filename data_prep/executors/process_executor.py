@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
 from data_prep.base.errors import UserError
+from data_prep.base.logs import logger
 from data_prep.base.terminal import counted
 from data_prep.executors.worker_process import Worker, WorkerLost, ready_workers
 
@@ -62,11 +62,9 @@ class ProcessExecutor:
                     yield unfinished.pop(number), result
                 return
             except WorkerLost:
-                print(
-                    f"warning: a worker process was killed; resubmitting {counted(len(unfinished), 'unfinished unit')} "
-                    f"(attempt {losses} of {MAX_LOSSES})",
-                    file=sys.stderr,
-                    flush=True,
+                logger(__name__).warning(
+                    f"a worker process was killed; resubmitting {counted(len(unfinished), 'unfinished unit')} "
+                    f"(attempt {losses} of {MAX_LOSSES})"
                 )
         raise UserError(
             f"worker processes were killed {MAX_LOSSES} times, most likely because memory ran out",

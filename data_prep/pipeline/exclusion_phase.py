@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from data_prep.base.logs import logger
 from data_prep.base.terminal import counted
 from data_prep.dataset.addition import known_ids, removed_ids
 from data_prep.dataset.manifest import Manifest
@@ -104,7 +104,7 @@ def _warn_of_unread_names(plan: Plan) -> None:
     ):
         if number and not field:
             what = f"{counted(number, noun)} removed from the data set, and {setting} is not set"
-            print(f"warning: {what}: documents of them are recognized by their text only", file=sys.stderr, flush=True)
+            logger(__name__).warning(f"{what}: documents of them are recognized by their text only")
 
 
 def _near_duplicates(plan: Plan, tasks: Sequence[MapTask], output: str, runner: PhaseRunner) -> np.ndarray:

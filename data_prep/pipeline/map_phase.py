@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from data_prep.base.errors import UserError
+from data_prep.base.logs import logger
 from data_prep.base.terminal import counted, printable
+from data_prep.config.preparation_config import Source
 from data_prep.dataset.manifest_records import step_of
 from data_prep.dataset.removed_names import files_of_removed_names
 from data_prep.documents.languages import DocumentLanguages
@@ -200,7 +201,12 @@ def check_sources(
                 fix="correct its input, text_field or filters, or leave the source out",
                 code="source-without-documents",
             )
-        print(printable(f"warning: {problem}"), file=sys.stderr, flush=True)
+        logger(__name__).warning(printable(problem))
+
+
+def warn_of_source(source: Source, what: str) -> None:
+    """Log a warning that names the source."""
+    logger(__name__).warning(printable(f"source {source.name}: {what}"))
 
 
 def _reasons(dropped: Counter[str], num_empty_files: int = 0) -> str:
@@ -234,22 +240,21 @@ def _nothing_left(plan: Plan, dropped: Counter[str], num_empty_files: int) -> Us
 def _warn_of_empty_files(plan: Plan, num_documents: Mapping[int, int], num_empty_files: Mapping[int, int]) -> None:
     for number, source in enumerate(plan.config.sources):
         if num_empty_files.get(number) and num_documents[number]:
-            what = f"{counted(num_empty_files[number], 'file')} without a document"
-            print(printable(f"warning: source {source.name}: {what}"), file=sys.stderr, flush=True)
+            warn_of_source(source, f"{counted(num_empty_files[number], 'file')} without a document")
 
 
 def _warn_of_cut_words(plan: Plan, cut_words: Sequence[int]) -> None:
     for source, count in zip(plan.config.sources, cut_words, strict=True):
         if count:
             what = f"{counted(count, 'word')} of over {MAX_WORD_BYTES:,} bytes without a space, encoded in parts"
-            print(printable(f"warning: source {source.name}: {what}"), file=sys.stderr, flush=True)
+            warn_of_source(source, what)
 
 
 def _warn_of_languages(plan: Plan, languages: Sequence[DocumentLanguages]) -> None:
     documents = plan.config.documents
     for source, found in zip(plan.config.sources, languages, strict=True):
         for what in found.absent_warnings():
-            print(printable(f"warning: source {source.name}: {what}"), file=sys.stderr, flush=True)
+            warn_of_source(source, what)
         for what in found.warnings(documents.language_field or ""):
             rules = f"their sentences end by the rules of {source.language or documents.language}"
-            print(printable(f"warning: source {source.name}: {what}; {rules}"), file=sys.stderr, flush=True)
+            warn_of_source(source, f"{what}; {rules}")

@@ -6,11 +6,9 @@ number of interruptions, processes and machines.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from data_prep.base.errors import UserError
-from data_prep.base.terminal import printable
 from data_prep.dataset.file_checks import file_tasks, size_problems
 from data_prep.dataset.manifest import Manifest
 from data_prep.executors.executors import Executor
@@ -31,6 +29,7 @@ from data_prep.pipeline.map_phase import (
     summarize,
     tasks_of_range,
     units_left,
+    warn_of_source,
 )
 from data_prep.pipeline.map_task import MapTask, keep_tokenizer
 from data_prep.pipeline.plan import Plan, check_output_apart
@@ -218,11 +217,7 @@ def _report_repetition(plan: Plan, train_tokens: Sequence[int]) -> None:
     for source, tokens, budget in zip(plan.config.sources, train_tokens, budgets, strict=True):
         if not source.has_own_budget and budget is not None and budget > tokens > 0:
             what = f"its share of total_tokens is {budget:,}, so a run of them repeats it {budget / tokens:,.2f} times"
-            print(
-                printable(f"warning: source {source.name}: it has {tokens:,} tokens to train on and {what}"),
-                file=sys.stderr,
-                flush=True,
-            )
+            warn_of_source(source, f"it has {tokens:,} tokens to train on and {what}")
 
 
 def _check_sources(plan: Plan, mapped: MapSummary, summary: MapSummary, totals: ShardTotals) -> None:

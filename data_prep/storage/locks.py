@@ -12,13 +12,13 @@ import errno
 import fcntl
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, TextIO
 
 from data_prep.base.errors import UserError
+from data_prep.base.logs import logger
 from data_prep.base.urls import is_remote, local_path, redact
 from data_prep.storage.leases import hold_lease
 
@@ -121,11 +121,9 @@ def _lock(path: Path, folder: str, shared: bool) -> TextIO:
             if error.errno not in _NO_LOCKS:
                 file.close()
                 raise
-            print(
-                f"warning: the file system of {redact(folder)} has no locks ({error.strerror}); make sure that no "
-                "other command uses this folder",
-                file=sys.stderr,
-                flush=True,
+            logger(__name__).warning(
+                f"the file system of {redact(folder)} has no locks ({error.strerror}); make sure that no other command "
+                "uses this folder"
             )
             return file
         # If the previous owner removed the file between our opening and locking it, the lock covers nothing.

@@ -7,11 +7,11 @@ import fnmatch
 import glob
 import os
 import stat
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.logs import logger
 
 _SHOWN = 5
 _Identity = tuple[int, int]  # device and inode of a folder
@@ -37,7 +37,7 @@ def local_matches(path: Path) -> list[str]:
     if empty:
         listed = ", ".join(empty[:_SHOWN]) + (f" and {len(empty) - _SHOWN:,} more" if empty[_SHOWN:] else "")
         what = "empty folder" if len(empty) == 1 else "empty folders"
-        print(f"warning: input {path} matches {len(empty):,} {what}: {listed}", file=sys.stderr, flush=True)
+        logger(__name__).warning(f"input {path} matches {len(empty):,} {what}: {listed}")
     for name in sorted(set(others).difference(folders)):
         if os.path.islink(name) and not os.path.exists(name):
             raise UsageError(
@@ -92,7 +92,7 @@ def _walk(folder: str, parts: tuple[str, ...], above: tuple[_Identity, ...], was
         except _Forbidden as error:
             if not was_found:
                 raise
-            print(f"warning: {error} The path is skipped.", file=sys.stderr, flush=True)
+            logger(__name__).warning(f"{error} The path is skipped.")
         return
     if first == "**" and rest:
         yield from _walk(folder, rest, above, was_found=True)

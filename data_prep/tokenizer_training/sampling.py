@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from typing import BinaryIO, TypeVar
 import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.logs import logger
 from data_prep.base.progress import Progress
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
 from data_prep.documents.input_units import InputUnit
@@ -128,7 +128,7 @@ def draw_sample(
         for counts, path in _run("sampling", sample_unit, tasks, executor):
             totals.add(counts)
             for warning in counts.warnings:
-                print(f"warning: {warning}", file=sys.stderr, flush=True)
+                logger(__name__).warning(warning)
             before = sample.choice.limit
             for kind, document_hash, source, language, text in _documents(path):
                 if kind == _HELD_OUT:

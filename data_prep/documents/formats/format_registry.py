@@ -52,7 +52,7 @@ def use_formats(formats: Mapping[str, str]) -> None:
         UsageError: an ending is that of a built-in format, or a format cannot be imported.
     """
     for ending, path in formats.items():
-        if ending not in _of_settings or getattr(_of_settings[ending], "path", None) != path:
+        if ending not in _of_settings or _of_settings[ending].path != path:
             _of_settings[ending] = _custom(ending, path)
 
 
@@ -97,11 +97,22 @@ def described_formats(urls: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return the identity of the custom formats that the files use, by ending: name and source digest."""
     described = {}
     for item, ending, _ in map(format_of, urls):
-        path = getattr(item, "path", None)
-        if path is not None and ending not in described:
-            module = importlib.import_module(path.partition(":")[0])
-            described[ending] = {"name": path, "source_sha256": module_digest(module) or ""}
+        if item.path and ending not in described:
+            module = importlib.import_module(item.path.partition(":")[0])
+            described[ending] = {"name": item.path, "source_sha256": module_digest(module) or ""}
     return described
+
+
+def read_documents(item: Format, stream: BinaryIO, reading: Reading) -> Iterator[Document]:
+    """Return the documents of a part of a file, as `Format.documents`; those of a user's class are checked.
+
+    Raises:
+        BadInput: as `Format.documents`.
+        UserError: a user's function or class fails, or gives something else than a document.
+    """
+    if item.path and not isinstance(item, CustomFormat):
+        return _checked(item, stream, reading)
+    return item.documents(stream, reading)
 
 
 def sniffed(head: bytes) -> Format | None:
@@ -139,34 +150,31 @@ def _custom(ending: str, path: str) -> Format:
             fix=FORMATS.callable_fix,
             code=FORMATS.callable_code,
         )
-    if inspect.isclass(found):
-        made.documents = _checked(made, ending)  # type: ignore[assignment, method-assign]  # of this object alone
-    made.endings = (ending,)
-    made.path = path  # type: ignore[attr-defined]  # by which a change of the settings is noticed
+    made.endings, made.path = (ending,), path
     return made
 
 
-def _checked(made: Format, ending: str) -> Callable[[BinaryIO, Reading], Iterator[Document]]:
-    """Return the method `documents` of a user's format; it raises `UserError` where that fails or gives no document."""
-    read = made.documents
+def _checked(item: Format, stream: BinaryIO, reading: Reading) -> Iterator[Document]:
+    """Yield the documents that a user's class of a format gives.
 
-    def documents(stream: BinaryIO, reading: Reading) -> Iterator[Document]:
-        found = _explained(partial(read, stream, reading), ending, reading.rejects.where)
-        for number, document in enumerate(found, 1):
-            wrong = "" if isinstance(document, Document) else f"gave {type(document).__name__}, not a document"
-            if not wrong and (values := wrong_values(document)):
-                wrong = f"gave a document whose {values}"
-            elif not wrong and not is_json(document.metadata):
-                wrong = "gave a document whose metadata holds what JSON does not have"
-            if wrong:
-                raise UserError(
-                    f"the format {ending} {wrong}, on {reading.rejects.where}, document {number}",
-                    fix="correct the class of the format",
-                    code="format-failed",
-                )
-            yield document
-
-    return documents
+    Raises:
+        BadInput: as `_explained`.
+        UserError: it fails or gives something else than a document.
+    """
+    ending, where = item.endings[0], reading.rejects.where
+    for number, document in enumerate(_explained(partial(item.documents, stream, reading), ending, where), 1):
+        wrong = "" if isinstance(document, Document) else f"gave {type(document).__name__}, not a document"
+        if not wrong and (values := wrong_values(document)):
+            wrong = f"gave a document whose {values}"
+        elif not wrong and not is_json(document.metadata):
+            wrong = "gave a document whose metadata holds what JSON does not have"
+        if wrong:
+            raise UserError(
+                f"the format {ending} {wrong}, on {where}, document {number}",
+                fix="correct the class of the format",
+                code="format-failed",
+            )
+        yield document
 
 
 def _explained(read: Callable[[], Iterable[Any]], ending: str, where: str) -> Iterator[Any]:

@@ -105,6 +105,7 @@ class Format(ABC):
         has_fields: whether documents have fields besides the text.
         kind: name of the format in messages; empty if the first bytes do not identify it (`matches`).
         needs_seeking: whether the format is read at any position.
+        path: `module:name` of a user's format; empty for a built-in one.
     """
 
     endings: tuple[str, ...] = ()
@@ -112,6 +113,7 @@ class Format(ABC):
     has_fields: bool = True
     kind: str = ""
     needs_seeking: bool = False
+    path: str = ""
 
     @abstractmethod
     def documents(self, stream: BinaryIO, reading: Reading) -> Iterator[Document]:

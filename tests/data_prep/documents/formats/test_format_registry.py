@@ -48,6 +48,7 @@ class Whole(Format):
         yield Document(stream.read().decode().upper(), source=reading.fields.source)
 
 nothing = 3
+ready = Wrong()
 '''
 
 
@@ -118,10 +119,11 @@ def test_what_goes_wrong_names_file_and_document(folder: Path) -> None:
         ("e", "own_formats.py:23.*KeyError"),
     ],
 )
-def test_what_a_class_gives_is_checked(folder: Path, content: str, what: str) -> None:
+def test_what_a_class_or_an_object_of_it_gives_is_checked(folder: Path, content: str, what: str) -> None:
     (folder / "a.pairs").write_text(content)
-    with pytest.raises(UserError, match=rf"{what}.* on .*a.pairs, document 2", check=coded("format-failed")):
-        read(folder / "a.pairs", formats={".pairs": "own_formats:Wrong"})
+    for name in ("Wrong", "ready"):
+        with pytest.raises(UserError, match=rf"{what}.* on .*a.pairs, document 2", check=coded("format-failed")):
+            read(folder / "a.pairs", formats={".pairs": f"own_formats:{name}"})
 
 
 @pytest.mark.parametrize(
