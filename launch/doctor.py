@@ -122,10 +122,9 @@ def estimate(config: RunConfig, world_size: int, device: torch.device) -> Findin
     from trainer.metrics.throughput import flops_per_position, peak_flops
     from trainer.preflight.finding import Finding
 
-    status = read_status(Path(config.output_dir)) or {}
-    measured, peak = status.get("flops_per_device"), peak_flops(config, device)
-    if measured and "world_size" in status:
-        speed, basis = measured, f"from the speed of this run on {counted(status['world_size'], 'rank')}"
+    status, peak = read_status(Path(config.output_dir)), peak_flops(config, device)
+    if status and status.flops_per_device and status.world_size:
+        speed, basis = status.flops_per_device, f"from the speed of this run on {counted(status.world_size, 'rank')}"
     elif peak is not None:
         speed, basis = peak * ASSUMED_MFU, f"assuming an MFU of {ASSUMED_MFU:.0%}"
     else:

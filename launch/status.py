@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 from data_prep.base.errors import UsageError, UserError, run_command
 from data_prep.base.terminal import duration
@@ -25,7 +25,13 @@ from trainer.metrics.status import (
     DEAD_AFTER_SECONDS,
     STATUS_NAME,
     BranchRecord,
-    last_sign,
+    Ended,
+    Evaluated,
+    Event,
+    Saved,
+    Scored,
+    Started,
+    Status,
     read_branches,
     read_history,
     read_status,
@@ -38,6 +44,8 @@ REQUIRED = ("step", "max_steps", "tokens_seen", "skipped_steps", "world_size")
 """Fields in the status of every run that has completed a step."""
 
 NO_END = "killed, or its host was lost (no end was recorded)"
+
+EventT = TypeVar("EventT", bound=Event)
 
 
 @dataclass(frozen=True)
@@ -85,13 +93,14 @@ def main() -> None:
             else "rerun the command of the run, which rewrites the file",
             code="unreadable-status",
         )
-    if status.get("step") is None and status.get("cause") is not None:
+    if status.step is None and status.cause is not None:
         raise UserError(
-            f"{arguments.output_dir}: the run {status['state']} before its first step: {status['cause']}",
+            f"{arguments.output_dir}: the run {status.state} before its first step: {status.cause}",
             fix="correct the cause, then rerun the command of the run",
             code="ended-before-first-step",
         )
-    if missing := [name for name in REQUIRED if status.get(name) is None]:
+    given = status.model_dump(exclude_unset=True, exclude_none=True)
+    if missing := [name for name in REQUIRED if name not in given]:
         raise UserError(
             f"{arguments.output_dir}/{STATUS_NAME} is damaged: it lacks {', '.join(missing)}",
             fix="rerun the command of the run, which rewrites the file",
@@ -99,7 +108,7 @@ def main() -> None:
         )
     branches = list(tree(arguments.output_dir))
     figures = summarize(status, read_history(arguments.output_dir), time.time(), is_alive(status))
-    figures |= {"branch": status.get("branch"), "tree": branches if len(branches) > 1 else []}
+    figures |= {"branch": status.branch, "tree": branches if len(branches) > 1 else []}
     print(json.dumps(figures, indent=1) if arguments.json else "\n".join(describe(figures)))
 
 
@@ -110,8 +119,8 @@ def tree(output_dir: Path) -> Iterator[dict[str, Any]]:
     all its branches.
     """
     root, seen = output_dir, {output_dir.resolve()}
-    while (branch := (read_status(root) or {}).get("branch")) is not None:
-        parent = Path(branch["run"])
+    while (status := read_status(root)) is not None and status.branch is not None:
+        parent = Path(str(status.branch["run"]))
         if parent.resolve() in seen or read_status(parent) is None:
             break
         root = parent
@@ -132,44 +141,45 @@ def _subtree(
         "is_this": run.resolve() == this,
         "from_step": branch.step if branch is not None else None,
         "stage": branch.stage if branch is not None else None,
-        "state": status["state"] if is_alive(status) is not False or status["state"] != "running" else "dead",
-        "step": status.get("step"),
-        "max_steps": status.get("max_steps"),
-        "valid_mlm_loss": (status.get("metrics") or {}).get("valid/mlm_loss"),
+        "state": "dead" if status.state == "running" and is_alive(status) is False else status.state,
+        "step": status.step,
+        "max_steps": status.max_steps or None,
+        "valid_mlm_loss": status.metrics.get("valid/mlm_loss"),
     }
     for child in sorted(read_branches(run), key=lambda each: (each.step, each.output_dir)):
         yield from _subtree(Path(child.output_dir), this, depth + 1, child, shown)
 
 
-def sessions(status: dict[str, Any], history: Sequence[dict[str, Any]]) -> list[Session]:
+def sessions(status: Status, history: Sequence[Event]) -> list[Session]:
     """Return the starts of a run in their order."""
-    found: list[Session] = []
-    starts = [number for number, event in enumerate(history) if event["event"] == "started"]
-    for start, following in zip(starts, [*starts[1:], len(history)], strict=False):
-        begun = history[start]
-        later = (number for number in range(start + 1, following) if _is_of_later_start(history[number], begun))
-        stop = next(later, following)
-        events = history[start + 1 : stop]
-        end = next((event for event in events if event["event"] == "ended"), None)
-        is_last = stop == len(history)
-        if end is not None:
-            ended_at, state, cause = end["at"], end["state"], end.get("cause")
-        elif is_last:
-            ended_at, state, cause = max(last_sign(status), begun["at"]), status["state"], status.get("cause")
-        else:
-            # For a session without a recorded end, the next start recorded the time of the last status.
-            seen = history[stop].get("last_written_at")
-            ended_at = max([begun["at"], *(event["at"] for event in events), *([seen] if seen else [])])
-            state, cause = "lost", NO_END
-        launched_at = begun.get("launched_at", begun["at"])
-        last_step = end.get("step") if end is not None else None
-        found.append(Session(launched_at, ended_at, begun["world_size"], begun["step"], state, cause, last_step))
-    return found
+    return [
+        _session(begun, history[number:], status)
+        for number, begun in enumerate(history, start=1)
+        if isinstance(begun, Started)
+    ]
 
 
-def _is_of_later_start(event: dict[str, Any], begun: dict[str, Any]) -> bool:
-    """Return whether the event is the end of a later process that ended before it recorded its own start."""
-    return event["event"] == "ended" and bool(event.get("launched_at", begun["at"]) > begun["at"])
+def _session(begun: Started, later: Sequence[Event], status: Status) -> Session:
+    """Return the session of a start; `later` are all events after it."""
+    following = next((event for event in later if _is_of_later_start(event, begun)), None)
+    events = later if following is None else later[: later.index(following)]
+    end = next((event for event in events if isinstance(event, Ended)), None)
+    state: str
+    if end is not None:
+        ended_at, state, cause = end.at, end.state, end.cause
+    elif following is None:
+        ended_at, state, cause = max(status.last_sign, begun.at), status.state, status.cause
+    else:
+        # For a session without a recorded end, the next start recorded the time of the last status.
+        ended_at = max(begun.at, following.last_written_at or 0.0, *(event.at for event in events))
+        state, cause = "lost", NO_END
+    started_at, last_step = begun.launched_at or begun.at, end.step if end is not None else None
+    return Session(started_at, ended_at, begun.world_size, begun.step, state, cause, last_step)
+
+
+def _is_of_later_start(event: Event, begun: Started) -> TypeGuard[Started | Ended]:
+    """Return whether the event is a later start, or the end of one that did not record its own start."""
+    return isinstance(event, Started) or (isinstance(event, Ended) and event.launched_at > begun.at)
 
 
 def why_again(before: Session, part: Session) -> str:
@@ -182,88 +192,86 @@ def why_again(before: Session, part: Session) -> str:
     )
 
 
-def cause_of_death(status: dict[str, Any], now: float, is_alive: bool | None) -> str | None:
+def cause_of_death(status: Status, now: float, is_alive: bool | None) -> str | None:
     """Return why a run without a recorded end is dead; None if it has an end, is alive, or its state is unknown.
 
     `is_alive`: whether its process runs, if that is visible from this host; otherwise the heartbeat decides.
     """
-    if status["state"] != "running" or is_alive:
+    if status.state != "running" or is_alive:
         return None
     if is_alive is False:
         problem = "does not exist anymore"
     else:
-        heartbeat: float | None = status.get("heartbeat_at")
+        heartbeat = status.heartbeat_at
         if heartbeat is None or now - heartbeat <= DEAD_AFTER_SECONDS:
             return None
         problem = f"has had no heartbeat for {long_duration(now - heartbeat)}"
-    process = f"process {status.get('pid')} of {status.get('host')}"
-    return f"{process} {problem} and recorded no end; rerun the command to resume"
+    return f"process {status.pid} of {status.host} {problem} and recorded no end; rerun the command to resume"
 
 
-def summarize(
-    status: dict[str, Any], history: Sequence[dict[str, Any]], now: float, is_alive: bool | None = None
-) -> dict[str, Any]:
+def summarize(status: Status, history: Sequence[Event], now: float, is_alive: bool | None = None) -> dict[str, Any]:
     """Return the figures of a run at the time `now` (seconds since 1970); None for unknown values.
 
     `is_alive`: whether the process that writes the status runs, if that is visible from this host.
     """
     death = cause_of_death(status, now, is_alive)
     parts = sessions(status, history)
-    newest = {event["event"]: event for event in history}
-    running = status["state"] == "running" and death is None
-    step, seconds_per_step = status["step"], status.get("seconds_per_step")
-    left = status["max_steps"] - step
+    begun, saved = _newest(Started, history), _newest(Saved, history)
+    valid, suite = _newest(Evaluated, history), _newest(Scored, history)
+    running = status.state == "running" and death is None
+    seconds_per_step, left = status.seconds_per_step, status.max_steps - (status.step or 0)
     # The run's own estimate knows how batches grow; older runs wrote none.
-    estimated = status.get("seconds_left")
     by_speed = left * seconds_per_step if seconds_per_step is not None else None
-    seconds_left = (estimated if estimated is not None else by_speed) if left else 0.0
-    price = newest.get("started", {}).get("gpu_hour_price")
+    seconds_left = (status.seconds_left if status.seconds_left is not None else by_speed) if left else 0.0
+    price = begun.gpu_hour_price if begun is not None else None
     hours = sum(part.rank_hours for part in parts)
-    hours_left = seconds_left * status["world_size"] / 3600 if seconds_left is not None else None
+    hours_left = seconds_left * status.world_size / 3600 if seconds_left is not None else None
     wall_seconds = sum(part.ended_at - part.started_at for part in parts)
-    valid = newest.get("evaluated", {})
-    since_written = now - status["written_at"] if running else None
+    since_written = now - status.written_at if running else None
     return {
-        "state": status["state"] if death is None else "dead",
-        "cause": status.get("cause") if death is None else death,
-        "host": status.get("host"),
-        "seconds_since_heartbeat": now - status["heartbeat_at"] if running and status.get("heartbeat_at") else None,
+        "state": status.state if death is None else "dead",
+        "cause": status.cause if death is None else death,
+        "host": status.host,
+        "seconds_since_heartbeat": now - status.heartbeat_at if running and status.heartbeat_at else None,
         "seconds_since_word": since_written,
         "is_silent": since_written is not None
         and since_written > PATIENCE_SECONDS + PATIENCE_INTERVALS * log_seconds(status),
-        "step": step,
-        "max_steps": status["max_steps"],
-        "stage": status.get("stage"),
+        "step": status.step,
+        "max_steps": status.max_steps,
+        "stage": status.stage,
         "seconds_per_step": seconds_per_step,
         "seconds_left": seconds_left,
-        "tokens": status["tokens_seen"],
-        "skipped_steps": status["skipped_steps"],
-        "ranks": status["world_size"],
-        "device": newest.get("started", {}).get("device", "cpu"),
+        "tokens": status.tokens_seen,
+        "skipped_steps": status.skipped_steps,
+        "ranks": status.world_size,
+        "device": begun.device if begun is not None else "cpu",
         "rank_hours": hours,
         "rank_hours_left": hours_left,
         "cost": hours * price if price is not None else None,
         "cost_left": hours_left * price if price is not None and hours_left is not None else None,
-        "training_share": min(1.0, status.get("train_seconds", 0.0) / wall_seconds) if wall_seconds > 0 else None,
+        "training_share": min(1.0, status.train_seconds / wall_seconds) if wall_seconds > 0 else None,
         "restarts": [
             {"at": part.started_at, "step": part.first_step, "cause": why_again(before, part)}
             for before, part in zip(parts, parts[1:], strict=False)
         ],
-        "last_checkpoint": newest.get("saved", {}).get("step"),
-        "last_checkpoint_at": newest.get("saved", {}).get("at"),
-        "valid_step": valid.get("step"),
-        "valid_mlm_loss": valid.get("metrics", {}).get("valid/mlm_loss"),
-        "average_mlm_loss": status.get("metrics", {}).get("average/mlm_loss"),
-        "suite_step": newest.get("scored", {}).get("step"),
-        "suite_scores": newest.get("scored", {}).get("metrics"),
-        "train_loss": status.get("metrics", {}).get("train/loss"),
+        "last_checkpoint": saved and saved.step,
+        "last_checkpoint_at": saved and saved.at,
+        "valid_step": valid and valid.step,
+        "valid_mlm_loss": valid and valid.metrics.get("valid/mlm_loss"),
+        "average_mlm_loss": status.metrics.get("average/mlm_loss"),
+        "suite_step": suite and suite.step,
+        "suite_scores": suite and suite.metrics,
+        "train_loss": status.metrics.get("train/loss"),
     }
 
 
-def log_seconds(status: dict[str, Any]) -> float:
+def _newest(kind: type[EventT], history: Sequence[Event]) -> EventT | None:
+    return next((event for event in reversed(history) if isinstance(event, kind)), None)
+
+
+def log_seconds(status: Status) -> float:
     """Return the seconds between two log lines of a training run; 0 if unknown."""
-    seconds: float = (status.get("seconds_per_step") or 0.0) * status.get("log_every_steps", 0)
-    return seconds
+    return (status.seconds_per_step or 0.0) * status.log_every_steps
 
 
 def describe(figures: dict[str, Any]) -> Iterator[str]:

@@ -120,12 +120,12 @@ class Round:
 
     def has_finished(self) -> bool:
         status = read_status(self.training.output_dir)
-        return status is not None and (status["state"], status["step"]) == ("finished", MAX_STEPS)
+        return status is not None and (status.state, status.step) == ("finished", MAX_STEPS)
 
     def is_training(self) -> bool:
         """Whether this start of the training has come to its steps, and says so in its status."""
         status = read_status(self.training.output_dir)
-        return " parameters; " in self.read() and status is not None and status["state"] == "running"
+        return " parameters; " in self.read() and status is not None and status.state == "running"
 
     def carry_out(self, phase: str, command: Callable[[], list[str]], is_done: Callable[[], bool]) -> None:
         """Start the command until it ended well; the report names whoever disturbs it."""

@@ -4,42 +4,64 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from launch.status import NO_END, describe, long_duration, main, sessions, summarize
 from tests.support.error_codes import coded
-from trainer.metrics.status import append_history, read_history, read_status, record_end, write_status
+from trainer.metrics.status import (
+    Ended,
+    Evaluated,
+    Event,
+    Saved,
+    Started,
+    State,
+    Status,
+    add_metrics,
+    append_history,
+    read_history,
+    read_status,
+    record_end,
+    write_status,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-STATUS = {
-    "state": "running",
-    "written_at": 9000.0,
-    "step": 500,
-    "max_steps": 1500,
-    "tokens_seen": 1_000_000,
-    "skipped_steps": 3,
-    "train_seconds": 4500.0,
-    "seconds_per_step": 3.6,
-    "world_size": 8,
-    "metrics": {"train/loss": 4.25},
-}
+STATUS = Status(
+    state="running",
+    written_at=9000.0,
+    step=500,
+    max_steps=1500,
+    tokens_seen=1_000_000,
+    skipped_steps=3,
+    train_seconds=4500.0,
+    seconds_per_step=3.6,
+    world_size=8,
+    metrics={"train/loss": 4.25},
+)
 
 
-def started(at: float, step: int, **more: object) -> dict[str, object]:
-    values = {"at": at, "event": "started", "step": step, "world_size": 8, "device": "cuda", "gpu_hour_price": 2.5}
-    return values | {"last_state": None, "last_step": None, "last_written_at": None} | more
+def status_with(**changes: object) -> Status:
+    return STATUS.model_copy(update=changes)
 
 
-HISTORY = [
+def started(at: float, step: int, **more: Any) -> Started:
+    return Started(event="started", at=at, step=step, world_size=8, device="cuda", gpu_hour_price=2.5, **more)
+
+
+def ended(at: float, state: State, step: int, cause: str | None, **more: Any) -> Ended:
+    return Ended(event="ended", at=at, state=state, step=step, cause=cause, **more)
+
+
+HISTORY: list[Event] = [
     started(0.0, 0),
-    {"at": 1500.0, "event": "saved", "step": 200, "seconds": 4.0},
-    started(3600.0, 200, last_state="running", last_step=290, last_written_at=1800.0),
-    {"at": 5400.0, "event": "ended", "state": "stopped", "step": 400, "cause": "a signal"},
-    {"at": 5390.0, "event": "saved", "step": 400, "seconds": 4.0},
-    started(5400.0, 400, last_state="stopped", last_step=400, last_written_at=5400.0),
-    {"at": 8000.0, "event": "evaluated", "step": 450, "metrics": {"valid/mlm_loss": 4.5}},
+    Saved(event="saved", at=1500.0, step=200),
+    started(3600.0, 200, last_written_at=1800.0),
+    ended(5400.0, "stopped", 400, "a signal"),
+    Saved(event="saved", at=5390.0, step=400),
+    started(5400.0, 400, last_written_at=5400.0),
+    Evaluated(event="evaluated", at=8000.0, step=450, metrics={"valid/mlm_loss": 4.5}),
 ]
 
 
@@ -51,27 +73,26 @@ def test_a_run_is_cut_into_its_starts_with_what_ended_each():
 
 
 def test_the_end_of_a_start_that_noted_none_is_not_that_of_the_session_before():
-    lost = {"at": 7000.0, "event": "ended", "state": "failed", "step": 290, "cause": "rank 1 is lost"}
-    lost |= {"launched_at": 6900.0, "last_written_at": 1800.0}
+    lost = ended(7000.0, "failed", 290, "rank 1 is lost", launched_at=6900.0, last_written_at=1800.0)
     first, second = sessions(STATUS, [HISTORY[0], HISTORY[1], lost, started(7200.0, 200, last_written_at=7000.0)])
     assert (first.ended_at, first.state, first.cause) == (1800.0, "lost", NO_END)
     assert (second.ended_at, second.state) == (9000.0, "running")
-    (alone,) = sessions(STATUS | {"written_at": 7000.0, "state": "failed"}, [HISTORY[0], HISTORY[1], lost])
+    (alone,) = sessions(status_with(written_at=7000.0, state="failed"), [HISTORY[0], HISTORY[1], lost])
     assert (alone.ended_at, alone.state) == (1800.0, "lost")
 
 
 def test_the_end_of_a_run_tells_since_when_its_process_ran(tmp_path):
     write_status(tmp_path, "running", {"step": 5})
-    written_at = read_status(tmp_path)["written_at"]
+    written_at = read_status(tmp_path).written_at
     append_history(tmp_path, "started", {"step": 0, "world_size": 1})
     record_end(tmp_path, "failed", "rank 1 is lost")
     begun, end = read_history(tmp_path)
-    assert end["launched_at"] <= begun["at"] and end["last_written_at"] == written_at
+    assert 0 < end.launched_at <= begun.at and end.last_written_at == written_at
 
 
 @pytest.mark.parametrize(("step", "cause"), [(200, "finished at step 1,500, then resumed"), (1500, "then restarted")])
 def test_a_start_after_the_end_tells_that_it_went_back_on_purpose(step, cause):
-    end = {"at": 5400.0, "event": "ended", "state": "finished", "step": 1500, "cause": None}
+    end = ended(5400.0, "finished", 1500, None)
     (again,) = summarize(STATUS, [HISTORY[0], end, started(6000.0, step)], now=9060.0)["restarts"]
     assert again["step"] == step and cause in again["cause"]
 
@@ -82,9 +103,9 @@ def test_the_time_in_which_a_start_is_set_up_is_paid_for_too():
 
 
 def test_the_time_left_is_the_runs_own_where_it_tells_one():
-    told = summarize(STATUS | {"seconds_left": 5000.0}, HISTORY, now=9060.0)
+    told = summarize(status_with(seconds_left=5000.0), HISTORY, now=9060.0)
     assert told["seconds_left"] == 5000 and told["rank_hours_left"] == pytest.approx(8 * 5000 / 3600)
-    assert summarize(STATUS | {"seconds_left": 5000.0, "step": 1500}, HISTORY, now=9060.0)["seconds_left"] == 0
+    assert summarize(status_with(seconds_left=5000.0, step=1500), HISTORY, now=9060.0)["seconds_left"] == 0
 
 
 def test_the_figures_follow_from_status_and_history():
@@ -99,17 +120,17 @@ def test_the_figures_follow_from_status_and_history():
     for part in ("500 of 1,500, 3.600 s each", "1:00:00", "16.00 spent, 8.00 remaining", "40.00 spent", "62.5%"):
         assert part in text
     assert figures["average_mlm_loss"] is None and "mean of checkpoints" not in text
-    averaged = STATUS | {"metrics": STATUS.get("metrics", {}) | {"average/mlm_loss": 4.25}}
+    averaged = status_with(metrics=STATUS.metrics | {"average/mlm_loss": 4.25})
     assert "4.2500 (valid MLM, mean of checkpoints)" in "\n".join(describe(summarize(averaged, HISTORY, now=9060.0)))
     assert "GPU-hours" in text and "last update 0:01:00 ago" in text and "4.5000 (valid MLM, step 450)" in text
 
 
 @pytest.mark.parametrize(("seconds", "is_silent"), [(60 + 10 * 36.0, False), (60 + 10 * 36.0 + 1, True)])
 def test_a_run_that_says_nothing_for_many_log_intervals_may_have_been_killed(seconds, is_silent):
-    figures = summarize(STATUS | {"log_every_steps": 10}, HISTORY, now=9000.0 + seconds)
+    figures = summarize(status_with(log_every_steps=10), HISTORY, now=9000.0 + seconds)
     assert figures["is_silent"] is is_silent
     assert ("killed, or busy with a long" in "\n".join(describe(figures))) is is_silent
-    ended = summarize(STATUS | {"state": "finished"}, HISTORY, now=9e9)
+    ended = summarize(status_with(state="finished"), HISTORY, now=9e9)
     assert not ended["is_silent"] and ended["seconds_since_word"] is None
 
 
@@ -127,21 +148,21 @@ IDENTITY = {"host": "node-a", "pid": 4711, "heartbeat_at": 9050.0}
     ids=["here and alive", "elsewhere with a heartbeat", "here and gone", "elsewhere without a heartbeat"],
 )
 def test_a_run_without_process_or_heartbeat_is_dead(is_alive, age, says):
-    figures = summarize(STATUS | IDENTITY, HISTORY, 9050.0 + age, is_alive)
+    figures = summarize(status_with(**IDENTITY), HISTORY, 9050.0 + age, is_alive)
     assert figures["state"] == ("running" if says is None else "dead") and (figures["cause"] is None) is (says is None)
     text = "\n".join(describe(figures))
     assert (f"dead ({says}" in text) if says else "running, last update" in text
-    ended = summarize(STATUS | IDENTITY | {"state": "stopped", "cause": "SIGTERM"}, HISTORY, 9e9, False)
+    ended = summarize(status_with(**IDENTITY, state="stopped", cause="SIGTERM"), HISTORY, 9e9, False)
     assert (ended["state"], ended["cause"]) == ("stopped", "SIGTERM"), "it has recorded its end"
 
 
 def test_the_hours_of_a_dead_run_count_to_its_last_heartbeat():
-    (alone,) = sessions(STATUS | IDENTITY, [started(8000.0, 0)])
+    (alone,) = sessions(status_with(**IDENTITY), [started(8000.0, 0)])
     assert alone.ended_at == 9050.0
 
 
 def test_a_run_that_lives_and_says_nothing_may_hang():
-    beating = STATUS | {"log_every_steps": 10, "host": "node-a", "pid": 1, "heartbeat_at": 9995.0}
+    beating = status_with(log_every_steps=10, host="node-a", pid=1, heartbeat_at=9995.0)
     text = "\n".join(describe(summarize(beating, HISTORY, now=10_000.0, is_alive=True)))
     assert (
         "last heartbeat 0:00:05 ago: busy with a long evaluation or save, or hung" in text
@@ -150,8 +171,8 @@ def test_a_run_that_lives_and_says_nothing_may_hang():
 
 
 def test_a_run_of_an_older_release_without_history_is_told_as_far_as_it_goes():
-    old = {name: value for name, value in STATUS.items() if name not in ("train_seconds", "seconds_per_step")}
-    text = "\n".join(describe(summarize(old, [], now=9060.0)))
+    old = STATUS.model_dump(exclude={"train_seconds", "seconds_per_step"}, exclude_unset=True)
+    text = "\n".join(describe(summarize(Status(**old), [], now=9060.0)))
     assert "500 of 1,500" in text and "time left         unknown" in text and "cost" not in text
 
 
@@ -160,7 +181,7 @@ def test_torn_lines_of_the_history_are_left_out(tmp_path):
     with open(tmp_path / "history.jsonl", "a") as file:
         file.write('{"at": 1, "event": "sav\n[1]\n\n')
     append_history(tmp_path, "saved", {"step": 2, "loss": float("nan")})
-    assert [event["step"] for event in read_history(tmp_path)] == [1, 2]
+    assert [event.step for event in read_history(tmp_path)] == [1, 2]
 
 
 def test_an_end_keeps_the_figures_and_tells_the_cause(tmp_path):
@@ -168,7 +189,7 @@ def test_an_end_keeps_the_figures_and_tells_the_cause(tmp_path):
     record_end(tmp_path, "failed", "rank 1 is not there any more")
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["state"], status["step"], status["max_steps"]) == ("failed", 5, 9)
-    assert read_history(tmp_path)[0]["cause"] == status["cause"] == "rank 1 is not there any more"
+    assert read_history(tmp_path)[0].cause == status["cause"] == "rank 1 is not there any more"
 
 
 @pytest.mark.parametrize(
@@ -211,10 +232,25 @@ def test_a_status_that_lacks_figures_is_told_with_their_names(tmp_path, monkeypa
         main()
 
 
-def test_whole_lines_of_the_history_are_kept_as_they_are(tmp_path):
-    text = "\n".join(json.dumps(event) for event in HISTORY)
-    (tmp_path / "history.jsonl").write_text(text + "\n")
+def test_whole_records_are_read_with_fields_of_a_later_version_beside(tmp_path):
+    later = {"a_later_field": {"of": [1, None]}}
+    lines = [json.dumps(event.model_dump(exclude_unset=True) | later) for event in HISTORY]
+    (tmp_path / "history.jsonl").write_text("\n".join(lines) + "\n")
     assert read_history(tmp_path) == HISTORY
+    (tmp_path / "status.json").write_text(json.dumps(STATUS.model_dump(exclude_unset=True) | later))
+    assert read_status(tmp_path) == STATUS
+
+
+def test_what_stands_in_a_status_keeps_its_order_and_its_words_when_it_is_written_again(tmp_path):
+    before = {"state": "running", "written_at": 1, "later": {"of": [1, None]}, "metrics": {"a": 2}, "host": "node-a"}
+    (tmp_path / "status.json").write_text(json.dumps(before))
+    add_metrics(tmp_path, {"suite/score": 0.5})
+    changed = before | {"metrics": {"a": 2, "suite/score": 0.5}}
+    assert (tmp_path / "status.json").read_text() == json.dumps(changed, indent=1) + "\n"
+    record_end(tmp_path, "failed", "rank 1 is lost", 7)
+    written_at = read_status(tmp_path).written_at
+    changed |= {"state": "failed", "written_at": written_at, "step": 7, "cause": "rank 1 is lost"}
+    assert (tmp_path / "status.json").read_text() == json.dumps(changed, indent=1) + "\n"
 
 
 def test_a_run_that_ended_before_its_first_step_is_told_in_one_line(tmp_path, monkeypatch):
@@ -233,7 +269,7 @@ def test_a_file_of_the_run_is_answered_with_its_folder(tmp_path, monkeypatch):
 
 
 def test_the_command_reads_the_folder_alone_and_imports_no_torch(tmp_path):
-    write_status(tmp_path, "running", {name: value for name, value in STATUS.items() if name != "state"})
+    write_status(tmp_path, "running", STATUS.model_dump(exclude_unset=True))
     code = "import sys; sys.modules['torch'] = None; from launch.status import main; main()"
     command = [sys.executable, "-c", code, str(tmp_path), "--json"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)

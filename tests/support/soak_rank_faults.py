@@ -73,7 +73,7 @@ class LauncherGone(Fault):
 
     def check(self, at: Round, output: str) -> None:
         status = read_status(at.training.output_dir)
-        assert status is not None and status["state"] in ("stopped", "finished"), (status, output)
+        assert status is not None and status.state in ("stopped", "finished"), (status, output)
 
 
 class LauncherTold(LauncherGone):
@@ -101,7 +101,7 @@ class RankTold(Fault):
 
     def check(self, at: Round, output: str) -> None:
         status = read_status(at.training.output_dir)
-        assert status is not None and status["state"] in ("stopped", "finished"), (status, output)
+        assert status is not None and status.state in ("stopped", "finished"), (status, output)
 
 
 class RankStopped(Fault):
@@ -115,13 +115,13 @@ class RankStopped(Fault):
         ranks[rank].suspend()
         began = time.monotonic()
         try:
-            wait(lambda: (read_status(output_dir) or {}).get("state") != "running")
+            wait(lambda: (status := read_status(output_dir)) is None or status.state != "running")
         finally:
             ranks[rank].kill()  # the launcher waits 30 s for a rank that cannot hear it
         if at.has_finished():
             return f"rank {rank} stopped when all was done"
         status = read_status(output_dir)
-        assert status is not None and (status["state"], f"rank {rank} (" in status["cause"]) == ("failed", True), status
+        assert status is not None and (status.state, f"rank {rank} (" in status.cause) == ("failed", True), status
         return f"rank {rank} stopped after step {self.step}, named {time.monotonic() - began:.0f} s later"
 
 

@@ -51,7 +51,7 @@ def test_row_31b_the_groups_own_timeout_ends_a_run_whose_peer_is_dead(stage, tra
     assert "crashed or became unreachable; all ranks exit" in said.splitlines()[-1], said
     stacks = (run.output_dir / "stacks" / "rank-0.txt").read_text()
     assert "its stacks:" in stacks and "watchdog.py" in stacks and "its stacks:" not in said, said
-    assert read_status(run.output_dir)["state"] == "failed" and "rank 1 (" in read_status(run.output_dir)["cause"]
+    assert read_status(run.output_dir).state == "failed" and "rank 1 (" in read_status(run.output_dir).cause
     observed(
         f"ZeRO {stage}: the other had named it and left after {seconds:.0f} s, at a timeout of {TIMEOUT_SECONDS} s",
         lost="the steps since the last checkpoint, which are taken again",

@@ -65,12 +65,12 @@ def test_row_60_a_run_whose_ranks_were_all_killed_is_reported_as_dead(training):
     run = training(*ENDLESS)
     ranks = start(run, 2)
     wait_until(lambda: run.last_logged_step() >= 3, ranks)
-    wait_until(lambda: (read_status(run.output_dir) or {}).get("pid") == ranks[0].process.pid, ranks)
+    wait_until(lambda: (status := read_status(run.output_dir)) and status.pid == ranks[0].process.pid, ranks)
     assert state_shown(run.output_dir).startswith("state             running, last update ")
     send(signal.SIGKILL, *ranks)
     finish(ranks)
     status = read_status(run.output_dir)
-    assert status is not None and status["state"] == "running", "nobody could write the end"
+    assert status is not None and status.state == "running", "nobody could write the end"
     shown = state_shown(run.output_dir)
     assert (
         f"dead (process {ranks[0].process.pid} of " in shown and "does not exist anymore and recorded no end" in shown

@@ -182,8 +182,8 @@ def test_row_51_a_run_that_saves_nothing_stops_at_its_second_failed_save(trainin
     assert last.startswith("error: the checkpoint of step 4 was not saved") and "nor was any before it" in last
     assert run.last_logged_step() == 4
     status = read_status(run.output_dir)
-    assert status is not None and (status["state"], status["step"]) == ("failed", 4)
-    assert last == f"error: {status['cause']} [checkpoint-not-saved]"
+    assert status is not None and (status.state, status.step) == ("failed", 4)
+    assert last == f"error: {status.cause} [checkpoint-not-saved]"
     observed(
         "it stopped after step 4, where the second save failed; status.json says failed and why",
         lost="its steps, none of which could be saved",

@@ -65,7 +65,7 @@ def test_row_27_a_full_disk_keeps_the_last_good_checkpoint_and_follows_the_polic
     assert newest_checkpoint(full).name == "step-00000006"
     assert list(losses(full)) == [1, 2, 3, 4, 5, 6]
     status = read_status(full.output_dir)
-    assert status is not None and status["state"] == "finished"
+    assert status is not None and status.state == "finished"
     observed(
         f"on_failed_save={policy}: the checkpoint of step 2 stays; with space the same command goes on from it, "
         f"{logged - 2} steps taken again",

@@ -141,7 +141,7 @@ def test_row_54_a_killed_data_worker_ends_the_run_on_all_ranks_and_the_run_resum
         assert re.search(r"process \d+", paragraph) and "data.num_workers=2" in paragraph and "memory" in paragraph
         assert "Traceback (most recent call last)" not in each.output, each.output
     status = read_status(killed.output_dir)
-    assert status is not None and status["state"] == "failed" and f"data worker of rank {rank} " in status["cause"]
+    assert status is not None and status.state == "failed" and f"data worker of rank {rank} " in status.cause
     output, again = run_again(killed)
     assert "resuming after step 6 of 12" in output
     assert_same_run(killed, straight(1))

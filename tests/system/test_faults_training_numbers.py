@@ -79,8 +79,8 @@ def test_row_30_too_many_bad_steps_end_the_run_with_the_samples_which_a_new_cour
     assert "error: the loss was not finite in 3 steps in a row, more than health.max_nonfinite_steps=2" in output
     assert "Traceback" not in output
     status = read_status(bad.output_dir)
-    assert status is not None and status["state"] == "failed" and "samples 176:192" in status["cause"]
-    named = [tuple(map(int, pair)) for pair in re.findall(r"samples (\d+):(\d+)\)", status["cause"])]
+    assert status is not None and status.state == "failed" and "samples 176:192" in status.cause
+    named = [tuple(map(int, pair)) for pair in re.findall(r"samples (\d+):(\d+)\)", status.cause)]
     assert named == [(176, 192), (192, 208), (208, 224)]
     assert all(weight.isfinite().all() for weight in read_weights(newest_checkpoint(bad)).values())
 
@@ -114,14 +114,14 @@ def test_row_53_a_stop_in_a_streak_leaves_the_good_checkpoints_from_which_the_ru
     assert output.count("is saved after the next finite step") == 1, "it is said once, and not where the run stops"
     assert f"the last good checkpoint is {step_folder(bad.output_dir, 6)}" in output
     status = read_status(bad.output_dir)
-    assert status is not None and status["state"] == "stopped" and status["step"] >= 15
+    assert status is not None and status.state == "stopped" and status.step >= 15
 
     output = run(bad, 1, "--resume-from", "6", "training.max_steps=10", "--allow-change")
     assert "branching from step 6" in output
     last = CheckpointFolder(step_folder(bad.output_dir, 10)).read_state()
     assert (last.optimizer_steps, last.state.skipped_steps) == (10, 0)
     observed(
-        f"stopped after {status['step']} steps, of which the last {status['step'] - 6} were not finite: the "
+        f"stopped after {status.step} steps, of which the last {status.step - 6} were not finite: the "
         "checkpoints of steps 4 and 6 are there, and --resume-from 6 trains on",
         lost="the steps since the last good checkpoint",
     )
@@ -144,7 +144,7 @@ def test_row_53_a_due_save_waits_for_a_finite_step_and_a_run_that_ends_in_a_stre
     error = output[output.index("error: ") :]
     assert "Traceback" not in output and f"the last good checkpoint is {step_folder(bad.output_dir, 8)}" in error
     status = read_status(bad.output_dir)
-    assert status is not None and status["state"] == "failed" and "steps 9 to 14" in status["cause"]
+    assert status is not None and status.state == "failed" and "steps 9 to 14" in status.cause
     named = re.search(r"--resume-from 8 --skip-samples (\d+:\d+)", error)
     assert named is not None, error
 

@@ -50,13 +50,13 @@ def test_row_28_a_signal_to_any_rank_saves_on_all_and_the_same_command_goes_on_i
         status = read_status(stopped.output_dir)
         # One of two that are signalled may have taken the step before it hears of it.
         causes = (cause, *(f"{each}{number.name}" for each in (first, second) if whom == slice(None)))
-        assert status is not None and status["state"] == "stopped" and status["cause"] in causes, status
-        told = f"stopped by {status['cause']}; checkpoint saved at step {status['step']:,}; rerun the same command"
+        assert status is not None and status.state == "stopped" and status.cause in causes, status
+        told = f"stopped by {status.cause}; checkpoint saved at step {status.step:,}; rerun the same command"
         assert all(told in rank.output for rank in ranks), output
-        assert newest_checkpoint(stopped).name == f"step-{status['step']:08d}"
+        assert newest_checkpoint(stopped).name == f"step-{status.step:08d}"
         if steps:
             assert f"resuming after step {steps[-1]:,}" in output
-        steps.append(status["step"])
+        steps.append(status.step)
     assert list(losses(stopped)) == list(range(1, steps[-1] + 1))
     assert_one_mlflow_run_with_each_step_once(stopped, steps[-1])
     observed(
@@ -96,7 +96,7 @@ def test_row_28_a_second_signal_leaves_at_once_though_the_disk_hangs(number, tra
     seconds = time.monotonic() - sent_at
     assert not list((hanging.output_dir / "checkpoints").glob("*/checkpoint.json"))
     status, cause = read_status(hanging.output_dir), f"rank 0 ({socket.gethostname()}): a second signal, {number.name}"
-    assert status is not None and (status["state"], status["cause"]) == ("failed", cause), status
+    assert status is not None and (status.state, status.cause) == ("failed", cause), status
     assert f"ended by {cause}; rerun the same command to resume" in rank.output.splitlines()[-1]
     observed(
         f"{number.name}: left with {128 + number} after {seconds:.1f} s, nothing half-saved counts",
@@ -145,7 +145,7 @@ def test_row_28_ranks_under_torchrun_save_and_leave_with_their_status(number, tr
     finally:
         stopped.kill()
     status = read_status(stopped.output_dir)
-    assert status is not None and status["state"] == "stopped", output
+    assert status is not None and status.state == "stopped", output
     assert process.returncode != 0
     if number == signal.SIGUSR1:
         assert f"exitcode  : {STOPPED_EXIT_STATUS}" in output, output
@@ -183,12 +183,12 @@ def test_row_28b_ranks_whose_launcher_is_gone_save_and_leave(module, number, ret
     process.communicate(timeout=300)
     assert process.returncode == returned
     status = read_status(orphaned.output_dir)
-    assert status is not None and status["state"] == "stopped", status
-    assert "): its launcher was lost" in status["cause"]
-    assert newest_checkpoint(orphaned).name == f"step-{status['step']:08d}"
-    assert [event["event"] for event in read_history(orphaned.output_dir)] == ["started", "saved", "ended"]
+    assert status is not None and status.state == "stopped", status
+    assert "): its launcher was lost" in status.cause
+    assert newest_checkpoint(orphaned).name == f"step-{status.step:08d}"
+    assert [event.event for event in read_history(orphaned.output_dir)] == ["started", "saved", "ended"]
     observed(
-        f"{number.name} to {module}: the ranks saved step {status['step']} and had left after {seconds:.0f} s; the "
+        f"{number.name} to {module}: the ranks saved step {status.step} and had left after {seconds:.0f} s; the "
         f"launcher returned {returned if returned >= 0 else 128 - returned}, status.json says stopped"
     )
 
@@ -210,7 +210,7 @@ def test_row_28b_the_deepspeed_launcher_of_one_node_returns_the_status_of_its_ra
     output, _ = process.communicate(timeout=300)
     assert process.returncode == STOPPED_EXIT_STATUS, output
     status = read_status(stopped.output_dir)
-    assert status is not None and status["state"] == "stopped", status
+    assert status is not None and status.state == "stopped", status
 
 
 def start_torchrun(training: Training) -> subprocess.Popen[str]:

@@ -50,17 +50,17 @@ def test_row_29_the_last_rank_is_named_and_the_job_ends_with_a_failure(number, s
     lost_at = time.time()  # as status.json tells the time
     victim.send_signal(number)
     try:
-        while (status := read_status(run.output_dir))["state"] == "running":
+        while (status := read_status(run.output_dir)).state == "running":
             assert time.time() - lost_at < HEARTBEAT_SECONDS + JUDGING_SECONDS, "the other rank waits for ever"
             time.sleep(0.1)
     finally:
         if number == signal.SIGSTOP:  # the launcher waits 30 s for a rank that cannot hear it
             victim.send_signal(signal.SIGKILL)
     output, _ = process.communicate(timeout=LEAVING_SECONDS)
-    seconds = status["written_at"] - lost_at
+    seconds = status.written_at - lost_at
     assert seconds < HEARTBEAT_SECONDS + JUDGING_SECONDS
     assert process.returncode != 0 and not run.processes()
-    assert status["state"] == "failed" and "rank 1 (" in status["cause"], status
+    assert status.state == "failed" and "rank 1 (" in status.cause, status
     assert "error: rank 1 (" in output and re.search(said, output), output
     assert "its stacks:" in (run.output_dir / "stacks" / "rank-0.txt").read_text() and "its stacks:" not in output
     observed(

@@ -84,7 +84,7 @@ def test_a_job_saves_on_slurms_signal_goes_back_into_the_queue_and_ends(environm
         each.send_signal(signal.SIGUSR1)
     assert job.wait(timeout=240) == 0
     log = (state / "log").read_text()
-    assert read_status(run.output_dir)["state"] == "stopped", log
+    assert read_status(run.output_dir).state == "stopped", log
     assert "exit status 75: requeueing the job" in log, log
     assert (state / "requeued").read_text() == f"requeue {environment['SLURM_JOB_ID']}\n"
     assert not run.processes()

@@ -104,7 +104,7 @@ def test_three_ranks_go_on_across_a_border(straight, tmp_path) -> None:
 
 def test_status_history_and_checkpoints_follow_the_stages(straight) -> None:
     written = read_status(straight.output_dir)
-    assert written is not None and written["stage"] == "stage 2 (decay)"
+    assert written is not None and written.stage == "stage 2 (decay)"
     positions = [CheckpointFolder(step_folder(straight.output_dir, step)).read_state().state for step in (3, 5, 8)]
     assert [(position.stage, position.epoch) for position in positions] == [(0, 0), (1, 1), (2, 1)]
     assert positions[2].next_sample > positions[1].next_sample, "the decay goes on with samples that were not read"

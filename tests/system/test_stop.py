@@ -29,12 +29,12 @@ def test_row_28_ctrl_c_in_a_terminal_saves_and_the_same_command_goes_on(training
     output, _ = process.communicate(timeout=300)
 
     status = read_status(stopped.output_dir)
-    assert status is not None and status["state"] == "stopped", output
+    assert status is not None and status.state == "stopped", output
     (saved,) = (stopped.output_dir / "checkpoints").iterdir()
-    assert saved.name == f"step-{status['step']:08d}" and "checkpoint saved at step" in output
+    assert saved.name == f"step-{status.step:08d}" and "checkpoint saved at step" in output
     assert not stopped.processes()
 
-    assert f"resuming after step {status['step']:,}" in resumed_output(stopped, status["step"])
+    assert f"resuming after step {status.step:,}" in resumed_output(stopped, status.step)
 
 
 @pytest.mark.fault(
@@ -53,7 +53,7 @@ def test_row_27_a_run_whose_end_cannot_be_saved_did_not_succeed(training):
     assert "error: the run ends after step 2 and its last checkpoint was not saved" in output
     assert "Traceback" not in output
     status = read_status(unsaved.output_dir)
-    assert status is not None and status["state"] == "failed"
+    assert status is not None and status.state == "failed"
 
 
 def resumed_output(training, step: int) -> str:

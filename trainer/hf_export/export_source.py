@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -132,11 +131,8 @@ def _sources(config: RunConfig, digests: tuple[str, ...]) -> tuple[SourceRecord,
 
 def _scores(output_dir: Path, step: int) -> dict[str, float]:
     """The evaluation in the run's status, if it is of this checkpoint's step."""
-    status: dict[str, Any] = read_status(output_dir) or {}
-    if status.get("step") != step:
-        return {}
-    metrics = status.get("metrics") or {}
-    return _overall(metrics)
+    status = read_status(output_dir)
+    return _overall(status.metrics) if status is not None and status.step == step else {}
 
 
 def _overall(metrics: Mapping[str, float | None]) -> dict[str, float]:

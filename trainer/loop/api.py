@@ -32,7 +32,7 @@ class TrainResult:
     """"finished", or "stopped" by a signal after saving: the same call resumes."""
     step: int
     """Completed optimizer steps."""
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | None]
     """The newest value of each metric, under its MLflow name."""
     checkpoint: Path | None
     """The newest complete checkpoint."""

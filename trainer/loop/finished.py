@@ -25,7 +25,7 @@ class FinishedRun:
     output_dir: Path
     step: int
     checkpoint: Path
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | None]
     mlflow_run_id: str | None
     view_hint: str
     max_steps: int
@@ -53,9 +53,9 @@ def find_finished_run(config: RunConfig) -> FinishedRun | None:
         return None
     output_dir = Path(config.output_dir)
     try:
-        status = read_status(output_dir) or {}
+        status = read_status(output_dir)
         steps, _ = list_steps(output_dir)
-        if status.get("state") != "finished" or not steps or steps[0] < config.max_steps:
+        if status is None or status.state != "finished" or not steps or steps[0] < config.max_steps:
             return None
         checkpoint = step_folder(output_dir, steps[0])
         if config.evaluation.suite is not None and not _is_scored(output_dir, steps):
@@ -75,9 +75,7 @@ def find_finished_run(config: RunConfig) -> FinishedRun | None:
         return None
     cursor = delivery.cursor
     hint = view_hint(uri, cursor.experiment_id, cursor.run_id)
-    return FinishedRun(
-        output_dir, steps[0], checkpoint, status.get("metrics", {}), cursor.run_id, hint, config.max_steps
-    )
+    return FinishedRun(output_dir, steps[0], checkpoint, status.metrics, cursor.run_id, hint, config.max_steps)
 
 
 def _is_scored(output_dir: Path, steps: list[int]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from trainer.evaluation.validation_loss import evaluate
 from trainer.loop.console import evaluation_line, groups_line, step_line, suite_line
 from trainer.loop.run import Progress, Run, warn_of_disk
 from trainer.metrics.health import NonFiniteSteps
-from trainer.metrics.status import State, append_history, last_sign, read_status, write_status
+from trainer.metrics.status import State, add_metrics, append_history, read_status
 from trainer.metrics.throughput import Interval, flops_per_position, peak_flops
 from trainer.tracking.tracker import MetricLog, Tracker
 
@@ -98,15 +98,8 @@ def finish_suites(run: Run, step: int) -> bool:
         tracker = Tracker.open(run.config.tracking, run.output_dir, run.warn)
         metrics = attach_suites(run, Progress(NonFiniteSteps(0)), tracker).metrics
         tracker.close("FINISHED")
-        on_disk(run, lambda: _add_to_status(run, metrics))
+        on_disk(run, lambda: add_metrics(run.output_dir, metrics))
     return suites.is_complete
-
-
-def _add_to_status(run: Run, metrics: Mapping[str, float]) -> None:
-    status = read_status(run.output_dir)
-    if status is not None:
-        values = {**status, "metrics": {**(status.get("metrics") or {}), **metrics}}
-        write_status(run.output_dir, values.pop("state"), values)
 
 
 def interval_metrics(run: Run, state: TrainState, interval: Interval) -> dict[str, float]:
@@ -167,7 +160,7 @@ def long_evaluation(run: Run, state: TrainState, progress: Progress) -> str | No
 
     The time is estimated from the training speed, without minimal pairs: a forward pass is a third of a step.
     """
-    speed = progress.metrics.get("train/tokens_per_second", 0.0)
+    speed = progress.metrics.get("train/tokens_per_second") or 0.0
     tokens = sum(shard_set.manifest.valid.tokens for shard_set in run.shard_sets)
     max_tokens = run.config.stage_of(state.step).evaluation.max_tokens
     tokens = tokens if max_tokens is None else min(tokens, max_tokens)
@@ -189,7 +182,7 @@ def report_start(run: Run, state: TrainState, progress: Progress, launched_at: f
 
     `launched_at` is when this process began to set up the run, in seconds since 1970: that time is paid for too.
     """
-    last = read_status(run.output_dir) or {}
+    last = read_status(run.output_dir)
     values = {
         "launched_at": round(launched_at, 3),
         "step": state.step,
@@ -197,9 +190,9 @@ def report_start(run: Run, state: TrainState, progress: Progress, launched_at: f
         "device": run.ranks.device.type,
         "host": socket.gethostname(),
         "gpu_hour_price": run.config.logging.gpu_hour_price,
-        "last_state": last.get("state"),
-        "last_step": last.get("step"),
-        "last_written_at": last_sign(last),
+        "last_state": last and last.state,
+        "last_step": last and last.step,
+        "last_written_at": last and last.last_sign,
     }
     on_disk(run, lambda: append_history(run.output_dir, "started", values))
     if (status := run.status) is not None:
@@ -233,7 +226,7 @@ def report_status(run: Run, state: TrainState, progress: Progress) -> None:
         "tracking_uri": run.tracker.tracking_uri,
         "world_size": run.ranks.world_size,
     }
-    run.status.update("running", values)
+    run.status.update(values)
 
 
 def branch_of_status(config: RunConfig) -> dict[str, str | int] | None:

@@ -45,7 +45,7 @@ class Progress:
     """Failed saves of this process."""
     averaged_step: int | None = None
     """Step of the newest checkpoint in the mean that was evaluated last (`checkpoint.average_last`)."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
     """The newest value of each metric."""
     seconds_per_step: float | None = None
     flops_per_device: float | None = None

@@ -139,11 +139,10 @@ def first_progress(start: Start, config: RunConfig, state: TrainState) -> Progre
     """Return the progress at the start, with the metrics of the last start if that ended there."""
     own = start.own_checkpoint
     status = read_status(Path(config.output_dir))
-    is_same_step = status is not None and status.get("step") == state.step
     return Progress(
         NonFiniteSteps(config.health.max_nonfinite_steps),
         saved_step=own.step if own is not None else None,
-        metrics=status.get("metrics", {}) if status and is_same_step else {},
+        metrics=status.metrics if status is not None and status.step == state.step else {},
     )
 
 

@@ -53,7 +53,7 @@ class Ended:
     state: State
     step: int
     """Completed optimizer steps."""
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float | None]
     """The newest value of each metric, on rank 0."""
     mlflow_run_id: str | None
     view_hint: str

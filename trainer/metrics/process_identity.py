@@ -4,36 +4,49 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 _PROC = Path("/proc")
 
-
-def own_identity() -> dict[str, Any]:
-    """This process: host, boot of the host, pid, its namespace, and its start in clock ticks since the boot.
-
-    What the system does not tell is None.
-    """
-    return {
-        "host": socket.gethostname(),
-        "boot_id": _boot_id(),
-        "pid": os.getpid(),
-        "pid_namespace": _pid_namespace(),
-        "process_start_ticks": start_ticks(os.getpid()),
-    }
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
-def is_alive(identity: Mapping[str, Any]) -> bool | None:
-    """Return whether the process of the identity still runs; None if unknown, such as on another host."""
-    here = {"host": socket.gethostname(), "boot_id": _boot_id(), "pid_namespace": _pid_namespace()}
-    if any(value is None or identity.get(name) != value for name, value in here.items()):
+class ProcessIdentity(BaseModel):
+    """A process; what the system does not tell is None."""
+
+    model_config = ConfigDict(strict=True)
+
+    host: str | None = None
+    boot_id: str | None = None
+    """Of the host's boot."""
+    pid: Count | None = None
+    pid_namespace: str | None = None
+    process_start_ticks: Count | None = None
+    """Clock ticks from the boot to the start of the process."""
+
+
+def own_identity() -> ProcessIdentity:
+    """Return the identity of this process."""
+    return ProcessIdentity(
+        host=socket.gethostname(),
+        boot_id=_boot_id(),
+        pid=os.getpid(),
+        pid_namespace=_pid_namespace(),
+        process_start_ticks=start_ticks(os.getpid()),
+    )
+
+
+def is_alive(process: ProcessIdentity) -> bool | None:
+    """Return whether the process still runs; None if unknown, such as on another host."""
+    here = (socket.gethostname(), _boot_id(), _pid_namespace())
+    if None in here or here != (process.host, process.boot_id, process.pid_namespace):
         return None
-    if identity.get("pid") is None or identity.get("process_start_ticks") is None:
+    if process.pid is None or process.process_start_ticks is None:
         return None
-    started: int = identity["process_start_ticks"]
-    return start_ticks(identity["pid"]) == started
+    return start_ticks(process.pid) == process.process_start_ticks
 
 
 def start_ticks(pid: int) -> int | None:

@@ -2,7 +2,7 @@
 
 `output_dir/status.json` is replaced at every log line, and every `HEARTBEAT_SECONDS` while there is none;
 `output_dir/history.jsonl` grows by a line at each start, save, evaluation, suite and end. `Status` and the events say
-what stands in them, for writing and reading alike; anything else may stand beside it.
+what stands in them, for writing and reading alike; anything else may stand beside it, which readers leave out.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from trainer.metrics.process_identity import own_identity
+from trainer.metrics.process_identity import Count, ProcessIdentity, own_identity
 
 STATUS_NAME = "status.json"
 HISTORY_NAME = "history.jsonl"
@@ -36,48 +36,47 @@ _LAUNCHED_AT = time.time()
 """Of this process, nearly: before anything that it notes of a run."""
 
 State = Literal["running", "finished", "stopped", "failed"]
-Event = Literal["started", "saved", "evaluated", "scored", "ended"]
+EventName = Literal["started", "saved", "evaluated", "scored", "ended"]
 _Time = Annotated[float, Field(ge=0, lt=253_402_300_800)]
 """Seconds since 1970, before the year 10,000."""
-_Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class Status(_Record):
+class Status(_Record, ProcessIdentity):
     """The content of status.json; a run that ended before its first step has few of the figures."""
 
     state: State
     written_at: _Time
-    step: _Count | None = None
-    max_steps: _Count = 0
+    step: Count | None = None
+    max_steps: Count = 0
     stage: str | None = None
     branch: dict[str, str | int] | None = None
     """Of a branch from another run: run, step, stage."""
-    tokens_seen: _Count = 0
-    skipped_steps: _Count = 0
-    world_size: _Count = 0
-    log_every_steps: _Count = 0
+    tokens_seen: Count = 0
+    skipped_steps: Count = 0
+    world_size: Count = 0
+    log_every_steps: Count = 0
     train_seconds: float = 0.0
     seconds_per_step: float | None = None
     seconds_left: float | None = None
     flops_per_device: float | None = None
     metrics: dict[str, float | None] = {}
     cause: str | None = None
-    host: str | None = None
-    boot_id: str | None = None
-    pid: _Count | None = None
-    pid_namespace: str | None = None
-    process_start_ticks: _Count | None = None
     heartbeat_at: _Time | None = None
+
+    @property
+    def last_sign(self) -> float:
+        """When the run last gave a sign of life, in seconds since 1970."""
+        return max(self.written_at, self.heartbeat_at or 0.0)
 
 
 class BranchRecord(_Record):
     """A branch that another run started from a checkpoint of this one: a line of branches.jsonl."""
 
-    step: _Count
+    step: Count
     stage: str
     output_dir: str
 
@@ -87,8 +86,8 @@ class Started(_Record):
 
     event: Literal["started"]
     at: _Time
-    step: _Count
-    world_size: _Count
+    step: Count
+    world_size: Count
     device: str = "cpu"
     gpu_hour_price: float | None = None
     launched_at: _Time = 0.0
@@ -98,13 +97,13 @@ class Started(_Record):
 class Saved(_Record):
     event: Literal["saved"]
     at: _Time
-    step: _Count
+    step: Count
 
 
 class Evaluated(_Record):
     event: Literal["evaluated"]
     at: _Time
-    step: _Count
+    step: Count
     metrics: dict[str, float | None]
 
 
@@ -113,7 +112,7 @@ class Scored(_Record):
 
     event: Literal["scored"]
     at: _Time
-    step: _Count
+    step: Count
     metrics: dict[str, float | None]
 
 
@@ -121,16 +120,14 @@ class Ended(_Record):
     event: Literal["ended"]
     at: _Time
     state: State
-    step: _Count | None
+    step: Count | None
     cause: str | None
     launched_at: _Time = 0.0
     last_written_at: _Time | None = None
 
 
-_STATUS: TypeAdapter[Any] = TypeAdapter(Status)
-_EVENT: TypeAdapter[Any] = TypeAdapter(
-    Annotated[Started | Saved | Evaluated | Scored | Ended, Field(discriminator="event")]
-)
+Event = Started | Saved | Evaluated | Scored | Ended
+_EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 
 def add_branch(run: Path, branch: BranchRecord) -> None:
@@ -166,16 +163,16 @@ class RunStatus:
     def __init__(self, output_dir: Path, on_error: Callable[[OSError], None]) -> None:
         """`on_error` is called with the first error of several writes in a row that fail; the next beat tries again."""
         self._output_dir, self._on_error = Path(output_dir), on_error
-        self._latest: tuple[State, dict[str, Any]] | None = None
+        self._latest: dict[str, Any] | None = None
         self._changed = threading.Event()
         self._writing = threading.Lock()
         self._has_ended = False
         self._thread = threading.Thread(target=self._beat_loop, name="status", daemon=True)
 
-    def update(self, state: State, values: dict[str, Any]) -> None:
-        """Have the thread replace the file with these values soon."""
+    def update(self, values: dict[str, Any]) -> None:
+        """Have the thread replace the file with these values of the running run soon."""
         # A copy, because training changes the original afterwards.
-        self._latest = (state, {"written_at": round(time.time(), 3), **own_identity(), **_finite(values)})
+        self._latest = {"written_at": round(time.time(), 3), **dict(own_identity()), **_finite(values)}
         self._changed.set()
         if self._thread.ident is None:
             self._thread.start()
@@ -191,7 +188,7 @@ class RunStatus:
         held = self._writing.acquire(timeout=_END_SECONDS)
         try:
             if self._latest is not None:
-                self._write(state, self._latest[1])
+                self._write(state, self._latest)
             record_end(self._output_dir, state, cause, step)
         finally:
             if held:
@@ -206,7 +203,7 @@ class RunStatus:
                 if self._has_ended or self._latest is None:
                     return
                 try:
-                    self._write(*self._latest)
+                    self._write("running", self._latest)
                     has_failed = False
                 except OSError as error:
                     if not has_failed:
@@ -226,21 +223,38 @@ def write_status(output_dir: Path, state: State, values: dict[str, Any]) -> None
     """
     path = Path(output_dir) / STATUS_NAME
     temporary = path.with_name(f".{STATUS_NAME}.{os.getpid()}.{threading.get_native_id()}")
-    status = _whole(_STATUS, {"state": state, "written_at": round(time.time(), 3), **_finite(values)})
-    temporary.write_text(json.dumps(status, indent=1) + "\n", encoding="utf-8")
+    values = {"state": state, "written_at": round(time.time(), 3), **_finite(values)}
+    Status.model_validate(values)
+    temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, path)
 
 
-def read_status(output_dir: Path) -> dict[str, Any] | None:
+def read_status(output_dir: Path) -> Status | None:
     """Return the last written status; None if there is none or it cannot be read (such as after a power loss)."""
+    return _read(output_dir)[0]
+
+
+def _read(output_dir: Path) -> tuple[Status | None, dict[str, Any]]:
+    """Return the last written status with all its values as they stand there; None and nothing if it is unreadable."""
     try:
-        text = (Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8", errors="replace")
-        return _whole(_STATUS, json.loads(text))
+        values = json.loads((Path(output_dir) / STATUS_NAME).read_text(encoding="utf-8", errors="replace"))
+        return Status.model_validate(values), values
     except (OSError, ValueError, RecursionError):
-        return None
+        return None, {}
 
 
-def append_history(output_dir: Path, event: Event, values: dict[str, Any]) -> None:
+def add_metrics(output_dir: Path, metrics: Mapping[str, float | None]) -> None:
+    """Add metrics to the last written status, if there is one.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    status, values = _read(output_dir)
+    if status is not None:
+        write_status(output_dir, status.state, values | {"metrics": {**values.get("metrics", {}), **metrics}})
+
+
+def append_history(output_dir: Path, event: EventName, values: dict[str, Any]) -> None:
     """Add a line to the history; `values` are those of the event, whose name and time (`at`) are added.
 
     Raises:
@@ -248,12 +262,13 @@ def append_history(output_dir: Path, event: Event, values: dict[str, Any]) -> No
         OSError: it cannot be written.
     """
     values = {"at": round(time.time(), 3), "event": event, **_finite(values)}
-    line = json.dumps(_whole(_EVENT, values), ensure_ascii=False)
+    _EVENT.validate_python(values)
+    line = json.dumps(values, ensure_ascii=False)
     with open(Path(output_dir) / HISTORY_NAME, "a", encoding="utf-8") as file:
         file.write(line + "\n")
 
 
-def read_history(output_dir: Path) -> list[dict[str, Any]]:
+def read_history(output_dir: Path) -> list[Event]:
     """The lines of the history, oldest first; torn ones are left out, and without a readable file there are none.
 
     Only "\\n" ends a line: a cause may hold U+2028 and the like, which stand in JSON as they are.
@@ -265,7 +280,7 @@ def read_history(output_dir: Path) -> list[dict[str, Any]]:
     events = []
     for line in lines:
         try:
-            events.append(_whole(_EVENT, json.loads(line)))
+            events.append(_EVENT.validate_python(json.loads(line)))
         except (ValueError, RecursionError):
             continue  # a process was killed while it wrote
     return events
@@ -277,12 +292,13 @@ def record_end(output_dir: Path, state: State, cause: str | None, step: int | No
     A start may end before it noted `started`; so that its end is not taken for that of the start before, which may have
     ended without a word, it says since when it ran, and when the last status was written.
     """
-    status = read_status(output_dir) or {}
-    step = status.get("step") if step is None else step
-    values = {name: value for name, value in status.items() if name not in ("state", "written_at")}
+    status, values = _read(output_dir)
+    if step is None and status is not None:
+        step = status.step
+    values = {name: value for name, value in values.items() if name not in ("state", "written_at")}
     write_status(output_dir, state, values | {"step": step, "cause": cause})
     end = {"state": state, "step": step, "cause": cause, "launched_at": round(_LAUNCHED_AT, 3)}
-    append_history(output_dir, "ended", end | {"last_written_at": last_sign(status)})
+    append_history(output_dir, "ended", end | {"last_written_at": status and status.last_sign})
 
 
 def record_loss_of_writer(output_dir: Path, verdict: str) -> None:
@@ -290,27 +306,9 @@ def record_loss_of_writer(output_dir: Path, verdict: str) -> None:
 
     The verdict has the host and process of each lost rank; a status of another process, as of a later start, is left.
     """
-    status = read_status(output_dir) or {}
-    writer = f"({status.get('host')}, process {status.get('pid')};"
-    if status.get("state") == "running" and writer in verdict:
+    status = read_status(output_dir)
+    if status and status.state == "running" and f"({status.host}, process {status.pid};" in verdict:
         record_end(output_dir, "failed", verdict)
-
-
-def last_sign(status: dict[str, Any]) -> float | None:
-    """When the run of a status last gave a sign of life, in seconds since 1970; None where it gave none."""
-    signs = [at for at in (status.get("written_at"), status.get("heartbeat_at")) if at is not None]
-    return max(signs, default=None)
-
-
-def _whole(kind: TypeAdapter[Any], values: Any) -> dict[str, Any]:
-    """Return the values unchanged, with the unnamed ones.
-
-    Raises:
-        ValidationError: they are not of this kind.
-    """
-    kind.validate_python(values)
-    whole: dict[str, Any] = values
-    return whole
 
 
 def _finite(value: Any) -> Any:

@@ -237,4 +237,4 @@ def test_a_start_that_fails_is_recorded_and_one_that_is_refused_leaves_the_statu
     with pytest.raises((UserError, RuntimeError)), train.recorded_if_it_fails(tmp_path, ALONE):
         fail()
     status = read_status(tmp_path)
-    assert status is not None and (status["state"], status["step"]) == (state, 7)
+    assert status is not None and (status.state, status.step) == (state, 7)

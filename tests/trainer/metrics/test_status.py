@@ -8,7 +8,7 @@ import threading
 import time
 
 from trainer.metrics import process_identity, status
-from trainer.metrics.process_identity import is_alive, own_identity
+from trainer.metrics.process_identity import ProcessIdentity, is_alive, own_identity
 from trainer.metrics.status import (
     RunStatus,
     append_history,
@@ -24,7 +24,7 @@ def test_what_is_written_is_read_and_replaced(tmp_path):
     write_status(tmp_path, "running", {"step": 1})
     write_status(tmp_path, "finished", {"step": 2})
     status = read_status(tmp_path)
-    assert (status["state"], status["step"]) == ("finished", 2)
+    assert (status.state, status.step) == ("finished", 2)
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
 
 
@@ -45,7 +45,7 @@ def test_a_diverged_run_still_writes_strict_json(tmp_path):
 def test_a_cause_with_unicodes_line_ends_is_one_event(tmp_path):
     for cause in ("a\u2028b", "a\u0085b", "a\nb"):
         append_history(tmp_path, "ended", {"state": "failed", "step": 1, "cause": cause, "launched_at": 1.0})
-    assert [event["cause"] for event in read_history(tmp_path)] == ["a\u2028b", "a\u0085b", "a\nb"]
+    assert [event.cause for event in read_history(tmp_path)] == ["a\u2028b", "a\u0085b", "a\nb"]
 
 
 def until(true):
@@ -63,20 +63,20 @@ def refuse(error):
 def test_a_run_that_logs_nothing_still_beats_and_keeps_what_it_wrote(tmp_path, monkeypatch):
     monkeypatch.setattr(status, "HEARTBEAT_SECONDS", 0.02)
     run = RunStatus(tmp_path, refuse)
-    run.update("running", {"step": 3})
+    run.update({"step": 3})
     until(lambda: read_status(tmp_path) is not None)
     first = read_status(tmp_path)
-    until(lambda: read_status(tmp_path)["heartbeat_at"] > first["heartbeat_at"])
+    until(lambda: read_status(tmp_path).heartbeat_at > first.heartbeat_at)
     later = read_status(tmp_path)
-    assert (later["step"], later["written_at"], later["state"]) == (3, first["written_at"], "running")
-    assert (later["host"], later["pid"]) == (socket.gethostname(), os.getpid()) and is_alive(later) is True
+    assert (later.step, later.written_at, later.state) == (3, first.written_at, "running")
+    assert (later.host, later.pid) == (socket.gethostname(), os.getpid()) and is_alive(later) is True
     run.end("stopped", "rank 0 (a): SIGTERM", 4)
     ended = read_status(tmp_path)
-    assert (ended["state"], ended["cause"], ended["step"]) == ("stopped", "rank 0 (a): SIGTERM", 4)
+    assert (ended.state, ended.cause, ended.step) == ("stopped", "rank 0 (a): SIGTERM", 4)
     run._thread.join(60)
     assert not run._thread.is_alive() and read_status(tmp_path) == ended, "nothing beats after the end"
     run.end("failed", "rank 1 is lost", 4)
-    assert read_status(tmp_path)["state"] == "failed"
+    assert read_status(tmp_path).state == "failed"
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["history.jsonl", "status.json"]
 
 
@@ -91,14 +91,14 @@ def test_training_does_not_wait_for_a_slow_disk_and_the_newest_state_is_written(
     monkeypatch.setattr(status, "write_status", write_slowly)
     run = RunStatus(tmp_path, refuse)
     values = {"step": 1, "metrics": {"train/loss": 2.0}}
-    run.update("running", values)
+    run.update(values)
     assert began.wait(60)
     for step in (2, 3):
-        run.update("running", {"step": step, "metrics": values["metrics"]})
+        run.update({"step": step, "metrics": values["metrics"]})
     values["metrics"]["train/loss"] = 99.0  # training goes on with its own
     go.set()
-    until(lambda: (read_status(tmp_path) or {}).get("step") == 3)
-    assert read_status(tmp_path)["metrics"] == {"train/loss": 2.0}
+    until(lambda: (found := read_status(tmp_path)) and found.step == 3)
+    assert read_status(tmp_path).metrics == {"train/loss": 2.0}
     run.end("finished", None, 3)
 
 
@@ -106,7 +106,7 @@ def test_a_disk_that_fails_is_warned_of_once_and_tried_again(tmp_path, monkeypat
     monkeypatch.setattr(status, "HEARTBEAT_SECONDS", 0.01)
     errors, folder = [], tmp_path / "gone"
     run = RunStatus(folder, errors.append)
-    run.update("running", {"step": 1})
+    run.update({"step": 1})
     until(lambda: errors)
     time.sleep(0.1)
     folder.mkdir()
@@ -117,11 +117,14 @@ def test_a_disk_that_fails_is_warned_of_once_and_tried_again(tmp_path, monkeypat
 
 def test_a_process_is_known_by_its_start_and_where_it_cannot_be_seen_by_nothing(monkeypatch):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    identity = own_identity() | {"pid": child.pid, "process_start_ticks": process_identity.start_ticks(child.pid)}
+    ticks = process_identity.start_ticks(child.pid)
+    identity = own_identity().model_copy(update={"pid": child.pid, "process_start_ticks": ticks})
     assert is_alive(identity) is True
-    assert is_alive(identity | {"process_start_ticks": identity["process_start_ticks"] - 1}) is False, "the pid's next"
-    assert is_alive(identity | {"host": "elsewhere"}) is None and is_alive(identity | {"boot_id": "another"}) is None
-    assert is_alive(identity | {"pid_namespace": "pid:[1]"}) is None and is_alive({"state": "running"}) is None
+    earlier = identity.model_copy(update={"process_start_ticks": ticks - 1})
+    assert is_alive(earlier) is False, "its pid was given to another process"
+    for elsewhere in ({"host": "elsewhere"}, {"boot_id": "another"}, {"pid_namespace": "pid:[1]"}):
+        assert is_alive(identity.model_copy(update=elsewhere)) is None
+    assert is_alive(ProcessIdentity()) is None
     child.kill()
     until(lambda: is_alive(identity) is False)  # a zombie until it is waited for
     child.communicate()
@@ -136,9 +139,9 @@ def test_the_loss_of_the_rank_that_writes_the_status_is_noted_in_its_place(tmp_p
     write_status(tmp_path, "running", running)
     for other in (verdict.format(2, "node-b", 31), verdict.format(0, "node-a", 3)):
         record_loss_of_writer(tmp_path, other)
-        assert read_status(tmp_path)["state"] == "running"
+        assert read_status(tmp_path).state == "running"
     record_loss_of_writer(tmp_path, verdict.format(0, "node-a", 31))
-    assert (read_status(tmp_path)["state"], read_status(tmp_path)["step"]) == ("failed", 5)
+    assert (read_status(tmp_path).state, read_status(tmp_path).step) == ("failed", 5)
     write_status(tmp_path, "finished", running)
     record_loss_of_writer(tmp_path, verdict.format(0, "node-a", 31))
-    assert read_status(tmp_path)["state"] == "finished"
+    assert read_status(tmp_path).state == "finished"
