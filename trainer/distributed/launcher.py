@@ -9,9 +9,10 @@ nohup) has nothing to watch.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -23,8 +24,8 @@ def watch_launcher(on_loss: Callable[[], None]) -> None:
     """Call `on_loss` once, from a separate thread, when the launcher of this rank has ended."""
     levels = launcher_levels()
     if levels:
-        line = (os.getpid(), *ancestors(levels))
-        links = list(zip(line, line[1:], strict=False))
+        line = (os.getpid(), *itertools.islice(ancestors(os.getpid()), levels))
+        links = list(itertools.pairwise(line))
         if "CROSS_SIZE" in os.environ and (levels == 1 or came_by_ssh(_words_of(line[-1]))):
             links += remote_links(line[1])
         threading.Thread(target=_look, args=(links, on_loss), name="launcher-watch", daemon=True).start()
@@ -35,17 +36,17 @@ def remote_links(launch: int) -> list[tuple[int, int]]:
 
     They range from launch.py (its process id is `launch`) up to the ssh session, and include the pdsh that started it.
     """
-    links, current = [], launch
-    while (above := _parent_of(current)) > 1:
-        links.append((current, above))
+    line = [launch]
+    for above in itertools.takewhile(lambda each: each > 1, ancestors(launch)):
+        line.append(above)
         if "".join(_words_of(above)[:1]).startswith("sshd"):
             break
-        current = above
     else:
-        links = []  # not by ssh
+        line = []  # not by ssh
     marks = {word for word in _words_of(launch) if word.startswith(("--world_info=", "--master_port="))}
     starters = [number for number in psutil.pids() if Path((_words_of(number) or [""])[0]).name == "pdsh"]
-    return links + [(each, _parent_of(each)) for each in starters if marks and marks <= set(_words_of(each))]
+    starters = [each for each in starters if marks and marks <= set(_words_of(each))]
+    return [*itertools.pairwise(line), *((each, _parent_of(each)) for each in starters)]
 
 
 def came_by_ssh(words: list[str]) -> bool:
@@ -62,14 +63,10 @@ def launcher_levels() -> int:
     return 0
 
 
-def ancestors(levels: int) -> tuple[int, ...]:
-    """Return the process ids of the parent, its parent and so on; fewer than `levels` if the system hides them."""
-    found: list[int] = []
-    current = os.getppid()
-    while len(found) < levels and current > 0:
-        found.append(current)
-        current = _parent_of(current)
-    return tuple(found)
+def ancestors(process: int) -> Iterator[int]:
+    """Yield the process ids of the parent, its parent and so on; ends early if the system hides one."""
+    while (process := _parent_of(process)) > 0:
+        yield process
 
 
 def _parent_of(process: int) -> int:

@@ -17,6 +17,7 @@ import psutil
 
 from data_prep.base.errors import UsageError
 from data_prep.storage.known_secrets import secrets_of
+from trainer.distributed.launcher import ancestors
 
 SECRET_REMEDY = (
     "keep it in a file of your own on every host (~/.mlflow/credentials, ~/.aws/credentials, both with mode 600) and "
@@ -32,6 +33,15 @@ class Ancestor:
     words: tuple[str, ...]
     folder: Path
 
+    @classmethod
+    def of(cls, pid: int) -> Ancestor | None:
+        """Return the process; None if the system does not describe it."""
+        try:
+            process = psutil.Process(pid)
+            return cls(pid, tuple(process.cmdline()), Path(process.cwd()))
+        except psutil.Error:
+            return None
+
 
 def check_launch() -> None:
     """Refuse a launch that went wrong before this process started.
@@ -39,7 +49,7 @@ def check_launch() -> None:
     Raises:
         UsageError: the launcher's hostfile does not exist, or the arguments of a process contain a secret.
     """
-    above = list(ancestors(os.getppid()))
+    above = list(processes_above())
     for process in above:
         if (missing := missing_hostfile(process)) is not None:
             raise UsageError(
@@ -60,7 +70,7 @@ def check_starters() -> None:
     Raises:
         UsageError: there is one on this host.
     """
-    if (found := exposure(starters(list(ancestors(os.getppid()))))) is not None:
+    if (found := exposure(starters(list(processes_above())))) is not None:
         raise UsageError(found, fix=SECRET_REMEDY, code="secret-in-arguments")
 
 
@@ -79,24 +89,19 @@ def starters(above: Sequence[Ancestor]) -> Iterator[Ancestor]:
     """The processes of this host that began the launch.py among `above` and those of other hosts: pdsh and its ssh."""
     launch = next((process.words for process in above if "deepspeed.launcher.launch" in process.words), ())
     marks = [word for word in launch if word.startswith(("--world_info=", "--master_port="))]
-    known = {process.pid for process in above}
+    known = {1, *(process.pid for process in above)}
     for pid in psutil.pids():
-        process = next(ancestors(pid), None) if marks and pid not in known else None
+        process = Ancestor.of(pid) if marks and pid not in known else None
         if process is not None and all(mark in " ".join(process.words) for mark in marks):
             yield process
 
 
-def ancestors(pid: int) -> Iterator[Ancestor]:
-    """The process `pid`, the one it comes from and so on; ends where the system does not tell."""
-    while pid > 1:
-        try:
-            process = psutil.Process(pid)
-            words, above, folder = tuple(process.cmdline()), process.ppid(), Path(process.cwd())
-        except psutil.Error:
+def processes_above() -> Iterator[Ancestor]:
+    """Yield the parent of this process, its parent and so on; ends where the system describes no more."""
+    for pid in ancestors(os.getpid()):
+        if pid == 1 or (process := Ancestor.of(pid)) is None:
             return
-        if words:
-            yield Ancestor(pid, words, folder)
-        pid = above
+        yield process
 
 
 def missing_hostfile(process: Ancestor) -> str | None:

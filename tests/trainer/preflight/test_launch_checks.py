@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,6 @@ from tests.support.error_codes import coded
 from trainer.preflight import launch_checks
 from trainer.preflight.launch_checks import (
     Ancestor,
-    ancestors,
     check_starters,
     exposed,
     exposure,
@@ -24,9 +24,14 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 PRETRAIN = str(REPOSITORY / "launch" / "pretrain.py")
 
 
-def test_ancestors_are_processes_with_their_words_and_folders():
-    parent, *_ = ancestors(os.getpid())
-    assert parent.pid == os.getpid() and parent.folder == Path.cwd() and list(parent.words) == sys.orig_argv
+def test_the_processes_above_come_with_their_words_and_folders(tmp_path):
+    code = "from trainer.preflight.launch_checks import processes_above as above; print([each.pid for each in above()])"
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    child = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, check=True)
+    above = json.loads(child.stdout)
+    assert above[: above.index(os.getppid()) + 1] == [os.getpid(), os.getppid()]
+    process = Ancestor.of(os.getpid())
+    assert process is not None and list(process.words) == sys.orig_argv and process.folder == Path.cwd()
 
 
 @pytest.mark.parametrize(
