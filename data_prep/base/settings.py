@@ -388,6 +388,20 @@ def setting_names(schema: type[BaseModel], prefix: str = "", with_items: bool = 
             yield from setting_names(nested, f"{prefix}{name}.", with_items)
 
 
+def flatten(values: Mapping[str, Any], prefix: str = "", with_items: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield nested settings by dotted name; an empty section is a value, and so is a list.
+
+    `with_items` opens the lists that have sections among their items; those are named by their index.
+    """
+    for name, value in values.items():
+        if with_items and isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            value = {str(number): item for number, item in enumerate(value)}
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{name}.", with_items)
+        else:
+            yield f"{prefix}{name}", value
+
+
 def _nested_model(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation

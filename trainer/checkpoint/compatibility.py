@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.packages import installed_version
+from data_prep.base.settings import flatten
 from data_prep.base.urls import redact
 from data_prep.base.validation import first_problem
 from trainer.checkpoint.format import DataIdentity, SavedState
@@ -185,7 +186,8 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
     """Settings by dotted name; batch sizes and lengths by stage, wherever they were set; addresses of data left out."""
     by_stage = {"stages", "micro_batch_tokens", "global_batch_tokens", "batch_warmup", "max_steps"}
     left_out: Any = {"deepspeed": True, "registry": True, "training": by_stage}
-    values = dict(_flatten(config.model_dump(mode="json", exclude=left_out)))
+    dumped = config.model_dump(mode="json", exclude=left_out)
+    values = {name: value for name, value in flatten(dumped) if value != {}}
     for name in ("data.sequence_length", "data.shards"):
         values.pop(name)
     values.pop("branch.run", None)
@@ -219,14 +221,6 @@ def _stage_values(config: RunConfig, stage: Stage) -> dict[str, Any]:
         ),
     }
     return values | {name: value for name, (value, of_run) in own.items() if value != of_run}
-
-
-def _flatten(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        flat += _flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
-    return flat
 
 
 def _is_harmless(name: str) -> bool:

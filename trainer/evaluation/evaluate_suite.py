@@ -24,7 +24,7 @@ from trainer.evaluation.suite_settings import Suite, check_files
 from trainer.inference.model_folder import read_provenance
 from trainer.inference.pulled_model import TAG_PREFIX, find_model, hugging_face_folder, is_address
 from trainer.tracking.delivery import PARENT_TAG
-from trainer.tracking.mlflow_server import flatten, registry_client, resolve_tracking_uri
+from trainer.tracking.mlflow_server import flat_text, registry_client, resolve_tracking_uri
 
 EXPERIMENT = "evaluation"
 SCORES_PREFIX = TAG_PREFIX + "scores."
@@ -87,7 +87,7 @@ def evaluate_suite(
     step = int(provenance.get("step") or 0)
     with ExperimentRuns(settings, output) as runs:
         runs.parent.log_tags({"clozeworks.model": model.name, **({PARENT_TAG: parent.run_id} if parent else {})})
-        runs.parent.log_params(flatten({"suite": plan.suite.name, "model": model.name, "model_digest": model.digest}))
+        runs.parent.log_params(flat_text({"suite": plan.suite.name, "model": model.name, "model_digest": model.digest}))
         result = run_suite(plan, model.folder, output, log, runs, step)
         report = "\n".join(report_lines(result))
         log(f"\n{report}")

@@ -16,6 +16,7 @@ from typing import Any
 
 from data_prep.base.errors import UserError
 from data_prep.base.packages import installed_version
+from data_prep.base.settings import flatten
 from data_prep.storage import storage
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.data.sample_range import Branch
@@ -97,7 +98,7 @@ def _facts_of_settings(config: RunConfig) -> tuple[dict[str, Fact], dict[str, Fa
     for stage in values["training"]["stages"]:
         if stage["data"] is not None:
             stage["data"]["shards"] = _as_list(stage["data"]["shards"])
-    facts = {name: _fact(value) for name, value in _flatten(values)}
+    facts = {name: _fact(value) for name, value in flatten(values, with_items=True)}
     per_host = {name: fact for name, fact in facts.items() if may_differ(name)}
     return {name: fact for name, fact in facts.items() if name not in per_host}, per_host
 
@@ -133,19 +134,6 @@ def _fact(value: Any) -> Fact:
     if len(display) > _MAX_DISPLAY:
         display = f"{display[:_MAX_DISPLAY]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
     return Fact(text, display)
-
-
-def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by dotted name, including those in lists of sections."""
-    items: Any = ()
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        items = enumerate(value)
-    if not items:
-        yield prefix, value
-    for name, item in items:
-        yield from _flatten(item, f"{prefix}.{name}".lstrip("."))
 
 
 def _sha256(path: Path) -> str:

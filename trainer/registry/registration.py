@@ -36,7 +36,7 @@ from trainer.inference.pulled_model import (
 from trainer.model.quiet_transformers import quiet_transformers
 from trainer.registry.served_model import ServedModel, load_served
 from trainer.tracking.delivery import find_or_create_experiment
-from trainer.tracking.mlflow_server import flatten, registry_client, resolve_tracking_uri, short
+from trainer.tracking.mlflow_server import flat_text, registry_client, resolve_tracking_uri, short
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -137,7 +137,7 @@ def provenance_tags(folder: Path, provenance: Mapping[str, Any]) -> dict[str, st
     """The provenance of an export as version tags, with the digest of the resolved configuration."""
     special = (DATA_DIGESTS, DATA_LINEAGE)
     others = {name: value for name, value in provenance.items() if name not in special and value is not None}
-    tags = flatten(others, TAG_PREFIX)
+    tags = flat_text(others, TAG_PREFIX)
     if DATA_DIGESTS in provenance:  # its keys are addresses, which cannot be names of tags
         tags[TAG_PREFIX + DATA_DIGESTS] = storage.hide_secrets(json.dumps(provenance[DATA_DIGESTS], ensure_ascii=False))
     tags |= lineage_tags(provenance.get(DATA_LINEAGE) or ())

@@ -23,6 +23,7 @@ from urllib.parse import quote as url_quote
 from urllib.parse import urlsplit
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.settings import flatten
 from data_prep.storage import storage
 
 if TYPE_CHECKING:
@@ -269,15 +270,12 @@ def _apply_limits() -> None:
             os.environ.pop(name, None)
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flat_text(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return nested settings as MLflow parameters: dotted names, values as text, without secrets."""
     flat: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{name}.")
-            continue
+    for name, value in flatten(values, prefix):
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        flat[_param_name(storage.hide_secrets(f"{prefix}{name}"))] = storage.hide_secrets(text)[:MAX_PARAM_LENGTH]
+        flat[_param_name(storage.hide_secrets(name))] = storage.hide_secrets(text)[:MAX_PARAM_LENGTH]
     return flat
 
 

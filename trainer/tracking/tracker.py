@@ -21,7 +21,7 @@ from trainer.tracking.delivery import Delivery
 from trainer.tracking.journal import DataSetInput, JournalWriter, now
 from trainer.tracking.mlflow_server import (
     MlflowNotInstalled,
-    flatten,
+    flat_text,
     import_mlflow,
     request_limits,
     resolve_tracking_uri,
@@ -184,7 +184,7 @@ class Tracker:
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Record parameters, nested ones under dotted names; a run keeps the first value of each."""
         known = self._journal.record.params
-        flat = flatten(params)
+        flat = flat_text(params)
         changed = sorted(name for name, value in flat.items() if known.get(name, value) != value)
         if changed:
             listed = ", ".join(f"{name} (was {known[name]}, is {flat[name]})" for name in changed[:5])

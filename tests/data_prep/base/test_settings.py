@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 import configs
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import SettingError, Settings, describe, load_settings, to_yaml
+from data_prep.base.settings import SettingError, Settings, describe, flatten, load_settings, to_yaml
 from data_prep.config.preparation_config import PreparationConfig
 from tests.support.error_codes import coded
 from tests.workarounds.new_process import run_python
@@ -211,3 +211,12 @@ def test_a_command_without_a_configuration_imports_no_yaml_library() -> None:
         "print(sorted({'omegaconf', 'yaml', 'tokenizers', 'pyarrow'} & set(sys.modules)))"
     )
     assert run_python(code).stdout.strip() == "[]"
+
+
+def test_nested_settings_are_flat_under_dotted_names():
+    values = {"a": {"b": 1, "empty": {}, "c": {"d": [1, 2]}}, "parts": [{"url": "x"}, 3, {}], "none": None}
+    inner = {"a.b": 1, "a.empty": {}, "a.c.d": [1, 2]}
+    assert dict(flatten(values)) == inner | {"parts": values["parts"], "none": None}
+    opened = {"parts.0.url": "x", "parts.1": 3, "parts.2": {}}
+    assert list(flatten(values, with_items=True)) == list((inner | opened | {"none": None}).items())
+    assert list(flatten({"a": 1}, "tag.")) == [("tag.a", 1)] and list(flatten({}, "tag.")) == []

@@ -30,7 +30,7 @@ from trainer.tracking.mlflow_server import (
     SECONDS,
     MlflowNotInstalled,
     connect,
-    flatten,
+    flat_text,
     registry_client,
     registry_view_hint,
     request_limits,
@@ -267,7 +267,7 @@ def test_blocks_that_overlap_go_by_the_most_patient_until_the_last_has_ended() -
 
 def test_parameters_are_flat_text() -> None:
     values = {"a": {"b": [1, 2], "c": {}}, "d": 1e-4, "e": "x" * 7000, "f": True}
-    flat = flatten(values)
+    flat = flat_text(values)
     assert {name: flat[name] for name in ("a.b", "a.c", "d", "f")} == {
         "a.b": "[1, 2]",
         "a.c": "{}",
