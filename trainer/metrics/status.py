@@ -91,6 +91,7 @@ class Started(_Record):
     device: str = "cpu"
     gpu_hour_price: float | None = None
     launched_at: _Time = 0.0
+    """When the process began; 0 if unknown."""
     last_written_at: _Time | None = None
 
 
