@@ -70,10 +70,12 @@ def read_provenance(folder: str, file: FileRecord) -> pa.Table:
     data, where = read_file(folder, file), storage.redact(storage.join(folder, file.name))
     try:
         table = pq.read_table(io.BytesIO(data))
-    except (pa.ArrowException, OSError) as error:
+        table.validate(full=True)  # texts are UTF-8
+        names = table.schema.names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{where} is not Parquet ({error})", fix=REBUILD, code="damaged-provenance") from None
     if not table.schema.equals(_schema()):
-        raise UserError(f"{where} has columns {table.schema.names}", fix=REBUILD, code="damaged-provenance")
+        raise UserError(f"{where} has columns {names}", fix=REBUILD, code="damaged-provenance")
     return table
 
 

@@ -29,11 +29,14 @@ OBJECTS = [
     {"text": "third"},
 ]
 LINES = [json.dumps(values, ensure_ascii=number == 0).encode() for number, values in enumerate(OBJECTS)]
+MAX_UNITS = 500
+"""Each opens the file again."""
 _MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PAR1\x15", b"PARE")
 
 
 def read(path: Path, settings: DocumentSettings, unit_bytes: int = 1 << 20) -> tuple[list[str], Counter[str]]:
-    units = split_into_units(str(path), path.stat().st_size, unit_bytes, 0)
+    size = path.stat().st_size
+    units = split_into_units(str(path), size, max(unit_bytes, size // MAX_UNITS), 0)
     readers = [DocumentReader(unit, settings) for unit in units]
     texts = [document.text for reader in readers for document in reader]
     return texts, sum((reader.dropped for reader in readers), Counter())

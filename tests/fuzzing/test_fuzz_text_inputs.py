@@ -37,6 +37,8 @@ _NEW_DECODER: dict[str, Callable[[], Any]] = {
 _PADDING = {".bz2": b"", ".xz": b"\0"}
 _MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PAR1\x15", b"PARE")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+MAX_UNITS = 500
+"""Each opens the file again."""
 _HEAD_BYTES = 1 << 10
 _XZ_HEADER_BYTES = 12
 
@@ -48,7 +50,8 @@ def settings_of(kind: Kind, policy: Literal["error", "skip"], most: int) -> Docu
 
 
 def read(path: Path, settings: DocumentSettings, unit_bytes: int = 1 << 20) -> tuple[list[str], Counter[str]]:
-    units = split_into_units(str(path), path.stat().st_size, unit_bytes, 0, settings.txt_documents)
+    size = path.stat().st_size
+    units = split_into_units(str(path), size, max(unit_bytes, size // MAX_UNITS), 0, settings.txt_documents)
     readers = [DocumentReader(unit, settings) for unit in units]
     texts = [document.text for reader in readers for document in reader]
     return texts, sum((reader.dropped for reader in readers), Counter())

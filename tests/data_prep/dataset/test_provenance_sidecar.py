@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from data_prep.base.errors import UserError
+from data_prep.dataset.manifest_records import FileRecord
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance, rewrite_provenance, write_provenance
 from tests.support.error_codes import coded
 
@@ -66,4 +69,17 @@ def test_a_missing_or_changed_sidecar_is_refused(tmp_path: Path) -> None:
         read_provenance(str(tmp_path), record)
     path.unlink()
     with pytest.raises(UserError, check=coded("missing-data-file")):
+        read_provenance(str(tmp_path), record)
+
+
+@pytest.mark.parametrize("text", [b"kept_as", b"https://a/3"], ids=["column", "value"])
+def test_a_sidecar_with_what_is_not_utf8_is_refused(text: bytes, tmp_path: Path) -> None:
+    """As a forger writes it, with the checksum of the damaged bytes."""
+    table = read_provenance(str(tmp_path), write_provenance(str(tmp_path), "train-000000", ROWS))
+    file = tmp_path / "forged.parquet"
+    pq.write_table(table, file, compression="none", use_dictionary=False, write_statistics=False)
+    data = file.read_bytes().replace(text, b"\xc0" * len(text))
+    file.write_bytes(data)
+    record = FileRecord(name=file.name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    with pytest.raises(UserError, check=coded("damaged-provenance")):
         read_provenance(str(tmp_path), record)
