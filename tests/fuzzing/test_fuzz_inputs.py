@@ -31,7 +31,8 @@ OBJECTS = [
 LINES = [json.dumps(values, ensure_ascii=number == 0).encode() for number, values in enumerate(OBJECTS)]
 MAX_UNITS = 500
 """Each opens the file again."""
-_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PAR1\x15", b"PARE")
+_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PAR1\x15", b"PARE", b"ARROW1\0\0")
+_ARROW_STREAM = re.compile(rb"\xff{4}(?!\0{4}).{4}.", re.DOTALL)
 
 
 def read(path: Path, settings: DocumentSettings, unit_bytes: int = 1 << 20) -> tuple[list[str], Counter[str]]:
@@ -91,7 +92,12 @@ def is_of_another_kind(content: bytes) -> bool:
     """
     lines = content.removeprefix(b"\xef\xbb\xbf").strip().splitlines() or [b""]
     first = b"".join(lines[0].split())
-    return first in (b"[", b"{") or first.startswith(b"[{") or content.startswith(_MAGIC)
+    return (
+        first in (b"[", b"{")
+        or first.startswith(b"[{")
+        or content.startswith(_MAGIC)
+        or bool(_ARROW_STREAM.match(content))
+    )
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.fuzzing.watching import read_or_refuse
 TEXTS = "\ufeffThe old [MASK] crossed the river.\r\n\n漢字 [MASK] 🙂\u2028 more\rand more\n  spaces \t\n\nlast".encode()
 PAIRS = "The door opened.\tThe room was dark.\n\n漢字\t🙂 \u2028\tx\r\nlast\tone\n".encode()
 IDS = b"# of 2024\n00f3a9c2d4e5b617\nFFFFFFFFFFFFFFFF # \xe6\xbc\xa2\r\n\n  0000000000000001\n00f3a9c2d4e5b617\n"
-_ENDS_OF_LINES = "\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]"
+_ENDS_OF_LINES = "\r\n|[\n\r]"
 
 hostile_lines = st.lists(st.sampled_from(HOSTILE_TEXTS) | st.text(max_size=5), max_size=3).map(
     lambda lines: "\n".join(lines).encode(errors="surrogatepass")
