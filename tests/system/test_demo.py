@@ -24,9 +24,17 @@ def demo(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_demo_goes_from_docstrings_to_filled_masks_and_skips_what_is_done(tmp_path):
-    settings = ("--", "training.max_steps=20", "evaluation.max_tokens=4096")
-    first = demo(tmp_path, *settings)
+@pytest.mark.parametrize("corpus", ["text", pytest.param("docstrings", marks=pytest.mark.slow)])
+def test_the_demo_goes_from_a_corpus_to_filled_masks_and_skips_what_is_done(corpus, tmp_path):
+    """The docstrings of all packages take a minute; else the text is a megabyte of them."""
+    options: tuple[str, ...] = ()
+    if corpus == "text":
+        text = tmp_path / "part.jsonl"
+        collect = [sys.executable, str(REPOSITORY / "launch" / "collect_docstrings.py"), "--max-bytes", "1000000"]
+        subprocess.run([*collect, "--output", str(text)], check=True)
+        options = ("--corpus", str(text), "--vocab-size", "2000")
+    options = (*options, "--", "training.max_steps=20", "evaluation.max_tokens=4096")
+    first = demo(tmp_path / "demo", *options)
     assert first.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
     for part in (
         "ok: ",
@@ -41,10 +49,12 @@ def test_the_demo_goes_from_docstrings_to_filled_masks_and_skips_what_is_done(tm
         "mlflow ui --backend-store-uri",
     ):
         assert part in first.stdout, part
-    again = demo(tmp_path, *settings)
+    again = demo(tmp_path / "demo", *options)
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("finished before; --fresh repeats it") == 5
+    assert again.stdout.count("finished before; --fresh repeats it") == (5 if corpus == "docstrings" else 4)
     (tmp_path / "other.txt").write_text("another text\n")
-    other = demo(tmp_path, "--corpus", str(tmp_path / "other.txt"))
-    assert other.returncode == 2 and "holds a demo made from docstrings" in other.stderr
-    assert demo(tmp_path, "--wrong").returncode == 2
+    other = demo(tmp_path / "demo", "--corpus", str(tmp_path / "other.txt"))
+    assert (
+        other.returncode == 2 and f"holds a demo made from {text if corpus == 'text' else 'docstrings'}" in other.stderr
+    )
+    assert demo(tmp_path / "demo", "--wrong").returncode == 2
