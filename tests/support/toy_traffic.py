@@ -86,6 +86,7 @@ from trainer.config.training_settings import DistributedSettings  # noqa: E402
 from trainer.data.shard_set import open_shard_set  # noqa: E402
 from trainer.distributed.exit import run_rank  # noqa: E402
 from trainer.distributed.process_group import Ranks, barrier, initialize_distributed, shut_down  # noqa: E402
+from trainer.distributed.watchdog import Watchdog  # noqa: E402
 from trainer.engine.engine import build_engine  # noqa: E402
 from trainer.loop.setup import warmup_step  # noqa: E402
 from trainer.loop.step import StepRequests, take_step  # noqa: E402
@@ -107,7 +108,7 @@ def wide_config(shards: str, job: dict[str, Any]) -> RunConfig:
 def measure(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     config = wide_config(shards, job)
     engine = build_engine(make_model(config), config, ranks)
-    warmup_step(engine, config, [open_shard_set(shards)], ranks)
+    warmup_step(engine, config, [open_shard_set(shards)], ranks, 0, Watchdog(config.health, ranks))
     engine.train()
     batches = make_loader(config, TrainState(), ranks)
     for step, batch in enumerate(itertools.islice(batches, STEPS)):

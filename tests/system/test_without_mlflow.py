@@ -16,7 +16,7 @@ from tests.support.tracked_runs import all_runs, history
 from tests.support.without_mlflow import environment_without_mlflow
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
-MISSING = "mlflow is not installed. Fix: pip install"
+MISSING = "mlflow is not installed"
 NUM_STEPS = 8
 
 
