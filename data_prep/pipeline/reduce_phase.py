@@ -154,9 +154,9 @@ def dtype_name(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
 
 def nothing_to_train_on(plan: Plan) -> UserError:
     return UserError(
-        "deduplication leaves no document to train on: the remaining ones are all in the valid split "
+        "no document is left to train on: those that remain after deduplication are all in the valid split "
         f"(shards.valid_fraction={plan.destinations.valid_fraction:g})",
-        fix="give more documents",
+        fix="give more documents; of text files, documents.txt_documents=blank_lines makes one of each block",
         code="nothing-to-train-on",
     )
 

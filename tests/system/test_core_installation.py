@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+BLOCKS = "documents.txt_documents=blank_lines"
 FORBIDDEN = ("torch", "deepspeed", "mlflow", "transformers", "sklearn", "scipy", "pandas")
 
 
@@ -32,8 +33,8 @@ def test_the_core_installation_prepares_data_and_names_the_extra_of_everything_e
     lines = [" ".join(words[(i * j) % len(words)] for j in range(1, 30)) + f" number {i}." for i in range(400)]
     (tmp_path / "corpus.txt").write_text("\n\n".join(lines), encoding="utf-8")
     for command in (
-        ("tokenizer", "--input", "corpus.txt", "--output", "tokenizer", "--vocab-size", 120),
-        ("shards", "--input", "corpus.txt", "--tokenizer", "tokenizer", "--output", "shards"),
+        ("tokenizer", "--input", "corpus.txt", "--output", "tokenizer", "--vocab-size", 400, BLOCKS),
+        ("shards", "--input", "corpus.txt", "--tokenizer", "tokenizer", "--output", "shards", BLOCKS),
         ("verify", "shards"),
         ("stats", "shards", "--output", "page"),
         ("inspect", "shards"),

@@ -62,7 +62,7 @@ def test_row_35_the_lock_of_a_killed_compile_is_named_by_the_doctor(small_shards
     answer = doctor(tmp_path, small_shards)
     (line,) = [line for line in answer.stdout.splitlines() if "op cache" in line]
     assert answer.returncode == 1 and line.startswith("fail"), answer.stdout + answer.stderr
-    assert str(lock) in line and "left by a build that was killed; remove it" in line
+    assert str(lock) in line and "left by a killed build; remove it" in line
     lock.unlink()
     (line,) = [line for line in doctor(tmp_path, small_shards).stdout.splitlines() if "op cache" in line]
     assert line.startswith("ok")

@@ -252,7 +252,7 @@ def test_a_corpus_without_a_held_out_hash_holds_out_the_nearest(tokenizer: Token
     [
         ([" \n\t", "\u200b", ""], "nothing is left of the inputs .3 empty."),
         ([], "nothing is left of the inputs .1 file without a document."),
-        (["Only one text.", "Only  one text."], "deduplication leaves no document to train on"),
+        (["Only one text.", "Only  one text."], "no document is left to train on"),
         (["tiny"], "nothing is left of the inputs .1 too short."),
     ],
 )
