@@ -128,7 +128,8 @@ def main() -> None:
         row, described = measured(missing[0], corpus, arguments.minimal_pairs)
         rows = [*reports.runs_in(arguments.results), row]
         values = {"corpus": selection, "planned": [run.key for run in plan(rows)], "published": PUBLISHED}
-        reports.add_run(arguments.results, described, row, **values, fills=filled(rows, corpus))
+        before = reports.read_report(arguments.results)["details"]["fills"] if len(rows) > 1 else None
+        reports.add_run(arguments.results, described, row, **values, fills=filled(rows, corpus) or before)
         if shape := best_shape(rows):
             arguments.results.with_suffix(".png").write_bytes(draw(rows, shape))
         print(f"{missing[0]}: valid loss {row['loss']}, minimal pairs {100 * row['overall']:.1f}%", flush=True)
@@ -163,17 +164,21 @@ def measured(run: Run, corpus: Corpus, minimal_pairs: Path) -> tuple[dict[str, A
 
 
 def filled(rows: Sequence[Mapping[str, Any]], corpus: Corpus) -> dict[str, Any] | None:
-    """What ours and run_mlm fill into masks after the largest number of epochs that both have with seed 1."""
-    models = {(row["side"], row["epochs"]): row["model"] for row in rows if row["seed"] == 1 and row["epochs"] >= 1}
-    both = [epochs for side, epochs in models if side == "ours" and ("run_mlm", epochs) in models]
+    """What ours and run_mlm fill into masks after the largest number of epochs that both have with one seed.
+
+    Of models that are still in the folder of the runs.
+    """
+    long = [row for row in rows if row["epochs"] >= 1 and (corpus.work / row["model"]).exists()]
+    models = {(row["epochs"], row["seed"], row["side"]): corpus.work / row["model"] for row in long}
+    both = [(epochs, seed) for epochs, seed, side in models if side == "ours" and (epochs, seed, "run_mlm") in models]
     if not both:
         return None
-    path = corpus.work / f"fills-{max(both)}.json"
+    epochs, seed = max(both)
+    path = corpus.work / f"fills-{epochs}-{seed}.json"
     if not path.exists():
-        ours, run_mlm = (corpus.work / models[side, max(both)] for side in ("ours", "run_mlm"))
-        found = {"epochs": max(both), **fills.fill_masks(ours, run_mlm, corpus.shard_set.url)}
-        reports.write(path, found)
-    return reports.read(path)
+        ours, run_mlm = (models[epochs, seed, side] for side in ("ours", "run_mlm"))
+        reports.write(path, {"epochs": epochs, **fills.fill_masks(ours, run_mlm, corpus.shard_set.url)})
+    return dict(reports.read(path))
 
 
 def draw(rows: Sequence[Mapping[str, Any]], shape: str) -> bytes:
