@@ -9,6 +9,7 @@ import pytest
 
 from data_prep.base.errors import UsageError
 from launch.nodes import forwarded_variables, is_here, launcher_command, launcher_environment, quoted
+from tests.support import fork_server
 from tests.support.error_codes import coded
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -132,5 +133,5 @@ def test_a_dry_run_shows_what_would_be_started_and_mistakes_are_told(tmp_path):
         (["--hostfile", "hosts", "--master-port", "99999999", "--", "x"], "must be at most 65535, got 99999999"),
         (["--hostfile", "hosts", "--dry-run", "--", "--config", "bert_largee"], "configuration bert_largee does not"),
     ):
-        done = run(*words)
+        done = fork_server.run([SCRIPT, *words], tmp_path, os.environ | {"PYTHONPATH": str(REPOSITORY)})
         assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
