@@ -39,6 +39,8 @@ SETTINGS = (
 )
 MAX_ATTEMPTS = 12
 COMMAND_SECONDS = 600.0
+MAX_ROUNDS_WAITING = 10
+"""A fault that finds no moment in so many rounds finds none at all, and the soak would prove nothing of it."""
 MORE_MINUTES = 6.0
 """For faults that are drawn and found no moment yet; rounds that nothing is drawn in."""
 
@@ -73,6 +75,9 @@ class Soak:
             check(round_)
             shutil.rmtree(round_.folder)
             self.report.write()
+            for fault in self.pending:
+                fault.rounds_waiting += 1
+                assert fault.rounds_waiting < MAX_ROUNDS_WAITING, f"{fault.name} finds no moment"
         self.report.left_out += [f"{fault.name}: the time was over" for fault in self.pending]
 
     def draw(self, until: float) -> None:
@@ -125,7 +130,7 @@ class Round:
     def is_training(self) -> bool:
         """Whether this start of the training has come to its steps, and says so in its status."""
         status = read_status(self.training.output_dir)
-        return " parameters; " in self.read() and status is not None and status.state == "running"
+        return " parameters | " in self.read() and status is not None and status.state == "running"
 
     def carry_out(self, phase: str, command: Callable[[], list[str]], is_done: Callable[[], bool]) -> None:
         """Start the command until it ended well; the report names whoever disturbs it."""

@@ -38,6 +38,8 @@ class Fault(abc.ABC):
         """Of a training: the step after which it strikes."""
         self.share = chance.uniform(0.1, 0.9)
         """Of another command: after which share of its usual time it strikes."""
+        self.rounds_waiting = 0
+        """Since it was drawn."""
 
     @abc.abstractmethod
     def strike(self, at: Round) -> str | None:
