@@ -20,6 +20,7 @@ EXAMPLES = 3_000
 def test_thousands_of_mutations(name: str, tmp_path: Path) -> None:
     """In a process of their own each, which a crash of a library would end."""
     command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
+    command += ["--show-capture=no"]
     answer = subprocess.run(
         [*command, "--basetemp", str(tmp_path / "pytest"), "--timeout", "3000", str(FOLDER / name)],
         cwd=FOLDER.parents[1],

@@ -100,7 +100,8 @@ class Training:
 
     def arguments(self) -> list[str]:
         config = self.preset or str(self.folder / "tiny.yaml")
-        (self.folder / "tiny.yaml").write_text(TINY_RUN, encoding="utf-8")
+        if not (self.folder / "tiny.yaml").exists():  # once: another rank may be reading it
+            (self.folder / "tiny.yaml").write_text(TINY_RUN, encoding="utf-8")
         return [
             "--config",
             config,

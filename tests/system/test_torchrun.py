@@ -32,7 +32,7 @@ def test_two_agents_that_meet_train_the_curve_of_one_rank(training):
     agents = [start_agent(together, endpoint) for _ in range(2)]
     outputs = [agent.communicate(timeout=400)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
-    assert any("x 2 ranks x 2 accumulation" in output for output in outputs)
+    assert any("x 2 ranks x 2 gradient accumulation steps" in output for output in outputs)
     alone = training(*SETTINGS)
     alone.run(1)
     # float32 sums in another order, grown by Adam over 12 steps, as in test_ranks.py.
