@@ -86,9 +86,9 @@ if ((!whole)); then
     pytest ${coverage:+--cov} "${arguments[@]}" --cov-fail-under=0
     exit
 fi
-# Tests wait for servers, ranks and time limits: three workers keep two cores busy.
+# Tests wait for servers, ranks and time limits: four workers keep two cores busy.
 cores=$(env -u OMP_NUM_THREADS nproc) # nproc reads that variable if it is set
-workers=$((cores + (cores + 1) / 2))
+workers=$((cores + 2))
 [[ -z ${CI:-} ]] || coverage=--cov
 status=0
 # A worker runs whole files, the longest ones first (tests/conftest.py).
