@@ -59,7 +59,7 @@ def passed_on(root: Path, *arguments: str) -> list[str]:
 
 
 CORES = subprocess.run(["env", "-u", "OMP_NUM_THREADS", "nproc"], capture_output=True, text=True).stdout.strip()
-WORKERS = str(int(CORES) + (int(CORES) + 1) // 2)
+WORKERS = str(int(CORES) + 2)
 WHOLE = ["-m", "not slow", "--numprocesses", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
