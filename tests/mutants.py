@@ -528,6 +528,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write(options.output, {"seed": options.seed, "commit": commit.stdout.strip()}, drawn)
         return
     output = getattr(options, "output", None) or options.file
+    if getattr(options, "all", False) and output == options.file:
+        running.error("--all needs --output, so that the earlier results stay")
     head = json.loads((output if output.is_file() else options.file).read_text(encoding="utf-8"))
     entries = head.pop("mutants")
     if options.command == "report":

@@ -19,6 +19,7 @@ from tests.mutants import (
     draw,
     find,
     judge,
+    main,
     mirrored_tests,
     mutants_of,
     renamed,
@@ -260,3 +261,9 @@ def test_the_recorded_mutants_have_results_and_a_reason_where_they_are_equivalen
     assert sum(entry["area"] != "elsewhere" for entry in entries) >= 30
     assert {entry["result"] for entry in entries} <= {"killed", "survived", "not found"}
     assert all(len(entry["equivalent"]) > 20 for entry in entries if "equivalent" in entry)
+
+
+def test_all_mutants_run_again_into_a_file_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", str(tmp_path / "drawn.json"), "--all"])
+    assert "--all needs --output" in capsys.readouterr().err
