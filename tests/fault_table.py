@@ -1,7 +1,7 @@
 """The tables of the tests marked `fault`: a pytest plugin (`bash tests/run.sh --all` loads it) and a command.
 
 A test reports with the fixture `observed` what it saw and measured, and what a person misses afterwards. Without a
-report the table states the requirement, which the test asserts, and that nothing is lost. `--fault-report FILE` keeps
+report the table states the requirement, which the test asserts, and that nothing is lost. `--fault-report=FILE` keeps
 the outcome of every test as JSON. An existing file is extended, so that several runs make one table.
 
     python -m tests.fault_table FILE ...                print the detailed table: what each test measured
@@ -244,7 +244,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.fault_table", description="Print or write the fault table.")
     parser.add_argument(
-        "reports", type=Path, nargs="+", metavar="FILE", help="file that --fault-report wrote; the last one wins"
+        "reports", type=Path, nargs="+", metavar="FILE", help="file that --fault-report=FILE wrote; the last one wins"
     )
     parser.add_argument("--into", type=Path, metavar="PAGE", help=f"write the short table between {BEGIN} and {END}")
     arguments = parser.parse_args()
