@@ -31,7 +31,8 @@ def test_a_damaged_list_is_refused_or_read(data: st.DataObject, tmp_path_factory
     path.write_bytes(data.draw(mutated_bytes(LISTS[name])))
     found = read_or_refuse(lambda: read_list(str(path), URL_NAMES), path.parent)
     for number, value in found or []:
-        assert number > 0 and value == value.strip() != ""
+        assert number > 0 and value.strip()
+        assert value == value.strip() or not name.endswith(".txt"), "cells of a table count as they are"
     ids = read_or_refuse(lambda: read_document_ids(str(path)), path.parent)
     assert ids is None or (ids.dtype == np.uint64 and len(ids) == len(np.unique(ids)) > 0)
 
