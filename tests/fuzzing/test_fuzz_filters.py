@@ -68,7 +68,7 @@ def test_filters_keep_or_count_every_document_of_damaged_metadata(
     load_filters(settings.filters)  # which opens their files, before it is watched
 
     def read_filtered() -> tuple[list[str], Counter[str]]:
-        (unit,) = split_into_units(str(path), path.stat().st_size, 1 << 20, 0)
+        (unit,) = split_into_units(str(path), path.stat().st_size, 1 << 30, 0)
         reader = FilteredReader(unit, settings, "fuzz")
         return [document.text for document in reader], reader.dropped
 
