@@ -23,7 +23,11 @@ _FIELDS = {
 
 
 def speedrun_rows(runs: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """CPU seconds to the goal over all corpora on which ours, with its newest recipe, and the other reached it."""
+    """CPU seconds to the goal over all corpora on which ours, with its newest recipe, and the other reached it.
+
+    Of the machine that measured last.
+    """
+    runs = [run for run in runs if run["cpu"] == runs[-1]["cpu"]]
     names = {"run_mlm": "Trainer, run_mlm's recipe", FIRST_COMMIT: "this project at c025165"}
     best: dict[str, dict[str, Mapping[str, Any]]] = {"ours": {}, **{name: {} for name in names}}
     for corpus in dict.fromkeys(run["corpus"] for run in runs):
@@ -44,10 +48,10 @@ def speedrun_rows(runs: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def best_recipes(runs: Sequence[Mapping[str, Any]], corpus: str) -> list[Mapping[str, Any]]:
-    """Of each side, commit and settings, the smallest number of steps that reached the goal; the oldest first."""
+    """Of each machine, side, commit and settings, the fewest steps that reached the goal; the oldest first."""
     best: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for run in runs:
-        key = (run["side"], run["commit"], tuple(run["settings"]))
+        key = (run["cpu"], run["side"], run["commit"], tuple(run["settings"]))
         if run["corpus"] == corpus and run["reached"] and (key not in best or run["steps"] < best[key]["steps"]):
             best[key] = run
     return list(best.values())
@@ -58,26 +62,27 @@ def speedrun(report: Report) -> Iterator[str]:
     runs = report["details"]["runs"]
     yield f"Means over the losses and medians over the CPU seconds of the seeds. {_commands(runs)}"
     yield ""
-    yield "| corpus, goal | side, commit | tokens per step | steps | tokens | CPU s | of c025165 | mean loss |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| corpus, goal | machine | side, commit | tokens per step | steps | tokens | CPU s | of c025165 | loss |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for corpus in dict.fromkeys([*(run["corpus"] for run in runs), "pack_medium_third"]):
         reached = best_recipes(runs, corpus)
-        first = next((run for run in reached if run["commit"] == FIRST_COMMIT), None)
+        first = {run["cpu"]: run for run in reached if run["commit"] == FIRST_COMMIT}
         for run in reached:
-            share = f"{run['cpu_seconds'] / first['cpu_seconds']:.2f}" if first else ""
+            before = first.get(run["cpu"])
+            share = f"{run['cpu_seconds'] / before['cpu_seconds']:.2f}" if before else ""
             seconds = ", ".join(f"{each:.0f}" for each in run["all_cpu_seconds"])
             yield (
-                f"| {corpus}, {run['goal_nats']:.3f} | {run['side']}, {run['commit']} | {_settings(run)} | "
-                f"{run['steps']} | {run['tokens']:,} | {run['cpu_seconds']:.0f} ({seconds}) | {share} | "
-                f"{run['mean_loss']:.3f} |"
+                f"| {corpus}, {run['goal_nats']:.3f} | {run['cpu']} | {run['side']}, {run['commit']} | "
+                f"{_settings(run)} | {run['steps']} | {run['tokens']:,} | {run['cpu_seconds']:.0f} ({seconds}) | "
+                f"{share} | {run['mean_loss']:.3f} |"
             )
         for name, found in (
             (f"ours, {FIRST_COMMIT}", first),
-            ("ours, later", any(run["side"] == "ours" and run is not first for run in reached)),
+            ("ours, later", any(run["side"] == "ours" and run["commit"] != FIRST_COMMIT for run in reached)),
             ("run_mlm", any(run["side"] == "run_mlm" for run in reached)),
         ):
             if not found:
-                yield f"| {corpus} | {name} |" + f" {MISSING} |" * 6
+                yield f"| {corpus} | | {name} |" + f" {MISSING} |" * 6
     yield ""
     yield "Not enough: " + "; ".join(
         f"{run['side']} {run['commit']} on {run['corpus']}, {_settings(run)}, {run['steps']} steps "
@@ -147,8 +152,8 @@ def fills(report: Report) -> Iterator[str]:
         yield f"Hit rates and guesses: {MISSING} (they need an encoder of each side after one epoch)."
         return
     yield (
-        f"Encoders of the proof table after {_epochs(found['epochs'])}, seed 1. Hits on {found['masks']} held-out "
-        "masks, one word in a sentence each:"
+        f"Encoders of the proof table after {_epochs(found['epochs'])}, seed {found['seed']}. Hits on {found['masks']} "
+        "held-out masks, one word in a sentence each:"
     )
     yield ""
     yield "| | right word first | among the five likeliest |"

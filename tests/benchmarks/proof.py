@@ -177,7 +177,7 @@ def filled(rows: Sequence[Mapping[str, Any]], corpus: Corpus) -> dict[str, Any] 
     path = corpus.work / f"fills-{epochs}-{seed}.json"
     if not path.exists():
         ours, run_mlm = (models[epochs, seed, side] for side in ("ours", "run_mlm"))
-        reports.write(path, {"epochs": epochs, **fills.fill_masks(ours, run_mlm, corpus.shard_set.url)})
+        reports.write(path, {"epochs": epochs, "seed": seed, **fills.fill_masks(ours, run_mlm, corpus.shard_set.url)})
     return dict(reports.read(path))
 
 
