@@ -300,7 +300,7 @@ def test_the_proof_table_shows_planned_rows_without_a_result_as_missing() -> Non
         "seed": 2,
         "masks": 2,
         "hits": {"ours": {"top_1": 0.5, "top_5": 1.0}, "unigram": {"top_1": 0.0, "top_5": 0.25}},
-        "sentences": [{"masked": "The [MASK].", **guesses}],
+        "sentences": [{"masked": "The [MASK].", "word": "end", **guesses}],
         "shown": [{"masked": words, "word": "w|w", **guesses}],
     }
     earlier = {name: value for name, value in run("ours", 2, 0.5).items() if name != "scoring_cpu_seconds"}
@@ -315,7 +315,7 @@ def test_the_proof_table_shows_planned_rows_without_a_result_as_missing() -> Non
     assert "| run_mlm, 6 x 96 | 1 | 0 of 2 | missing | missing |" in text and "RoBERTa 69.5" in text
     assert "67,000 pairs takes 100 to 100 CPU seconds (1 encoders)" in text, "earlier rows have no time"
     text = page.made("language", {"proof": report})
-    assert f"one epoch of 0 million words: ours {spread}. " in text and "| The [MASK]. | x, -y | z |" in text
+    assert f"one epoch of 0 million words: ours {spread}. " in text and "| The [MASK]. | end | x, -y | z |" in text
     assert page.made("language", {"proof": shaped(raw | {"fills": None})}) == "\n"
     text = page.made("fills", {"proof": report})
     assert "after 1 epoch, seed 2" in text

@@ -16,16 +16,17 @@ from launch.held_out import held_out_sentences
 from trainer.inference.fill_mask import FillMask, MaskedText
 
 NUM_MASKS, NUM_SHOWN, TOP_K, SEED = 500, 50, 5, 1
-SENTENCES = (
-    "The [MASK] is open to the public on weekends.",
-    "She opened the [MASK] and looked into the room.",
-    "He was born in [MASK] and died in Paris.",
-    "The population of the town was one thousand two [MASK] people.",
-    "They [MASK] going home after the war.",
-    "In this paper we [MASK] a new method.",
-    "The court held that the [MASK] was not liable.",
-    "The [MASK] of the dogs are asleep.",
-)
+SENTENCES = {
+    "The [MASK] is open to the public on weekends.": "museum",
+    "She opened the [MASK] and looked into the room.": "door",
+    "He was born in [MASK] and died in Paris.": "London",
+    "The population of the town was one thousand two [MASK] people.": "hundred",
+    "They [MASK] going home after the war.": "were",
+    "In this paper we [MASK] a new method.": "present",
+    "The court held that the [MASK] was not liable.": "defendant",
+    "The [MASK] of the dogs are asleep.": "rest",
+}
+"""Sentences with a mask, and the word that their author had in mind."""
 
 
 def fill_masks(ours: Path, run_mlm: Path, shards: str) -> dict[str, Any]:
@@ -43,7 +44,8 @@ def fill_masks(ours: Path, run_mlm: Path, shards: str) -> dict[str, Any]:
             for number, each in enumerate(masked[:NUM_SHOWN])
         ],
         "sentences": [
-            {"masked": text} | {name: guess(model, text) for name, model in models.items()} for text in SENTENCES
+            {"masked": text, "word": word} | {name: guess(model, text) for name, model in models.items()}
+            for text, word in SENTENCES.items()
         ],
     }
 

@@ -161,25 +161,18 @@ def fills(report: Report) -> Iterator[str]:
     for name, rates in found["hits"].items():
         yield f"| {_SIDES.get(name, _UNIGRAM)} | {rates['top_1']:.1%} | {rates['top_5']:.1%} |"
     yield ""
-    yield from _sentences(found["sentences"])
+    yield from _guesses("sentence", found["sentences"])
     yield ""
-    yield "| held-out text | word | ours | run_mlm |"
+    yield from _guesses("held-out text", found["shown"])
+
+
+def _guesses(title: str, found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A table of masked texts: the word that was there, and what both encoders guess."""
+    yield f"| {title} | word | ours | run_mlm |"
     yield "|---|---|---|---|"
-    for each in found["shown"]:
-        cells = (
-            _cell(_around_mask(each["masked"])),
-            _cell(each["word"]),
-            _words(each["ours"]),
-            _words(each["run_mlm"]),
-        )
-        yield f"| {' | '.join(cells)} |"
-
-
-def _sentences(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield "| sentence | ours | run_mlm |"
-    yield "|---|---|---|"
     for each in found:
-        yield f"| {_cell(each['masked'])} | {_words(each['ours'])} | {_words(each['run_mlm'])} |"
+        text, word = _cell(_around_mask(each["masked"])), _cell(each["word"])
+        yield f"| {text} | {word} | {_words(each['ours'])} | {_words(each['run_mlm'])} |"
 
 
 def language(report: Report) -> Iterator[str]:
@@ -201,10 +194,12 @@ def language(report: Report) -> Iterator[str]:
         f"Held-out words guessed: {', '.join(hits)}. The five likeliest words:"
     )
     yield ""
-    yield from _sentences(found["sentences"][:NUM_FRONT_SENTENCES])
+    yield from _guesses("sentence", found["sentences"][:NUM_FRONT_SENTENCES])
+    yield ""
+    yield "[More sentences and 50 held-out masks](tests/benchmarks/README.md#what-encoders-fill-in)."
 
 
-NUM_FRONT_SENTENCES = 2
+NUM_FRONT_SENTENCES = 4
 _UNIGRAM = "the most frequent words"
 
 
