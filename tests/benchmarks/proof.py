@@ -14,9 +14,9 @@ results. One tokenizer of 8,192 tokens is trained there. All contestants have th
 First a few shapes of about 1.5M parameters are trained for a quarter of an epoch; the one with the best accuracy on a
 tenth of the minimal pairs (of those within its interval, the one with the lowest loss) is used by all. Then come the
 runs of `plan`, the most informative first. Runs of an epoch or more are scored on all minimal pairs, shorter ones on
-every tenth. A run whose row is in --results is skipped, so the same command resumes; --runs ends it after so many new
-rows, and --contestants leaves the others to another process (after the search for a shape). FILE.png shows the
-accuracies by tokens.
+every tenth. A run whose row is in --results is skipped, so the same command resumes; started twice, it measures two
+runs at once. --runs ends it after so many new rows, and --contestants chooses some. FILE.png shows the accuracies by
+tokens.
 
 Once ours and run_mlm have a row of one epoch, the results also have what both fill into masks (`fills.py`).
 """
@@ -24,10 +24,11 @@ Once ours and run_mlm have a row of one epoch, the results also have what both f
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from encoder_runs import REPOSITORY, Corpus, Recipe, commit_of, train_once
 from matplotlib.figure import Figure
 
 from data_prep.base.errors import run_command
+from data_prep.storage.locks import IsHeld, hold_lock
 from trainer.distributed.allocator import keep_freed_memory
 from trainer.evaluation.masked_scorers import SentenceEncoder, scorer_of
 from trainer.evaluation.minimal_pairs import judge, pair_scores, read_minimal_pairs
@@ -120,19 +122,46 @@ def main() -> None:
     keep_freed_memory()
     corpus, selection = prepared(arguments.corpus, arguments.work.absolute(), arguments.words, arguments.vocab_size)
     for _ in range(arguments.runs):
-        rows = reports.runs_in(arguments.results)
-        missing = [run for run in plan(rows) if not any(run.key.items() <= row.items() for row in rows)]
-        missing = [run for run in missing if run.side in arguments.contestants]
-        if not missing:
-            break
-        row, described = measured(missing[0], corpus, arguments.minimal_pairs)
-        rows = [*reports.runs_in(arguments.results), row]
+        with next_run(arguments.results, corpus.work, arguments.contestants) as run:
+            if run is None:
+                break
+            row, described = measured(run, corpus, arguments.minimal_pairs)
+            add_row(arguments.results, row, described, corpus, selection)
+            print(f"{run}: valid loss {row['loss']}, minimal pairs {100 * row['overall']:.1f}%", flush=True)
+
+
+@contextlib.contextmanager
+def next_run(results: Path, work: Path, sides: Sequence[str]) -> Iterator[Run | None]:
+    """The first run of these sides that has no row and that no other process measures; None if there is none.
+
+    No other process gets it while the block runs.
+    """
+    for run in plan(reports.runs_in(results)):
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(hold_lock(work, "-".join(map(str, run.key.values()))))
+            except IsHeld:
+                continue
+            has_row = any(run.key.items() <= row.items() for row in reports.runs_in(results))
+            if run.side in sides and not has_row:
+                yield run
+                return
+    yield None
+
+
+def add_row(
+    results: Path, row: Mapping[str, Any], described: Mapping[str, Any], corpus: Corpus, selection: Mapping[str, Any]
+) -> None:
+    """Add a row to the results, with what is planned and filled in then, and draw the picture."""
+    new_fills = filled([*reports.runs_in(results), row], corpus)
+    with hold_lock(corpus.work, "results"):
+        before = reports.runs_in(results)
+        rows = [*before, row]
+        old_fills = reports.read_report(results)["details"]["fills"] if before else None
         values = {"corpus": selection, "planned": [run.key for run in plan(rows)], "published": PUBLISHED}
-        before = reports.read_report(arguments.results)["details"]["fills"] if len(rows) > 1 else None
-        reports.add_run(arguments.results, described, row, **values, fills=filled(rows, corpus) or before)
+        reports.add_run(results, described, row, **values, fills=new_fills or old_fills)
         if shape := best_shape(rows):
-            arguments.results.with_suffix(".png").write_bytes(draw(rows, shape))
-        print(f"{missing[0]}: valid loss {row['loss']}, minimal pairs {100 * row['overall']:.1f}%", flush=True)
+            results.with_suffix(".png").write_bytes(draw(rows, shape))
 
 
 def prepared(patterns: list[str], work: Path, words: int, vocab_size: int) -> tuple[Corpus, dict[str, Any]]:

@@ -145,6 +145,21 @@ def test_the_plan_of_the_proof_table_waits_for_the_shape_and_then_uses_the_best_
     assert drawn.startswith(b"\x89PNG"), "a single point can be drawn"
 
 
+def test_two_processes_measure_different_rows_of_the_proof_table(scripts: Any, tmp_path: Path) -> None:
+    script, reports, results = scripts("proof"), scripts("reports"), tmp_path / "proof.json"
+    first, second, third = script["plan"]([])
+    described = {"date": "2026-01-02", "cpu": "one", "load_average": 1.0, "python": "3.11.7", "versions": {}}
+    reports["add_run"](results, {**described, "command": "python tests/benchmarks/a.py"}, first.key)
+    with script["next_run"](results, tmp_path, ["ours"]) as one, script["next_run"](results, tmp_path, ["ours"]) as two:
+        assert (one, two) == (second, third)
+        with script["next_run"](results, tmp_path, ["ours"]) as nothing:
+            assert nothing is None
+    with script["next_run"](results, tmp_path, ["ours"]) as again:
+        assert again == second
+    with script["next_run"](results, tmp_path, ["run_mlm"]) as other:
+        assert other is None, "the search for a shape comes first"
+
+
 def test_ablations_choose_the_rate_by_seed_1_and_repeat_the_best(scripts: Any) -> None:
     script = scripts("ablations")
     plan, steps_of, rates = script["plan"], script["steps_of"], script["RATES"]
