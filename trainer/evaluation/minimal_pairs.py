@@ -143,13 +143,22 @@ def _read_pair(line: bytes, name: str, where: str) -> MinimalPair:
                 code="invalid-minimal-pair",
             )
     paradigm, field = (str(each) if type(each) is int else each for each in map(values.get, ("UID", "field")))
-    return MinimalPair(
+    pair = MinimalPair(
         values["sentence_good"],
         values["sentence_bad"],
         paradigm if isinstance(paradigm, str) and paradigm else name,
         field if isinstance(field, str) else "",
         where,
     )
+    try:
+        "".join(pair[:4]).encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{where}: a text holds half a surrogate pair, which is not a character",
+            fix="correct the line, or remove it",
+            code="invalid-minimal-pair",
+        ) from None
+    return pair
 
 
 def pair_scores(

@@ -85,6 +85,8 @@ def test_overall_counts_pairs_and_the_mean_counts_paradigms() -> None:
         ("a.jsonl", b'{"sentence_good": "a", "sentence_bad": " "}', "line 1: sentence_bad"),
         ("a.jsonl", b'{"sentence_good": 3, "sentence_bad": "b"}', r"line 1: sentence_good must be a sentence \(3\)"),
         ("a.jsonl", b"[]", "line 1: not a JSON object"),
+        ("a.jsonl", rb'{"sentence_good": "a \ud800", "sentence_bad": "b"}', "line 1: a text holds half a surrogate"),
+        ("a.jsonl", rb'{"sentence_good": "a", "sentence_bad": "b", "UID": "\udc00"}', "line 1: a text holds half"),
         ("a.jsonl", b"\xff{", "line 1: not valid JSON"),
         ("a.jsonl", b"\n", "no minimal pair"),
         ("a.jsonl.gz", b"not gzip", "a.jsonl.gz cannot be read"),
