@@ -198,12 +198,7 @@ def pair_scores(
 
 
 def _checked(encoded: Encoded, text: str, where: str, max_length: int) -> Encoded:
-    if not len(encoded.own):
-        raise UsageError(
-            f"{where}: the tokenizer finds no token in {text[:_SHOWN_CHARACTERS]!r}",
-            fix="remove the pair",
-            code="text-without-token",
-        )
+    check_has_token(encoded, text, where)
     if len(encoded.ids) > max_length:
         raise UsageError(
             f"{where}: the sentence has {len(encoded.ids):,} tokens, and the model takes {max_length:,}",
@@ -211,6 +206,20 @@ def _checked(encoded: Encoded, text: str, where: str, max_length: int) -> Encode
             code="text-too-long",
         )
     return encoded
+
+
+def check_has_token(encoded: Encoded, text: str, where: str) -> None:
+    """Refuse a sentence without tokens, whose score would be the highest there is.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if not len(encoded.own):
+        raise UsageError(
+            f"{where}: the tokenizer finds no token in {text[:_SHOWN_CHARACTERS]!r}",
+            fix="remove the pair",
+            code="text-without-token",
+        )
 
 
 def num_masked_copies(pairs: Sequence[MinimalPair], encode: Callable[[str], Encoded]) -> int:

@@ -23,7 +23,7 @@ from trainer.data.batch import IGNORED, Batch
 from trainer.data.shard_set import ShardSet, tokenizer_of_run
 from trainer.distributed.process_group import Ranks, all_reduce_sum
 from trainer.engine.engine import Engine
-from trainer.evaluation.minimal_pairs import Encoded, MinimalPair, judge, read_minimal_pairs
+from trainer.evaluation.minimal_pairs import Encoded, MinimalPair, check_has_token, judge, read_minimal_pairs
 from trainer.evaluation.validation_loss import metric_names
 
 PREFIX = "valid/minimal_pairs"
@@ -105,7 +105,7 @@ def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | N
     """The minimal pairs of `evaluation.minimal_pairs`, encoded; None where it is not set.
 
     Raises:
-        UserError: they cannot be read, or a sentence is longer than the shortest row of the run.
+        UserError: they cannot be read, or a sentence has no token or is longer than the shortest row of the run.
     """
     if config.evaluation.minimal_pairs is None:
         return None
@@ -118,7 +118,7 @@ def open_minimal_pairs(path: str, tokenizer: Tokenizer, longest: int) -> Minimal
     """Read and encode the pairs of a folder; `longest` is the shortest row of the run, in tokens.
 
     Raises:
-        UserError: as `read_minimal_pairs`, or a sentence does not fit into a row.
+        UserError: as `read_minimal_pairs`, or a sentence has no token or does not fit into a row.
     """
     pairs, special = read_minimal_pairs(path), tokenizer.special_tokens
     numbers: dict[str, int] = {}
@@ -129,13 +129,15 @@ def open_minimal_pairs(path: str, tokenizer: Tokenizer, longest: int) -> Minimal
                 numbers[text] = len(sentences)
                 own = tokenizer.encode_text(text)
                 ids = np.concatenate([[special.cls], own.astype(np.int64), [special.sep]])
+                encoded = Encoded(ids, np.arange(1, len(ids) - 1))
+                check_has_token(encoded, text, pair.where)
                 if len(ids) > longest:
                     raise UsageError(
                         f"{pair.where}: the sentence has {len(ids):,} tokens, and a row of the run has {longest:,}",
                         fix="remove the pair, or raise data.sequence_length",
                         code="text-too-long",
                     )
-                sentences.append(Encoded(ids, np.arange(1, len(ids) - 1)))
+                sentences.append(encoded)
     of_pairs = np.array([[numbers[pair.good], numbers[pair.bad]] for pair in pairs])
     return MinimalPairs(tuple(pairs), tuple(sentences), of_pairs, special.mask, special.pad)
 

@@ -12,6 +12,7 @@ import torch
 
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.error_codes import coded
 from trainer.checkpoint.writer import ALONE
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.run_config import RunConfig
@@ -132,6 +133,13 @@ def test_a_sentence_that_fits_into_no_row_is_refused_with_its_line(folder: Path)
         UserError, match=r"pairs.jsonl, line 1: the sentence has \d+ tokens, and a row of the run has 8"
     ):
         open_minimal_pairs(str(folder), Tokenizer.load(GOLDEN / "run" / "tokenizer"), 8)
+
+
+def test_a_sentence_without_token_is_refused_with_its_line(tmp_path: Path) -> None:
+    """Its score would be 0, the highest there is; preparation removes the zero-width space."""
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"sentence_good": "a cat", "sentence_bad": "\u200b"}))
+    with pytest.raises(UserError, match=r"pairs.jsonl, line 1: ", check=coded("text-without-token")):
+        open_minimal_pairs(str(tmp_path), Tokenizer.load(GOLDEN / "run" / "tokenizer"), 64)
 
 
 def test_steps_between_scorings_are_a_multiple_of_those_between_evaluations() -> None:
