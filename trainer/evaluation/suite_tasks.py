@@ -8,6 +8,7 @@ it returns, and a `version`.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -275,7 +276,7 @@ def checked_metrics(name: str, metrics: Any, wanted: tuple[str, ...]) -> dict[st
             code="invalid-metrics",
         )
     found = {str(key): float(value) for key, value in metrics.items()}
-    there = [metric for metric, value in found.items() if value == value]
+    there = [metric for metric, value in found.items() if math.isfinite(value)]
     _check_metrics(there, wanted, f"the function of task {name} returned")
     return found
 

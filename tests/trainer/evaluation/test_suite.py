@@ -232,6 +232,14 @@ def test_a_task_whose_metrics_lack_one_has_failed(own_task: Any, tiny_hugging_fa
         evaluated(own_suite(tmp_path, metrics=["width"]), tiny_hugging_face, tmp_path / "results")
 
 
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+def test_a_task_whose_metric_is_not_finite_has_failed(
+    factor: float, own_task: Any, tiny_hugging_face: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="no metric 'length'", check=coded("suite-incomplete")):
+        evaluated(own_suite(tmp_path, settings={"factor": factor}), tiny_hugging_face, tmp_path / "results")
+
+
 def test_minimal_pairs_are_a_task(tiny_hugging_face: Path, tmp_path: Path) -> None:
     lines = [
         json.dumps({"sentence_good": "the cat sat.", "sentence_bad": bad}) for bad in ("sat the cat.", "the cat sat.")
