@@ -49,7 +49,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add_tracking_uri(parser)
     add_dry_run(parser, "check everything and print the plan, but evaluate and write nothing")
     parser.add_argument("overrides", nargs="*", metavar="setting=value", help="overrides of the suite's settings")
-    return parser.parse_args(arguments)
+    return parser.parse_intermixed_args(arguments)
 
 
 def main() -> None:

@@ -74,6 +74,7 @@ def test_a_suite_prints_its_table_and_a_dry_run_its_plan(
         (("--suite", "glue", "--precision", "fp32"), "precision-with-suite"),
         (("--suite", "glue", "--tasks", "wnli"), "unknown-task"),
         (("--suite", "glue", "data=none"), "missing-task-file"),
+        (("--suite", "glue", "data=none", "--tasks", "cola", "seeds=[0]"), "missing-task-file"),
         (("--minimal-pairs", ".", "--tasks", "cola"), "suite-options-without-suite"),
     ],
 )
