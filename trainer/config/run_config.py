@@ -16,6 +16,7 @@ from data_prep.base.settings import SettingError, Settings
 from data_prep.storage import storage
 from trainer.config.data_settings import DataSettings
 from trainer.config.model_settings import ModelSettings
+from trainer.config.promotion import parse_conditions
 from trainer.config.registry_settings import RegistrySettings, check_kept
 from trainer.config.run_settings import (
     CheckpointSettings,
@@ -252,25 +253,10 @@ def without_registry(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_kept(config: RunConfig) -> None:
     """Check which checkpoints are kept and registered."""
-    best = config.checkpoint.best_metric
-    if config.checkpoint.keep_best and best == "valid/pair_accuracy" and not config.data.has_sentence_pairs:
-        raise SettingError(
-            f"checkpoint.best_metric={best} is never measured with data.sentence_pairs=none",
-            fix="set checkpoint.best_metric=valid/mlm_loss",
-            code="best-metric-not-measured",
-        )
-    if config.checkpoint.keep_best and best == "valid/minimal_pairs_accuracy" and not config.evaluation.minimal_pairs:
-        raise SettingError(
-            f"checkpoint.best_metric={best} is never measured without evaluation.minimal_pairs",
-            fix="set evaluation.minimal_pairs to a directory, or checkpoint.best_metric=valid/mlm_loss",
-            code="best-metric-not-measured",
-        )
-    if config.checkpoint.keep_best and best.startswith("suite/") and not config.evaluation.suite:
-        raise SettingError(
-            f"checkpoint.best_metric={best} is never measured without evaluation.suite",
-            fix="set evaluation.suite to that suite, or checkpoint.best_metric=valid/mlm_loss",
-            code="best-metric-not-measured",
-        )
+    if config.checkpoint.keep_best:
+        _check_measured(config, "checkpoint.best_metric", config.checkpoint.best_metric)
+    for condition in parse_conditions(config.registry.only_if) if config.registry.only_if else ():
+        _check_measured(config, "registry.only_if", condition.metric)
     every = config.evaluation.suite_every_steps
     if every is not None and every % config.checkpoint.every_steps:
         raise SettingError(
@@ -282,6 +268,23 @@ def _check_kept(config: RunConfig) -> None:
     if config.registry.when == "kept":
         for stage in config.stages:
             check_kept(config.registry, config.checkpoint, stage.evaluation.every_steps, config.max_steps)
+
+
+def _check_measured(config: RunConfig, setting: str, metric: str) -> None:
+    """Check that the run measures the metric that a setting compares."""
+    if metric == "valid/pair_accuracy" and not config.data.has_sentence_pairs:
+        reason, fix = "with data.sentence_pairs=none", "set data.sentence_pairs"
+    elif metric.startswith("valid/minimal_pairs") and not config.evaluation.minimal_pairs:
+        reason, fix = "without evaluation.minimal_pairs", "set evaluation.minimal_pairs to a directory"
+    elif metric.startswith("suite/") and not config.evaluation.suite:
+        reason, fix = "without evaluation.suite", "set evaluation.suite to that suite"
+    else:
+        return
+    raise SettingError(
+        f"{setting} compares {metric}, which is never measured {reason}",
+        fix=f"{fix}, or compare another metric such as valid/mlm_loss",
+        code="best-metric-not-measured" if setting == "checkpoint.best_metric" else "gate-not-measured",
+    )
 
 
 def _check_zero(config: RunConfig) -> None:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.terminal import printable
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 BATCH_TOKENS = 4096
@@ -306,11 +307,12 @@ def judge(pairs: Sequence[MinimalPair], scores: np.ndarray) -> Report:
 
 def report_lines(report: Report) -> Iterator[str]:
     """The table for people: paradigms, fields, and all pairs, in percent."""
-    width = max(map(len, ("minimal pairs", *report.fields, *report.paradigms)))
+    width = max(len(printable(name)) for name in ("minimal pairs", *report.fields, *report.paradigms))
     yield f"{'':<{width}}  {'pairs':>7}  {'right %':>7}  {'95% interval':>12}  {'ties':>5}"
     for group in (report.paradigms, report.fields, {"overall": report.overall}):
         for name, each in sorted(group.items()):
-            share, interval = 100 * each.share, f"{100 * each.low:.1f}-{100 * each.high:.1f}"
+            name, share = printable(name), 100 * each.share
+            interval = f"{100 * each.low:.1f}-{100 * each.high:.1f}"
             yield f"{name:<{width}}  {each.num_pairs:>7,}  {share:>7.2f}  {interval:>12}  {each.num_ties:>5,}"
         if group:
             yield ""

@@ -179,6 +179,15 @@ class ScoreMinimalPairs:
 
         read_minimal_pairs(self._path(settings))
 
+    def metric_names(self, settings: Mapping[str, Any]) -> Iterator[str]:
+        """Names of all metrics that a call with these settings returns."""
+        from trainer.evaluation.minimal_pairs import read_minimal_pairs
+
+        pairs = read_minimal_pairs(self._path(settings))
+        yield from ("accuracy", "ties")
+        yield from dict.fromkeys(f"field/{pair.field}" for pair in pairs if pair.field)
+        yield from dict.fromkeys(f"paradigm/{pair.paradigm}" for pair in pairs)
+
     def __call__(self, model: Path, settings: Mapping[str, Any]) -> Metrics:
         import torch
 

@@ -122,6 +122,16 @@ def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
             "best-metric-not-measured",
             "evaluation.minimal_pairs",
         ),
+        (
+            ["registry={name: a, promote_to: b, only_if: 'valid/mlm_loss < b and valid/minimal_pairs_accuracy > 0.5'}"],
+            "gate-not-measured",
+            "registry.only_if compares valid/minimal_pairs_accuracy",
+        ),
+        (
+            ["registry={name: a, promote_to: b, only_if: 'suite/own/average > b'}"],
+            "gate-not-measured",
+            "evaluation.suite",
+        ),
         (["evaluation.length_bounds=[128, 64]"], "length-bounds-not-ascending", "evaluation.length_bounds=[128, 64]"),
         (["model.num_attention_heads=3"], "heads-do-not-divide-hidden-size", "model.num_attention_heads=3"),
         (["schedule.warmup_steps=5000"], "schedule-longer-than-run", "schedule.warmup_steps=5000"),

@@ -76,6 +76,8 @@ def test_overall_counts_pairs_and_the_mean_counts_paradigms() -> None:
     assert (report.overall.share, report.mean_of_paradigms) == (0.75, 0.5)
     assert any("mean of the paradigms is 50.00%" in line for line in report_lines(report))
     assert as_json(pairs, np.zeros((4, 2)), report)["mean_of_paradigms"] == 0.5
+    table = list(report_lines(judge([pair("a", "b", "p\x1b[2J")], np.zeros((1, 2)))))
+    assert any(line.startswith(r"p\x1b[2J ") for line in table), "a paradigm's name cannot control a terminal"
 
 
 @pytest.mark.parametrize(
