@@ -87,10 +87,10 @@ def plan(rows: Sequence[Mapping[str, Any]]) -> list[Run]:
     shape = best_shape(rows)
     if shape is None:
         return search
-    epoch = [Run(shape, side, 1, seed) for seed in (1, 2, 3) for side in SIDES]
-    curve = [Run(shape, side, epochs, 1) for epochs in (SHAPE_EPOCHS, 0.1) for side in SIDES]
+    curve = [Run(shape, side, epochs, 1) for epochs in (1, 0.1, SHAPE_EPOCHS) for side in SIDES]
+    seeds = [Run(shape, side, 1, seed) for seed in (2, 3) for side in SIDES]
     long = [Run(shape, side, epochs, 1) for epochs in (2, 5, 10) for side in ("ours", "run_mlm")]
-    return [*search, *epoch, *(run for run in curve if run not in search), *long]
+    return [*search, *(run for run in curve if run not in search), *seeds, *long]
 
 
 def best_shape(rows: Sequence[Mapping[str, Any]]) -> str | None:

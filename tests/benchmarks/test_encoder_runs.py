@@ -140,7 +140,7 @@ def test_the_plan_of_the_proof_table_waits_for_the_shape_and_then_uses_the_best_
     assert len(set(runs)) == len(runs)
     assert {run.shape for run in runs[len(shapes) :]} == {shapes[1]}
     first = [(run.side, run.epochs, run.seed) for run in runs[len(shapes) : len(shapes) + 4]]
-    assert first == [("ours", 1, 1), ("run_mlm", 1, 1), ("ltg_bert", 1, 1), ("ours", 1, 2)]
+    assert first == [("ours", 1, 1), ("run_mlm", 1, 1), ("ltg_bert", 1, 1), ("ours", 0.1, 1)]
     drawn = script["draw"]([row | {"tokens": 1000} for row in rows], script["best_shape"](rows))
     assert drawn.startswith(b"\x89PNG"), "a single point can be drawn"
 
