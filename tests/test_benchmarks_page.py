@@ -294,7 +294,7 @@ def test_the_proof_table_shows_planned_rows_without_a_result_as_missing() -> Non
         {"shape": "6 x 96", "side": side, "epochs": 1, "seed": seed} for side in ("ours", "run_mlm") for seed in (1, 2)
     ]
     guesses = {"ours": ["x", "-y"], "run_mlm": ["z"]}
-    words = "a b c d e f g h i [MASK] j"
+    words = "a b c d e f g h i j [MASK] k"
     found = {
         "epochs": 1,
         "seed": 2,
@@ -320,7 +320,7 @@ def test_the_proof_table_shows_planned_rows_without_a_result_as_missing() -> Non
     text = page.made("fills", {"proof": report})
     assert "after 1 epoch, seed 2" in text
     assert "| ours | 50.0% | 100.0% |" in text and "| the most frequent words | 0.0% | 25.0% |" in text
-    assert "| … b c d e f g h i [MASK] j | w\\|w | x, -y | z |" in text
+    assert "| … b c d e f g h i j [MASK] k | w\\|w | x, -y | z |" in text
     assert "missing" in page.made("fills", {"proof": shaped(raw | {"fills": None})})
 
 

@@ -207,7 +207,7 @@ def _epochs(number: float) -> str:
     return f"{number:g} epoch{'' if number == 1 else 's'}"
 
 
-def _around_mask(text: str, num_words: int = 8) -> str:
+def _around_mask(text: str, num_words: int = 9) -> str:
     """The text, cut to so many words on each side of the mask."""
     before, after = text.split("[MASK]")
     left, right = before.split(" "), after.split(" ")

@@ -215,13 +215,14 @@ def draw(rows: Sequence[Mapping[str, Any]], shape: str) -> bytes:
     figure = Figure(figsize=(8.0, 5.0), dpi=110, layout="constrained")
     axes = figure.subplots()
     for side in SIDES:
-        points: dict[int, list[float]] = {}
-        for row in rows:
+        groups: dict[float, list[Mapping[str, Any]]] = {}  # by epochs, since seeds differ by a few tokens
+        for row in sorted(rows, key=lambda row: row["epochs"]):
             if (row["side"], row["shape"]) == (side, shape):
-                points.setdefault(row["tokens"], []).append(100.0 * row["overall"])
-        tokens = sorted(points)
-        axes.plot(tokens, [statistics.mean(points[each]) for each in tokens], marker="o", label=side)
-        low, high = ([pick(points[each]) for each in tokens] for pick in (min, max))
+                groups.setdefault(row["epochs"], []).append(row)
+        tokens = [statistics.mean(row["tokens"] for row in group) for group in groups.values()]
+        shares = [[100.0 * row["overall"] for row in group] for group in groups.values()]
+        axes.plot(tokens, [statistics.mean(each) for each in shares], marker="o", label=side)
+        low, high = ([pick(each) for each in shares] for pick in (min, max))
         axes.fill_between(tokens, low, high, alpha=0.15)
     axes.set_xscale("log")
     for name, accuracy in {**PUBLISHED, "chance": CHANCE}.items():
