@@ -196,10 +196,10 @@ def language(report: Report) -> Iterator[str]:
     yield ""
     yield from _guesses("sentence", found["sentences"][:NUM_FRONT_SENTENCES])
     yield ""
-    yield "[More sentences and 50 held-out masks](tests/benchmarks/README.md#what-encoders-fill-in)."
+    yield "[More](tests/benchmarks/README.md#what-encoders-fill-in)."
 
 
-NUM_FRONT_SENTENCES = 4
+NUM_FRONT_SENTENCES = 2
 _UNIGRAM = "the most frequent words"
 
 
