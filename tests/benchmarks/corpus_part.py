@@ -36,7 +36,7 @@ def corpora_of(words: list[str]) -> dict[str, list[str]]:
         name, _, patterns = word.partition("=")
         corpora[name] = sorted(path for pattern in patterns.split(",") for path in glob.glob(pattern))
         if not corpora[name]:
-            sys.exit(f"--corpora {word}: no file matches")
+            sys.exit(f"error: no file matches {word}. Fix: give NAME=PATTERN of files that exist.")
     return corpora
 
 

@@ -273,7 +273,7 @@ def _check_kept(config: RunConfig) -> None:
 def _check_measured(config: RunConfig, setting: str, metric: str) -> None:
     """Check that the run measures the metric that a setting compares."""
     if metric == "valid/pair_accuracy" and not config.data.has_sentence_pairs:
-        reason, fix = "with data.sentence_pairs=none", "set data.sentence_pairs"
+        reason, fix = "with data.sentence_pairs=none", "set data.sentence_pairs=next_sentence"
     elif metric.startswith("valid/minimal_pairs") and not config.evaluation.minimal_pairs:
         reason, fix = "without evaluation.minimal_pairs", "set evaluation.minimal_pairs to a directory"
     elif metric.startswith("suite/") and not config.evaluation.suite:
