@@ -8,18 +8,9 @@ from typing import Any, NamedTuple
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from trainer.config.run_settings import TrackingSettings
-from trainer.evaluation.suite import (
-    Log,
-    Plan,
-    SuiteResult,
-    check_complete,
-    check_suite,
-    claim_output,
-    digest_of_model,
-    make_plan,
-    report_lines,
-    run_suite,
-)
+from trainer.evaluation.suite import Log, claim_output, run_suite
+from trainer.evaluation.suite_plan import Plan, check_suite, digest_of_model, make_plan
+from trainer.evaluation.suite_result import SuiteResult, check_complete, report_lines
 from trainer.evaluation.suite_settings import Suite, check_files
 from trainer.inference.model_folder import read_provenance
 from trainer.inference.pulled_model import TAG_PREFIX, find_model, hugging_face_folder, is_address
@@ -76,7 +67,7 @@ def evaluate_suite(
 
     Raises:
         SuiteFailed: a task failed; everything else was run and reported.
-        UserError: `output` belongs to another model or cannot be written, or the registry refuses the tags.
+        UserError: `output` belongs to another model, is in use or cannot be written, or the registry refuses the tags.
     """
     from trainer.finetuning.experiment_runs import ExperimentRuns
 
@@ -85,7 +76,7 @@ def evaluate_suite(
     parent = _training_run(provenance.get("mlflow_run_id"), tracking_uri, log) if is_tracked else None
     settings = _tracking(plan.suite, parent, tracking_uri) if is_tracked else None
     step = int(provenance.get("step") or 0)
-    with ExperimentRuns(settings, output) as runs:
+    with storage.hold_lock(output), ExperimentRuns(settings, output) as runs:
         runs.parent.log_tags({"clozeworks.model": model.name, **({PARENT_TAG: parent.run_id} if parent else {})})
         runs.parent.log_params(flat_text({"suite": plan.suite.name, "model": model.name, "model_digest": model.digest}))
         result = run_suite(plan, model.folder, output, log, runs, step)

@@ -6,172 +6,37 @@
     OUTPUT/scores.json report.txt       the table, for programs and for people
     OUTPUT/tracking/ runs/              MLflow's journals of the suite's run and of its children
 
-DIGEST covers the model, the task's function, settings and files, the seed, and what the task started from: a result of
-anything else is never reused.
+DIGEST is that of the job (`suite_plan`): a result of anything else is never reused. One process at a time works in
+OUTPUT; what a killed one left unfinished is removed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.table import aligned
 from data_prep.base.terminal import duration
 from data_prep.storage import storage
+from trainer.evaluation.suite_plan import Job, Plan
+from trainer.evaluation.suite_result import SuiteResult, as_json, report_lines
 from trainer.evaluation.suite_settings import Suite
-from trainer.evaluation.suite_tasks import BUILT_IN, EvaluationTask, checked_metrics, find_task
-from trainer.inference.model_folder import CARD_FILE, folder_digest
+from trainer.evaluation.suite_tasks import BUILT_IN, EvaluationTask, checked_metrics
 
 if TYPE_CHECKING:
     from trainer.finetuning.experiment_runs import ExperimentRuns
 
-RESULT_FORMAT = 1
 SUITE_FILE = "suite.json"
 SCORES_FILE = "scores.json"
 REPORT_FILE = "report.txt"
-_DIGITS = 12
-_NOT_THE_MODEL = (CARD_FILE, "provenance.json", "training_config.yaml")
-"""Files of an export that may differ between two exports of the same weights."""
 
 Log = Callable[[str], None]
-
-
-class SuiteFailed(UserError):
-    """Some tasks of a suite failed; the others were run and reported."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One task with one seed."""
-
-    task: str
-    seed: int
-    digest: str
-    start: Job | None = None
-    """What fits the model that this job starts from."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.task}-seed{self.seed}-{self.digest[:_DIGITS]}"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All jobs of a suite on a model, in the order in which they run."""
-
-    suite: Suite
-    tasks: Mapping[str, EvaluationTask]
-    jobs: tuple[Job, ...]
-
-    def of(self, task: str) -> list[Job]:
-        """The jobs of a task, one per seed."""
-        return [job for job in self.jobs if job.task == task]
-
-    @property
-    def starts(self) -> set[Job]:
-        """Jobs whose fitted models other jobs start from."""
-        return {job.start for job in self.jobs if job.start is not None}
-
-
-@dataclass(frozen=True)
-class SuiteResult:
-    """Metrics by job; a job that failed or has not run is missing."""
-
-    plan: Plan
-    metrics: Mapping[Job, Mapping[str, float]]
-    failures: Mapping[Job, str] = field(default_factory=dict)
-
-    def scores(self, task: str) -> dict[int, float]:
-        """Score of each seed: the mean of the metrics that the suite reports."""
-        names = self.plan.suite.tasks[task].metrics
-        done = {job.seed: self.metrics[job] for job in self.plan.of(task) if job in self.metrics}
-        return {seed: fmean(values[name] for name in names) for seed, values in done.items()}
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every job has a result."""
-        return all(job in self.metrics for job in self.plan.jobs)
-
-    @property
-    def average(self) -> float | None:
-        """Mean of the tasks' mean scores; None while a task has no complete result."""
-        return fmean(fmean(self.scores(task).values()) for task in self.plan.suite.tasks) if self.is_complete else None
-
-    @property
-    def summary(self) -> dict[str, float]:
-        """Scores by metric name, for MLflow and the registry: `suite/NAME/TASK` and `suite/NAME/average`."""
-        prefix = f"suite/{self.plan.suite.name}"
-        found = {
-            f"{prefix}/{task}": fmean(scores.values())
-            for task in self.plan.suite.tasks
-            if (scores := self.scores(task))
-        }
-        average = self.average
-        return found if average is None else {**found, f"{prefix}/average": average}
-
-
-def check_suite(suite: Suite) -> dict[str, EvaluationTask]:
-    """Find the function of every task and check settings and files; returns the tasks by name.
-
-    Raises:
-        UserError: one is wrong; the error names the task.
-    """
-    tasks = {}
-    for name, entry in suite.tasks.items():
-        tasks[name] = find_task(entry.function)
-        try:
-            settings = {**entry.settings, "files": suite.files_of(name), "seed": suite.seeds_of(name)[0]}
-            tasks[name].check(settings)
-            tasks[name].check_metrics(settings, entry.metrics)
-        except UserError as error:
-            kind = type(error)
-            raise kind(
-                f"task {name} of the suite {suite.name}: {error.problem}", fix=error.fix, code=error.code
-            ) from None
-    return tasks
-
-
-def make_plan(suite: Suite, tasks: Mapping[str, EvaluationTask], model_digest: str) -> Plan:
-    """The jobs of a suite on the model of that digest; each follows the one that it starts from.
-
-    Raises:
-        UserError: a file cannot be read.
-    """
-    jobs: dict[tuple[str, int], Job] = {}
-    digests: dict[Path, str] = {}
-    for name in suite.in_order():
-        entry = suite.tasks[name]
-        for path in suite.files_of(name).values():
-            if path not in digests:
-                digests[path] = path_digest(path)
-        seeds = suite.seeds_of(name) if tasks[name].needs_seeds() else suite.seeds_of(name)[:1]
-        for seed in seeds:
-            start = None
-            if entry.starts_from is not None:  # a task with fewer seeds lends its first model
-                start = jobs.get((entry.starts_from, seed)) or next(
-                    job for (task, _), job in jobs.items() if task == entry.starts_from
-                )
-            identity = {
-                "format": RESULT_FORMAT,
-                "model": model_digest if start is None else start.digest,
-                "task": tasks[name].identity,
-                "settings": entry.settings,
-                "files": {key: digests[path] for key, path in suite.files_of(name).items()},
-                "seed": seed,
-            }
-            text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
-            jobs[name, seed] = Job(name, seed, hashlib.sha256(text.encode()).hexdigest(), start)
-    return Plan(suite, tasks, tuple(jobs.values()))
 
 
 def run_suite(plan: Plan, model: Path, output: Path, log: Log, runs: ExperimentRuns, step: int = 0) -> SuiteResult:
@@ -180,6 +45,8 @@ def run_suite(plan: Plan, model: Path, output: Path, log: Log, runs: ExperimentR
     Raises:
         UserError: `output` cannot be written.
     """
+    for unfinished in (output / "models").glob(".*"):
+        shutil.rmtree(unfinished)
     found: dict[Job, dict[str, float]] = {}
     failures: dict[Job, str] = {}
     for number, job in enumerate(plan.jobs, start=1):
@@ -258,72 +125,6 @@ def plan_lines(plan: Plan, output: Path | None) -> Iterator[str]:
             yield "  " + ", ".join(f"{key}={_flat(value)}" for key, value in entry.settings.items())
 
 
-def report_lines(result: SuiteResult) -> Iterator[str]:
-    """The table: a row per task with the mean and standard deviation over seeds of its score and its metrics."""
-    suite = result.plan.suite
-    rows = [("task", "seeds", "score", "metrics")]
-    for task, entry in suite.tasks.items():
-        jobs = result.plan.of(task)
-        done = [result.metrics[job] for job in jobs if job in result.metrics]
-        parts = [f"{name} {_mean_and_spread([values[name] for values in done])}" for name in entry.metrics]
-        seeds = str(len(jobs)) if len(done) == len(jobs) else f"{len(done)} of {len(jobs)}"
-        score = _mean_and_spread(list(result.scores(task).values()))
-        rows.append((task, seeds, score, ", ".join(parts) if done else "missing"))
-    average = result.average
-    if len(suite.tasks) > 1:
-        rows.append(
-            ("average", "", "missing" if average is None else f"{average:.4f}", f"mean of {len(suite.tasks)} tasks")
-        )
-    yield f"suite {suite.name}: mean ± standard deviation over seeds; a task's score is the mean of its metrics"
-    if suite.source:
-        yield f"settings: {suite.source}"
-    yield from aligned(rows)
-
-
-def as_json(result: SuiteResult) -> dict[str, Any]:
-    """For programs: the average, and by task the scores and metrics of every seed."""
-    suite = result.plan.suite
-    return {
-        "suite": suite.name,
-        "source": suite.source,
-        "average": result.average,
-        "tasks": {
-            task: {
-                "score": fmean(scores.values()) if scores else None,
-                "spread": stdev(scores.values()) if len(scores) > 1 else None,
-                "seeds": {str(job.seed): result.metrics[job] for job in result.plan.of(task) if job in result.metrics},
-                "failures": {
-                    str(job.seed): result.failures[job] for job in result.plan.of(task) if job in result.failures
-                },
-            }
-            for task in suite.tasks
-            for scores in [result.scores(task)]
-        },
-    }
-
-
-def check_complete(result: SuiteResult) -> None:
-    """Raise SuiteFailed if a job failed."""
-    if result.failures:
-        listed = "; ".join(f"{job.task}, seed {job.seed}: {why.rstrip('. ')}" for job, why in result.failures.items())
-        raise SuiteFailed(
-            f"{len(result.failures)} of {len(result.plan.jobs)} evaluations of the suite {result.plan.suite.name} "
-            f"failed ({listed})",
-            fix="correct the cause and rerun the same command, which repeats the failed ones only",
-            code="suite-incomplete",
-        )
-
-
-def digest_of_model(folder: Path) -> str:
-    """sha256 over weights, configuration and tokenizer of a Hugging Face directory."""
-    return folder_digest(folder, without=_NOT_THE_MODEL)
-
-
-def path_digest(path: Path) -> str:
-    """sha256 of a file, or over the files of a directory."""
-    return folder_digest(path) if path.is_dir() else storage.sha256_of(path)
-
-
 def _run_job(plan: Plan, job: Job, model: Path, output: Path) -> dict[str, float]:
     """Run one job and write its result, after the model that others start from."""
     entry, suite = plan.suite.tasks[job.task], plan.suite
@@ -390,12 +191,6 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _display(plan: Plan, job: Job, metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {metrics[name]:.4f}" for name in plan.suite.tasks[job.task].metrics)
-
-
-def _mean_and_spread(values: Sequence[float]) -> str:
-    if not values:
-        return "missing"
-    return f"{fmean(values):.4f} ± {stdev(values):.4f}" if len(values) > 1 else f"{fmean(values):.4f}"
 
 
 def _flat(value: Any) -> str:

@@ -199,7 +199,7 @@ def check_suite_of(settings: EvaluationSettings) -> None:
     """
     if settings.suite is None:
         return
-    from trainer.evaluation.suite import check_suite  # fine-tuning's libraries, which a run without suites lacks
+    from trainer.evaluation.suite_plan import check_suite  # fine-tuning's libraries, which a run without suites lacks
 
     suite = suite_of(settings)
     check_files(suite)

@@ -15,11 +15,12 @@ import yaml
 from safetensors.numpy import load_file
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.storage import storage
 from tests.support import tiny_glue
 from tests.support.error_codes import coded
 from tests.support.tracked_runs import all_runs
 from trainer.evaluation.evaluate_suite import evaluate_suite, prepare_suite, tag_version
-from trainer.evaluation.suite import SuiteResult
+from trainer.evaluation.suite_result import SuiteResult
 from trainer.evaluation.suite_settings import Suite, load_suite
 from trainer.registry.model_versions import list_model_versions
 from trainer.tracking.mlflow_server import connect
@@ -229,6 +230,23 @@ def test_a_kill_leaves_no_half_result(
     own_task.CALLS.clear()
     assert evaluated(own_suite(tmp_path), tiny_hugging_face, tmp_path / "results").scores("first") == {0: 3.0, 2: 5.0}
     assert [seed for _, seed, _ in own_task.CALLS] == [2]
+
+
+def test_what_a_killed_process_left_is_removed(own_task: Any, tiny_hugging_face: Path, tmp_path: Path) -> None:
+    """A process that is killed inside a task cannot remove the directory in which the task fits a model."""
+    unfinished = tmp_path / "results" / "models" / ".unfinished"
+    evaluated(own_suite(tmp_path), tiny_hugging_face, tmp_path / "results")
+    unfinished.mkdir()
+    (unfinished / "model.safetensors").write_bytes(b"half")
+    evaluated(own_suite(tmp_path), tiny_hugging_face, tmp_path / "results")
+    assert not unfinished.exists()
+
+
+def test_one_process_at_a_time_works_in_a_directory(own_task: Any, tiny_hugging_face: Path, tmp_path: Path) -> None:
+    evaluated(own_suite(tmp_path), tiny_hugging_face, tmp_path / "results")
+    with storage.hold_lock(tmp_path / "results"), pytest.raises(UserError, check=coded("folder-locked")):
+        evaluated(own_suite(tmp_path), tiny_hugging_face, tmp_path / "results")
+    assert evaluated(own_suite(tmp_path), tiny_hugging_face, tmp_path / "results").is_complete
 
 
 def test_a_task_whose_metrics_lack_one_has_failed(own_task: Any, tiny_hugging_face: Path, tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+"""What a suite runs on a model: a job per task and seed, in an order in which each follows the one that it starts from.
+
+The digest of a job covers all that its result depends on: the model, the task's function, settings and files, the
+seed, and what the task starts from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep.base.errors import UserError
+from data_prep.storage import storage
+from trainer.evaluation.suite_settings import Suite
+from trainer.evaluation.suite_tasks import EvaluationTask, find_task
+from trainer.inference.model_folder import CARD_FILE, folder_digest
+
+RESULT_FORMAT = 1
+_DIGITS = 12
+_NOT_THE_MODEL = (CARD_FILE, "provenance.json", "training_config.yaml")
+"""Files of an export that may differ between two exports of the same weights."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One task with one seed."""
+
+    task: str
+    seed: int
+    digest: str
+    start: Job | None = None
+    """What fits the model that this job starts from."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-seed{self.seed}-{self.digest[:_DIGITS]}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All jobs of a suite on a model, in the order in which they run."""
+
+    suite: Suite
+    tasks: Mapping[str, EvaluationTask]
+    jobs: tuple[Job, ...]
+
+    def of(self, task: str) -> list[Job]:
+        """The jobs of a task, one per seed."""
+        return [job for job in self.jobs if job.task == task]
+
+    @property
+    def starts(self) -> set[Job]:
+        """Jobs whose fitted models other jobs start from."""
+        return {job.start for job in self.jobs if job.start is not None}
+
+
+def check_suite(suite: Suite) -> dict[str, EvaluationTask]:
+    """Find the function of every task and check settings and files; returns the tasks by name.
+
+    Raises:
+        UserError: one is wrong; the error names the task.
+    """
+    tasks = {}
+    for name, entry in suite.tasks.items():
+        tasks[name] = find_task(entry.function)
+        try:
+            settings = {**entry.settings, "files": suite.files_of(name), "seed": suite.seeds_of(name)[0]}
+            tasks[name].check(settings)
+            tasks[name].check_metrics(settings, entry.metrics)
+        except UserError as error:
+            kind = type(error)
+            raise kind(
+                f"task {name} of the suite {suite.name}: {error.problem}", fix=error.fix, code=error.code
+            ) from None
+    return tasks
+
+
+def make_plan(suite: Suite, tasks: Mapping[str, EvaluationTask], model_digest: str) -> Plan:
+    """The jobs of a suite on the model of that digest; each follows the one that it starts from.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    jobs: dict[tuple[str, int], Job] = {}
+    digests: dict[Path, str] = {}
+    for name in suite.in_order():
+        entry = suite.tasks[name]
+        for path in suite.files_of(name).values():
+            if path not in digests:
+                digests[path] = path_digest(path)
+        seeds = suite.seeds_of(name) if tasks[name].needs_seeds() else suite.seeds_of(name)[:1]
+        for seed in seeds:
+            start = None
+            if entry.starts_from is not None:  # a task with fewer seeds lends its first model
+                start = jobs.get((entry.starts_from, seed)) or next(
+                    job for (task, _), job in jobs.items() if task == entry.starts_from
+                )
+            identity = {
+                "format": RESULT_FORMAT,
+                "model": model_digest if start is None else start.digest,
+                "task": tasks[name].identity,
+                "settings": entry.settings,
+                "files": {key: digests[path] for key, path in suite.files_of(name).items()},
+                "seed": seed,
+            }
+            text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
+            jobs[name, seed] = Job(name, seed, hashlib.sha256(text.encode()).hexdigest(), start)
+    return Plan(suite, tasks, tuple(jobs.values()))
+
+
+def digest_of_model(folder: Path) -> str:
+    """sha256 over weights, configuration and tokenizer of a Hugging Face directory."""
+    return folder_digest(folder, without=_NOT_THE_MODEL)
+
+
+def path_digest(path: Path) -> str:
+    """sha256 of a file, or over the files of a directory."""
+    return folder_digest(path) if path.is_dir() else storage.sha256_of(path)

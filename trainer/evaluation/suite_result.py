@@ -1,0 +1,115 @@
+"""What a suite found: metrics by job, and their table for people, for programs and for MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import Any
+
+from data_prep.base.errors import UserError
+from data_prep.base.table import aligned
+from trainer.evaluation.suite_plan import Job, Plan
+
+
+class SuiteFailed(UserError):
+    """Some tasks of a suite failed; the others were run and reported."""
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """Metrics by job; a job that failed or has not run is missing."""
+
+    plan: Plan
+    metrics: Mapping[Job, Mapping[str, float]]
+    failures: Mapping[Job, str] = field(default_factory=dict)
+
+    def scores(self, task: str) -> dict[int, float]:
+        """Score of each seed: the mean of the metrics that the suite reports."""
+        names = self.plan.suite.tasks[task].metrics
+        done = {job.seed: self.metrics[job] for job in self.plan.of(task) if job in self.metrics}
+        return {seed: fmean(values[name] for name in names) for seed, values in done.items()}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every job has a result."""
+        return all(job in self.metrics for job in self.plan.jobs)
+
+    @property
+    def average(self) -> float | None:
+        """Mean of the tasks' mean scores; None while a task has no complete result."""
+        return fmean(fmean(self.scores(task).values()) for task in self.plan.suite.tasks) if self.is_complete else None
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """Scores by metric name, for MLflow and the registry: `suite/NAME/TASK` and `suite/NAME/average`."""
+        prefix = f"suite/{self.plan.suite.name}"
+        found = {
+            f"{prefix}/{task}": fmean(scores.values())
+            for task in self.plan.suite.tasks
+            if (scores := self.scores(task))
+        }
+        average = self.average
+        return found if average is None else {**found, f"{prefix}/average": average}
+
+
+def report_lines(result: SuiteResult) -> Iterator[str]:
+    """The table: a row per task with the mean and standard deviation over seeds of its score and its metrics."""
+    suite = result.plan.suite
+    rows = [("task", "seeds", "score", "metrics")]
+    for task, entry in suite.tasks.items():
+        jobs = result.plan.of(task)
+        done = [result.metrics[job] for job in jobs if job in result.metrics]
+        parts = [f"{name} {_mean_and_spread([values[name] for values in done])}" for name in entry.metrics]
+        seeds = str(len(jobs)) if len(done) == len(jobs) else f"{len(done)} of {len(jobs)}"
+        score = _mean_and_spread(list(result.scores(task).values()))
+        rows.append((task, seeds, score, ", ".join(parts) if done else "missing"))
+    average = result.average
+    if len(suite.tasks) > 1:
+        rows.append(
+            ("average", "", "missing" if average is None else f"{average:.4f}", f"mean of {len(suite.tasks)} tasks")
+        )
+    yield f"suite {suite.name}: mean ± standard deviation over seeds; a task's score is the mean of its metrics"
+    if suite.source:
+        yield f"settings: {suite.source}"
+    yield from aligned(rows)
+
+
+def as_json(result: SuiteResult) -> dict[str, Any]:
+    """For programs: the average, and by task the scores and metrics of every seed."""
+    suite = result.plan.suite
+    return {
+        "suite": suite.name,
+        "source": suite.source,
+        "average": result.average,
+        "tasks": {
+            task: {
+                "score": fmean(scores.values()) if scores else None,
+                "spread": stdev(scores.values()) if len(scores) > 1 else None,
+                "seeds": {str(job.seed): result.metrics[job] for job in result.plan.of(task) if job in result.metrics},
+                "failures": {
+                    str(job.seed): result.failures[job] for job in result.plan.of(task) if job in result.failures
+                },
+            }
+            for task in suite.tasks
+            for scores in [result.scores(task)]
+        },
+    }
+
+
+def check_complete(result: SuiteResult) -> None:
+    """Raise SuiteFailed if a job failed."""
+    if result.failures:
+        listed = "; ".join(f"{job.task}, seed {job.seed}: {why.rstrip('. ')}" for job, why in result.failures.items())
+        raise SuiteFailed(
+            f"{len(result.failures)} of {len(result.plan.jobs)} evaluations of the suite {result.plan.suite.name} "
+            f"failed ({listed})",
+            fix="correct the cause and rerun the same command, which repeats the failed ones only",
+            code="suite-incomplete",
+        )
+
+
+def _mean_and_spread(values: Sequence[float]) -> str:
+    if not values:
+        return "missing"
+    return f"{fmean(values):.4f} ± {stdev(values):.4f}" if len(values) > 1 else f"{fmean(values):.4f}"
