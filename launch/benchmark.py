@@ -16,7 +16,7 @@ import os
 
 from data_prep.base.arguments import at_least, local_output
 from data_prep.base.errors import UsageError, run_command
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from launch.options import add_config, add_dry_run, command_parser, unknown_stage
 from trainer.config.run_config import RunConfig
 

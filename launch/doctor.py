@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_prep.base.errors import UsageError, run_command
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from data_prep.base.terminal import counted
 from launch.options import add_config, command_parser
 from trainer.config.run_config import RunConfig

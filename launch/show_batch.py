@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from data_prep.base.arguments import at_least
 from data_prep.base.errors import UsageError, run_command
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from launch.options import add_config, command_parser, unknown_stage
 from trainer.config.run_config import RunConfig
 from trainer.data.sample_range import parse_ranges

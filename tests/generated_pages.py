@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from data_prep.config.preparation_config import PreparationConfig, Source
 from launch.command_table import DATA_PREP, GROUPS, Command
 from tests.test_layout import ORDER

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from data_prep.config.preparation_config import DeduplicationSettings
 from data_prep.deduplication import similarity_search
 from trainer.config.data_settings import DataSettings

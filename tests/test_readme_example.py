@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_prep.base.settings import validate_settings
+from data_prep.base.load_settings import validate_settings
 from data_prep.config.preparation_config import PreparationConfig
 from tests.support import fork_server
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import load_settings, validate_settings
+from data_prep.base.load_settings import load_settings, validate_settings
 from data_prep.config.preparation_config import COMMAND_LINE_SOURCE, PreparationConfig, Source
 from data_prep.storage import storage
 

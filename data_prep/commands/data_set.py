@@ -22,7 +22,7 @@ def open_data_set(arguments: argparse.Namespace) -> str:
         UsageError: the configuration is wrong.
     """
     if arguments.config is not None:
-        from data_prep.base.settings import load_settings
+        from data_prep.base.load_settings import load_settings
         from data_prep.config.preparation_config import PreparationConfig
 
         _check_exists(arguments.config)

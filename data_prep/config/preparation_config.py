@@ -1,4 +1,4 @@
-"""What a preparation is: its schema, read from YAML and the command line by `data_prep.base.settings`."""
+"""What a preparation is: its schema, read from YAML and the command line by `data_prep.base.load_settings`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field, PositiveInt, PrivateAttr, field_validator, model_validator
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import SettingError, Settings, Weight, load_settings
+from data_prep.base.load_settings import load_settings
+from data_prep.base.settings import SettingError, Settings, Weight
 from data_prep.tokenizer.tokenizer_info import TokenizerSettings
 
 COMMAND_LINE_SOURCE = "corpus"

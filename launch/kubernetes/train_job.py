@@ -22,7 +22,7 @@ import yaml
 
 from data_prep.base.arguments import at_least
 from data_prep.base.errors import UsageError, run_command
-from data_prep.base.settings import find_config
+from data_prep.base.load_settings import find_config
 from data_prep.base.urls import has_password
 from data_prep.storage.known_secrets import secrets_of
 from launch.options import command_parser

@@ -27,7 +27,7 @@ import machine
 import reports
 from reports import Row
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.benchmark.measurement import Training
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config.run_config import RunConfig

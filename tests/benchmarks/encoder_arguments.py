@@ -9,7 +9,7 @@ import reports
 import torch
 
 from data_prep.base.errors import UserError
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.config.run_config import RunConfig
 
 WORKLOADS = ("documents", "grouped", "full")

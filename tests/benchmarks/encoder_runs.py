@@ -26,7 +26,8 @@ from pretraining_peer import Order
 from pretraining_rows import Rows, grouped_rows, judge, valid_rows
 
 from data_prep.base.errors import UserError
-from data_prep.base.settings import load_settings, to_yaml
+from data_prep.base.load_settings import load_settings
+from data_prep.base.settings import to_yaml
 from trainer.config.run_config import RunConfig
 from trainer.data.shard_set import ShardSet, open_shard_set
 

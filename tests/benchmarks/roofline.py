@@ -30,7 +30,7 @@ from kernel_trace import Kernel
 from reports import Row, alone
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.data.assembly import sequence_capacity

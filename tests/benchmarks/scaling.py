@@ -30,7 +30,7 @@ import machine
 import reports
 from reports import Row
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.config.run_config import RunConfig
 from trainer.preflight.efficiency import ACHIEVED_FLOPS, GPUS_PER_NODE, link_bytes_per_second, step_traffic
 

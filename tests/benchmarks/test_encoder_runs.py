@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from data_prep.base.errors import UserError
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.config.run_config import RunConfig
 from trainer.config.schedule import learning_rate
 from trainer.data.shard_set import open_shard_set

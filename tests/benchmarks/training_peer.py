@@ -16,7 +16,7 @@ from encoder_contestants import PADDED_TO_MULTIPLE_OF, pieces_of
 from torch.utils.data import Dataset
 from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.config.run_config import RunConfig
 from trainer.data.shard_set import open_shard_set
 from trainer.model.hugging_face import hugging_face_config

@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 
 from data_prep.base.errors import UsageError, UserError, run_command
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import MANIFEST_NAME, list_versions, read_manifest

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
-from data_prep.base.settings import validate_settings
+from data_prep.base.load_settings import validate_settings
 from tests.fuzzing.mutations import damage, fuzz, mutated_document
 from tests.fuzzing.sealed import damaged_tensors
 from tests.fuzzing.watching import read_or_refuse

@@ -10,7 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.base.settings import Settings, find_config, load_settings, to_yaml
+from data_prep.base.load_settings import find_config, load_settings
+from data_prep.base.settings import Settings, to_yaml
 from data_prep.config.preparation_config import PreparationConfig
 from tests.fuzzing.mutations import HOSTILE_TEXTS, fuzz, mutated_bytes, mutated_json, says_the_same
 from tests.fuzzing.watching import read_or_refuse

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from tests.fuzzing.mutations import fuzz, mutated_document, says_the_same
 from tests.fuzzing.watching import read_or_refuse, temporary_folder
 from trainer.config.run_config import RunConfig

@@ -111,7 +111,7 @@ def digest_of_tensors(tensors: dict[str, Any]) -> str:
 
 def first_rows(folder: Path) -> dict[str, Any]:
     """The first rows that training sees: ids, and what of them is predicted."""
-    from data_prep.base.settings import load_settings
+    from data_prep.base.load_settings import load_settings
     from trainer.config.run_config import RunConfig
     from trainer.data.loader import Loader, Position
     from trainer.data.shard_set import open_shard_set

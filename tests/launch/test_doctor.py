@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.load_settings import load_settings
 from data_prep.base.processor import Processor
-from data_prep.base.settings import load_settings
 from launch import doctor
 from tests.support.doctor import findings_of
 from tests.support.error_codes import coded

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from launch.pretrain import main
 from tests.support import fork_server
 from tests.support.error_codes import coded

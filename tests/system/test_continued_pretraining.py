@@ -22,7 +22,7 @@ from transformers import (
     pipeline,
 )
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from data_prep.config.preparation_config import load_config
 from data_prep.pipeline.plan import make_plan
 from data_prep.pipeline.preparation import prepare_shards

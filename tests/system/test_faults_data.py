@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shards import read_records, write_shard
 from data_prep.storage import retries, storage

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from launch import embed, export, fill_mask, finetune, next_sentence, predict, show_attention
 from tests.support.error_codes import coded
 from tests.support.hostile_tars import Payload

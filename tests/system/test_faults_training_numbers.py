@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from launch import show_batch
 from tests.support.plain_ranks import finish, losses, newest_checkpoint, run, send, start, wait_until
 from tests.system.conftest import Training

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from data_prep.base.urls import redact
 from trainer.config.run_config import RunConfig
 

@@ -14,7 +14,8 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import SettingError, Settings, load_settings
+from data_prep.base.load_settings import load_settings
+from data_prep.base.settings import SettingError, Settings
 
 RESERVED = ("files", "seed", "save_model_to")
 """Names that a task's settings get from the suite."""

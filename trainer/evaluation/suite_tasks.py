@@ -19,8 +19,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.load_settings import validate_settings
 from data_prep.base.registries import Registry
-from data_prep.base.settings import Settings, validate_settings
+from data_prep.base.settings import Settings
 from data_prep.base.source_digest import module_digest
 from trainer.config.setting_types import Probability
 from trainer.finetuning.examples import Columns

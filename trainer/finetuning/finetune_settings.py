@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import validate_settings
+from data_prep.base.load_settings import validate_settings
 from trainer.config.registry_settings import check_names
 from trainer.config.run_settings import TrackingSettings
 from trainer.finetuning.examples import Columns

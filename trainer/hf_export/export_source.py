@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.settings import validate_settings
+from data_prep.base.load_settings import validate_settings
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, read_manifest
 from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.storage import storage

@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 
 import configs
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import SettingError, Settings, describe, flatten, load_settings, to_yaml
+from data_prep.base.load_settings import load_settings
+from data_prep.base.settings import SettingError, Settings, describe, flatten, to_yaml
 from data_prep.config.preparation_config import PreparationConfig
 from tests.support.error_codes import coded
 from tests.workarounds.new_process import run_python
@@ -207,7 +208,7 @@ def test_a_quoted_number_is_not_a_number_and_a_plain_one_is():
 def test_a_command_without_a_configuration_imports_no_yaml_library() -> None:
     code = (
         "import sys; from data_prep.config.preparation_config import PreparationConfig; "
-        "from data_prep.base.settings import load_settings; load_settings(PreparationConfig, None); "
+        "from data_prep.base.load_settings import load_settings; load_settings(PreparationConfig, None); "
         "print(sorted({'omegaconf', 'yaml', 'tokenizers', 'pyarrow'} & set(sys.modules)))"
     )
     assert run_python(code).stdout.strip() == "[]"

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.settings import validate_settings
+from data_prep.base.load_settings import validate_settings
 from data_prep.text import cleaning
 from data_prep.text.cleaning import (
     MAX_MARKS,

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
-from data_prep.base.settings import validate_settings
+from data_prep.base.load_settings import validate_settings
 from data_prep.config.preparation_config import PreparationConfig, load_config
 from data_prep.documents.input_files import find_inputs, find_units
 from data_prep.text.cleaning import Normalization, clean_paragraphs

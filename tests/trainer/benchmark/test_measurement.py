@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.benchmark.measurement import RESOLUTION, StepClock, Training, largest_that_fits, with_micro_batch
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config.batch_arithmetic import batch_arithmetic

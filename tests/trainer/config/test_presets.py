@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.config.run_config import RunConfig
 from trainer.config.schedule import global_batch_tokens
 from trainer.model.sizes import num_parameters

@@ -1,7 +1,8 @@
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import load_settings, to_yaml, validate_settings
+from data_prep.base.load_settings import load_settings, validate_settings
+from data_prep.base.settings import to_yaml
 from tests.support.error_codes import coded
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.data_settings import DataSettings

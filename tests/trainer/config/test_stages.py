@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import validate_settings
+from data_prep.base.load_settings import validate_settings
 from tests.support.error_codes import coded
 from trainer.config.run_config import RunConfig
 from trainer.config.schedule import tokens_of_stage

@@ -3,7 +3,8 @@ import re
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import load_settings, setting_names
+from data_prep.base.load_settings import load_settings
+from data_prep.base.settings import setting_names
 from data_prep.config.preparation_config import PreparationConfig
 from tests.support.error_codes import coded
 from trainer.config.run_config import RunConfig

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from launch import show_batch
 from tests.support.error_codes import coded
 from trainer.checkpoint.data_version import open_data

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from tests.support.error_codes import coded
 from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import validate_settings
+from data_prep.base.load_settings import validate_settings
 from tests.support import fork_server
 from tests.support.error_codes import coded
 from tests.support.toy_run import CONFIG

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from data_prep.dataset.counts import read_token_counts
 from trainer.checkpoint.writer import ALONE
 from trainer.config.run_config import RunConfig

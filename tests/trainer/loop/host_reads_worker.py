@@ -18,7 +18,7 @@ from deepspeed.accelerator import get_accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import trainer.loop.step as step_module
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import Loader, Position

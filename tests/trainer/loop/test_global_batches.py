@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data_prep.base.errors import UserError
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
 from trainer.data.batch import IGNORED

@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from data_prep.base.errors import UserError
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import DistributedSettings
 from trainer.data.sample_range import Branch

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.config.run_config import RunConfig
 from trainer.metrics.throughput import (
     Interval,

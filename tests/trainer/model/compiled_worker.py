@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import GlobalBatch, Loader, Position

@@ -6,8 +6,8 @@ from importlib import util
 import pytest
 import torch
 
+from data_prep.base.load_settings import load_settings
 from data_prep.base.processor import Processor
-from data_prep.base.settings import load_settings
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import StageSettings
 from trainer.distributed.process_group import Ranks

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from tests.support.doctor import findings_of
 from trainer.config.run_config import RunConfig
 

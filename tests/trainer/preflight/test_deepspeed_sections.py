@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from tests.support.doctor import findings_of
 from trainer.config.run_config import RunConfig
 from trainer.preflight.deepspeed_sections import check_output_files, check_packages, check_values
@@ -110,7 +110,7 @@ def test_without_sections_deepspeed_is_not_imported_for_it():
     code = """
 import sys
 sys.modules["deepspeed"] = None
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.config.run_config import RunConfig
 from trainer.preflight.deepspeed_sections import check_values
 check_values(load_settings(RunConfig, "tiny_cpu", ["deepspeed={steps_per_print: 10}"]), 1, "cpu")

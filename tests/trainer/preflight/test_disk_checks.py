@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.checkpoint.format import MARKER_NAME, step_folder
 from trainer.config.run_config import RunConfig
 from trainer.preflight import disk_checks

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from data_prep.dataset.manifest import read_manifest
 from tests.support.error_codes import coded
 from trainer.checkpoint.format import CheckpointFolder, DataIdentity, Marker, SavedState, TrainState, step_folder

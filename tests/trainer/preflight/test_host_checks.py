@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.config.run_config import RunConfig
 from trainer.preflight import host_checks
 from trainer.preflight.finding import Finding

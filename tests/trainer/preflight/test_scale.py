@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.config.run_config import RunConfig
 from trainer.preflight.memory_estimate import memory_in_stage
 from trainer.preflight.scale import scale_lines, scaled, sent_bytes

@@ -3,7 +3,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from trainer.config.run_config import RunConfig
 from trainer.preflight.service_checks import check_mlflow
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import validate_settings
+from data_prep.base.load_settings import validate_settings
 from tests.support.toy_run import CONFIG, make_run, make_tokenizer
 from tests.support.tracked_runs import Warnings
 from trainer.checkpoint.format import MARKER_NAME, step_folder, step_of

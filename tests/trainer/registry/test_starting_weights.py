@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.settings import load_settings
+from data_prep.base.load_settings import load_settings
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
