@@ -32,7 +32,6 @@ from trainer.config.run_config import RunConfig
 from trainer.data.shard_set import ShardSet, open_shard_set
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SIDES = ("ours", "run_mlm", "ltg_bert")
 EVALUATION = ("data.sequence_length=128", "data.mlm_probability=0.15", "data.final_mlm_probability=null")
 LINEAR_ADAMW = ("optimizer.name=adamw", "schedule={name: linear, decay: linear, decay_ratio: 0}")
 LIKE_ROBERTA = (

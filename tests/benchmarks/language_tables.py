@@ -9,11 +9,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tests.benchmarks.reports import Report, Row
+from tests.benchmarks.reports import CONTESTANTS, Report, Row
 
 MISSING = "missing"
 _SCORING = "scoring_cpu_seconds"
-_SIDES = {"ours": "ours", "run_mlm": "run_mlm", "ltg_bert": "LTG-BERT's architecture"}
 _FIELDS = {
     "morphology": "morphology",
     "semantics": "semantics",
@@ -119,7 +118,7 @@ def proof(report: Report) -> Iterator[str]:
     ):
         found = [run for run in runs if (run["shape"], run["side"], run["epochs"]) == (shape, side, epochs)]
         planned = sum((run["shape"], run["side"], run["epochs"]) == (shape, side, epochs) for run in details["planned"])
-        name = f"{_SIDES[side]}, {shape}"
+        name = f"{CONTESTANTS[side]}, {shape}"
         if not found:
             yield f"| {name} | {epochs:g} | 0 of {planned} |" + f" {MISSING} |" * (3 + len(_FIELDS))
             continue
@@ -159,7 +158,7 @@ def fills(report: Report) -> Iterator[str]:
     yield "| | right word first | among the five likeliest |"
     yield "|---|---|---|"
     for name, rates in found["hits"].items():
-        yield f"| {_SIDES.get(name, _UNIGRAM)} | {rates['top_1']:.1%} | {rates['top_5']:.1%} |"
+        yield f"| {CONTESTANTS.get(name, _UNIGRAM)} | {rates['top_1']:.1%} | {rates['top_5']:.1%} |"
     yield ""
     yield from _guesses("sentence", found["sentences"])
     yield ""
@@ -182,11 +181,11 @@ def language(report: Report) -> Iterator[str]:
     if found is None:
         return
     accuracies = []
-    for side, name in _SIDES.items():
+    for side, name in CONTESTANTS.items():
         runs = [run for run in details["runs"] if run["side"] == side and run["epochs"] == 1]
         if runs:
             accuracies.append(f"{name} {_spread([100.0 * run['overall'] for run in runs], 1)}")
-    hits = (f"{_SIDES.get(name, _UNIGRAM)} {rates['top_1']:.0%}" for name, rates in found["hits"].items())
+    hits = (f"{CONTESTANTS.get(name, _UNIGRAM)} {rates['top_1']:.0%}" for name, rates in found["hits"].items())
     yield "![BLiMP by tokens](tests/benchmarks/results/proof.png)"
     yield ""
     yield (

@@ -55,7 +55,6 @@ SHAPES = {"2 x 128": (2, 128, 2, 352), "6 x 96": (6, 96, 3, 264), "12 x 64": (12
 SHAPE_EPOCHS = 0.25
 SUBSET = 10
 """Runs shorter than an epoch are scored on every tenth pair."""
-SIDES = ("ours", "run_mlm", "ltg_bert")
 PUBLISHED = {
     "ELC-BERT, 24M parameters (arXiv 2311.02265)": 75.8,
     "GPT-BERT, 31M parameters, scored as a masked model (BabyLM 2025)": 70.4,
@@ -87,8 +86,8 @@ def plan(rows: Sequence[Mapping[str, Any]]) -> list[Run]:
     shape = best_shape(rows)
     if shape is None:
         return search
-    curve = [Run(shape, side, epochs, 1) for epochs in (1, 0.1, SHAPE_EPOCHS) for side in SIDES]
-    seeds = [Run(shape, side, 1, seed) for seed in (2, 3) for side in SIDES]
+    curve = [Run(shape, side, epochs, 1) for epochs in (1, 0.1, SHAPE_EPOCHS) for side in reports.CONTESTANTS]
+    seeds = [Run(shape, side, 1, seed) for seed in (2, 3) for side in reports.CONTESTANTS]
     long = [Run(shape, side, epochs, 1) for epochs in (2, 5, 10) for side in ("ours", "run_mlm")]
     return [*search, *(run for run in curve if run not in search), *seeds, *long]
 
@@ -211,24 +210,34 @@ def filled(rows: Sequence[Mapping[str, Any]], corpus: Corpus) -> dict[str, Any] 
 
 
 def draw(rows: Sequence[Mapping[str, Any]], shape: str) -> bytes:
-    """A PNG of the accuracy on minimal pairs by tokens, of one shape, with the published ones as lines."""
+    """A PNG of the accuracy on minimal pairs by tokens, of one shape, with the published ones as lines.
+
+    A band covers the bootstrap intervals of all seeds.
+    """
     figure = Figure(figsize=(8.0, 5.0), dpi=110, layout="constrained")
     axes = figure.subplots()
-    for side in SIDES:
+    ticks: dict[float, float] = {}
+    for side, name in reports.CONTESTANTS.items():
         groups: dict[float, list[Mapping[str, Any]]] = {}  # by epochs, since seeds differ by a few tokens
         for row in sorted(rows, key=lambda row: row["epochs"]):
             if (row["side"], row["shape"]) == (side, shape):
                 groups.setdefault(row["epochs"], []).append(row)
         tokens = [statistics.mean(row["tokens"] for row in group) for group in groups.values()]
-        shares = [[100.0 * row["overall"] for row in group] for group in groups.values()]
-        axes.plot(tokens, [statistics.mean(each) for each in shares], marker="o", label=side)
-        low, high = ([pick(each) for each in shares] for pick in (min, max))
-        axes.fill_between(tokens, low, high, alpha=0.15)
+        means = [100.0 * statistics.mean(row["overall"] for row in group) for group in groups.values()]
+        axes.plot(tokens, means, marker="o", label=name)
+        low, high = (
+            [100.0 * pick(row["interval"][end] for row in group) for group in groups.values()]
+            for end, pick in enumerate((min, max))
+        )
+        axes.fill_between(tokens, low, high, alpha=0.12)
+        ticks |= dict(zip(groups, tokens, strict=True))
     axes.set_xscale("log")
+    axes.set_xticks(list(ticks.values()), [f"{tokens / 1e6:.1f}M" for tokens in ticks.values()])
+    axes.minorticks_off()
     for name, accuracy in {**PUBLISHED, "chance": CHANCE}.items():
         axes.axhline(accuracy, color="#8a8f98", linestyle=":", linewidth=1.0)
         axes.text(0.01, accuracy + 0.2, name, transform=axes.get_yaxis_transform(), fontsize=7, color="#5b6470")
-    axes.set_xlabel("tokens")
+    axes.set_xlabel("tokens trained on")
     axes.set_ylabel("right minimal pairs (BLiMP), %")
     axes.legend(loc="center right", fontsize=8, frameon=False)
     picture = io.BytesIO()
@@ -265,7 +274,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of all runs")
     parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="add each row to this JSON file")
     parser.add_argument("--runs", type=int, default=10**6, metavar="N", help="new rows (default: all that are missing)")
-    parser.add_argument("--contestants", nargs="+", choices=SIDES, default=SIDES, help="default: all")
+    parser.add_argument(
+        "--contestants", nargs="+", choices=reports.CONTESTANTS, default=list(reports.CONTESTANTS), help="default: all"
+    )
     return parser.parse_args()
 
 

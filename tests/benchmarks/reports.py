@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 RESULTS = Path(__file__).parent / "results"
+CONTESTANTS = {"ours": "ours", "run_mlm": "run_mlm", "ltg_bert": "LTG-BERT's architecture"}
+"""Of the comparison of what encoders learn, with their names in tables and pictures."""
 _MACHINE = ("cpu", "instruction_sets", "cores", "memory_gib", "load_average")
 _DESCRIBED = (*_MACHINE, "versions", "python", "date", "command")
 
