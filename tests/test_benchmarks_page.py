@@ -434,6 +434,11 @@ def test_corpora_are_read_from_json_lines_csv_and_tsv_and_cut_to_size(tmp_path: 
     assert texts == ['one, "two"\nthree', 'a "quote']
     (part,) = corpus_part.take_part(corpora["english"], 20e-6, tmp_path / "part")
     assert list(corpus_part.read_texts(part)) == ["été 0", "été 1", "été 2"], "seven bytes each"
+    (tmp_path / "plain.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    assert list(corpus_part.read_texts(str(tmp_path / "plain.jsonl"))) == ["a", "b"]
+    (tmp_path / "other.csv").write_text("title,body\na,b\n")
+    with pytest.raises(SystemExit, match="other.csv has no column text or sentence"):
+        list(corpus_part.read_texts(str(tmp_path / "other.csv")))
     with pytest.raises(SystemExit, match="no file matches"):
         corpus_part.corpora_of([f"none={tmp_path}/*.txt"])
 

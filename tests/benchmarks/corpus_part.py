@@ -41,9 +41,9 @@ def corpora_of(words: list[str]) -> dict[str, list[str]]:
 
 
 def read_texts(path: str) -> Iterator[str]:
-    """The documents of a jsonl.gz, csv or tsv file."""
-    if path.endswith(".gz"):
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
+    """The documents of a jsonl, jsonl.gz, csv or tsv file."""
+    if path.endswith((".jsonl", ".gz")):
+        with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8") as lines:
             for line in lines:
                 yield json.loads(line)["text"]
         return
@@ -52,8 +52,13 @@ def read_texts(path: str) -> Iterator[str]:
         rows = csv.DictReader(
             file, delimiter="\t" if is_tsv else ",", quoting=csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
         )
+        column = next((name for name in _TEXT_COLUMNS if name in (rows.fieldnames or ())), None)
+        if column is None:
+            sys.exit(
+                f"error: {path} has no column {' or '.join(_TEXT_COLUMNS)}. Fix: give jsonl, csv or tsv files of text."
+            )
         for row in rows:
-            yield next(row[name] for name in _TEXT_COLUMNS if name in row)
+            yield row[column]
 
 
 def take_part(files: list[str], limit_mb: float | None, folder: Path) -> list[str]:

@@ -45,7 +45,7 @@ from data_prep.base.errors import run_command
 from data_prep.storage.locks import IsHeld, hold_lock
 from trainer.distributed.allocator import keep_freed_memory
 from trainer.evaluation.masked_scorers import SentenceEncoder, scorer_of
-from trainer.evaluation.minimal_pairs import judge, pair_scores, read_minimal_pairs
+from trainer.evaluation.minimal_pairs import MinimalPair, judge, pair_scores, read_minimal_pairs
 from trainer.inference.fill_mask import FillMask
 
 NUM_WORDS, WORDS_SEED = 10_000_000, 1
@@ -119,12 +119,13 @@ def model_settings(shape: str) -> tuple[str, ...]:
 def main() -> None:
     arguments = _parse()
     keep_freed_memory()
+    pairs = read_minimal_pairs(arguments.minimal_pairs)
     corpus, selection = prepared(arguments.corpus, arguments.work.absolute(), arguments.words, arguments.vocab_size)
     for _ in range(arguments.runs):
         with next_run(arguments.results, corpus.work, arguments.contestants) as run:
             if run is None:
                 break
-            row, described = measured(run, corpus, arguments.minimal_pairs)
+            row, described = measured(run, corpus, pairs)
             add_row(arguments.results, row, described, corpus, selection)
             print(f"{run}: valid loss {row['loss']}, minimal pairs {100 * row['overall']:.1f}%", flush=True)
 
@@ -172,13 +173,13 @@ def prepared(patterns: list[str], work: Path, words: int, vocab_size: int) -> tu
     return Corpus("words", [str(part)], work, 200_000, vocab_size), reports.read(path)
 
 
-def measured(run: Run, corpus: Corpus, minimal_pairs: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def measured(run: Run, corpus: Corpus, pairs: Sequence[MinimalPair]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train and score one row."""
     steps = round(run.epochs * corpus.steps_of_epoch(BATCH_TOKENS))
     batch = (f"training.global_batch_tokens={BATCH_TOKENS}", f"training.micro_batch_tokens={BATCH_TOKENS}")
     recipe = Recipe(run.side, steps, (*model_settings(run.shape), *batch))
     found = train_once(recipe, run.seed, corpus)
-    scores = score(Path(found["model"]), minimal_pairs, 1 if run.epochs >= 1 else SUBSET)
+    scores = score(Path(found["model"]), pairs[:: 1 if run.epochs >= 1 else SUBSET])
     row = run.key | {
         "commit": commit_of(REPOSITORY),
         "steps": steps,
@@ -245,10 +246,10 @@ def draw(rows: Sequence[Mapping[str, Any]], shape: str) -> bytes:
     return picture.getvalue()
 
 
-def score(model: Path, minimal_pairs: Path, every: int = 1) -> dict[str, Any]:
+def score(model: Path, minimal_pairs: Sequence[MinimalPair]) -> dict[str, Any]:
     """Parameters of a Hugging Face folder; its accuracy on minimal pairs, overall with its interval and by field."""
     loaded = FillMask.load(model)
-    pairs = [pair._replace(field=pair.field.replace("/", "_")) for pair in read_minimal_pairs(minimal_pairs)[::every]]
+    pairs = [pair._replace(field=pair.field.replace("/", "_")) for pair in minimal_pairs]
     encode, scorer = SentenceEncoder(loaded.tokenizer), scorer_of(loaded, torch.device("cpu"), torch.float32)
     started_at = time.process_time()
     scores = pair_scores(pairs, encode, loaded.tokenizer.mask_token_id, loaded.max_length, scorer)

@@ -91,9 +91,13 @@ def claim_output(output: Path, suite: Suite, model: str, model_digest: str) -> N
     if output.is_dir() and any(output.iterdir()):
         values = _read_json(path)
         if {name: values.get(name) for name in owner} != owner:
-            what = f"of the suite {values['suite']} on {values.get('model')}" if "suite" in values else "something else"
+            found = (
+                f"results of the suite {values['suite']} on {values.get('model')}"
+                if "suite" in values
+                else "other files"
+            )
             raise UsageError(
-                f"--output {output} contains results {what}, not of {suite.name} on {model}",
+                f"--output {output} contains {found}, not results of {suite.name} on {model}",
                 fix="give another directory",
                 code="output-not-empty",
             )

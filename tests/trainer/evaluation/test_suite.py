@@ -175,8 +175,12 @@ def test_results_are_reused_only_for_the_same_model_settings_and_files(
     assert prepare_suite(more, str(other))[1].digest == prepare_suite(more, str(tiny_hugging_face))[1].digest
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 1e-6}))
-    with pytest.raises(UsageError, match=str(output), check=coded("output-not-empty")):
+    with pytest.raises(
+        UsageError, match=f"{output} contains results of the suite own on", check=coded("output-not-empty")
+    ):
         evaluated(more, other, output)
+    with pytest.raises(UsageError, match="contains other files, not results of own", check=coded("output-not-empty")):
+        evaluated(more, other, tmp_path)
 
 
 def test_a_failed_task_stops_no_other_and_is_repeated_alone(
