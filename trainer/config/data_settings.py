@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from data_prep.base.settings import SettingError, Settings, Weight
-from trainer.config.setting_types import Probability
+from trainer.config.setting_types import MaskingRate, MaskUnit, Probability
 
 
 class WeightedShards(Settings):
@@ -22,7 +22,6 @@ class WeightedShards(Settings):
 
 
 Shards = str | tuple[WeightedShards, ...]
-MaskUnit = Literal["token", "word", "span"]
 
 
 class DataSettings(Settings):
@@ -50,10 +49,8 @@ class DataSettings(Settings):
     short_seq_probability: Probability = Field(
         0.1, description="share of sentence pairs with a random shorter target length"
     )
-    mlm_probability: Annotated[float, Field(gt=0.0, le=0.8)] = Field(
-        0.15, description="share of tokens to predict (masking rate)"
-    )
-    final_mlm_probability: Annotated[float, Field(gt=0.0, le=0.8)] | None = Field(
+    mlm_probability: MaskingRate = Field(0.15, description="share of tokens to predict (masking rate)")
+    final_mlm_probability: MaskingRate | None = Field(
         None, description="masking rate at the last step, reached linearly; by default mlm_probability throughout"
     )
     mask_unit: MaskUnit = Field("token", description="unit of masking: single tokens, whole words, or spans of words")
@@ -123,7 +120,7 @@ class DataSettings(Settings):
 
     @property
     def evaluated_mlm_probability(self) -> float:
-        """Masking rate at the end of training; every evaluation uses it, so that valid losses are comparable."""
+        """Masking rate at the end of training, which `valid/own_mlm_loss` is measured with at every step."""
         return self.mlm_probability if self.final_mlm_probability is None else self.final_mlm_probability
 
     @property

@@ -82,6 +82,7 @@ class RunConfig(Settings):
         _check_stages(self)
         _check_schedules(self)
         _check_task(self)
+        _check_evaluation(self)
         _check_kept(self)
         _check_zero(self)
         return self
@@ -249,6 +250,19 @@ def _check_task(config: RunConfig) -> None:
 def without_registry(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a checkpoint without `registry`, which no weight depends on."""
     return {name: value for name, value in values.items() if name != "registry"}
+
+
+def _check_evaluation(config: RunConfig) -> None:
+    """Check that the model has positions for the rows of an evaluation."""
+    length, positions = config.evaluation.sequence_length, config.model.max_position_embeddings
+    if length is not None and not 8 <= length <= positions:
+        is_short = length < 8
+        limit = "is less than 8 tokens" if is_short else f"exceeds model.max_position_embeddings={positions}"
+        raise SettingError(
+            f"evaluation.sequence_length={length} {limit}",
+            fix=f"{'raise' if is_short else 'lower'} evaluation.sequence_length",
+            code="sequence-too-short" if is_short else "sequence-too-long",
+        )
 
 
 def _check_kept(config: RunConfig) -> None:

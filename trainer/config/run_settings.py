@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from data_prep.base.settings import SettingError, Settings
-from trainer.config.setting_types import NonNegativeInt, Probability, Seconds
+from trainer.config.setting_types import MaskingRate, MaskUnit, NonNegativeInt, Probability, Seconds
 
 BEST_METRICS = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy", "valid/minimal_pairs_accuracy")
 _SUITE_METRIC = re.compile(r"suite/[A-Za-z0-9_-]+/[A-Za-z0-9_-]+")
@@ -76,11 +76,19 @@ class CheckpointSettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """Evaluation on the valid shards, masked by seed, so that every evaluation predicts the same tokens."""
+    """Evaluation on the valid shards: the same rows and masks for every run on a data set, however it trains."""
 
     every_steps: PositiveInt = Field(1000, description="steps between evaluations; the last step is always evaluated")
     max_tokens: PositiveInt | None = Field(
         None, description="tokens in one evaluation; by default the whole valid split"
+    )
+    mlm_probability: MaskingRate = Field(0.15, description="masking rate of valid/mlm_* and valid/pair_*")
+    mask_unit: MaskUnit = Field("token", description="unit of masking of valid/mlm_* and valid/pair_*")
+    seed: NonNegativeInt = Field(0, description="seed of the order of rows and of masks in every evaluation")
+    sequence_length: PositiveInt | None = Field(
+        None,
+        description="tokens per row of valid/mlm_* and valid/pair_*; by default the smaller of 128 and "
+        "model.max_position_embeddings",
     )
     length_bounds: tuple[PositiveInt, ...] = Field(
         (128, 256, 512, 1024, 2048, 4096),

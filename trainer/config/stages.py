@@ -62,7 +62,7 @@ class Stage(StageShape):
     data_sets: tuple[int, ...]
     """Its data sets: indices into `RunConfig.data_sets`, in the order of `data.components`."""
     evaluation_data: DataSettings
-    """Masking of every evaluation, that of the end of the run, so that valid losses are comparable."""
+    """What valid/own_mlm_loss is measured with: the masking of the end of the run, so that its values compare."""
     evaluation: EvaluationSettings
     model: ModelSettings
     """The model with the RoPE bases of this stage."""

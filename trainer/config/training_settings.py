@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from data_prep.base.settings import SettingError, Settings
-from trainer.config.data_settings import MaskUnit, Shards
-from trainer.config.setting_types import NonNegativeInt, Probability, Seconds
+from trainer.config.data_settings import Shards
+from trainer.config.setting_types import MaskingRate, MaskUnit, NonNegativeInt, Probability, Seconds
 
 
 class BatchWarmup(Settings):
@@ -141,9 +141,6 @@ class StageEvaluation(Settings):
 
     every_steps: PositiveInt | None = Field(None, description="as evaluation.every_steps")
     max_tokens: PositiveInt | None = Field(None, description="as evaluation.max_tokens")
-
-
-MaskingRate = Annotated[float, Field(gt=0.0, le=0.8)]
 
 
 class StageSettings(Settings):

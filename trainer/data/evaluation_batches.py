@@ -12,6 +12,7 @@ import torch
 from data_prep.storage import storage
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
+from trainer.config.measurements import Measurement, Metrics
 from trainer.data.assembly import RowShape, assemble_rows
 from trainer.data.batch import Batch
 from trainer.data.components import shards_of
@@ -31,6 +32,8 @@ class EvaluationBatch:
     batch: Batch
     origins: torch.Tensor
     """(T,) int64: at every position of a text token, the number of its document's source in `Origins.names`."""
+    metrics: frozenset[Metrics] = frozenset({"mlm", "pair"})
+    """What is counted of it."""
 
     def to(self, device: torch.device) -> EvaluationBatch:
         return replace(self, batch=self.batch.to(device), origins=self.origins.to(device, non_blocking=True))
@@ -62,6 +65,21 @@ def origins_of(shard_sets: Sequence[ShardSet]) -> Origins:
     )
 
 
+def measured_batches(
+    shard_sets: Sequence[ShardSet], measurements: Sequence[Measurement], rank: int, world_size: int
+) -> Iterator[EvaluationBatch]:
+    """Yield the micro-batches of one measurement after another; as many on every rank.
+
+    Raises:
+        UserError: as `evaluation_batches`.
+    """
+    for each in measurements:
+        for batch in evaluation_batches(
+            shard_sets, each.data, each.shape, each.seed, rank, world_size, each.max_tokens
+        ):
+            yield replace(batch, metrics=each.metrics)
+
+
 def evaluation_batches(
     shard_sets: Sequence[ShardSet],
     data: DataSettings,
@@ -74,13 +92,15 @@ def evaluation_batches(
     """Yield the valid split once (or `max_tokens` positions of it), with the same rows and masks at every call.
 
     Micro-batch n of all ranks holds the same rows on any number of ranks. Every rank gets the same number of
-    micro-batches; padding rows without predictions complete the last ones.
+    micro-batches; padding rows without predictions complete the last ones. The order in which a mixture names its data
+    sets does not matter.
 
     Raises:
         UserError: the valid split is empty (of a mixture: of every component).
     """
     held_out = [shard_set for shard_set in shard_sets if shard_set.shards("valid")] or list(shard_sets[:1])
-    shards = [shard for shard_set in held_out for shard in shards_of(shard_set, "valid")]
+    parts = [shards_of(shard_set, "valid") for shard_set in held_out]
+    shards = [shard for part in sorted(parts, key=lambda part: part[0].record.sha256) for shard in part]
     settings = row_settings(data, stage)
     samples = SampleSpace([shards], [1.0], settings, seed, Purpose.EVALUATION)
     num_rows = stage.micro_batch_tokens // stage.sequence_length

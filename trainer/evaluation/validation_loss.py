@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from trainer.config.measurements import Metrics
 from trainer.config.run_settings import EvaluationSettings
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import EvaluationBatch, Origins
@@ -25,16 +26,18 @@ from trainer.model.pretraining import PredictionScores
 MAX_SOURCES = 50
 """Sources with figures of their own, those with most predictions; the others are reported together, as `OTHERS`."""
 OTHERS = "others"
-NUM_SUMS = 7
-"""Of MLM: loss, right at first, right among five, predictions; of sentence pairs: loss, right, pairs."""
+NUM_SUMS = 9
+"""Of MLM: loss, right at first, right among five, predictions; of sentence pairs: loss, right, pairs; of MLM as the run
+trains: loss, predictions."""
 
 
 def evaluate(
     engine: Engine, batches: Iterable[EvaluationBatch], ranks: Ranks, origins: Origins, settings: EvaluationSettings
 ) -> dict[str, float]:
     """Metrics over all ranks by name: `valid/mlm_loss` (nats), `valid/mlm_accuracy`, `valid/mlm_accuracy_top5`,
-    `valid/mlm_perplexity`, and with sentence pairs `valid/pair_loss` and `valid/pair_accuracy`; the same under
-    `valid/length/A-B/`, and under `valid/source/NAME/` and `valid/component/NAME/` where there are several.
+    `valid/mlm_perplexity`, with sentence pairs `valid/pair_loss` and `valid/pair_accuracy`, and where the run trains on
+    other rows or masks `valid/own_mlm_loss`; the same under `valid/length/A-B/`, and under `valid/source/NAME/` and
+    `valid/component/NAME/` where there are several. `trainer/config/measurements.py` says what each is measured on.
 
     Every rank must give the same number of batches. Dropout is off. Logits are made for predicted positions alone.
     """
@@ -55,19 +58,22 @@ def add_scores(totals: torch.Tensor, batch: EvaluationBatch, scores: PredictionS
     micro = batch.batch
     mlm = torch.stack([scores.mlm_losses, scores.mlm_first, scores.mlm_among_five, torch.ones_like(scores.mlm_losses)])
     pair = torch.stack([scores.pair_losses, scores.pair_correct, torch.ones_like(scores.pair_losses)])
-    parts = (
-        (mlm, micro.labels != IGNORED, micro.masked_positions, micro.masked_positions, slice(0, 4)),
-        # A pair belongs to the source of its first token, which follows its [CLS].
-        (pair, micro.next_sentence_labels != IGNORED, micro.cls_positions, micro.cls_positions + 1, slice(4, 7)),
-    )
+    masked = (micro.labels != IGNORED, micro.masked_positions, micro.masked_positions)
+    # A pair belongs to the source of its first token, which follows its [CLS].
+    pairs = (micro.next_sentence_labels != IGNORED, micro.cls_positions, micro.cls_positions + 1)
+    parts: dict[Metrics, tuple[torch.Tensor, tuple[torch.Tensor, ...], slice]] = {
+        "mlm": (mlm, masked, slice(0, 4)),
+        "pair": (pair, pairs, slice(4, 7)),
+        "own_mlm": (mlm[[0, 3]], masked, slice(7, 9)),
+    }
     starts = micro.cu_seqlens.long()
-    for values, used, positions, origin_positions, columns in parts:
+    for values, (used, positions, origin_positions), columns in (parts[name] for name in sorted(batch.metrics)):
         sequences = torch.searchsorted(starts, positions, right=True) - 1
         ends = starts[sequences + 1]
         num_special = 2 + micro.token_type_ids[ends - 1]  # a pair has a [SEP] more, and ends in its segment B
         lengths = ends - starts[sequences] - num_special
         groups = batch.origins[origin_positions] * totals.shape[1] + torch.bucketize(lengths, bounds, right=True)
-        values = torch.where(used, values.double(), 0.0).T  # (predictions, 4) or (pairs, 3)
+        values = torch.where(used, values.double(), 0.0).T  # (predictions, 4), (pairs, 3) or (predictions, 2)
         totals.view(-1, NUM_SUMS)[:, columns].index_add_(0, torch.where(used, groups, 0), values)
 
 
@@ -91,7 +97,7 @@ def metrics_of(totals: torch.Tensor, origins: Origins, length_bounds: Sequence[i
 
 
 def _figures(prefix: str, sums: torch.Tensor) -> dict[str, float]:
-    mlm_loss, first, among_five, predictions, pair_loss, pair_correct, pairs = sums.tolist()
+    mlm_loss, first, among_five, predictions, pair_loss, pair_correct, pairs, own_loss, own_predictions = sums.tolist()
     figures = {}
     if predictions:
         figures = {
@@ -102,6 +108,8 @@ def _figures(prefix: str, sums: torch.Tensor) -> dict[str, float]:
         }
     if pairs:
         figures |= {"pair_loss": pair_loss / pairs, "pair_accuracy": pair_correct / pairs}
+    if own_predictions:
+        figures |= {"own_mlm_loss": own_loss / own_predictions}
     return {f"{prefix}/{name}": value for name, value in figures.items()}
 
 

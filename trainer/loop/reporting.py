@@ -12,8 +12,9 @@ from pathlib import Path
 from data_prep.base.logs import logger
 from data_prep.base.terminal import duration
 from trainer.checkpoint.format import TrainState, step_folder
+from trainer.config.measurements import measurements_of
 from trainer.config.run_config import RunConfig
-from trainer.data.evaluation_batches import EvaluationBatch, evaluation_batches, origins_of
+from trainer.data.evaluation_batches import EvaluationBatch, measured_batches, origins_of
 from trainer.distributed.process_group import gather_objects
 from trainer.distributed.stop_signal import describe_requests
 from trainer.evaluation.validation_loss import evaluate
@@ -141,16 +142,8 @@ def log_evaluation(run: Run, state: TrainState, progress: Progress) -> tuple[Tra
 
 def validation_metrics(run: Run, state: TrainState) -> dict[str, float]:
     """Evaluate the weights that the engine's forward uses on the valid split, as the stage after `state` does."""
-    stage = run.config.stage_of(state.step)
-    batches = evaluation_batches(
-        run.shard_sets,
-        stage.evaluation_data,
-        stage,
-        run.config.training.seed,
-        run.ranks.rank,
-        run.ranks.world_size,
-        stage.evaluation.max_tokens,
-    )
+    measurements = measurements_of(run.config.stage_of(state.step))
+    batches = measured_batches(run.shard_sets, measurements, run.ranks.rank, run.ranks.world_size)
     origins = origins_of(run.shard_sets)
     return evaluate(run.engine, _marked(batches, run, state), run.ranks, origins, run.config.evaluation)
 
@@ -161,9 +154,9 @@ def long_evaluation(run: Run, state: TrainState, progress: Progress) -> str | No
     The time is estimated from the training speed, without minimal pairs: a forward pass is a third of a step.
     """
     speed = progress.metrics.get("train/tokens_per_second") or 0.0
-    tokens = sum(shard_set.manifest.valid.tokens for shard_set in run.shard_sets)
-    max_tokens = run.config.stage_of(state.step).evaluation.max_tokens
-    tokens = tokens if max_tokens is None else min(tokens, max_tokens)
+    split = sum(shard_set.manifest.valid.tokens for shard_set in run.shard_sets)
+    limits = [each.max_tokens for each in measurements_of(run.config.stage_of(state.step))]
+    tokens = sum(split if limit is None else min(split, limit) for limit in limits)
     seconds = tokens / speed / 3 if speed > 0 else 0.0
     if seconds < ANNOUNCED_SECONDS:
         return None

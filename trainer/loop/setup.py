@@ -19,8 +19,9 @@ from trainer.checkpoint.data_version import describe_versions
 from trainer.checkpoint.format import TrainState
 from trainer.checkpoint.restore import load
 from trainer.checkpoint.upload import Uploader
-from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.batch_arithmetic import StageShape, batch_arithmetic
 from trainer.config.data_settings import DataSettings
+from trainer.config.measurements import measurements_of
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.config.training_settings import BranchSettings
@@ -221,8 +222,8 @@ def warmup_step(
         watchdog.mark("compiling for evaluation", COMPILATION_SECONDS)
         engine.eval()
         with torch.no_grad():
-            for stage in one_of_each_shape(ahead):
-                engine.forward(_first_batch(stage, stage.evaluation_data, config, shard_sets, ranks), scored=True)
+            for data, shape in evaluated_shapes(ahead):
+                engine.forward(_first_batch(shape, data, config, shard_sets, ranks), scored=True)
         engine.train()
     watchdog.mark("setting up")
 
@@ -241,13 +242,20 @@ def one_of_each_shape(stages: Sequence[Stage]) -> list[Stage]:
     return [by_shape[shape] for shape in sorted(by_shape, reverse=True)]
 
 
+def evaluated_shapes(stages: Sequence[Stage]) -> list[tuple[DataSettings, StageShape]]:
+    """Return the data and shape of one measurement per shape of micro-batch that the stages evaluate."""
+    measurements = [each for stage in stages for each in measurements_of(stage)]
+    by_shape = {(each.shape.micro_batch_tokens, each.shape.sequence_length): each for each in measurements}
+    return [(each.data, each.shape) for each in by_shape.values()]
+
+
 def _as_cut(stage: Stage, world_size: int) -> Stage:
     """Return the stage with the micro-batch size of training on that many ranks; evaluation uses the full size."""
     return replace(stage, micro_batch_tokens=batch_arithmetic(stage, world_size).micro_batch_tokens)
 
 
 def _first_batch(
-    stage: Stage, data: DataSettings, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks
+    stage: StageShape, data: DataSettings, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks
 ) -> Batch:
     """Return a micro-batch of valid data in the stage's shape, masked as `data` sets it, on the rank's device."""
     batches = evaluation_batches(

@@ -84,3 +84,14 @@ def test_a_damaged_shard_is_passed_over_in_origins_too(corpora: list, tmp_path: 
     for batch in batches:
         dead = batch.batch.input_ids == 0
         assert (batch.origins[dead] == 0).all()
+
+
+def test_the_order_of_the_components_of_a_mixture_does_not_matter(corpora: list) -> None:
+    shard_sets = [corpus.shard_set for corpus in corpora]
+
+    def rows_of(sets: list) -> list:
+        data = DataSettings(shards=[{"url": shard_set.url} for shard_set in sets])
+        batches = evaluation_batches(sets, data, STAGE, 0, 0, 1, None)
+        return [[batch.batch.masked_positions.tolist(), batch.batch.labels.tolist()] for batch in batches]
+
+    assert rows_of(shard_sets) == rows_of(shard_sets[::-1])

@@ -11,9 +11,16 @@ import torch
 from data_prep.base.load_settings import load_settings
 from data_prep.dataset.counts import read_token_counts
 from trainer.checkpoint.writer import ALONE
+from trainer.config.measurements import measurements_of
 from trainer.config.run_config import RunConfig
 from trainer.data.batch import IGNORED, Batch
-from trainer.data.evaluation_batches import EvaluationBatch, Origins, evaluation_batches, origins_of
+from trainer.data.evaluation_batches import (
+    EvaluationBatch,
+    Origins,
+    evaluation_batches,
+    measured_batches,
+    origins_of,
+)
 from trainer.data.shard_set import open_shard_set
 from trainer.distributed.process_group import Ranks
 from trainer.engine.engine import Engine
@@ -25,11 +32,13 @@ BOUNDS = [40, 50, 55, 58, 60]
 
 
 def totals(*by_group: list[float], sources: int = 1) -> torch.Tensor:
-    return torch.tensor(by_group, dtype=torch.float64).reshape(sources, -1, 7)
+    return torch.tensor(by_group, dtype=torch.float64).reshape(sources, -1, 9)
 
 
 def test_means_are_over_all_predictions_and_pairs():
-    metrics = metrics_of(totals([12.0, 3.0, 5.0, 6.0, 2.0, 3.0, 4.0], [8.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0]), ONE, [128])
+    metrics = metrics_of(
+        totals([12.0, 3.0, 5.0, 6.0, 2.0, 3.0, 4.0, 0, 0], [8.0, 2.0, 3.0, 4.0] + [0.0] * 5), ONE, [128]
+    )
     assert metrics["valid/mlm_loss"] == 2.0
     assert (metrics["valid/mlm_accuracy"], metrics["valid/mlm_accuracy_top5"]) == (0.5, 0.8)
     assert metrics["valid/mlm_perplexity"] == math.exp(2.0)
@@ -41,12 +50,19 @@ def test_means_are_over_all_predictions_and_pairs():
 
 
 def test_nothing_is_said_of_pairs_where_there_are_none():
-    assert not any("pair" in name for name in metrics_of(totals([20.0, 5.0, 6.0, 10.0, 0.0, 0.0, 0.0]), ONE, []))
+    assert not any("pair" in name for name in metrics_of(totals([20.0, 5.0, 6.0, 10.0] + [0.0] * 5), ONE, []))
+
+
+def test_the_loss_as_the_run_trains_is_a_figure_of_its_own():
+    metrics = metrics_of(totals([6.0, 1.0, 2.0, 3.0] + [0.0] * 3 + [10.0, 4.0], [0.0] * 9), ONE, [128])
+    assert (metrics["valid/mlm_loss"], metrics["valid/own_mlm_loss"]) == (2.0, 2.5)
+    assert metrics["valid/length/0-127/own_mlm_loss"] == 2.5
+    assert not any("own" in name for name in metrics_of(totals([6.0, 1.0, 2.0, 3.0] + [0.0] * 5), ONE, []))
 
 
 def test_sources_and_components_have_figures_of_their_own():
     mixed = Origins(("books", "web", "web"), (0, 0, 1), ("one", "two"))
-    rows = [[float(n), 0.0, 0.0, 1.0, 0.0, 0.0, 0.0] for n in (1, 2, 6)]
+    rows = [[float(n), 0.0, 0.0, 1.0] + [0.0] * 5 for n in (1, 2, 6)]
     metrics = metrics_of(totals(*rows, sources=3), mixed, [])
     assert metrics["valid/mlm_loss"] == 3.0
     assert [metrics[f"valid/source/{name}/mlm_loss"] for name in ("books", "web", "web-2")] == [1.0, 2.0, 6.0]
@@ -55,7 +71,7 @@ def test_sources_and_components_have_figures_of_their_own():
 
 def test_of_very_many_sources_the_largest_are_told_and_the_others_together():
     number = 60
-    rows = [[0.0, 0.0, 0.0, float(n + 1), 0.0, 0.0, 0.0] for n in range(number)]
+    rows = [[0.0, 0.0, 0.0, float(n + 1)] + [0.0] * 5 for n in range(number)]
     origins = Origins(tuple(f"s{n}" for n in range(number)), (0,) * number, ("one",))
     metrics = metrics_of(totals(*rows, sources=number), origins, [])
     told = {name.split("/")[2] for name in metrics if name.startswith("valid/source/")}
@@ -106,7 +122,7 @@ def batches_of(config: RunConfig, rank: int = 0, world_size: int = 1) -> list[Ev
 
 def in_plain_words(model: PretrainingModel, batches: list[EvaluationBatch]) -> dict[str, list[float]]:
     """Sums by length, prediction by prediction."""
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * 7)
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * 9)
     for batch in (b.batch for b in batches):
         with torch.no_grad():
             predictions = model.predict(batch)
@@ -168,13 +184,41 @@ def test_an_evaluation_is_without_dropout_and_training_goes_on_with_it(setting):
     assert first != second, "this model drops nothing at all"
 
 
+OTHER_WAYS_TO_TRAIN = (
+    ("data.mlm_probability=0.3", "training.seed=7"),
+    ("data.mask_unit=word", "data.short_seq_probability=0.9"),
+    ("data.mask_unit=span", "data.mask_share=1.0", "data.random_share=0.0"),
+    ("data.sequence_length=32", "training.micro_batch_tokens=256"),
+    ("data.final_mlm_probability=0.6",),
+)
+
+
+@pytest.mark.parametrize("changes", OTHER_WAYS_TO_TRAIN)
+def test_one_model_has_one_score_however_its_run_trains(setting, small_shards: Path, changes: tuple[str, ...]) -> None:
+    """The weights are the same, so are valid/mlm_* and valid/pair_*; what the run trains with is another metric."""
+    config, model = setting
+    base = [f"data.shards={small_shards}", f"model.vocab_size={config.model.vocab_size}", "model.hidden_size=32"]
+
+    def scores(*overrides: str) -> dict[str, float]:
+        trained = load_settings(RunConfig, "tiny_cpu", [*base, "data.sequence_length=128", *overrides])
+        shard_sets = [open_shard_set(trained.data.shards)]
+        batches = measured_batches(shard_sets, measurements_of(trained.stages[0]), 0, 1)
+        return evaluate(Engine(model, trained, ALONE, {}), batches, ALONE, origins_of(shard_sets), trained.evaluation)
+
+    expected, found = scores(), scores(*changes)
+    model.eval()
+    common = [name for name in expected if not name.endswith("own_mlm_loss")]
+    assert {name: found[name] for name in common} == pytest.approx({name: expected[name] for name in common}, rel=1e-6)
+    assert "valid/pair_accuracy" in common and found["valid/own_mlm_loss"] != expected["valid/own_mlm_loss"]
+
+
 @pytest.mark.parametrize("world_size", [3, 4])
 def test_the_sums_of_all_ranks_are_those_of_one(setting, world_size):
     """The micro-batches are the same ones; float64 sums of them differ by their order alone."""
     config, model = setting
 
     def add_up(batches: list[EvaluationBatch]) -> torch.Tensor:
-        sums = torch.zeros(1, len(BOUNDS) + 1, 7, dtype=torch.float64)
+        sums = torch.zeros(1, len(BOUNDS) + 1, 9, dtype=torch.float64)
         with torch.no_grad():
             for batch in batches:
                 add_scores(sums, batch, model(batch.batch, scored=True), torch.tensor(BOUNDS))
@@ -198,6 +242,6 @@ def test_a_length_leaves_out_as_many_special_tokens_as_there_are(num_tokens: int
     ids = torch.full((places,), 7)
     micro = Batch(ids, ids, types, ends, torch.tensor([5]), torch.tensor([7]), torch.zeros(4).long(), unused, places)
     scores = PredictionScores(one, one, one, torch.zeros(4), torch.zeros(4))
-    sums = torch.zeros(1, 2, 7, dtype=torch.float64)
+    sums = torch.zeros(1, 2, 9, dtype=torch.float64)
     add_scores(sums, EvaluationBatch(micro, torch.zeros(places).long()), scores, torch.tensor([128]))
     assert sums[0, :, 3].tolist() == [float(group == 0), float(group == 1)]

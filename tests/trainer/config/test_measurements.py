@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from data_prep.base.load_settings import load_settings
+from trainer.config.measurements import Measurement, measurements_of
+from trainer.config.run_config import RunConfig
+
+
+def config_of(*overrides: str, preset: str = "small_cpu") -> RunConfig:
+    return load_settings(RunConfig, preset, ["data.shards=s", "output_dir=o", *overrides])
+
+
+PLAIN = ("data.mlm_probability=0.15", "data.final_mlm_probability=null", "data.mask_unit=token")
+PLAIN += ("data.sequence_length=128", "training.micro_batch_tokens=1024", "training.global_batch_tokens=1024")
+PLAIN += ("evaluation.max_tokens=null",)
+
+
+def measured(*overrides: str, preset: str = "small_cpu") -> tuple[Measurement, ...]:
+    return measurements_of(config_of(*PLAIN, *overrides, preset=preset).stages[0])
+
+
+def test_a_run_that_trains_as_it_is_evaluated_is_measured_once() -> None:
+    (only,) = measured()
+    assert only.metrics == {"mlm"} and (only.seed, only.max_tokens) == (0, None)
+    assert (only.data.mlm_probability, only.data.mask_unit, only.data.sentence_pairs) == (0.15, "token", "none")
+    assert (only.data.mask_share, only.data.random_share, only.shape.sequence_length) == (0.8, 0.1, 128)
+    assert [each.metrics for each in measured("training.seed=9")] == [{"mlm"}], "the seed is no difference"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "data.mlm_probability=0.3",
+        "data.final_mlm_probability=0.2",
+        "data.mask_unit=word",
+        "data.mask_share=1.0 data.random_share=0.0",
+        "data.sequence_length=64",
+    ],
+)
+def test_what_the_run_trains_with_is_measured_where_it_differs(change: str) -> None:
+    common, own = measured(*change.split())
+    assert common == measured()[0] or change.startswith("data.sequence_length")
+    assert common.data.sequence_length == 128 and own.metrics == {"own_mlm"}
+    assert own.data.evaluated_mlm_probability == {"mlm": 0.3, "fin": 0.2}.get(change[5:8], 0.15)
+
+
+def test_pairs_are_measured_on_rows_of_pairs_with_the_masks_of_every_run() -> None:
+    common, pairs = measured("data.sentence_pairs=next_sentence", preset="tiny_cpu")
+    assert common.metrics == {"mlm"} and common.data.sentence_pairs == "none"
+    assert pairs.metrics == {"pair", "own_mlm"}, "one reading serves both where only pairs differ"
+    by_metrics: dict[Any, Measurement] = {
+        tuple(each.metrics): each
+        for each in measured("data.sentence_pairs=next_sentence", "data.mlm_probability=0.3", preset="tiny_cpu")
+    }
+    assert list(by_metrics) == [("mlm",), ("pair",), ("own_mlm",)]
+    assert by_metrics["pair",].data.mlm_probability == 0.15 and by_metrics["own_mlm",].data.mlm_probability == 0.3
+
+
+def test_rows_are_as_long_as_the_model_has_positions_and_at_most_128() -> None:
+    short = measured("model.max_position_embeddings=32", "data.sequence_length=32")
+    assert [each.shape.sequence_length for each in short] == [32]
+    (long,) = measured("evaluation.sequence_length=256", "data.sequence_length=256")
+    assert long.shape.sequence_length == 256 and long.shape.micro_batch_tokens == 1024
+    common, own = measured("data.sequence_length=64", "training.micro_batch_tokens=64")
+    assert common.shape.micro_batch_tokens == 128 and own.shape.micro_batch_tokens == 64, "a row at least"
+
+
+def test_every_stage_measures_the_same_rows() -> None:
+    config = load_settings(RunConfig, "bert_large_phased", ["data.shards=s", "output_dir=o"])
+    first, second = (measurements_of(stage) for stage in config.stages)
+    assert config.stages[0].sequence_length != config.stages[1].sequence_length
+    assert [each.data for each in first[:2]] == [each.data for each in second[:2]]
+
+
+def test_evaluation_settings_are_those_of_the_configuration() -> None:
+    settings = ("evaluation.mlm_probability=0.3", "evaluation.mask_unit=word", "evaluation.seed=5")
+    common, own = measured(*settings, "evaluation.max_tokens=4096")
+    assert (common.data.mlm_probability, common.data.mask_unit) == (0.3, "word")
+    assert (common.seed, common.max_tokens, own.seed, own.max_tokens) == (5, 4096, 5, 4096)
+
+
+@pytest.mark.parametrize(("length", "code"), [(1024, "sequence-too-long"), (4, "sequence-too-short")])
+def test_rows_that_no_model_can_read_are_refused(length: int, code: str) -> None:
+    from data_prep.base.errors import UsageError
+
+    with pytest.raises(UsageError) as caught:
+        config_of(f"evaluation.sequence_length={length}", preset="bert_base")
+    assert caught.value.code == code

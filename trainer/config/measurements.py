@@ -1,0 +1,86 @@
+"""What an evaluation measures: rows of the valid split, how they are masked, and which metrics they give.
+
+`valid/mlm_*` and `valid/pair_*` are measured on rows that `evaluation` alone describes, so that every run on a data set
+is measured on the same rows. What the run itself trains with is a measurement of its own, where it differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from trainer.config.batch_arithmetic import StageShape
+from trainer.config.data_settings import DataSettings
+from trainer.config.stages import Stage
+
+Metrics = Literal["mlm", "pair", "own_mlm"]
+
+DEFAULT_LENGTH = 128
+"""Tokens per row, where `evaluation.sequence_length` is not set and the model has so many positions."""
+FIXED = {"mask_share": 0.8, "random_share": 0.1, "mean_span_words": 3.0, "short_seq_probability": 0.1}
+"""Settings of `data` that every evaluation has (Devlin et al. 2018)."""
+_OF_ROWS = ("mask_unit", "mask_share", "random_share", "sentence_pairs")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Rows of the valid split."""
+
+    metrics: frozenset[Metrics]
+    """What is counted: `mlm` gives valid/mlm_*, `pair` valid/pair_*, `own_mlm` valid/own_mlm_loss."""
+    data: DataSettings
+    """Masking and sentence pairs."""
+    shape: StageShape
+    """Length of a row and size of a micro-batch."""
+    seed: int
+    max_tokens: int | None
+    """Positions that are evaluated; None for the whole split."""
+
+
+def measurements_of(stage: Stage) -> tuple[Measurement, ...]:
+    """Return what an evaluation in the stage measures; rows that serve two metrics are read once."""
+    evaluation = stage.evaluation
+    common = stage.evaluation_data.model_copy(
+        update={
+            **FIXED,
+            "mlm_probability": evaluation.mlm_probability,
+            "final_mlm_probability": None,
+            "mask_unit": evaluation.mask_unit,
+            "sentence_pairs": "none",
+            "sequence_length": evaluation_length(stage),
+        }
+    )
+    own = stage.evaluation_data.model_copy(update={"sequence_length": stage.sequence_length})
+    rows: list[tuple[Metrics, DataSettings]] = [("mlm", common)]
+    if own.has_sentence_pairs:
+        rows.append(("pair", common.model_copy(update={"sentence_pairs": own.sentence_pairs})))
+    if _content(own) != _content(common):
+        rows.append(("own_mlm", own))
+    found: list[Measurement] = []
+    for metric, data in rows:
+        same = next((number for number, each in enumerate(found) if _content(each.data) == _content(data)), None)
+        if same is not None:
+            found[same] = replace(found[same], metrics=found[same].metrics | {metric})
+            continue
+        shape = _shape(stage, data.sequence_length)
+        found.append(Measurement(frozenset({metric}), data, shape, evaluation.seed, evaluation.max_tokens))
+    return tuple(found)
+
+
+def evaluation_length(stage: Stage) -> int:
+    """Return the tokens per row of valid/mlm_*."""
+    return stage.evaluation.sequence_length or min(DEFAULT_LENGTH, stage.model.max_position_embeddings)
+
+
+def _content(data: DataSettings) -> tuple[object, ...]:
+    """Return what decides which tokens stand in a row and which of them are predicted."""
+    values = [getattr(data, name) for name in ("sequence_length", *_OF_ROWS)]
+    spans = data.mean_span_words if data.mask_unit == "span" else None
+    short = data.short_seq_probability if data.has_sentence_pairs else None
+    return (*values, data.evaluated_mlm_probability, spans, short)
+
+
+def _shape(stage: Stage, sequence_length: int) -> StageShape:
+    """Return micro-batches of about the stage's number of tokens, at least a row."""
+    tokens = max(1, stage.micro_batch_tokens // sequence_length) * sequence_length
+    return StageShape(steps=1, sequence_length=sequence_length, micro_batch_tokens=tokens, global_batch_tokens=tokens)
