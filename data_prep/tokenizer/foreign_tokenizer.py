@@ -7,7 +7,6 @@ ordinary characters, as everywhere in preparation.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from data_prep.base.errors import UserError
-from data_prep.base.terminal import printable
 from data_prep.storage import storage
 from data_prep.text.cleaning import Normalization, replace_surrogates
 from data_prep.text.sentences import raw_sentence_starts
@@ -31,11 +29,11 @@ from data_prep.tokenizer.foreign_files import (
 )
 from data_prep.tokenizer.tokenizer import MODEL_NAME, EncodedBatch, Tokenizer
 from data_prep.tokenizer.tokenizer_info import INFO_NAME, MIN_VOCAB_SIZE, TokenizerInfo
+from data_prep.tokenizer.untrusted_file import check_steps, library_errors, try_out
 
 if TYPE_CHECKING:
     import tokenizers
 
-_LONGEST_REASON = 300  # characters
 _GROUP_CHARACTERS = 1 << 18  # encoded at once; the library's own objects take 100 bytes a token and more
 _MOST_HOLES = 1_000  # ids without a piece, beyond one for each piece
 
@@ -84,10 +82,13 @@ class ForeignTokenizer(Tokenizer):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         files = read_files(url)
         where = storage.redact(url)
-        with _library_errors(where):
+        file = storage.join(where, TOKENIZER_NAME)
+        check_steps(files[TOKENIZER_NAME], file)
+        with library_errors(file):
             encoder = tokenizers.Tokenizer.from_str(files[TOKENIZER_NAME].decode())
             encoder.no_truncation()
             encoder.no_padding()
+            try_out(encoder)
             special_tokens = read_special_tokens(encoder, files, where)
             encoder.encode_special_tokens = True
             fingerprint = fingerprint_of(files, special_tokens)
@@ -148,7 +149,7 @@ class ForeignTokenizer(Tokenizer):
         stops: list[list[np.ndarray]] = [[np.zeros(0, np.int64)] for _ in texts]
         positions, cut_words, was_cut = [0] * len(texts), [0] * len(texts), [False] * len(texts)
         for group in batches(_pieces(texts), lambda piece: len(piece.text), _GROUP_CHARACTERS):
-            with _library_errors(storage.redact(self.url)):
+            with library_errors(storage.join(storage.redact(self.url), TOKENIZER_NAME)):
                 encoded = self._encoder.encode_batch([piece.text for piece in group], add_special_tokens=False)
             for (number, text, continues_word), encoding in zip(group, encoded, strict=True):
                 ids[number].append(np.array(encoding.ids, self.token_dtype))
@@ -221,24 +222,6 @@ def _pieces(texts: Sequence[str]) -> Iterator[_Piece]:
     for number, text in enumerate(texts):
         for piece, continues_word in pieces_of_text(text):
             yield _Piece(number, piece, continues_word)
-
-
-@contextlib.contextmanager
-def _library_errors(where: str) -> Iterator[None]:
-    """Turn the library's bare exceptions and panics on a damaged tokenizer.json into a `UserError`."""
-    try:
-        yield
-    except UserError:
-        raise
-    except BaseException as error:  # a panic of its Rust code is not an Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = printable(" ".join(str(error).split()))[:_LONGEST_REASON]
-        raise UserError(
-            f"{storage.join(where, TOKENIZER_NAME)} cannot be read as a tokenizer ({reason})",
-            fix="copy it again",
-            code="damaged-tokenizer",
-        ) from None
 
 
 def _vocab_size(encoder: tokenizers.Tokenizer, where: str) -> int:

@@ -19,16 +19,22 @@ class ModelSettings(Settings):
         description="architecture that provides the defaults: bert (those shown here), modernbert, or custom (those "
         "of bert, every option may change; only what a class of transformers computes can be exported)",
     )
-    vocab_size: PositiveInt = Field(30522, description="tokens in the vocabulary; at least that of the shards")
-    pad_vocab_size_to_multiple_of: PositiveInt = Field(
-        64, description="embedding rows are rounded up to a multiple of this"
+    vocab_size: PositiveInt = Field(
+        30522, le=2**32, description="tokens in the vocabulary; at least that of the shards"
     )
-    hidden_size: PositiveInt = Field(768, description="width of the residual stream")
-    num_hidden_layers: PositiveInt = Field(12, description="number of transformer blocks")
-    num_attention_heads: PositiveInt = Field(12, description="attention heads per block; divides hidden_size")
-    intermediate_size: PositiveInt = Field(3072, description="width of the feed-forward layer")
-    max_position_embeddings: PositiveInt = Field(512, description="longest sequence that the model supports, in tokens")
-    type_vocab_size: NonNegativeInt = Field(2, description="token types (segments A and B); 0: no token type embedding")
+    pad_vocab_size_to_multiple_of: PositiveInt = Field(
+        64, le=2**20, description="embedding rows are rounded up to a multiple of this"
+    )
+    hidden_size: PositiveInt = Field(768, le=2**17, description="width of the residual stream")
+    num_hidden_layers: PositiveInt = Field(12, le=1_000, description="number of transformer blocks")
+    num_attention_heads: PositiveInt = Field(12, le=2**17, description="attention heads per block; divides hidden_size")
+    intermediate_size: PositiveInt = Field(3072, le=2**20, description="width of the feed-forward layer")
+    max_position_embeddings: PositiveInt = Field(
+        512, le=2**24, description="longest sequence that the model supports, in tokens"
+    )
+    type_vocab_size: NonNegativeInt = Field(
+        2, le=2**16, description="token types (segments A and B); 0: no token type embedding"
+    )
     position_embedding: Literal["learned", "sinusoidal", "rotary"] = Field(
         "learned", description="position encoding: added to embeddings (learned, sinusoidal) or rotary (RoPE)"
     )

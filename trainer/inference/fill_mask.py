@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 import regex
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.tokenizer.untrusted_file import panics_as_errors
 from trainer.inference.pretrained import (
     checked_texts,
     load_pretrained,
@@ -186,10 +187,11 @@ class FillMask:
         return len(ids) == 1 and ids[0] not in self.tokenizer.all_special_ids
 
     def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        if self._backend is not None:
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
-        return ids
+        with panics_as_errors(self.tokenizer.name_or_path):
+            if self._backend is not None:
+                return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+            return ids
 
     def _candidates(self, logits: Any, top_k: int) -> tuple[Candidate, ...]:
         """The likeliest pieces, logits (vocab_size,): never a special token or a row that only pads the vocabulary."""

@@ -23,6 +23,14 @@ _OTHER_FOLDERS = {"manifest.json": "a data set", "tokenizer.json": "a tokenizer"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".msgpack", ".h5", ".pyd")
 
 PROVENANCE_FILE = "provenance.json"
+ADAPTER_FILE = "adapter_config.json"
+_CODE_FIELDS = {  # found in transformers 5.17 to 5.23: configuration_utils, pipelines, quantizers, dynamic_module_utils
+    "auto_map": "code of its own",
+    "custom_pipelines": "a pipeline of its own",
+    "quantization_config": "the code of a quantization library",
+}
+"""Fields of a configuration that bring in code, and what that is. `attn_implementation` and `experts_implementation`
+may name code of the Hub too, and are not used (`trainer/inference/pretrained.py::load_config`)."""
 
 
 def check_model_folder(folder: Path, strict: bool = False, name: str | None = None) -> None:
@@ -45,13 +53,7 @@ def check_model_folder(folder: Path, strict: bool = False, name: str | None = No
             else "give a directory that `clozeworks export` wrote, or the copy of a model from the Hub",
             code="not-a-model-folder",
         )
-    for config in CONFIG_FILES:
-        if "auto_map" in read_json(folder / config):
-            raise UserError(
-                f"{name} needs code of its own (auto_map in {config}), which is never run here",
-                fix="export the model without it",
-                code="code-in-model",
-            )
+    check_code(folder, name)
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     _check_weight_names(folder, name)
     pickles = [path.name for path in files if path.suffix.lower() in PICKLE_SUFFIXES]
@@ -69,6 +71,44 @@ def check_model_folder(folder: Path, strict: bool = False, name: str | None = No
             fix="remove these files; the weights as .safetensors are enough",
             code="code-in-model",
         )
+
+
+def check_code(folder: Path, name: str | None = None) -> None:
+    """Refuse a folder whose configuration makes transformers run code, or load weights, from elsewhere.
+
+    Raises:
+        UserError: naming the field and its file; `name` is what the user called the folder.
+    """
+    name = name or str(folder)
+    for config in CONFIG_FILES:
+        field = _first_code_field(read_json(folder / config))
+        if field is not None:
+            raise UserError(
+                f"{name} needs {_CODE_FIELDS[field]} ({field} in {config}), which is never run here",
+                fix="export or save the model without it",
+                code="code-in-model",
+            )
+    if (folder / ADAPTER_FILE).is_file():
+        raise UserError(
+            f"{name} is an adapter ({ADAPTER_FILE}), whose base model transformers would load from elsewhere",
+            fix="merge the adapter into its base model (merge_and_unload of the package peft) and save that",
+            code="code-in-model",
+        )
+
+
+def _first_code_field(values: Any) -> str | None:
+    """The first field that names code, at any depth (a model may have several configurations in one)."""
+    stack = [values]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                if name in _CODE_FIELDS and isinstance(inner, dict | list | str):  # a label may have any name
+                    return str(name)
+            stack += value.values()
+        elif isinstance(value, list):
+            stack += value
+    return None
 
 
 def check_fine_tuned(folder: Path, name: str | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep.base.errors import UsageError, UserError
-from trainer.inference.model_folder import read_config
+from data_prep.tokenizer.untrusted_file import check_steps, panics_as_errors, try_out
+from trainer.inference.model_folder import check_code, read_config
 from trainer.model.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ SHORTEST = 8
 MOST_LAYERS = 1_000
 """A layer of any size takes a millisecond to build."""
 MOST_LABELS = 1_000_000
+_SMALL_MODEL = 100_000_000
+"""Parameters that may be missing in any folder: heads that are yet to be trained."""
 _COUNTS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size")
 _OF_A_LAYER = re.compile(r"\blayers?\.\d+\.")
 LARGEST_WEIGHT = 1e6
@@ -51,16 +55,27 @@ def load_pretrained(
         UserError: transformers cannot load such a model, a weight is not finite or implausibly large, or there
             are weights of layers that the model has not.
     """
-    config = load_config(folder)  # whose numbers are looked at, before a model of so many layers is made
-    options = {name: value for name, value in _AS_USED.items() if hasattr(config, name)} | options
+    config = load_config(folder, **options)  # whose numbers are looked at, before a model of so many layers is made
+    for name, value in _AS_USED.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
     with quiet_transformers():
         import torch
         import transformers
 
+        auto = getattr(transformers, auto_class)
         try:
-            model, info = getattr(transformers, auto_class).from_pretrained(
-                str(folder), use_safetensors=True, output_loading_info=True, dtype=torch.float32, **SAFELY, **options
+            _check_size(auto, config, folder)
+            model, info = auto.from_pretrained(
+                str(folder),
+                config=config,
+                use_safetensors=True,
+                output_loading_info=True,
+                dtype=torch.float32,
+                **SAFELY,
             )
+        except UserError:
+            raise
         except Exception as error:  # a file from elsewhere makes the libraries raise whatever there is
             raise _cannot_load(folder, purpose, error) from error
     _check_finite(model, folder)
@@ -92,12 +107,16 @@ def refuse_random_weights(missing: frozenset[str], folder: Path, purpose: str, b
         )
 
 
-def load_config(folder: Path) -> Any:
-    """The folder's configuration.
+def load_config(folder: Path, attn_implementation: str | None = None, **options: Any) -> Any:
+    """The folder's configuration, with `options` in place of its own values.
+
+    What config.json says of the implementation of attention and experts is not used: a value such as "owner/name"
+    makes transformers fetch code of that name, where the package `kernels` is installed.
 
     Raises:
-        UserError: transformers cannot read it, or a number in it is impossible.
+        UserError: transformers cannot read it, it needs code from elsewhere, or a number in it is impossible.
     """
+    check_code(folder)
     num_labels = read_config(folder).get("num_labels", 2)
     if isinstance(num_labels, int) and num_labels > MOST_LABELS:  # a name is made for each
         raise UserError(
@@ -109,9 +128,10 @@ def load_config(folder: Path) -> Any:
         from transformers import AutoConfig
 
         try:
-            config = AutoConfig.from_pretrained(str(folder), **SAFELY)
+            config = AutoConfig.from_pretrained(str(folder), **SAFELY, **options)
         except Exception as error:  # as above
             raise _cannot_load(folder, "a model", error) from error
+    config._attn_implementation, config._experts_implementation = attn_implementation, None
     _check_numbers(config, folder)
     return config
 
@@ -124,12 +144,21 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """
     # Before the tokenizer is made, for which transformers reads it too.
     vocab_size = getattr(load_config(folder), "vocab_size", None) if (folder / "config.json").is_file() else None
+    check_code(folder)
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        check_steps(file.read_bytes(), str(file))
     with quiet_transformers():
         from transformers import AutoTokenizer
 
         try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), **SAFELY)
-            _ = tokenizer.all_special_ids  # loops forever if the unknown token is not in the vocabulary
+            with panics_as_errors(str(file)):
+                tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), **SAFELY)
+                _ = tokenizer.all_special_ids  # loops forever if the unknown token is not in the vocabulary
+                if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+                    try_out(backend)
+        except UserError:
+            raise
         except Exception as error:  # as above; tokenizers raises plain `Exception`
             raise _cannot_load(folder, "a tokenizer", error) from error
     _check_ids(tokenizer, vocab_size, folder)
@@ -209,7 +238,8 @@ class Preprocessor:
             return [], []
         given = (list(texts), list(pairs) if pairs is not None else None)
         options = {"return_token_type_ids": self.has_token_types, "return_attention_mask": False}
-        with quiet_transformers():  # it warns of every text that is longer than the model takes
+        # transformers warns of every text that is longer than the model takes
+        with quiet_transformers(), panics_as_errors(self.tokenizer.name_or_path):
             encoded = self.tokenizer(*given, **options)
             lengths = [len(ids) for ids in encoded["input_ids"]]
             if max(lengths) > self.max_length:
@@ -256,6 +286,26 @@ def _check_numbers(config: Any, folder: Path) -> None:
             f"{folder / 'config.json'} has {name}={value!r:.40}, which must be {rule}",
             fix="correct the file, or copy or export the model again",
             code="invalid-model-config",
+        )
+
+
+def _check_size(auto: Any, config: Any, folder: Path) -> None:
+    """Refuse a model of many times the weights that the folder has: the missing ones would be made at random.
+
+    `auto` is one of transformers' Auto classes.
+    """
+    import torch
+
+    with torch.device("meta"):
+        model = auto.from_config(copy.deepcopy(config))
+    described = sum(parameter.numel() for parameter in model.parameters())
+    there = sum(path.stat().st_size for path in folder.glob("*.safetensors"))  # at least one byte per number
+    if described > 4 * there + _SMALL_MODEL:
+        raise UserError(
+            f"{folder / 'config.json'} describes a model of {described:,} parameters, and the weights have {there:,} "
+            "bytes",
+            fix="copy configuration and weights from the same model",
+            code="weights-do-not-match",
         )
 
 

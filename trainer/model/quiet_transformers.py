@@ -11,6 +11,7 @@ from contextlib import contextmanager
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Within the block transformers shows no progress bars and no warnings, and sends no request to the Hub."""
+    os.environ.setdefault("USE_HUB_KERNELS", "NO")  # read on import: the package `kernels` fetches code from the Hub
     import torch
     from huggingface_hub import constants  # the variable HF_HUB_OFFLINE is only read when this is first imported
     from transformers.utils import logging as transformers_logging

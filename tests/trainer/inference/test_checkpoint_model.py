@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from data_prep.base.errors import UserError
 from launch.fill_mask import open_model
+from tests.support.error_codes import coded
 from trainer.config.run_config import RunConfig
 from trainer.hf_export.export import export_model
 from trainer.hf_export.export_source import ExportSource
@@ -54,6 +57,17 @@ def test_a_checkpoint_fills_masks_as_its_export_does(small_tokenizer, tmp_path, 
     for mine, other in zip(ours.masks, theirs.masks, strict=True):
         assert [candidate.token_id for candidate in mine] == [candidate.token_id for candidate in other]
         assert [c.probability for c in mine] == pytest.approx([c.probability for c in other], rel=1e-4)
+
+
+def test_a_checkpoint_whose_configuration_describes_more_than_the_memory_is_refused(
+    small_tokenizer, tmp_path, monkeypatch
+):
+    source = make_source(small_tokenizer)
+    sizes = {"hidden_size": 2**17, "vocab_size": 2**32, "intermediate_size": 2**20, "num_hidden_layers": 1_000}
+    huge = source.config.model.model_copy(update=sizes)
+    source = replace(source, config=source.config.model_copy(update={"model": huge}))
+    with pytest.raises(UserError, check=coded("damaged-checkpoint")):
+        open_run(source, tmp_path / "run", monkeypatch)
 
 
 def test_a_model_that_no_class_of_transformers_computes_fills_masks(small_tokenizer, tmp_path, monkeypatch):

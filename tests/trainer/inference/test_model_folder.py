@@ -34,6 +34,32 @@ def test_a_folder_that_asks_for_code_of_its_own_is_refused(folder: Path, name: s
         check_model_folder(folder)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"vision_config": {"auto_map": {"AutoModel": "evil.Model"}}},
+        {"custom_pipelines": {"fill-mask": {"impl": "evil.Pipeline"}}},
+        {"quantization_config": {"quant_method": "mxfp4"}},
+    ],
+)
+def test_fields_that_bring_in_code_are_refused_at_any_depth(folder: Path, fields: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(UserError, check=coded("code-in-model")):
+        check_model_folder(folder)
+
+
+def test_a_label_may_have_the_name_of_such_a_field(folder: Path) -> None:
+    labels = {"id2label": {"0": "auto_map"}, "label2id": {"auto_map": 0}, "quantization_config": None}
+    (folder / "config.json").write_text(json.dumps(labels))
+    check_model_folder(folder)
+
+
+def test_an_adapter_whose_base_model_lies_elsewhere_is_refused(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "somebody/else"}')
+    with pytest.raises(UserError, check=coded("code-in-model")):
+        check_model_folder(folder)
+
+
 def test_weights_as_pickle_only_are_refused_and_beside_safetensors_not_taken_from_a_registry(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     check_model_folder(folder)

@@ -125,6 +125,88 @@ def test_how_a_model_answers_does_not_hang_on_its_configuration(tiny_hugging_fac
     assert np.array_equal(Embedder.load(folder).embed(["the cat"]).vectors, expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("attn_implementation", "somebody/kernel"),
+        ("_attn_implementation", "kernels-community/flash-attn@main:f"),
+        ("attn_implementation", {"": "somebody/kernel"}),
+        ("experts_implementation", "somebody/kernel"),
+    ],
+)
+def test_an_implementation_that_the_configuration_names_is_not_fetched(
+    tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    def fetched(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("transformers asks for code from elsewhere")
+
+    monkeypatch.setattr(transformers.modeling_utils, "lazy_import_flash_attention", fetched)
+    folder = with_config(tiny_hugging_face, tmp_path / "changed", {name: value})
+    expected = Embedder.load(tiny_hugging_face).embed(["the cat"]).vectors
+    assert np.array_equal(Embedder.load(folder).embed(["the cat"]).vectors, expected)
+    assert (
+        FillMask.load(folder).predict("the [MASK]").masks
+        == FillMask.load(tiny_hugging_face).predict("the [MASK]").masks
+    )
+    assert attention_maps(folder, "the cat") is not None
+
+
+@pytest.mark.parametrize("size", ["vocab_size", "max_position_embeddings", "intermediate_size", "hidden_size"])
+@pytest.mark.parametrize("value", [10**9, 2**40, 10**30])
+def test_a_configuration_that_describes_more_than_the_memory_is_refused(
+    tiny_hugging_face: Path, tmp_path: Path, size: str, value: int
+) -> None:
+    folder = with_config(tiny_hugging_face, tmp_path / "changed", {size: value})
+    weights = {name: weight for name, weight in load_file(folder / "model.safetensors").items() if weight.ndim < 2}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})  # all matrices would be made at random
+    with pytest.raises(UserError, check=coded("weights-do-not-match", "model-not-loadable")):
+        Embedder.load(folder)
+
+
+def with_tokenizer(source: Path, folder: Path, change: dict[str, Any]) -> Path:
+    """A copy with other steps in tokenizer.json."""
+    shutil.copytree(source, folder)
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    return folder
+
+
+def test_a_regular_expression_that_panics_is_one_error_without_a_backtrace(
+    tiny_hugging_face: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pattern = {"Regex": "(?:x+x+)+y"}
+    step = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    folder = with_tokenizer(tiny_hugging_face, tmp_path / "changed", {"pre_tokenizer": step})
+    for load in (load_tokenizer, Tokenizer.load, FillMask.load):
+        with pytest.raises(UserError, check=coded("damaged-tokenizer")):
+            load(folder)
+    assert "panicked" not in capfd.readouterr().err
+
+
+def test_a_text_on_which_the_tokenizer_panics_is_one_error(
+    tiny_hugging_face: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pattern = {"Regex": "(?:(?:qz)+(?:qz)+)+y"}  # not found by runs of one character
+    step = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    folder = with_tokenizer(tiny_hugging_face, tmp_path / "changed", {"pre_tokenizer": step})
+    for use in (Embedder.load(folder).embed, lambda texts: FillMask.load(folder).predict(texts[0] + " [MASK]")):
+        with pytest.raises(UserError, check=coded("damaged-tokenizer")):
+            use(["qz" * 500])
+    assert "panicked" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("step", ["normalizer", "decoder"])
+def test_steps_that_multiply_a_text_are_refused_before_they_run(
+    tiny_hugging_face: Path, tmp_path: Path, step: str
+) -> None:
+    parts = [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"} for _ in range(40)]
+    change = {step: {"type": "Sequence", f"{step}s": parts}}
+    folder = with_tokenizer(tiny_hugging_face, tmp_path / "changed", change)
+    for load in (load_tokenizer, Tokenizer.load):
+        with pytest.raises(UserError, check=coded("growing-tokenizer")):
+            load(folder)
+
+
 def test_a_tokenizer_whose_unknown_token_is_none_is_refused(tiny_hugging_face: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_hugging_face, tmp_path / "changed"))
     path = folder / "tokenizer_config.json"
