@@ -80,8 +80,10 @@ main() {
 
 read_arguments() {
     if [[ -n ${CLOZEWORKS_VENV:-} ]]; then CLOZEWORKS_VENV=$(absolute "$CLOZEWORKS_VENV"); fi
-    fresh=no corpus='' output=$root/demo vocab_size=$VOCAB_SIZE run=run settings=("${SHORT[@]}") given=()
+    fresh=no corpus='' output=$root/demo vocab_size=$VOCAB_SIZE run=run settings=("${SHORT[@]}") given=() options=' '
     while (($#)); do
+        [[ $options != *" $1 "* ]] || usage_error "$1 is given twice"
+        options+="$1 "
         case $1 in
             --full) run=run-full settings=() ;;
             --fresh) fresh=yes ;;

@@ -5,7 +5,6 @@ Writes DEMO/results-RUN.json (hits on held-out masks beside the unigram guess) a
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from data_prep.dataset.counts import read_token_counts
 from data_prep.dataset.manifest import read_manifest
 from data_prep.storage import storage
 from launch.held_out import held_out_sentences
+from launch.options import command_parser
 from trainer.hf_export.export import export_checkpoint
 from trainer.inference.fill_mask import FillMask, MaskedText, is_right, mask_random_word, report
 from trainer.inference.pulled_model import pull
@@ -31,7 +31,7 @@ NUM_SENTENCES, NUM_SHOWN, TOP_K, SEED = 500, 1, 5, 1
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser("demo_results.py", __doc__)
     parser.add_argument("--demo", required=True, type=Path, metavar="DIR", help="output directory of the demo")
     parser.add_argument("--run", required=True, metavar="NAME", help="folder of the run in it")
     parser.add_argument("--name", required=True, metavar="NAME", help="name of the registered model")

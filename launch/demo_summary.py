@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -14,12 +13,13 @@ from typing import Any
 from data_prep.base.errors import UserError, run_command
 from data_prep.base.terminal import duration
 from data_prep.dataset.manifest import Manifest, read_manifest
+from launch.options import command_parser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_parser("demo_summary.py", __doc__)
     parser.add_argument("--demo", required=True, type=Path, metavar="DIR", help="output directory of the demo")
     parser.add_argument("--run", default="run", metavar="NAME", help="folder of the run in it (default %(default)s)")
     parser.add_argument("--model", required=True, metavar="URI", help="the registered model")

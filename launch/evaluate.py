@@ -20,7 +20,7 @@ import json
 import sys
 from pathlib import Path
 
-from data_prep.base.arguments import local_output
+from data_prep.base.arguments import Joined, local_output
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.progress import Progress
 from launch.options import add_dry_run, add_model, add_tracking_uri, check_new_file, command_parser
@@ -44,7 +44,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--precision", choices=PRECISIONS, help="precision of --minimal-pairs (default fp32; a suite sets its own)"
     )
-    parser.add_argument("--tasks", metavar="A,B,...", help="tasks of --suite to run, with those that they start from")
+    parser.add_argument(
+        "--tasks", action=Joined, metavar="A,B,...", help="tasks of --suite to run, with those that they start from"
+    )
     parser.add_argument("--no-tracking", action="store_true", help="log nothing of --suite to MLflow")
     add_tracking_uri(parser)
     add_dry_run(parser, "check everything and print the plan, but evaluate and write nothing")

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.base.arguments import local_output
+from data_prep.base.arguments import OnceFlag, local_output
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.terminal import counted
 from launch.options import (
@@ -51,7 +51,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     tables.add_argument(
         "--quoting",
-        action=argparse.BooleanOptionalAction,
+        action=OnceFlag,
         help="whether quotation marks in tsv and csv enclose cells (default: as in the training data)",
     )
     add_dry_run(tables, "load the model, read the input and check its columns, but predict and write nothing")

@@ -1,4 +1,4 @@
-"""Arguments and help texts of every command: bounds are checked, no value of a repeated option is dropped."""
+"""Arguments and help texts of every command: bounds are checked, and no value of a repeated option is dropped."""
 
 from __future__ import annotations
 
@@ -65,18 +65,30 @@ class Joined(argparse.Action):
 
 
 class Once(argparse.Action):
-    """An option with a single value: repeating it is an error."""
+    """An option with a single value: repeating it is an error. `CommandParser` takes it where no action is named."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, option: str | None = None
     ) -> None:
-        before = getattr(namespace, self.dest)
-        if before is not None:
-            parser.error(f"{option} is given twice, {before} and {value}; run the command once for each")
+        assert isinstance(parser, CommandParser), "it knows what was given before"
+        if option is not None:  # not a positional argument
+            parser.refuse_repetition(self.dest, option, value)
         setattr(namespace, self.dest, value)
 
 
+class OnceFlag(argparse.BooleanOptionalAction):
+    """A pair of options `--NAME` and `--no-NAME`, of which one can be given, once."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, option: str | None = None
+    ) -> None:
+        assert isinstance(parser, CommandParser), "it knows what was given before"
+        parser.refuse_repetition(self.dest, str(option), option)
+        super().__call__(parser, namespace, value, option)
+
+
 _WIDEST = 100
+_SHOWN_CHARACTERS = 200
 _TABLE_ROW = re.compile(r"( +\S.*? {2,})(\S.*)")
 _CONTINUED_ROW = re.compile(r"( {16,})(\S.*)")
 _WORD = re.compile(r'(?:--[\w-]+ (?![-\[]))?(?:"[^"]*"|\[[^]]*\]|\S+)')
@@ -84,7 +96,33 @@ _WORD = re.compile(r'(?:--[\w-]+ (?![-\[]))?(?:"[^"]*"|\[[^]]*\]|\S+)')
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse's parser, whose errors are one line in the form of all errors of the project."""
+    """argparse's parser, whose errors are one line in the form of all errors of the project.
+
+    An option with a single value is refused when it is given again: argparse would drop the first value. Options that
+    collect values name their action (`Joined`, append, extend).
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        for action in (None, "store"):
+            self.register("action", action, Once)
+        self._given: dict[str, Any] = {}
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command line; options of an earlier one do not count as given."""
+        self._given.clear()
+        return super().parse_known_args(args, namespace)
+
+    def refuse_repetition(self, dest: str, option: str, value: Any) -> None:
+        """End the process with status 2 if an option of this destination was given before."""
+        if dest in self._given:
+            first, again = (redact(str(each))[:_SHOWN_CHARACTERS] for each in (self._given[dest], value))
+            self.refuse(
+                f"{option} is given twice, {first} and {again}",
+                fix="give it once, or run the command once for each",
+                code="option-given-twice",
+            )
+        self._given[dest] = value
 
     def error(self, message: str) -> NoReturn:
         """End the process with status 2."""

@@ -15,8 +15,11 @@ from pydantic import BaseModel, ValidationError
 
 import configs
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.logs import logger
 from data_prep.base.setting_errors import MIN_LIKENESS, violations
 from data_prep.base.settings import Settings
+
+LOG = logger(__name__)
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
@@ -35,6 +38,7 @@ def load_settings(schema: type[SettingsType], path: str | Path | None, overrides
 
         values = read_yaml_with_overrides(find_config(path, schema) if path is not None else None, overrides)
     _check_texts(values, source)
+    _warn_of_repetition(overrides)
     typed = {name: text for name, _, text in (override.partition("=") for override in overrides)}
     return validate_settings(schema, values, source, typed)
 
@@ -100,6 +104,15 @@ def _is_of(schema: type[BaseModel], file: Path) -> bool:
     from data_prep.base.yaml_values import read_yaml
 
     return read_yaml(file).keys() <= schema.model_fields.keys()
+
+
+def _warn_of_repetition(overrides: Sequence[str]) -> None:
+    """Warn of a setting with two values; the last one counts, so that scripts can append a user's overrides."""
+    texts: dict[str, str] = {}
+    for name, _, text in (override.partition("=") for override in overrides):
+        if texts.get(name, text) != text:
+            LOG.warning(f"{name} is given twice with different values; the last one counts")
+        texts[name] = text
 
 
 def _check_texts(value: Any, source: str, where: str = "") -> None:

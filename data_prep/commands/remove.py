@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
-from data_prep.base.arguments import Once
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted, printable
 from data_prep.base.validation import check_encodable
@@ -45,16 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group(
         "what to remove", "A FILE is a list with one value per line, or CSV/TSV with a header."
     ).add_mutually_exclusive_group()
-    what.add_argument("--source", action=Once, metavar="NAME", help="remove all documents of this source")
-    what.add_argument(
-        "--urls", action=Once, metavar="FILE", help="remove the documents of exactly these URLs (column url)"
-    )
-    what.add_argument(
-        "--ids", action=Once, metavar="FILE", help="remove the documents of exactly these corpus ids (column id)"
-    )
+    what.add_argument("--source", metavar="NAME", help="remove all documents of this source")
+    what.add_argument("--urls", metavar="FILE", help="remove the documents of exactly these URLs (column url)")
+    what.add_argument("--ids", metavar="FILE", help="remove the documents of exactly these corpus ids (column id)")
     what.add_argument(
         "--documents",
-        action=Once,
         metavar="FILE",
         help="remove the documents of these document ids, as 'inspect' shows them (column document_id)",
     )

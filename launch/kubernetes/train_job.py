@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from data_prep.base.arguments import at_least
+from data_prep.base.arguments import CommandParser, at_least
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.load_settings import find_config
 from data_prep.base.urls import has_password
@@ -229,6 +229,11 @@ def _check_options(options: argparse.Namespace, arguments: list[str]) -> None:
             f"--claim names {max(names, key=names.count)} twice", fix="mount a claim once", code="claim-mounted-twice"
         )
     environment = dict(_pair(env, "=", "--env") for env in options.env)
+    if len(environment) < len(options.env):
+        names = [env.partition("=")[0] for env in options.env]
+        raise UsageError(
+            f"--env sets {max(names, key=names.count)} twice", fix="give a variable once", code="variable-set-twice"
+        )
     for name in environment:
         _check("--env", name, _VARIABLE, "letters, digits and _ as the variable's name")
         if name.startswith("PET_"):
@@ -256,7 +261,7 @@ def _check(option: str, value: str, pattern: re.Pattern[str], rule: str) -> None
 
 def _check_config(arguments: list[str]) -> None:
     """Check that a --config without a folder is a preset or a file of the checkout, which the image contains too."""
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser = CommandParser(add_help=False, exit_on_error=False)
     parser.add_argument("--config", nargs="?", default="")
     config = parser.parse_known_args(arguments)[0].config
     if config and "/" not in config:

@@ -28,8 +28,8 @@ run_job() {
     # shellcheck source=launch/slurm/submission.sh
     source "$root/launch/slurm/submission.sh"
     use_environment "$root"
-    # The last of two equal options counts: the user's own --workers, which follow.
-    if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
+    # The user's own --workers count, and an option can be given once.
+    if [[ -n ${SLURM_CPUS_PER_TASK:-} && " $* " != *" --workers"[\ =]* ]]; then
         workers=(--workers "$SLURM_CPUS_PER_TASK")
     fi
     case $job in
@@ -39,7 +39,7 @@ run_job() {
 }
 
 submit() {
-    local root script python ranges=8 dry_run=0 shifted options=()
+    local root script given='' python ranges=8 dry_run=0 shifted options=()
     script=${BASH_SOURCE[0]}
     root=$(cd "$(dirname "$script")/../.." && pwd)
     # shellcheck source=launch/slurm/submission.sh

@@ -71,13 +71,14 @@ run_job() {
 
 # need_nodes OPTION VALUE: a number or a range.
 need_nodes() {
+    refuse_repetition "$1"
     [[ ${2:-} =~ ^[1-9][0-9]*(-[1-9][0-9]*)?$ ]] ||
         die "$1 must be N or N-M, got '${2:-}'. Fix: give one. [invalid-range]"
     ((${2%-*} <= ${2#*-})) || die "$1 $2 is not a range. Fix: give the larger number last. [invalid-range]"
 }
 
 submit() {
-    local root script nodes=1 gpus=8 cpus='' grace=300 requeues=100 dry_run=0 shifted options=()
+    local root script given='' nodes=1 gpus=8 cpus='' grace=300 requeues=100 dry_run=0 shifted options=()
     script=${BASH_SOURCE[0]}
     root=$(cd "$(dirname "$script")/../.." && pwd)
     # shellcheck source=launch/slurm/submission.sh

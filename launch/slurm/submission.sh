@@ -5,8 +5,15 @@ die() {
     exit 2
 }
 
+# refuse_repetition OPTION: an option with one value is given once; `given` has those before.
+refuse_repetition() {
+    [[ " ${given:-} " != *" $1 "* ]] || die "$1 is given twice. Fix: give it once. [option-given-twice]"
+    given+=" $1"
+}
+
 # need_number OPTION VALUE
 need_number() {
+    refuse_repetition "$1"
     [[ ${2:-} =~ ^[1-9][0-9]*$ ]] ||
         die "$1 must be a number from 1, got '${2:-}'. Fix: give one. [invalid-number]"
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.base.arguments import CommandParser, OnceFlag
 from data_prep.base.errors import UsageError, run_command
 from launch import __main__ as entry
 from launch.command_table import COMMANDS, DATA_PREP, GROUPS
@@ -143,3 +144,26 @@ def test_a_missing_library_is_answered_with_the_extra_of_the_command(
 def test_every_module_of_the_table_has_a_main() -> None:
     assert all(callable(importlib.import_module(command.module).main) for command in COMMANDS.values())
     assert callable(run_command)
+
+
+class Parser(Exception):
+    """Holds the parser of a command that would parse its command line now."""
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"ranks"}))  # its options are torchrun's
+def test_no_option_of_a_command_drops_a_value_that_was_given_before(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_parser(parser: CommandParser, *_: object) -> None:
+        raise Parser(parser)
+
+    monkeypatch.setattr(CommandParser, "parse_known_args", raise_parser)
+    monkeypatch.setattr(sys, "argv", ["clozeworks", command])
+    with pytest.raises(Parser) as caught:
+        entry.main()
+    options = [action for action in caught.value.args[0]._actions if action.option_strings]
+    flags = [action for action in options if action.nargs == 0 and not isinstance(action, OnceFlag)]
+    valued = {type(action).__name__ for action in options if action not in flags}
+    assert valued <= {"Once", "OnceFlag", "Joined", "_AppendAction", "_ExtendAction"}
+    assert {type(action).__name__ for action in flags} <= {"_StoreTrueAction", "_HelpAction"}
+    assert len({action.dest for action in options}) == len(options)

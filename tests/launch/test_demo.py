@@ -54,6 +54,11 @@ def test_a_corpus_that_is_not_there_is_told_before_anything_is_installed(root: P
         assert "step 3/6" in demo(root, "--fresh", "--corpus", pattern).stderr
 
 
+def test_an_option_that_is_given_twice_is_refused(root: Path) -> None:
+    refused = demo(root, "--corpus", "texts/one.txt", "--corpus", "texts/two.txt")
+    assert refused.returncode == 2 and "--corpus is given twice" in refused.stderr and not (root / "demo").exists()
+
+
 def test_a_demo_without_a_finished_step_binds_nobody(root: Path) -> None:
     assert "step 3/6" in demo(root, "--corpus", "texts/one.txt").stderr
     assert "step 3/6" in demo(root, "--corpus", "texts/two.txt").stderr

@@ -181,6 +181,9 @@ def test_the_hook_that_has_the_ranks_save_does_not_find_its_own_shell():
         (["--nodes", "0", "--", "x"], "must be a whole number of 1 or more"),
         (["--claim", "x", "--", "y"], "NAME:VALUE"),
         (["--claim", "x:/a", "--claim", "x:/b", "--", "y"], "--claim names x twice"),
+        (["--env", "A=1", "--env", "A=2", "--", "y"], "--env sets A twice"),
+        (["--memory", "1Gi", "--memory", "2Gi", "--", "y"], "--memory is given twice, 1Gi and 2Gi"),
+        (["--", "--config", "bert_base", "--config", "bert_large"], "[option-given-twice]"),
         (["--env", "PET_NNODES=2", "--", "y"], "PET_NNODES is set by Kubeflow Trainer"),
         (["--nodes", "10001", "--", "y"], "give at most 10000"),
         (["--", *(f"a.b={number}" for number in range(126))], "[too-many-arguments]"),
@@ -211,7 +214,8 @@ def test_mistakes_are_reported(arguments, message):
     ],
 )
 def test_what_the_api_server_would_refuse_is_reported(option, value, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train_job.py", "--name", "bert", "--image", "i", option, value, "--", "y"])
+    name = [] if option == "--name" else ["--name", "bert"]
+    monkeypatch.setattr(sys, "argv", ["train_job.py", *name, "--image", "i", option, value, "--", "y"])
     with pytest.raises(UsageError, match=option, check=coded("invalid-for-kubernetes")):
         main()
     assert not capsys.readouterr().out

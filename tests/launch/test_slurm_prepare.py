@@ -110,6 +110,7 @@ def test_an_array_and_its_merge_make_the_shards_and_failed_ranges_stop_it(
         (["--input", "x"], "unknown option '--input'"),
         (["--ranges", "2"], "give them after --"),
         (["--sbatch"], "--sbatch needs a value"),
+        (["--ranges", "2", "--ranges", "3", "--", "--input", "x"], "--ranges is given twice"),
     ],
 )
 def test_mistakes_are_reported_before_anything_is_submitted(

@@ -96,6 +96,8 @@ def test_after_so_many_requeues_it_ends(slurm):
         (["--nodes", "4-", "--", "x"], "--nodes must be N or N-M"),
         (["--nodes", "4-3", "--", "x"], "--nodes 4-3 is not a range"),
         (["--gpus", "none", "--", "x"], "--gpus must be a number from 1"),
+        (["--nodes", "4", "--nodes", "5", "--", "x"], "--nodes is given twice"),
+        (["--grace", "60", "--gpus", "8", "--grace", "60", "--", "x"], "--grace is given twice"),
         (["--config", "x"], "unknown option '--config'"),
         ([], "give them after --"),
     ],

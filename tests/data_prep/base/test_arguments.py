@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.base.arguments import HelpFormatter, Joined, Once, at_least, local_output
+from data_prep.base.arguments import CommandParser, HelpFormatter, Joined, OnceFlag, at_least, local_output
 from data_prep.base.errors import UsageError
 
 
@@ -47,13 +47,47 @@ def test_a_list_in_commas_that_is_given_again_is_added_to() -> None:
     ]
 
 
-def test_a_value_that_must_not_be_lost_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--source", action=Once)
-    assert parser.parse_args(["--source", "a"]).source == "a"
+@pytest.mark.parametrize("again", ["b", "a", "3"])
+def test_an_option_with_a_single_value_is_refused_when_it_is_given_again(
+    again: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = CommandParser(prog="x")
+    parser.add_argument_group("group").add_argument("--source", default="3")
+    for _ in range(2):  # another command line may have it again
+        assert parser.parse_args(["--source", "a"]).source == "a"
+    with pytest.raises(SystemExit) as caught:
+        parser.parse_args([f"--source={again}", "--sou", "b"])
+    assert caught.value.code == 2
+    written = capsys.readouterr().err
+    assert f"--source is given twice, {again} and b" in written and "[option-given-twice]" in written
+
+
+def test_the_error_about_a_repeated_option_shows_no_password(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = CommandParser(prog="x")
+    parser.add_argument("--uri")
     with pytest.raises(SystemExit):
-        parser.parse_args(["--source", "a", "--source", "b"])
-    assert "--source is given twice, a and b; run the command once for each" in capsys.readouterr().err
+        parser.parse_args(["--uri", "http://me:hunter2@a", "--uri", "http://me:hunter2@b"])
+    assert "hunter2" not in capsys.readouterr().err
+
+
+def test_a_flag_and_its_opposite_are_refused_together(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = CommandParser(prog="x")
+    parser.add_argument("--quoting", action=OnceFlag)
+    assert [parser.parse_args(words).quoting for words in ([], ["--quoting"], ["--no-quoting"])] == [None, True, False]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--quoting", "--no-quoting"])
+    assert "--no-quoting is given twice, --quoting and --no-quoting" in capsys.readouterr().err
+
+
+def test_values_between_positional_arguments_are_given_once_too(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = CommandParser(prog="x")
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--model")
+    read = parser.parse_intermixed_args(["a=1", "--model", "m", "b=2"])
+    assert (read.overrides, read.model) == (["a=1", "b=2"], "m")
+    with pytest.raises(SystemExit):
+        parser.parse_intermixed_args(["--model", "m", "b=2", "--model", "n"])
+    assert "--model is given twice, m and n" in capsys.readouterr().err
 
 
 def test_a_place_to_write_is_a_path_and_no_folder_named_like_a_scheme() -> None:

@@ -55,6 +55,15 @@ def test_overrides_replace_the_files_values(tmp_path):
     assert (car.engine.rate, car.engine.cylinders, car.wheels) == (1e-4, 8, (3, 4))
 
 
+def test_an_override_with_two_values_is_warned_about_and_the_last_one_counts(tmp_path, caplog):
+    path = written(tmp_path, "name: a\n")
+    with caplog.at_level("WARNING", "clozeworks"):
+        assert load_settings(Car, path, ["engine.cylinders=8", "engine.cylinders=8"]).engine.cylinders == 8
+        assert not caplog.records
+        assert load_settings(Car, path, ["engine.cylinders=8", "engine.cylinders=6"]).engine.cylinders == 6
+    assert "engine.cylinders is given twice" in caplog.text
+
+
 def test_the_printed_configuration_reads_back_to_the_same_value(tmp_path):
     car = Car(name="öne: two", engine=Engine(cylinders=2, rate=3e-5))
     assert load_settings(Car, written(tmp_path, to_yaml(car))) == car
