@@ -91,6 +91,8 @@ def _card_in(folder: str, manifest: Manifest) -> str:
     info = TokenizerInfo.read(storage.join(folder, TOKENIZER_FOLDER))
     settings = None if info is None else info.settings
     normalization = None if settings is None else settings.normalization.model_dump(mode="json")
+    if normalization is not None and normalization["version"] == 1:
+        del normalization["version"]  # cards written before there were versions stay as they are
     if info is not None and info.kind == "hugging_face":
         normalization = {"by": "tokenizer.json itself"}
     # The manifest as it reads back, whose settings may be in another order than the given ones.

@@ -3,9 +3,11 @@
 The rules exist twice: here, and as regular expressions in tokenizer.json
 (`data_prep.tokenizer.hugging_face_tokenizer`). Character ranges are explicit, so that the Unicode tables of Python and
 Rust cannot disagree. In order: lone surrogates become U+FFFD; control and invisible formatting characters are removed
-(the joiners U+200C and U+200D stay, since emoji and several scripts need them); the Unicode form; case and accents if
-configured; each run of white space, newlines and U+2581 included, becomes one space, and one space is put before the
-text.
+(see `RULES` for those that stay); the Unicode form; case and accents if configured; each run of white space, newlines
+and U+2581 included, becomes one space, and one space is put before the text.
+
+The characters that are removed and those that are white space have versions (`RULES`). A tokenizer stores the version
+it was trained with, and its text is normalized by that version for good.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import sys
 import unicodedata
 from functools import cache
 from itertools import groupby, islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -26,8 +28,8 @@ from data_prep.base.settings import Settings
 METASPACE = "\u2581"
 """Character that SentencePiece writes for a space; in a text it counts as one."""
 
-NORMALIZATION_VERSION = 1
-"""Incremented when any rule below changes, because the same settings then give other ids."""
+NORMALIZATION_VERSION: Literal[2] = 2
+"""That of new tokenizers. A rule changes only with a new version, because the same settings then give other ids."""
 
 MAX_MARKS = 1_000
 """Largest number of combining marks in a row; letters of real scripts have a few."""
@@ -51,11 +53,52 @@ def _characters(ranges: Ranges) -> frozenset[str]:
     return frozenset(chr(number) for first, last in ranges for number in range(first, last + 1))
 
 
-REMOVED = _ranges("0000-0008 000E-001B 007F-0084 0086-009F 00AD 200B 200E-200F 202A-202E 2060 2066-2069 FEFF FFF9-FFFB")
-"""Control characters, soft hyphen, zero-width space, word joiner, byte order mark, marks of text direction."""
+class Rules(NamedTuple):
+    """The characters that a version of normalization treats as a kind.
 
-WHITE_SPACE = _ranges("0009-000D 001C-0020 0085 00A0 1680 2000-200A 2028-2029 202F 205F 2581 3000")
-"""White space of `str.isspace`, and the metaspace."""
+    Attributes:
+        removed: are deleted.
+        white_space: separate words.
+    """
+
+    removed: Ranges
+    white_space: Ranges
+
+    @property
+    def removed_pattern(self) -> re.Pattern[str]:
+        return _pattern(self.removed)
+
+    @property
+    def rare_white_space_pattern(self) -> re.Pattern[str]:
+        """Match white space outside ASCII."""
+        return _pattern(tuple(pair for pair in self.white_space if pair[0] >= 0x80))
+
+
+RULES = {
+    1: Rules(
+        _ranges("0000-0008 000E-001B 007F-0084 0086-009F 00AD 200B 200E-200F 202A-202E 2060 2066-2069 FEFF FFF9-FFFB"),
+        _ranges("0009-000D 001C-0020 0085 00A0 1680 2000-200A 2028-2029 202F 205F 2581 3000"),
+    ),
+    2: Rules(
+        _ranges(
+            "0000-0008 000E-001B 007F-0084 0086-009F 00AD 061C 200E-200F 202A-202E 2060-2064 2066-206F FEFF FFF9-FFFB "
+            "1BCA0-1BCA3 1D173-1D17A E0001"
+        ),
+        _ranges("0009-000D 001C-0020 0085 00A0 1680 2000-200B 2028-2029 202F 205F 2581 3000"),
+    ),
+}
+"""Rules by version. White space is that of `str.isspace`, and the metaspace.
+
+Version 2 treats U+200B as white space, because it separates the words of Khmer, Thai and Burmese; version 1 removes it.
+
+Removed are control characters and, of Unicode's format characters (category Cf), all that are invisible: soft hyphen,
+word joiner, byte order mark, marks of text direction, invisible operators, deprecated format characters, annotation
+marks, controls of shorthand and musical notation, the language tag. Version 1 lacks U+061C, U+2061 to U+2064, U+206A to
+U+206F, U+1BCA0 to U+1BCA3, U+1D173 to U+1D17A and U+E0001. The other format characters stay in both versions: signs
+that are visible (U+0600 to U+0605, U+06DD, U+070F, U+0890, U+0891, U+08E2, U+110BD, U+110CD), and characters that
+decide how their neighbors are written (the joiners U+200C and U+200D, the Mongolian vowel separator U+180E, the layout
+of hieroglyphs U+13430 to U+1343F, and the tags U+E0020 to U+E007F of flags in emoji).
+"""
 
 ACCENTS = _ranges("0300-036F 1AB0-1AFF 1DC0-1DFF 20D0-20FF FE20-FE2F")
 """Unicode's blocks of combining diacritical marks; the vowel signs of other scripts are letters and stay."""
@@ -91,12 +134,21 @@ class Normalization(Settings):
     )
     lowercase: bool = Field(False, description="convert to lowercase, for an uncased model")
     strip_accents: bool = Field(False, description="remove the diacritical marks of letters, for an uncased model")
+    version: Literal[1, 2] = Field(
+        NORMALIZATION_VERSION,
+        description="version of the rules: 2 treats U+200B as a space and removes all invisible format characters; 1 "
+        "removes U+200B and fewer of the others, as releases before this setting did",
+    )
 
     @model_validator(mode="after")
     def _accents_need_a_form(self) -> Normalization:
         if self.strip_accents and self.form == "none":
             raise ValueError("strip_accents=true needs a Unicode form; set form to NFC or NFKC")
         return self
+
+    @property
+    def rules(self) -> Rules:
+        return RULES[self.version]
 
 
 def normalize(text: str, normalization: Normalization) -> str:
@@ -141,13 +193,13 @@ def clean(text: str, normalization: Normalization) -> bytes:
 
 def is_stable(character: str, normalization: Normalization) -> bool:
     """Whether text may be cut between two such characters: both stay unchanged and neither joins the other."""
-    return "!" <= character <= "~" or (character > "\x7f" and _stays(character, normalization.form))
+    return "!" <= character <= "~" or (character > "\x7f" and _stays(character, normalization))
 
 
 def has_too_many_marks(text: str, most: int = MAX_MARKS) -> bool:
     """Whether there are more than `most` combining marks in a row, ignoring removed characters between them.
 
-    Python sorts a row of marks in quadratic time.
+    Characters that any version removes are ignored. Python sorts a row of marks in quadratic time.
     """
     size = most // 2
     firsts = "" if text.isascii() else text[::size]
@@ -157,7 +209,7 @@ def has_too_many_marks(text: str, most: int = MAX_MARKS) -> bool:
     pieces = (text[start : start + size] for start in range(0, len(text) - size + 1, size))
     if not any(all(map(_is_in_row, piece)) for piece in pieces):
         return False
-    rows = groupby(_REMOVED.sub("", text), _is_mark)
+    rows = groupby(_EVER_REMOVED.sub("", text), _is_mark)
     return any(is_mark and next(islice(row, most, None), None) is not None for is_mark, row in rows)
 
 
@@ -177,26 +229,29 @@ def _is_plain(data: bytes, normalization: Normalization) -> bool:
         return False
     others = data.translate(None, _ASCII).decode("utf-8", "surrogatepass")
     codes = np.frombuffer(others.encode("utf-32-le", "surrogatepass"), np.uint32)
-    kinds = _kinds(normalization.form)
+    kinds = _kinds(normalization.form, normalization.version)
     found = kinds.take(codes).tobytes()
     if _UNSEEN in found:
         for code in np.unique(codes[kinds.take(codes) == _UNSEEN]).tolist():
-            kinds[code] = _PLAIN if _stays(chr(code), normalization.form) else _ALTERED
+            kinds[code] = _PLAIN if _stays(chr(code), normalization) else _ALTERED
         found = kinds.take(codes).tobytes()
     return _ALTERED not in found
 
 
 @cache
-def _kinds(form: Literal["NFC", "NFKC", "none"]) -> np.ndarray:
+def _kinds(form: Literal["NFC", "NFKC", "none"], version: Literal[1, 2]) -> np.ndarray:
     """The cached result of `_stays` for each character, (number of code points,) uint8 of the kinds below."""
     return np.zeros(sys.maxunicode + 1, np.uint8)
 
 
-def _stays(character: str, form: Literal["NFC", "NFKC", "none"]) -> bool:
-    """Return whether the character is kept, is not white space, and is unchanged in `form` next to any other such
+def _stays(character: str, normalization: Normalization) -> bool:
+    """Return whether the character is kept, is not white space, and is unchanged in the form next to any other such
     character.
     """
-    if _REMOVED.match(character) or _RARE_WHITE_SPACE.match(character) or _SURROGATES.match(character):
+    rules, form = normalization.rules, normalization.form
+    if any(
+        pattern.match(character) for pattern in (rules.removed_pattern, rules.rare_white_space_pattern, _SURROGATES)
+    ):
         return False
     # Marks, and the vowels and final consonants of Hangul, may join with the preceding character.
     joins = unicodedata.category(character)[0] == "M" or "\u1100" <= character <= "\u11ff"
@@ -213,12 +268,18 @@ def _clean_thoroughly(text: str, normalization: Normalization) -> str:
             fix="remove them or the text",
             code="too-many-combining-marks",
         )
-    cleaned = _in_form(_REMOVED.sub("", replace_surrogates(text)), normalization.form)
+    rules = normalization.rules
+    cleaned = _in_form(rules.removed_pattern.sub("", replace_surrogates(text)), normalization.form)
     if normalization.lowercase:
         cleaned = _in_form(cleaned.translate(_LATE_CAPITALS).lower(), normalization.form)
     if normalization.strip_accents:
         cleaned = _in_form(_ACCENTS.sub("", _in_form(cleaned, "NFD")), normalization.form)
-    return _RARE_WHITE_SPACE.sub(lambda found: _LINE_BREAKS.get(found[0], " "), cleaned)
+    return rules.rare_white_space_pattern.sub(lambda found: _LINE_BREAKS.get(found[0], " "), cleaned)
+
+
+@cache
+def _pattern(ranges: Ranges) -> re.Pattern[str]:
+    return re.compile(character_class(ranges))
 
 
 def _is_mark(character: str) -> bool:
@@ -240,10 +301,9 @@ def _in_form(text: str, form: Literal["NFC", "NFD", "NFKC", "none"]) -> str:
 
 
 _ASCII = bytes(range(128))
-_REMOVED = re.compile(character_class(REMOVED))
-_REMOVED_ASCII = bytes(byte for byte in range(128) if _REMOVED.match(chr(byte)))
+_REMOVED_ASCII = bytes(byte for byte in range(128) if RULES[1].removed_pattern.match(chr(byte)))  # in every version
 _PLAIN_WHITE_SPACE = bytes.maketrans(b"\r\x0b\x0c\t\x1c\x1d\x1e\x1f", b"\n\n\n     ")
-_RARE_WHITE_SPACE = re.compile(character_class(tuple(pair for pair in WHITE_SPACE if pair[0] >= 0x80)))
+_EVER_REMOVED = _pattern(tuple(pair for rules in RULES.values() for pair in rules.removed))
 _LINE_BREAKS = {"\x85": "\n", "\u2028": "\n", "\u2029": "\n\n"}
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _ACCENTS = re.compile(character_class(ACCENTS))
@@ -251,7 +311,7 @@ _INERT_CHARACTER = re.compile(f"({character_class(_INERT)})")
 _INERT_CHARACTERS = _characters(_INERT)
 # Marks of class 0: those that become others (Tibetan vowels, half-width voicing), and accents, which may be stripped.
 _OTHER_MARKS = _characters(_ranges("0F73 0F75 0F81 FF9E-FF9F")) | _characters(ACCENTS)
-_OTHERS_IN_ROW = _OTHER_MARKS | _characters(REMOVED)
+_OTHERS_IN_ROW = _OTHER_MARKS.union(*(_characters(rules.removed) for rules in RULES.values()))
 _PARAGRAPH_BREAK = re.compile(rb"\n *\n[ \n]*")
 
 _UNSEEN, _PLAIN, _ALTERED = range(3)  # kinds of characters

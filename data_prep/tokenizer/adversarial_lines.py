@@ -16,6 +16,11 @@ ADVERSARIAL_LINES: tuple[str, ...] = (
     "\u2581the\u2581metaspace \u2581\u2581 itself\u2581",
     "nul \x00 and \x07 control \x1b[0m \x7f \x85next \x1c \x1f characters\x00",
     "\x00\u200b starts with nothing",
+    "\u1780\u17d2\u200b\u178f\u1793\u200b\u0e44\u0e17\u0e22\u200b \u200b\u200bspaces\u200b\u0301 of\u200b",
+    "\u061cmark\u0301\u061c\u0323 \u2061\u2063operators\u2064 \u206aold\u206f \U0001d173\U0001bca3\U000e0001",
+    "\u180e \u0600\u06dd1 \u070f \u08e2 \U000110bd \U00013430 \U0001f3f4\U000e0067\U000e0062\U000e007f",
+    "\U000e0001\u200b\u061c",
+    "\u061c\u206e\u0301e\u200b\u061c\u200b[MASK]\u200b\u061c.\u200b[SEP]",
     "lone surrogates \ud800 and \udc00 and \udfff\ud83d",
     "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f3f3\ufe0f\u200d\U0001f308 "
     "\U0001f44d\U0001f3fd "

@@ -64,7 +64,7 @@ class ForeignTokenizer(Tokenizer):
         """Use `Tokenizer.load`."""
         vocabulary, id_bytes = vocabulary_of(encoder, info.special_tokens, info.vocab_size)
         # Only for the hash that finds duplicates: no id depends on it.
-        super().__init__(Path(url), info, url, Normalization(), vocabulary, id_bytes)
+        super().__init__(Path(url), info, url, Normalization(version=1), vocabulary, id_bytes)
         self._files = files
         self._encoder = encoder
 

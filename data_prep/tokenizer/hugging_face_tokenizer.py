@@ -20,8 +20,6 @@ from data_prep.storage import storage
 from data_prep.text.cleaning import (
     ACCENTS,
     METASPACE,
-    REMOVED,
-    WHITE_SPACE,
     Normalization,
     Ranges,
     character_class,
@@ -177,13 +175,13 @@ def _normalizer(normalization: Normalization) -> normalizers.Normalizer:
     forms: dict[str, list[normalizers.Normalizer]]
     forms = {"NFC": [normalizers.NFC()], "NFKC": [normalizers.NFKC()], "none": []}
     form = forms[normalization.form]
-    steps = [*_remove(REMOVED), *form]
+    steps = [*_remove(normalization.rules.removed), *form]
     if normalization.lowercase:
         steps += [normalizers.Lowercase(), *form]
     if normalization.strip_accents:
         steps += [normalizers.NFD(), *_remove(ACCENTS), *form]
     steps += [
-        normalizers.Replace(Regex(character_class(WHITE_SPACE) + "+"), " "),
+        normalizers.Replace(Regex(character_class(normalization.rules.white_space) + "+"), " "),
         normalizers.Replace(Regex(r" \z"), ""),
     ]
     return normalizers.Sequence(steps)

@@ -16,7 +16,7 @@ import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
-from data_prep.text.cleaning import METASPACE, NORMALIZATION_VERSION, Normalization, normalize
+from data_prep.text.cleaning import METASPACE, Normalization, normalize
 from data_prep.text.sentences import batch_sentence_starts
 from data_prep.text.text_batch import TextBatch
 from data_prep.tokenizer.sentencepiece_model import Piece, Processor, TokenSpan, open_model, token_spans, vocabulary_of
@@ -192,7 +192,7 @@ class SentencePieceTokenizer(Tokenizer):
 def fingerprint_of(vocabulary: tuple[Piece, ...], normalization: Normalization) -> str:
     """sha256 of what decides the ids, whatever the library or the machine writes around it."""
     values = {
-        "normalization": {"version": NORMALIZATION_VERSION, **normalization.model_dump(mode="json")},
+        "normalization": normalization.model_dump(mode="json"),
         "pieces": [[number, *piece] for number, piece in enumerate(vocabulary)],
     }
     return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -26,7 +26,8 @@ from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, SPECIAL_TOKEN
 
 INFO_NAME = "tokenizer_info.json"
 REPORT_NAME = "tokenizer_report.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Format 1 states no version of the normalization, which was then 1."""
 MIN_VOCAB_SIZE = 6  # five special tokens and one of text
 
 _BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
@@ -93,7 +94,7 @@ class TokenizerInfo(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format_version: Literal[1]
+    format_version: Literal[1, 2]
     fingerprint: Sha256
     vocab_size: Annotated[int, Field(ge=MIN_VOCAB_SIZE, lt=1 << 32)]
     settings: TokenizerSettings | None
@@ -102,6 +103,14 @@ class TokenizerInfo(BaseModel):
     files: dict[FileName, Sha256] = Field({}, description="sha256 of the other files of a foreign one by name")
     kind: Literal["sentencepiece", "hugging_face"] = "sentencepiece"
     special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_format_1(cls, values: Any) -> Any:
+        settings = values.get("settings") if isinstance(values, dict) and values.get("format_version") == 1 else None
+        if isinstance(settings, dict) and isinstance(normalization := settings.get("normalization"), dict):
+            return {**values, "settings": {**settings, "normalization": {"version": 1, **normalization}}}
+        return values
 
     @model_validator(mode="after")
     def _of_its_kind(self) -> TokenizerInfo:
@@ -123,9 +132,9 @@ class TokenizerInfo(BaseModel):
         try:
             values = json.loads(storage.read_bytes(url))
             version = values.get("format_version") if isinstance(values, dict) else None
-            if version != FORMAT_VERSION:
+            if version not in range(1, FORMAT_VERSION + 1):
                 raise UserError(
-                    f"{path} has format version {version!r}; this release reads {FORMAT_VERSION}",
+                    f"{path} has format version {version!r}; this release reads 1 to {FORMAT_VERSION}",
                     fix="use the release that wrote it, or train the tokenizer again",
                     code="unsupported-format-version",
                 )
@@ -144,8 +153,15 @@ class TokenizerInfo(BaseModel):
         storage.write_bytes(storage.join(folder, INFO_NAME), (text + "\n").encode())
 
     def differences(self, settings: TokenizerSettings, inputs: dict[str, Any]) -> Iterator[str]:
-        """Name what differs from the settings and inputs of a tokenizer that is wanted now."""
+        """Name what differs from the settings and inputs of a tokenizer that is wanted now.
+
+        A version of the normalization that was not asked for does not differ.
+        """
         known = self.settings and self.settings.model_dump(mode="json")
+        if self.settings is not None and "version" not in settings.normalization.model_fields_set:
+            version = {"version": self.settings.normalization.version}
+            normalization = settings.normalization.model_copy(update=version)
+            settings = settings.model_copy(update={"normalization": normalization})
         theirs = {"tokenizer": known, **_by_url(self.inputs)}
         mine = {"tokenizer": settings.model_dump(mode="json"), **_by_url(inputs)}
         return _differences(theirs, mine, "")

@@ -20,7 +20,7 @@ from data_prep.tokenizer.sentencepiece_model import LIBRARY_VERSION, open_model,
 from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer, fingerprint_of
 from data_prep.tokenizer.special_tokens import MAX_VOCAB_SIZE, SPECIAL_TOKENS
 from data_prep.tokenizer.tokenizer import FILE_NAMES, MODEL_NAME
-from data_prep.tokenizer.tokenizer_info import INFO_NAME, TokenizerInfo, TokenizerSettings
+from data_prep.tokenizer.tokenizer_info import FORMAT_VERSION, INFO_NAME, TokenizerInfo, TokenizerSettings
 from data_prep.tokenizer.tokenizer_report import write_report
 from data_prep.tokenizer_training.alphabet import (
     Alphabet,
@@ -110,7 +110,7 @@ def train_on_sample(
     _say(f"trained in {time.monotonic() - started_at:.1f} s; comparing with Hugging Face and measuring")
     processor = open_model(model, "the trained model")
     info = TokenizerInfo(
-        format_version=1,
+        format_version=FORMAT_VERSION,
         fingerprint=fingerprint_of(vocabulary_of(processor, settings.user_symbols), settings.normalization),
         vocab_size=processor.get_piece_size(),
         settings=settings,

@@ -36,6 +36,12 @@ TEXTS = (
     "The tokenizer of the shards, and what it was made with.",
     "  Spaces,\ttabs\n\nand a [MASK] stay what they are; \u00e9 and e\u0301 too, \u6f22\u5b57 become bytes.",
 )
+INVISIBLE_TEXTS = (
+    "one\u200btwo \u200b three\u200b",
+    "\u061cfour\u2061five\u206asix\U0001d173seven\U0001bca0 \U000e0001eight",
+    "\u200enine\u2060ten\u00ad\ufeff \u180e\u200c\u200d \u0600 \U0001f3f4\U000e0067\U000e007f",
+)
+"""Characters that the versions of normalization treat differently, and their relatives."""
 MASKED_TEXT = "The [MASK] of the shards."
 CONFIG = f"""\
 output_dir: run
@@ -169,6 +175,7 @@ def expected(folder: Path) -> dict[str, Any]:
         "tokens": [manifest.train.tokens, manifest.valid.tokens],
         "tokenizer_fingerprint": tokenizer.fingerprint,
         "ids": [tokenizer.encode_text(text).tolist() for text in TEXTS],
+        "invisible_ids": [tokenizer.encode_text(text).tolist() for text in INVISIBLE_TEXTS],
         "first_rows": first_rows(folder),
         "weights_sha256": digest_of_tensors(read_weights(checkpoint)),
         "state": CheckpointFolder(checkpoint).read_state().state.model_dump(mode="json"),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from data_prep.api.prepare import prepare
 from data_prep.dataset.manifest import FORMAT_VERSION as MANIFEST_FORMAT
 from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.verification import verify_shards
@@ -76,7 +77,19 @@ def test_the_tokenizer_gives_the_same_ids(release: Path, expected: dict[str, Any
     tokenizer = Tokenizer.load(folder)
     assert tokenizer.fingerprint == expected["tokenizer_fingerprint"]
     assert [tokenizer.encode_text(text).tolist() for text in make.TEXTS] == expected["ids"]
-    check_parity(folder, make.TEXTS)
+    assert [tokenizer.encode_text(text).tolist() for text in make.INVISIBLE_TEXTS] == expected["invisible_ids"]
+    check_parity(folder, [*make.TEXTS, *make.INVISIBLE_TEXTS])
+
+
+NORMALIZED = {"v1": "one onetwo \u061cthree", "v2": "one one two three"}
+"""By the tokenizer of a release; the first had version 1 of the normalization."""
+
+
+def test_new_shards_are_normalized_as_their_tokenizer_was(release: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "one one\u200btwo \u061cthree"}) + '\n{"text": "other"}\n')
+    folder = release / "shards" / "tokenizer"
+    dataset = prepare([tmp_path / "text.jsonl"], tokenizer=folder, output=tmp_path / "new", num_workers=1)
+    assert {document.text for document in dataset} == {NORMALIZED[release.name], "other"}
 
 
 def test_training_sees_the_same_rows(release: Path, expected: dict[str, Any]) -> None:

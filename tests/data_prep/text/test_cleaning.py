@@ -15,8 +15,7 @@ from data_prep.base.load_settings import validate_settings
 from data_prep.text import cleaning
 from data_prep.text.cleaning import (
     MAX_MARKS,
-    REMOVED,
-    WHITE_SPACE,
+    RULES,
     Normalization,
     clean,
     clean_paragraphs,
@@ -32,6 +31,7 @@ ALL = [
     Normalization(form="NFKC"),
     Normalization(form="none", lowercase=True),
     Normalization(lowercase=True),
+    Normalization(form="NFKC", version=1),
 ]
 
 TRICKY = st.text(
@@ -39,6 +39,7 @@ TRICKY = st.text(
         st.characters(codec=None),
         st.sampled_from(
             "ab \t\n\r\x0b\x0c\x85\u2028\u2029\u2581\x00\u200b\ufeff\u00ad\u0301\u0323\u3099\u00e9\u03a3\u0130\ufb01"
+            "\u061c\u2064\u206f\U0001d173\U000e0001"
         ),
         st.sampled_from("\u1100\u1161\u11a8\u0897\U00011935\U00011930\ud800\udc00\U0001f600\u200d\ua7cb"),
     ),
@@ -55,7 +56,10 @@ TRICKY = st.text(
         ("  two\t\twords \r\n here\u00a0", " two words here"),
         ("a\u2581b", " a b"),
         ("e\u0301", " \u00e9"),
-        ("e\u200b\u0301", " \u00e9"),
+        ("e\u2060\u0301", " \u00e9"),
+        ("e\u061c\u0301", " \u00e9"),
+        ("e\u200b\u0301", " e \u0301"),
+        ("\u1780\u178f\u200b\u200b\u1793\u200b", " \u1780\u178f \u1793"),
         ("x\x00y\x07\x7f\u00adz", " xyz"),
         ("\ud800a\udfff", " \ufffda\ufffd"),
         ("\U0001f468\u200d\U0001f469", " \U0001f468\u200d\U0001f469"),
@@ -95,13 +99,37 @@ def test_one_line_break_parts_no_paragraphs(break_: str) -> None:
     assert clean_paragraphs(f"a{break_}b", PLAIN) == ["a b"]
 
 
-def test_white_space_ranges_are_what_python_calls_white_space_and_the_metaspace() -> None:
-    listed = {number for first, last in WHITE_SPACE for number in range(first, last + 1)}
-    assert listed == {number for number in range(0x110000) if chr(number).isspace()} | {0x2581}
-    removed = {number for first, last in REMOVED for number in range(first, last + 1)}
+@pytest.mark.parametrize(("version", "also"), [(1, set()), (2, {0x200B})])
+def test_white_space_is_what_python_calls_so_and_the_metaspace(version: int, also: set[int]) -> None:
+    listed = {number for first, last in RULES[version].white_space for number in range(first, last + 1)}
+    assert listed == {number for number in range(0x110000) if chr(number).isspace()} | {0x2581} | also
+    removed = {number for first, last in RULES[version].removed for number in range(first, last + 1)}
     assert not removed & listed
     controls = {number for number in range(0x110000) if unicodedata.category(chr(number)) == "Cc"}
     assert controls <= removed | listed
+
+
+VISIBLE = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}
+SHAPING = {0x180E, 0x200C, 0x200D, *range(0x13430, 0x13440), *range(0xE0020, 0xE0080)}
+
+
+@pytest.mark.parametrize("normalization", [PLAIN, UNCASED, Normalization(form="none")], ids=str)
+def test_every_format_character_is_removed_separates_words_is_visible_or_shapes_its_neighbors(
+    normalization: Normalization,
+) -> None:
+    formats = {number for number in range(0x110000) if unicodedata.category(chr(number)) == "Cf"}
+    assert len(formats) > 150
+    kept = VISIBLE | SHAPING
+    for number in formats:
+        expected = f" x{chr(number)}y" if number in kept else " x y" if number == 0x200B else " xy"
+        assert normalize(f"x{chr(number)}y", normalization) == expected, hex(number)
+
+
+def test_version_1_keeps_what_it_kept() -> None:
+    first = Normalization(version=1)
+    assert normalize("x\u200by e\u200b\u0301", first) == " xy \u00e9"
+    for kept in "\u061c\u2061\u2064\u206a\u206f\U0001bca0\U0001d17a\U000e0001":
+        assert normalize(f"x{kept}y", first) == f" x{kept}y"
 
 
 @pytest.mark.parametrize("normalization", ALL, ids=str)
@@ -140,7 +168,7 @@ def test_plain_text_is_only_composed_and_spaced(text: str) -> None:
 
 @pytest.mark.parametrize("form", ["NFC", "NFKC"])
 def test_characters_that_stay_compose_with_no_others(form: Literal["NFC", "NFKC"]) -> None:
-    stays = {chr(number) for number in range(0x80, 0x110000) if cleaning._stays(chr(number), form)}
+    stays = {chr(number) for number in range(0x80, 0x110000) if cleaning._stays(chr(number), Normalization(form=form))}
     assert len(stays) > 90_000 and "\u00e9" in stays and "\u4f60" in stays
     for character in map(chr, range(0x110000)):
         parts = unicodedata.decomposition(character).split()
@@ -184,11 +212,12 @@ def test_what_is_removed_parts_no_row_and_makes_none() -> None:
     assert has_too_many_marks("e" + "\u0301\u200b\x00" * (MAX_MARKS + 1))
     assert not has_too_many_marks("e\u0301" + "\u200b\x00" * 5_000 + "\u0301")
     assert normalize("e\u0301" + "\u200b\x00" * 5_000, PLAIN) == " \u00e9"
+    assert has_too_many_marks("e" + "\u0301\u061c\U000e0001" * (MAX_MARKS + 1))
 
 
 @pytest.mark.parametrize("normalization", ALL, ids=str)
 @pytest.mark.parametrize(
-    "row", ["\u0301\u0327", "\u05b0\u034f\u0591", "\uff9e\u0301", "\u0f73\u0327", "\u0301\u200b\u0327"]
+    "row", ["\u0301\u0327", "\u05b0\u034f\u0591", "\uff9e\u0301", "\u0f73\u0327", "\u0301\u061c\u0327"]
 )
 def test_no_text_takes_the_square_of_its_marks(normalization: Normalization, row: str) -> None:
     """A row of 100,000 would take minutes; the worst that is taken is one of a thousand after the other."""

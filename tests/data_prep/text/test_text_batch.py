@@ -16,7 +16,7 @@ from data_prep.text.text_batch import TextBatch, batches, normalize_batch
 TEXT = st.text(
     st.one_of(
         st.characters(codec=None),
-        st.sampled_from("ab. \t\n\n\r\x0b\x85\u2028\u2029\u2581\x00\u200b\u0301\u3099\u00e9\u00a0\u00b4\ud800"),
+        st.sampled_from("ab. \t\n\n\r\x0b\x85\u2028\u2029\u2581\x00\u200b\u061c\u0301\u3099\u00e9\u00a0\u00b4\ud800"),
     ),
     max_size=40,
 )
@@ -38,7 +38,12 @@ def check(texts: list[str], normalization: Normalization) -> None:
 
 @pytest.mark.parametrize(
     "normalization",
-    [Normalization(), Normalization(form="NFKC", lowercase=True, strip_accents=True), Normalization(form="none")],
+    [
+        Normalization(),
+        Normalization(form="NFKC", lowercase=True, strip_accents=True),
+        Normalization(form="none"),
+        Normalization(version=1),
+    ],
     ids=str,
 )
 @given(texts=st.lists(TEXT, max_size=6))

@@ -34,11 +34,12 @@ CASES = {
     "plain": Normalization(),
     "uncased": Normalization(form="NFKC", lowercase=True, strip_accents=True),
     "no form": Normalization(form="none", lowercase=True),
+    "version 1": Normalization(version=1),
 }
 CHARACTERS = st.one_of(
     st.characters(codec="utf-8"),
     st.sampled_from(
-        "ab  \t\nthe\u2581\u00e9\u0301\u0323\u200b\ufeff\u00ad\x00\u3000"
+        "ab  \t\nthe\u2581\u00e9\u0301\u0323\u200b\u061c\U000e0001\ufeff\u00ad\x00\u3000"
         "\u03a3\u0130\ufb01\u1112\u1161\u11ab\u0897\U00011935\U00011930"
     ),
 )

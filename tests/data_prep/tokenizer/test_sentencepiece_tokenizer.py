@@ -153,6 +153,7 @@ def test_a_damaged_model_is_refused(tokenizer: Tokenizer, tmp_path: Path, damage
         '{"format_version": 1, "fingerprint": 3}',
         '{"format_version": 1}',
         '{"format_version": 2}',
+        '{"format_version": 3}',
     ],
 )
 def test_a_damaged_or_newer_info_file_is_refused(tokenizer: Tokenizer, tmp_path: Path, values: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ REFUSED = {
     "new\u2028line": "white space",
     "\u2581the": "U\\+2581",
     "e\u0301": "has '\u00e9' instead",
-    "zero\u200bwidth": "has 'zerowidth' instead",
+    "zero\u200bwidth": "has 'zero width' instead",
+    "no\u061cwidth": "has 'nowidth' instead",
     "\ud800": "has '\ufffd' instead",
     "\u0301x": "begins with a combining mark",
 }
@@ -84,3 +86,25 @@ def test_differences_name_settings_and_inputs() -> None:
         "tokenizer.normalization.lowercase was false and is now true",
         "tokenizer.sampling_alpha was 1.0 and is now 0.5",
     ]
+
+
+def test_a_tokenizer_of_format_1_has_version_1_of_the_normalization(tmp_path: Path) -> None:
+    normalization = {"form": "NFC", "lowercase": True, "strip_accents": False}
+    values = {"format_version": 1, "fingerprint": "0" * 64, "vocab_size": 500, "inputs": {}, "libraries": {}}
+    values["settings"] = {"normalization": normalization}
+    (tmp_path / INFO_NAME).write_text(json.dumps(values))
+    info = TokenizerInfo.read(tmp_path)
+    assert info is not None and info.settings is not None
+    assert info.settings.normalization == Normalization(lowercase=True, version=1)
+    info.model_copy(update={"format_version": 2}).write(tmp_path)
+    assert TokenizerInfo.read(tmp_path) == info.model_copy(update={"format_version": 2})
+
+
+def test_a_version_of_the_normalization_differs_only_if_it_was_asked_for() -> None:
+    first = TokenizerSettings(normalization=Normalization(version=1))
+    info = TokenizerInfo(
+        format_version=2, fingerprint="0" * 64, vocab_size=500, settings=first, inputs={}, libraries={}
+    )
+    assert list(info.differences(TokenizerSettings(normalization=Normalization(form="NFC")), {})) == []
+    asked = TokenizerSettings(normalization=Normalization(version=2))
+    assert list(info.differences(asked, {})) == ["tokenizer.normalization.version was 1 and is now 2"]
