@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import shutil
 import sys
 import textwrap
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from data_prep.base.errors import UsageError, run_command
 from launch.command_table import COMMANDS, GROUPS, Command
+from trainer.distributed.rank_environment import local_rank
 
 ENTRY_POINT = "clozeworks"
 MODULE = "python -m launch"
@@ -40,7 +40,7 @@ def main() -> None:
     words = sys.argv[1:]
     command = COMMANDS.get(words[0].replace("_", "-")) if words else None
     # The ranks of a host share its files: one of them reports an error.
-    speaks = os.environ.get("LOCAL_RANK", "0") == "0"
+    speaks = local_rank() == 0
     run_command(lambda: _run(prog, words, command), speaks, extra=command.extra if command else None)
 
 

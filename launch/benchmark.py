@@ -12,13 +12,13 @@ all their ranks. It writes no checkpoint and logs nothing to MLflow.
 from __future__ import annotations
 
 import argparse
-import os
 
 from data_prep.base.arguments import at_least, local_output
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.load_settings import load_settings
 from launch.options import add_config, add_dry_run, command_parser, unknown_stage
 from trainer.config.run_config import RunConfig
+from trainer.distributed import rank_environment as environment
 
 SYNTHETIC = "synthetic"
 """`data.shards` in the JSON output when the documents are synthetic."""
@@ -90,6 +90,7 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
     Raises:
         UsageError: an argument is out of range or contradicts another.
     """
+    environment.check_rank_environment()
     overrides = list(arguments.overrides)
     # Synthetic documents replace a mixture of the file.
     overrides.append(f"data.shards={arguments.shards or SYNTHETIC}")
@@ -137,7 +138,7 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
             fix="give --shards DIR, or set data.mask_unit=token",
             code="masking-without-tokenizer",
         )
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = environment.world_size()
     if arguments.no_engine and world_size > 1:
         raise UsageError(
             f"--no-engine measures one rank, but the launcher started {world_size}",
@@ -163,4 +164,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, speaks=os.environ.get("RANK", "0") == "0")
+    run_command(main, speaks=environment.rank() == 0)

@@ -27,6 +27,7 @@ from trainer.config.load import check_output_dir, load_config
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.synonyms import explain_synonym
 from trainer.data.sample_range import Branch, parse_ranges
+from trainer.distributed import rank_environment as environment
 from trainer.distributed.stacks import log_environment
 from trainer.engine.deepspeed_config import deepspeed_config, with_deepspeed_file
 from trainer.preflight.launch_checks import check_launch
@@ -128,6 +129,7 @@ def explain_unknown_option(option: str, words: list[str]) -> UsageError:
 def main() -> None:
     arguments = parse_arguments()
     check_has_dry_run(arguments)
+    environment.check_rank_environment()
     config = load_config(arguments.config, [*arguments.overrides, *branch_settings(arguments)])
     explains = arguments.print_config or arguments.dry_run
     check_output_dir(config.output_dir)
@@ -188,14 +190,7 @@ def check_has_dry_run(arguments: argparse.Namespace) -> None:
 
 def world_size(arguments: argparse.Namespace) -> int:
     """Return the number of ranks: --ranks, else that of the launcher, else 1."""
-    launched = os.environ.get("WORLD_SIZE", "1")
-    if not launched.isdigit():
-        raise UsageError(
-            f"WORLD_SIZE={launched} in the environment is not a number",
-            fix="start the ranks with a launcher",
-            code="invalid-rank-environment",
-        )
-    ranks = arguments.ranks if arguments.ranks is not None else int(launched)
+    ranks = arguments.ranks if arguments.ranks is not None else environment.world_size()
     if ranks < 1:
         raise UsageError(f"--ranks {ranks} is less than 1", fix="give 1 or more", code="invalid-number-of-ranks")
     return ranks
@@ -257,12 +252,12 @@ def branch_settings(arguments: argparse.Namespace) -> list[str]:
 
 def is_first_of_host() -> bool:
     """Return whether this process is the first rank of its host (or has no launcher): hosts may have other files."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+    return environment.local_rank() == 0
 
 
 def is_first_rank() -> bool:
     """Return whether this process is rank 0 (or has no launcher)."""
-    return os.environ.get("RANK", "0") == "0"
+    return environment.rank() == 0
 
 
 def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:

@@ -130,4 +130,9 @@ FAULTS = {
     "59": Fault("NVML fails (simulated on the CPU)", "Training continues without its metrics"),
     "60": Fault("Every rank is killed", "`clozeworks status` reports the run as dead", _STEPS),
     "61": Fault("Hosts differ in what compilation needs", "All ranks compile or none does"),
+    "62": Fault(
+        "SIGTERM while something is evaluated",
+        "The step is saved, the partial scores are dropped and the next start evaluates it",
+    ),
+    "69": Fault("An evaluation in which nothing is masked", "A line says so and training continues"),
 }

@@ -5,6 +5,9 @@
     {"kill": {"rank": 1, "writing": "step-00000009/rank-00001"}}   half of a file whose path holds this is on disk
     {"hang": {"rank": 0, "writing": "step-00000009/"}}              the disk never answers
     {"full": {"rank": 0, "writing": "rank-00000"}}                  there is no space for it
+    {"signal": {"rank": 1, "number": 15, "doing": "evaluating after step 12: micro-batch 1"}}
+        the rank gets this signal once its watchdog hears of an operation that begins so; every rank takes "seconds" for
+        each micro-batch of an evaluation, and lists them as lines of `evaluated-RANK` in the folder TROUBLE_ROWS
     {"bad": {"9": "nan", "11": "gradient", "13": "spike"}}         what the model says in these steps
     {"memory": 268435456}                             bytes that may be allocated once the model stands
     {"nvml": true}                                    the machine's figures are those of a GPU, and NVML refuses all
@@ -44,6 +47,7 @@ import trainer.loop.training_loop
 import trainer.model.numerics
 import trainer.preflight.machine_checks
 from data_prep.storage import storage
+from trainer.distributed.watchdog import Watchdog
 from trainer.model.pretraining import PretrainingModel
 
 TROUBLE = json.loads(os.environ.get("TROUBLE", "{}"))
@@ -86,6 +90,18 @@ def trouble_in_writing(original: Callable[..., Any], url: object) -> Any:
 def is_meant(kind: str, url: object) -> bool:
     trouble = TROUBLE.get(kind, {})
     return "writing" in trouble and trouble["rank"] == RANK and trouble["writing"] in str(url)
+
+
+def signal_while(original: Callable[..., Any], watchdog: Any, doing: str, *rest: Any) -> None:
+    original(watchdog, doing, *rest)
+    trouble = TROUBLE["signal"]
+    if doing.startswith("evaluating ") and "micro-batch" in doing:
+        with (Path(os.environ["TROUBLE_ROWS"]) / f"evaluated-{RANK}").open("a") as file:
+            file.write(f"{doing}\n")
+        time.sleep(trouble.get("seconds", 0.0))
+    if trouble["rank"] == RANK and doing.startswith(trouble["doing"]):
+        os.kill(os.getpid(), trouble["number"])
+        time.sleep(0.2)  # until the thread that reads signals has it
 
 
 class BadSteps:
@@ -191,6 +207,9 @@ def make_trouble() -> None:
         wrap(trainer.loop.step, "seed_micro_batch", die_in_step)
     if {"kill", "full", "hang"} & TROUBLE.keys():
         wrap(storage, "local_write", trouble_in_writing)
+    if "signal" in TROUBLE:
+        mark = Watchdog.mark
+        Watchdog.mark = lambda *args: signal_while(mark, *args)  # type: ignore[method-assign]
     if "bad" in TROUBLE:
         bad = BadSteps(TROUBLE["bad"])
         wrap(trainer.loop.training_loop, "take_step", bad.take_step)

@@ -1,7 +1,9 @@
-"""Scores of a checkpoint that are computed after it was saved: `scores.json` in its directory.
+"""Scores of a checkpoint that are computed after it was saved: two files in its directory.
 
-The file is no part of the checkpoint: nothing that resumes reads it, and it disappears with the directory. While its
-state is `pending`, the checkpoint is kept (`trainer/checkpoint/writer.py`).
+`evaluation.json` holds those of the run's own evaluation at this step, `scores.json` those of a suite. They are no part
+of the checkpoint: its marker lists neither, and they disappear with the directory. While the state of one is `pending`,
+the checkpoint is kept (`trainer/checkpoint/retention.py`), and a run that resumes from it evaluates it first. A store
+gets copies (`trainer/checkpoint/upload.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from data_prep.base.errors import UserError
 from data_prep.storage import storage
 
+EVALUATION_NAME = "evaluation.json"
 LATE_SCORES_NAME = "scores.json"
+SCORE_FILES = (EVALUATION_NAME, LATE_SCORES_NAME)
 
 
 class LateScores(BaseModel):
@@ -22,36 +27,64 @@ class LateScores(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False)
 
     state: Literal["pending", "done", "failed"]
-    suite: str
-    """Name of the suite that gives them."""
+    suite: str = ""
+    """Name of the suite that gives them; empty for the run's own evaluation."""
     metrics: dict[str, float] = {}
+    """Of a pending evaluation: what it measured so far."""
 
 
-def read_late_scores(folder: Path) -> LateScores | None:
-    """The file of a checkpoint's directory; None where there is none, or it is damaged."""
+def read_late_scores(folder: str | Path, name: str = LATE_SCORES_NAME) -> LateScores | None:
+    """A file of a checkpoint's directory, on disk or in a store; None where there is none, or it is damaged.
+
+    Raises:
+        UserError: the store cannot be read.
+    """
+    url = storage.join(folder, name)
     try:
-        return LateScores.model_validate_json((folder / LATE_SCORES_NAME).read_bytes())
-    except (OSError, ValidationError):
+        return LateScores.model_validate_json(storage.read_bytes(url)) if storage.exists(url) else None
+    except ValidationError:
+        return None
+    except UserError:
+        if storage.is_remote(url):
+            raise
         return None
 
 
-def write_late_scores(folder: Path, scores: LateScores) -> None:
-    """Write the file atomically, unless the checkpoint was removed.
+def write_late_scores(folder: Path, scores: LateScores, name: str = LATE_SCORES_NAME) -> None:
+    """Write a file atomically, unless the checkpoint was removed or is a link to another run's.
 
     Raises:
         UserError: it cannot be written.
     """
-    if folder.is_dir():
-        storage.write_bytes(folder / LATE_SCORES_NAME, scores.model_dump_json(indent=1).encode())
+    if folder.is_dir() and not folder.is_symlink():
+        storage.write_bytes(folder / name, scores.model_dump_json(indent=1).encode())
 
 
-def is_pending(folder: Path) -> bool:
-    """Whether scores of this checkpoint are still to come."""
-    scores = read_late_scores(folder)
-    return scores is not None and scores.state == "pending"
+def is_pending(folder: str | Path) -> bool:
+    """Whether scores of this checkpoint are still to come.
+
+    Raises:
+        UserError: the store cannot be read.
+    """
+    found = (read_late_scores(folder, name) for name in SCORE_FILES)
+    return any(scores is not None and scores.state == "pending" for scores in found)
 
 
-def metrics_of(folder: Path) -> dict[str, float]:
-    """The scores that were computed after the checkpoint was saved."""
+def evaluation_of(folder: str | Path) -> dict[str, float]:
+    """The finite metrics of the run's own evaluation, as far as it was computed after the checkpoint was saved.
+
+    Raises:
+        UserError: the store cannot be read.
+    """
+    scores = read_late_scores(folder, EVALUATION_NAME)
+    return {} if scores is None else scores.metrics
+
+
+def suite_scores_of(folder: str | Path) -> dict[str, float]:
+    """The scores of the suite.
+
+    Raises:
+        UserError: the store cannot be read.
+    """
     scores = read_late_scores(folder)
     return {} if scores is None else scores.metrics

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -109,40 +109,56 @@ def add_weights(
 
 
 @contextlib.contextmanager
-def averaged_weights(engine: Engine, folders: Sequence[Path]) -> Iterator[str | None]:
+def averaged_weights(
+    engine: Engine, folders: Sequence[Path], should_stop: Callable[[], bool] = lambda: False
+) -> Iterator[str | None]:
     """Let the engine's forward use the mean of checkpoints' weights; all ranks together, with the same folders.
 
     Yields None, or why the mean could not be made on some rank; the weights are then those of the run. Afterwards they
     are again, bit by bit. A copy of this rank's fp32 weights (4 bytes per element; of all elements at stage 0) is in
-    the host's memory meanwhile, and one piece of a checkpoint at a time.
+    the host's memory meanwhile, and one piece of a checkpoint at a time. `should_stop`, the same on all ranks, is asked
+    before each checkpoint; the mean is not made then.
     """
     fragments = engine.fragments()
     kept = [fragment.view(WEIGHT).to("cpu", copy=True) for fragment in fragments]
     try:
-        problem = _set_mean(engine, fragments, folders)
-        problems = [found for found in gather_objects(problem, engine.ranks) if found]
-        if not problems:
+        problem = _set_mean(engine, fragments, folders, should_stop)
+        if problem is None:
             engine.refresh_weights()
-        yield problems[0] if problems else None
+        yield problem
     finally:
         for fragment, weight in zip(fragments, kept, strict=True):
             fragment.view(WEIGHT).copy_(weight)
     engine.refresh_weights()
 
 
-def _set_mean(engine: Engine, fragments: Sequence[Fragment], folders: Sequence[Path]) -> str | None:
-    """Set this rank's weights to the mean; returns what stood in the way, with the weights then unusable."""
+def _set_mean(
+    engine: Engine, fragments: Sequence[Fragment], folders: Sequence[Path], should_stop: Callable[[], bool]
+) -> str | None:
+    """Set this rank's weights to the mean; what stood in the way on some rank, with the weights then unusable."""
     sums = {fragment.name: (fragment.start, fragment.range_of(fragment.held_in.data)) for fragment in fragments}
     for _, total in sums.values():
         total.zero_()
+    for folder in folders:
+        if should_stop():
+            return "the run is to stop"
+        problem = _add_checkpoint(engine, folder, 1 / len(folders), sums)
+        if found := [each for each in gather_objects(problem, engine.ranks) if each]:
+            return str(found[0])
+    return None
+
+
+def _add_checkpoint(
+    engine: Engine, path: Path, coefficient: float, sums: Mapping[str, tuple[int, torch.Tensor]]
+) -> str | None:
+    """Add what this rank holds of a checkpoint; what stood in the way."""
+    folder = CheckpointFolder(path)
     try:
-        for path in folders:
-            folder = CheckpointFolder(path)
-            marker = folder.read_marker()
-            names = [record.name for record in marker.files if record.name.endswith(".safetensors")]
-            if folder.parse_state(marker).shapes != parameter_shapes(engine.module):
-                return f"{folder} has other parameter names or shapes"
-            add_weights(path, own_first(names, engine.ranks), 1 / len(folders), sums)
+        marker = folder.read_marker()
+        names = [record.name for record in marker.files if record.name.endswith(".safetensors")]
+        if folder.parse_state(marker).shapes != parameter_shapes(engine.module):
+            return f"{folder} has other parameter names or shapes"
+        add_weights(path, own_first(names, engine.ranks), coefficient, sums)
     except UserError as error:
         return error.problem
     return None

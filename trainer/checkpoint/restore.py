@@ -22,6 +22,7 @@ from trainer.checkpoint.format import (
     step_folder,
     steps_in,
 )
+from trainer.checkpoint.late_scores import SCORE_FILES
 from trainer.checkpoint.pieces import check_coverage, own_first, read_pieces
 from trainer.checkpoint.writer import ALONE, Warn, bring_back_replaced, ignore, in_turn
 from trainer.distributed.process_group import Ranks, broadcast_object, gather_objects
@@ -172,7 +173,7 @@ def fetch_checkpoint(stored: CheckpointFolder, folder: CheckpointFolder, stage: 
     if any(gather_objects(problem, ranks)):
         return problem
     if leads:
-        _, problem = _attempt(lambda: _write_marker(folder, marker))
+        _, problem = _attempt(lambda: _write_marker(stored, folder, marker))
     gather_objects(problem, ranks)  # until every node's lead has written it
     return problem
 
@@ -219,9 +220,12 @@ def _ensure_files(stored: CheckpointFolder, folder: CheckpointFolder, records: l
             )
 
 
-def _write_marker(folder: CheckpointFolder, marker: Marker) -> None:
+def _write_marker(stored: CheckpointFolder, folder: CheckpointFolder, marker: Marker) -> None:
     if not folder.has_marker(marker):
         folder.refuse_link()
+        for name in SCORE_FILES:  # which say whether the step is still to be evaluated
+            if storage.exists(stored.file(name)):
+                storage.copy(stored.file(name), folder.file(name))
         folder.write_marker(marker)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_prep.base.errors import UserError
-from data_prep.storage import storage
 from trainer.checkpoint.format import CheckpointFolder
-from trainer.checkpoint.late_scores import metrics_of as late_metrics
+from trainer.checkpoint.late_scores import evaluation_of, is_pending, suite_scores_of
 from trainer.config.run_settings import CheckpointSettings
 
 
@@ -32,13 +31,31 @@ def superfluous_steps(complete: Mapping[int, float | None], newest: int, setting
     return set(complete) - kept
 
 
+def superfluous_in(url: str | Path, complete: Sequence[int], newest: int, settings: CheckpointSettings) -> set[int]:
+    """`superfluous_steps` of the folder that holds the checkpoints, on disk or in a store.
+
+    An older checkpoint whose scores are still to come stays: it may be the best.
+
+    Raises:
+        UserError: the store cannot be read.
+    """
+    folders = {step: CheckpointFolder.of_step(url, step) for step in complete}
+    metrics = {step: best_metric(folder, settings) for step, folder in folders.items()}
+    found = superfluous_steps(metrics, newest, settings)
+    return {step for step in found if step > newest or not is_pending(folders[step].url)}
+
+
 def best_metric(folder: CheckpointFolder, settings: CheckpointSettings) -> float | None:
-    """What `keep_best` goes by; None where that step was not evaluated, or its state is damaged."""
+    """What `keep_best` goes by; None where that step was not evaluated, or its state is damaged.
+
+    Raises:
+        UserError: the store cannot be read.
+    """
     if not settings.keep_best:
         return None
     try:
         evaluation = folder.read_state().state.evaluation
     except UserError:
         return None
-    late = {} if storage.is_remote(folder.url) else late_metrics(Path(folder.url))
-    return {**evaluation, **late}.get(settings.best_metric)
+    scores = {**evaluation, **evaluation_of(folder.url), **suite_scores_of(folder.url)}
+    return scores.get(settings.best_metric)

@@ -5,7 +5,8 @@ the store holds every rank's part of this very save, writes the marker, and remo
 wait. A failure is a warning, and the next save tries again.
 
 Beside each tensor file lies NAME.sha256, by which its rank says that it has copied the file of this very save: a step
-may be saved twice.
+may be saved twice. Scores that follow a save (`late_scores.py`) are copied when there are new ones and before anything
+is removed, so that the store keeps the best checkpoints too.
 """
 
 from __future__ import annotations
@@ -19,8 +20,17 @@ from pathlib import Path
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.urls import redact_text
 from data_prep.storage import remote_files, storage
-from trainer.checkpoint.format import STATE_NAME, Checkpoint, CheckpointFolder, Marker, rank_file_name, steps_in
-from trainer.checkpoint.retention import best_metric, superfluous_steps
+from trainer.checkpoint.format import (
+    STATE_NAME,
+    Checkpoint,
+    CheckpointFolder,
+    Marker,
+    rank_file_name,
+    step_name,
+    steps_in,
+)
+from trainer.checkpoint.late_scores import SCORE_FILES
+from trainer.checkpoint.retention import superfluous_in
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import CheckpointSettings
 from trainer.distributed.process_group import Ranks, broadcast_object
@@ -63,6 +73,8 @@ class Uploader:
         self._newest = 0
         self._changed = threading.Condition()
         self._asked = False
+        self._scored: Path | None = None
+        """The folder of the checkpoints, once scores followed that are to be copied."""
         self._deadline: float | None = None
         self._thread = threading.Thread(target=self._work, name="checkpoint-upload", daemon=True)
         self._thread.start()
@@ -75,6 +87,12 @@ class Uploader:
             self._pending[checkpoint.step] = checkpoint
             self._newest = checkpoint.step
             self._asked = True
+            self._changed.notify_all()
+
+    def submit_scores(self, folder: Path) -> None:
+        """Have the scores copied that followed a checkpoint in this directory; rank 0 does. Returns at once."""
+        with self._changed:
+            self._scored = folder.parent if self._ranks.is_first else None
             self._changed.notify_all()
 
     def submit_if_missing(self, checkpoint: Checkpoint) -> None:
@@ -116,19 +134,32 @@ class Uploader:
             )
         return not self._pending
 
+    def copy_scores(self, checkpoints: Path) -> None:
+        """Copy the scores that followed the checkpoints of a folder, and remove what they make superfluous; waits."""
+        try:
+            self._let_go(checkpoints)
+        except Exception as error:  # noqa: BLE001 - whatever fails, the next save does it
+            reason = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            self._warn(
+                f"the scores of checkpoints were not copied to {storage.redact(self._url)}: {redact_text(reason)}. "
+                "Retrying at the next save"
+            )
+
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._asked or self._deadline is not None)
-                if not self._asked:
+                self._changed.wait_for(lambda: self._asked or self._scored or self._deadline is not None)
+                if not self._asked and self._scored is None:
                     return
-                self._asked = False
-                pending = sorted(self._pending.items(), reverse=True)
+                pending = sorted(self._pending.items(), reverse=True) if self._asked else []
+                self._asked, scored, self._scored = False, self._scored, None
             for step, checkpoint in pending:
                 if self._copy_if_there(checkpoint):
                     with self._changed:
                         if self._pending.get(step) is checkpoint:
                             del self._pending[step]
+            if scored is not None:
+                self.copy_scores(scored)
 
     def _copy_if_there(self, checkpoint: Checkpoint) -> bool:
         """Whether nothing is left to do: it was copied, or has made room for newer ones."""
@@ -163,9 +194,20 @@ class Uploader:
         copy_file(checkpoint.folder / STATE_NAME, remote.file(STATE_NAME))
         if not self._wait_for_parts(remote, marker):
             return False
+        self._copy_scores(checkpoint.folder, remote)
         remote.write_marker(marker)
-        self._let_go()
+        self._let_go(checkpoint.folder.parent)
         return True
+
+    def _copy_scores(self, folder: Path, remote: CheckpointFolder) -> None:
+        """Have the store hold the scores of this disk's checkpoint."""
+        for name in SCORE_FILES:
+            scores = (folder / name).read_bytes() if (folder / name).is_file() else None
+            stored = storage.read_bytes(remote.file(name)) if storage.exists(remote.file(name)) else None
+            if scores is None and stored is not None:
+                storage.remove(remote.file(name))  # of an earlier save of this step
+            elif scores is not None and scores != stored:
+                storage.write_bytes(remote.file(name), scores)
 
     def _wait_for_parts(self, remote: CheckpointFolder, marker: Marker) -> bool:
         """Return whether the parts of all ranks arrived before a newer save was requested or the run ended."""
@@ -183,19 +225,21 @@ class Uploader:
         note = remote.file(name + COPIED_SUFFIX)
         return storage.exists(note) and storage.read_bytes(note).decode() == sha256
 
-    def _let_go(self) -> None:
+    def _let_go(self, checkpoints: Path) -> None:
         """Remove from the store what the newest checkpoint makes superfluous; an older one may be copied after it.
 
         A copy that was broken off goes once a newer one is complete. Those after it may be another rank's work now.
         """
         complete, unfinished = steps_in(self._url)
-        folders = {step: CheckpointFolder.of_step(self._url, step) for step in (*complete, *unfinished)}
-        metrics = {step: best_metric(folders[step], self._settings) for step in complete}
-        newest_complete = max((step for step in complete if step <= self._newest), default=0)
+        for step in complete:
+            if CheckpointFolder(checkpoints / step_name(step)).is_complete:
+                self._copy_scores(checkpoints / step_name(step), CheckpointFolder.of_step(self._url, step))
+        newest = self._newest or max(complete, default=0)
+        newest_complete = max((step for step in complete if step <= newest), default=0)
         with self._changed:
             broken_off = {step for step in {*unfinished} - {*self._pending} if step < newest_complete}
-        for step in superfluous_steps(metrics, self._newest, self._settings) | broken_off:
-            folders[step].remove()
+        for step in superfluous_in(self._url, complete, newest, self._settings) | broken_off:
+            CheckpointFolder.of_step(self._url, step).remove()
 
 
 def copy_file(path: Path, url: str) -> None:

@@ -33,9 +33,9 @@ from trainer.checkpoint.format import (
     step_folder,
     step_of,
 )
-from trainer.checkpoint.late_scores import is_pending
+from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, write_late_scores
 from trainer.checkpoint.pieces import Part, write_tensors
-from trainer.checkpoint.retention import best_metric, superfluous_steps
+from trainer.checkpoint.retention import superfluous_in
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.run_settings import CheckpointSettings
 from trainer.distributed.process_group import Ranks, barrier, broadcast_object, gather_objects
@@ -60,8 +60,11 @@ def save(
     config: RunConfig,
     data: DataIdentity,
     warn: Warn = LOG.warning,
+    evaluation: LateScores | None = None,
 ) -> Checkpoint | None:
     """Save the state after `state.step` steps, all ranks together; then let old checkpoints go.
+
+    `evaluation` says that the step is evaluated after this: the checkpoint is never without it.
 
     Returns None, after a warning on rank 0, where it could not be written: the last good one stays and training may
     go on.
@@ -85,16 +88,15 @@ def save(
     )
     marker = None
     if ranks.is_first and not problems:
-        marker, problems = _complete(folder, saved, records, nodes_share=not nodes_have_disks)
+        marker, problems = _complete(folder, saved, records, not nodes_have_disks, evaluation)
     marker, problems = broadcast_object((marker, problems), ranks)
     if problems:
         if ranks.is_first:
             _give_up(folder, problems[0], warn)
         return None
     if ranks.local_rank == 0 and not CheckpointFolder(folder).is_complete:
-        _complete_here(folder, saved, marker, warn)
-    report = warn if ranks.is_first else ignore
-    in_turn(lambda: _retire(output_dir, settings, state.step, report), ranks, nodes_have_disks)
+        _complete_here(folder, saved, evaluation, marker, warn)
+    retire(output_dir, settings, state.step, ranks, warn)
     return Checkpoint(folder, saved, tuple(record.name for record in records))
 
 
@@ -121,11 +123,11 @@ def _parts(fragments: list[Fragment]) -> list[Part]:
 
 
 def _complete(
-    folder: Path, saved: SavedState, records: list[FileRecord], nodes_share: bool
+    folder: Path, saved: SavedState, records: list[FileRecord], nodes_share: bool, evaluation: LateScores | None = None
 ) -> tuple[Marker | None, list[str]]:
     """Rank 0: write state and marker; the marker, or what stood in the way."""
     try:
-        own = CheckpointFolder(folder).write_state(saved)
+        own = _write_state(folder, saved, evaluation)
         for record in records:
             if nodes_share and not (folder / record.name).exists():
                 return None, [
@@ -139,13 +141,24 @@ def _complete(
     return marker, []
 
 
-def _complete_here(folder: Path, saved: SavedState, marker: Marker, warn: Warn) -> None:
+def _complete_here(folder: Path, saved: SavedState, evaluation: LateScores | None, marker: Marker, warn: Warn) -> None:
     """Another node than rank 0's: write state and marker beside this node's files, the same as there."""
     try:
-        CheckpointFolder(folder).write_state(saved)
+        _write_state(folder, saved, evaluation)
         CheckpointFolder(folder).write_marker(marker)
     except UserError as error:
         warn(f"{folder} is incomplete on this node, which will fetch it on resume: {error.problem}")
+
+
+def _write_state(folder: Path, saved: SavedState, evaluation: LateScores | None) -> FileRecord:
+    """Write what precedes the marker on this node.
+
+    Raises:
+        UserError: the disk refuses.
+    """
+    if evaluation is not None:
+        write_late_scores(folder, evaluation, EVALUATION_NAME)
+    return CheckpointFolder(folder).write_state(saved)
 
 
 def in_turn(tidy: Callable[[], None], ranks: Ranks, nodes_have_disks: bool) -> None:
@@ -199,12 +212,18 @@ def _replaced_steps(output_dir: str | Path) -> list[int]:
     return [step for step in steps if step is not None]
 
 
+def retire(
+    output_dir: str | Path, settings: CheckpointSettings, saved_step: int, ranks: Ranks, warn: Warn = LOG.warning
+) -> None:
+    """Remove what the newest checkpoint, and its scores, make superfluous; all ranks together."""
+    report = warn if ranks.is_first else ignore
+    in_turn(lambda: _retire(output_dir, settings, saved_step, report), ranks, settings.upload_to is not None)
+
+
 def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: int, warn: Warn) -> None:
-    """Remove what the checkpoint just completed makes superfluous, and what was never completed."""
+    """Remove superfluous checkpoints, and what was never completed."""
     complete, unfinished = list_steps(output_dir)
-    metrics = {step: best_metric(CheckpointFolder(step_folder(output_dir, step)), settings) for step in complete}
-    superfluous = superfluous_steps(metrics, saved_step, settings) | {*unfinished}
-    superfluous -= {step for step in complete if step < saved_step and is_pending(step_folder(output_dir, step))}
+    superfluous = superfluous_in(checkpoints_folder(output_dir), complete, saved_step, settings) | {*unfinished}
     # What was set aside goes before its step does, whose marker keeps it from coming back.
     outdated = [step for step in _replaced_steps(output_dir) if step in {*complete, saved_step}]
     folders = [_replaced(step_folder(output_dir, step)) for step in outdated]

@@ -19,6 +19,7 @@ import torch.distributed
 
 from data_prep.base.errors import UserError, unusable_name
 from data_prep.base.terminal import paragraph
+from trainer.distributed import rank_environment as environment
 from trainer.distributed.board import Board
 from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS, RankIsMissing
 
@@ -55,7 +56,7 @@ def run_rank(command: Callable[[], int]) -> NoReturn:
     try:
         status = command()
     except RankIsMissing as error:  # rank 0, which prints errors for all ranks, may be the missing one
-        _print(_message(error), int(os.environ.get("RANK", "0")))
+        _print(_message(error), environment.rank())
         end_process(error.exit_status)
     except UserError as error:
         _abort(_message(error), error.exit_status, isinstance(error, PrintedByEveryRank))
@@ -144,11 +145,10 @@ def first_line(error: BaseException) -> str:
 
 def _abort(message: str, exit_status: int, every_rank_prints: bool = False) -> NoReturn:
     """Print the message, unless rank 0 prints the same one and one log is enough, then end the process."""
-    rank = int(os.environ.get("RANK", "0"))
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world_size = environment.rank(), environment.world_size()
     if not torch.distributed.is_initialized() or world_size == 1:
         # Before the group exists, the ranks of a node have the same error about the same files: one of them prints it.
-        if os.environ.get("LOCAL_RANK", "0") == "0" or not message.startswith("error: "):
+        if environment.local_rank() == 0 or not message.startswith("error: "):
             _print(message, rank)
         end_process(exit_status)
     of_first = _exchange(message, rank, world_size) if message.startswith("error: ") else None

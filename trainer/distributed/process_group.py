@@ -21,12 +21,17 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 
-from data_prep.base.errors import UsageError, UserError
+from data_prep.base.errors import UserError
+from data_prep.base.processor import this_processor
 from trainer.config.training_settings import DistributedSettings
+from trainer.distributed import rank_environment as environment
 from trainer.distributed.allocator import keep_freed_memory
 from trainer.distributed.exit import end_process, first_line, reports_lost_peer
 from trainer.distributed.rendezvous import RankIsMissing, interface_to_others, meet
 from trainer.distributed.stacks import flight_recorder_environment
+
+_chosen_here: set[str] = set()
+"""Variables of the environment that this process set for DeepSpeed."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +71,16 @@ def initialize_distributed(
     use_cuda = device_type() == "cuda"
     if output_dir is not None:
         os.environ.update(flight_recorder_environment(output_dir, use_cuda, os.environ))
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda else "cpu")
+    if "DS_ACCELERATOR" not in os.environ:
+        os.environ["DS_ACCELERATOR"] = "cuda" if use_cuda else "cpu"
+        _chosen_here.add("DS_ACCELERATOR")
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
     if can_be_made(compiled_folder()):
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled_folder()))
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # DeepSpeed imports MLflow
     import deepspeed.ops
 
-    rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    rank, world_size, local_rank = environment.rank(), environment.world_size(), environment.local_rank()
     if use_cuda:
         if local_rank >= (there := torch.cuda.device_count()):
             raise UserError(
@@ -120,6 +127,16 @@ def _start_groups(
     del board  # the group has a store of its own
     set_timeout_on_all_groups(settings.timeout_seconds)
     return host_group
+
+
+def device_name(device: torch.device) -> str:
+    """Return the device as people know it: the name of the GPU, or "CPU" with that of the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({this_processor().name})"
+
+
+def is_cpu_requested() -> bool:
+    """Return whether somebody asked for the CPU by `DS_ACCELERATOR=cpu`, rather than having no GPU."""
+    return os.environ.get("DS_ACCELERATOR") == "cpu" and "DS_ACCELERATOR" not in _chosen_here
 
 
 def device_type() -> str:
@@ -268,28 +285,12 @@ def shut_down(ranks: Ranks, exit_status: int = 0) -> NoReturn:
 
 def _complete_environment() -> None:
     """Describe a world of one if there is no launcher; raise if the description is incomplete."""
-    needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    if not any(name in os.environ for name in ("RANK", "WORLD_SIZE")):
+    if not environment.is_launched():
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    missing = [name for name in needed if name not in os.environ]
-    if missing:
-        raise UsageError(
-            f"the environment sets RANK or WORLD_SIZE but not {', '.join(missing)}",
-            fix="start the ranks with the deepspeed launcher or torchrun, or unset them for a single process",
-            code="incomplete-rank-environment",
-        )
-    wrong = [
-        f"{name}={os.environ[name]}" for name in needed if name != "MASTER_ADDR" and not os.environ[name].isdigit()
-    ]
-    if wrong:
-        raise UsageError(
-            f"{', '.join(wrong)} in the environment is not a number",
-            fix="start the ranks with a launcher",
-            code="invalid-rank-environment",
-        )
+    environment.check_rank_environment()
 
 
 def extensions_folder() -> Path:

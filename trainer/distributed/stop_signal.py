@@ -2,10 +2,10 @@
 
 A SIGHUP that is ignored already, as under nohup, stays ignored; one that follows another request is ignored too: after
 Ctrl-C the launcher or the terminal may close while the ranks still save. The loss of the launcher also requests a
-checkpoint (`trainer/distributed/launcher.py`). Before the process group exists, the first signal ends the process:
-there is nothing to save, and a rank would wait for a lost one. A rank waits for others in C++ code, at the rendezvous
-as in a collective, where no Python handler runs; so the interpreter writes the signal number to a pipe, which a thread
-reads.
+checkpoint (`trainer/distributed/launcher.py`). Until the run is set up, the first signal ends the process: there is
+nothing to save, a rank would wait for a lost one, and compilation takes minutes. A rank waits for others in C++ code,
+at the rendezvous as in a collective, where no Python handler runs; so the interpreter writes the signal number to a
+pipe, which a thread reads.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from data_prep.base.terminal import counted
+from trainer.distributed import rank_environment as environment
 from trainer.distributed.launcher import watch_launcher
 
 STOPPED_EXIT_STATUS = 75
@@ -39,8 +40,8 @@ _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 class StopSignal:
     """Whether this process was asked to stop; all ranks then agree on the step in `trainer/loop/step.py`.
 
-    Create it in the main thread as early as possible (in another thread it receives no signals); call `group_ready`
-    once ranks can agree.
+    Create it in the main thread as early as possible (in another thread it receives no signals); call `can_save` once
+    the run is set up.
     """
 
     def __init__(self) -> None:
@@ -51,9 +52,9 @@ class StopSignal:
         """Origin of the request among all ranks, once they have agreed (`describe_requests`)."""
         self.on_forced_end: Callable[[str], None] | None = None
         """Called with the cause when a second signal ends the process; it gets `FORCED_END_SECONDS`."""
-        self._name = f"rank {os.environ.get('RANK', '0')} ({socket.gethostname()})"
+        self._name = f"rank {environment.rank()} ({socket.gethostname()})"
         self._asked_at = 0.0
-        self._is_alone = True
+        self._ends_at_once = True
         self._exiting = threading.Lock()  # acquired by the first thread that receives a signal or detects a loss
         self._stderr: int | None = None
         with contextlib.suppress(OSError):  # the process may have no standard error
@@ -77,7 +78,10 @@ class StopSignal:
             self._handlers[number] = signal.signal(number, lambda *_: None)
 
     def close(self) -> None:
-        """Restore the signal handlers of a process that outlives the run."""
+        """Restore the signal handlers of a process that outlives the run, and close its files."""
+        if self._stderr is not None:
+            os.close(self._stderr)
+            self._stderr = None
         if not self._handlers:
             return
         signal.set_wakeup_fd(self._wakeup_fd)
@@ -86,12 +90,12 @@ class StopSignal:
         self._handlers = {}
         os.close(self._writing)  # ends the thread that reads
 
-    def group_ready(self) -> None:
+    def can_save(self) -> None:
         """Let all ranks grant a request together after the next step, from now on."""
-        self._is_alone = False
+        self._ends_at_once = False
 
     def _ask(self, cause: str) -> None:
-        if self._is_alone:
+        if self._ends_at_once:
             self._abort(cause)
         if not self.asked:
             self._asked_at, self.request = time.monotonic(), f"{self._name}: {cause}"
@@ -107,6 +111,7 @@ class StopSignal:
             if self.asked and time.monotonic() - self._asked_at > REPEAT_SECONDS:
                 self._end_at_once(number)
             self._ask(signal.Signals(number).name)
+        os.close(reading)
 
     def _end_at_once(self, number: int) -> None:
         cause = f"{self._name}: a second signal, {signal.Signals(number).name}"
@@ -120,7 +125,7 @@ class StopSignal:
     def _abort(self, cause: str) -> None:
         if not self._exiting.acquire(blocking=False):
             return
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if environment.local_rank() == 0:
             self._print_now(
                 f"stopped by {self._name}: {cause} before the first step; nothing to save; rerun the same command\n"
             )

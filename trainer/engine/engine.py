@@ -243,6 +243,9 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
     model.to(ranks.device)
     # The fp32 values stay alive in these tensors while DeepSpeed gives the parameters other ones (bf16, flattened).
     initial = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if gc.get_freeze_count():  # by an earlier run of this process, whose engine is garbage now
+        gc.unfreeze()
+        gc.collect()
     gc.freeze()  # what is loaded by now stays; DeepSpeed searches it for garbage at every stage of a start in bf16
     optimizer = build_optimizer(model, config.optimizer, config.training.precision)
     try:

@@ -41,11 +41,17 @@ class MinimalPairs:
     pad_token_id: int
 
     def evaluate(
-        self, engine: Engine, stage: StageShape, ranks: Ranks, mark: Callable[[str], None] = lambda doing: None
+        self,
+        engine: Engine,
+        stage: StageShape,
+        ranks: Ranks,
+        mark: Callable[[str], None] = lambda doing: None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, float]:
         """Shares of right pairs by metric name: `valid/minimal_pairs_accuracy`, and by field where files name them.
 
-        All ranks call it alike. `mark` is called before each micro-batch.
+        All ranks call it alike. `mark` is called before each micro-batch, and `should_stop`, the same on all ranks:
+        nothing is returned after it was true.
         """
         owners, positions = _copies(self.sentences)
         found = torch.zeros(len(owners), dtype=torch.float64, device=ranks.device)
@@ -53,6 +59,9 @@ class MinimalPairs:
         engine.eval()
         with torch.no_grad():
             for turn in range(-(-len(plan) // ranks.world_size)):
+                if should_stop():
+                    engine.train()
+                    return {}
                 number = turn * ranks.world_size + ranks.rank
                 mark(f"evaluating minimal pairs: micro-batch {number:,} of {len(plan):,}")
                 first, stop = plan[min(number, len(plan) - 1)]

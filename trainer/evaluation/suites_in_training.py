@@ -29,6 +29,7 @@ from trainer.distributed.side_process import failure_reason, side_environment
 from trainer.evaluation.suite_settings import Suite, check_files, load_suite
 
 RESULTS_FOLDER = "evaluations"
+POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -101,14 +102,20 @@ class SuitesInTraining:
             self._note(each.folder, "failed" if each.metrics is None else "done", each.metrics or {})
         return found
 
-    def wait(self, seconds: float) -> None:
-        """Wait until all submitted suites have ended, for so many seconds at most; what is left is stopped."""
+    def wait(self, seconds: float, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Wait until all submitted suites have ended, for so many seconds at most, or until `should_stop`.
+
+        What is left is stopped.
+        """
         self._queue.put(None)
         deadline = time.monotonic() + seconds
         if self._thread.is_alive() and self._submitted - self._done:
             self._log(f"waiting for suite {self._suite.name} for at most {seconds:,.0f} s")
-        self._thread.join(seconds)
-        if time.monotonic() >= deadline and self._thread.is_alive():
+        while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0 and not should_stop():
+            self._thread.join(min(left, POLL_SECONDS))
+        if should_stop():
+            self.stop()
+        elif self._thread.is_alive():
             self._warn(
                 f"suite {self._suite.name} did not end within evaluation.suite_wait_seconds={seconds:,.0f}; complete "
                 "results are kept. Rerun the same command to evaluate the rest"

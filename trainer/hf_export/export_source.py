@@ -15,7 +15,7 @@ from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.format import STATE_NAME, CheckpointFolder, SavedState, list_steps, step_folder
-from trainer.checkpoint.late_scores import metrics_of as late_metrics
+from trainer.checkpoint.late_scores import evaluation_of, suite_scores_of
 from trainer.checkpoint.pieces import read_weights
 from trainer.config.run_config import RunConfig, without_registry
 from trainer.hf_export.model_card import TrainingFacts
@@ -94,10 +94,15 @@ def _facts(folder: Path, saved: SavedState, config: RunConfig) -> TrainingFacts:
         data_digests=digests,
         sources=_sources(config, saved.data.manifest_digests),
         scores={
-            **(_overall(saved.state.evaluation) or _scores(folder.parent.parent, saved.state.step)),
-            **late_metrics(folder),
+            **(_overall(_evaluation(folder, saved)) or _scores(folder.parent.parent, saved.state.step)),
+            **suite_scores_of(folder),
         },
     )
+
+
+def _evaluation(folder: Path, saved: SavedState) -> dict[str, float]:
+    """What the run measured at this step: after it saved, or in an earlier release before that."""
+    return {**saved.state.evaluation, **evaluation_of(folder)}
 
 
 def _lineage(saved: SavedState, tags: Mapping[str, str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,14 +14,13 @@ from data_prep.storage import storage
 from trainer.config.load import Overrides, check_output_dir, resolve_config
 from trainer.config.run_config import RunConfig
 from trainer.data.sample_range import Branch
+from trainer.distributed.rank_environment import RANK_VARIABLES, is_launched
 from trainer.distributed.stacks import log_environment
 from trainer.loop.finished import find_finished_run
 
 if TYPE_CHECKING:
     from trainer.data.loader import GlobalBatch
     from trainer.metrics.status import State
-
-_WORLD_OF_ONE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def open_loader(
 @contextlib.contextmanager
 def _world_of_one() -> Iterator[None]:
     """Remove after the block what makes this process a rank, so that another run may follow, also after an error."""
-    had_launcher = "RANK" in os.environ or "WORLD_SIZE" in os.environ
+    had_launcher = is_launched()
     try:
         yield
     finally:
@@ -130,5 +130,8 @@ def _world_of_one() -> Iterator[None]:
             from trainer.distributed.process_group import forget_groups
 
             forget_groups()
-            for name in _WORLD_OF_ONE:
+            for name in RANK_VARIABLES:
                 os.environ.pop(name, None)
+        # The engine is garbage in cycles now, and `build_engine` has exempted from collection what existed then.
+        gc.unfreeze()
+        gc.collect()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import tqdm
 
-from data_prep.base.terminal import duration
+from data_prep.base.terminal import counted, duration
 from trainer.evaluation.validation_loss import perplexity
 
 NOTABLE_WAIT = 0.1
 """Share of the time spent on data loading from which on a line shows it."""
+SHOWN_HOSTS = 4
 SHOWN_GROUPS = 8
 """Maximum number of sources, or lengths, in a line; MLflow has all."""
 PAIR_TASKS = {"next_sentence": "nsp", "sentence_order": "sop"}
@@ -37,17 +38,28 @@ def step_line(
     return " | ".join([*parts, f"ETA {duration(seconds_left)}"])
 
 
+def device_line(hosts: Sequence[str], devices: Sequence[str], precision: str, zero_stage: int) -> str:
+    """Format the first line of a run from host and device of each rank."""
+    by_host, kinds = list(dict.fromkeys(hosts)), ", ".join(dict.fromkeys(devices))
+    named = ", ".join(by_host[:SHOWN_HOSTS]) + (", ..." if len(by_host) > SHOWN_HOSTS else "")
+    where = f"{counted(len(devices), 'rank')} on {counted(len(by_host), 'host')} ({named})"
+    return f"{where} | device {kinds} | precision {precision} | ZeRO stage {zero_stage}"
+
+
 def evaluation_line(
     step: int, metrics: Mapping[str, float], unigram_entropy: float | None, pairs: str = "pairs"
 ) -> str:
     """Format the line of an evaluation, with the loss of a model that knows only how frequent each token is."""
-    parts = [
-        f"valid at step {step}",
-        f"mlm loss {metrics['valid/mlm_loss']:.3f}"
-        + (f" (unigram entropy {unigram_entropy:.3f})" if unigram_entropy is not None else ""),
-        f"accuracy {metrics['valid/mlm_accuracy']:.1%} (top 5 {metrics['valid/mlm_accuracy_top5']:.1%})",
-        f"perplexity {metrics['valid/mlm_perplexity']:,.1f}",
-    ]
+    parts = [f"valid at step {step}"]
+    if "valid/mlm_loss" in metrics:
+        parts += [
+            f"mlm loss {metrics['valid/mlm_loss']:.3f}"
+            + (f" (unigram entropy {unigram_entropy:.3f})" if unigram_entropy is not None else ""),
+            f"accuracy {metrics['valid/mlm_accuracy']:.1%} (top 5 {metrics['valid/mlm_accuracy_top5']:.1%})",
+            f"perplexity {metrics['valid/mlm_perplexity']:,.1f}",
+        ]
+    else:
+        parts.append("no mlm loss: no token of the valid split is masked, which is too small for that")
     if "valid/pair_accuracy" in metrics:
         parts.append(f"{pairs} accuracy {metrics['valid/pair_accuracy']:.1%}")
     if "valid/minimal_pairs_accuracy" in metrics:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from trainer.checkpoint.compatibility import check_compatible
 from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
 from trainer.checkpoint.late_scores import read_late_scores
 from trainer.config.run_config import RunConfig
+from trainer.distributed.rank_environment import local_world_size, world_size
 from trainer.metrics.status import read_status
 from trainer.tracking.delivery import Delivery
 from trainer.tracking.journal import Journal
@@ -86,5 +86,4 @@ def _is_scored(output_dir: Path, steps: list[int]) -> bool:
 
 def _is_one_host() -> bool:
     """Return whether all ranks of this launch are on this host, by the variables of torchrun and deepspeed."""
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    return world_size in ("1", os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("LOCAL_SIZE"))
+    return world_size() in (1, local_world_size())

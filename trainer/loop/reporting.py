@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from data_prep.base.logs import logger
-from data_prep.base.terminal import duration
 from trainer.checkpoint.format import TrainState, step_folder
-from trainer.config.measurements import measurements_of
 from trainer.config.run_config import RunConfig
-from trainer.data.evaluation_batches import EvaluationBatch, measured_batches, origins_of
 from trainer.distributed.process_group import gather_objects
 from trainer.distributed.stop_signal import describe_requests
-from trainer.evaluation.validation_loss import evaluate
-from trainer.loop.console import evaluation_line, groups_line, step_line, suite_line
+from trainer.loop.console import step_line, suite_line
 from trainer.loop.run import Progress, Run, warn_of_disk
 from trainer.metrics.health import NonFiniteSteps
 from trainer.metrics.status import State, add_metrics, append_history, read_status
@@ -26,9 +21,6 @@ from trainer.metrics.throughput import Interval, flops_per_position, peak_flops
 from trainer.tracking.tracker import MetricLog, Tracker
 
 LOG = logger(__name__)
-
-ANNOUNCED_SECONDS = 10.0
-"""An evaluation that takes longer is announced by a log line."""
 
 
 def log(run: Run, state: TrainState, progress: Progress, epoch: float) -> tuple[TrainState, Progress]:
@@ -95,11 +87,13 @@ def finish_suites(run: Run, step: int) -> bool:
     if suites is None:
         return True
     if suites.submit(step, step_folder(run.output_dir, step)) or not suites.is_complete:
-        suites.wait(run.config.evaluation.suite_wait_seconds)
+        suites.wait(run.config.evaluation.suite_wait_seconds, lambda: run.stop_signal.asked)
         tracker = Tracker.open(run.config.tracking, run.output_dir, run.warn)
         metrics = attach_suites(run, Progress(NonFiniteSteps(0)), tracker).metrics
         tracker.close("FINISHED")
         on_disk(run, lambda: add_metrics(run.output_dir, metrics))
+        if run.uploader is not None:
+            run.uploader.copy_scores(step_folder(run.output_dir, step).parent)
     return suites.is_complete
 
 
@@ -115,59 +109,6 @@ def seconds_left(config: RunConfig, state: TrainState, interval: Interval) -> fl
     """Estimate the time to the end of the run by tokens: the global batch may grow, and differs between stages."""
     positions = interval.rows * config.stage_of(state.step).sequence_length
     return interval.seconds / positions * config.tokens_after(state.step)
-
-
-def log_evaluation(run: Run, state: TrainState, progress: Progress) -> tuple[TrainState, Progress]:
-    """Evaluate on the valid split; report to MLflow and the console."""
-    run.watchdog.mark(f"evaluating after step {state.step}")
-    if (text := long_evaluation(run, state, progress)) is not None:
-        run.log(text)
-    metrics = validation_metrics(run, state)
-    stage = run.config.stage_of(state.step)
-    is_last = state.step == run.config.max_steps
-    if run.minimal_pairs is not None and (is_last or state.step % stage.evaluation.pairs_every_steps == 0):
-        metrics |= run.minimal_pairs.evaluate(run.engine, stage, run.ranks, run.watchdog.mark)
-    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}  # JSON has no NaN
-    run.tracker.log(state.step, metrics)
-    entropies = [shard_set.manifest.valid.unigram_entropy_nats for shard_set in run.shard_sets]
-    run.log(evaluation_line(state.step, metrics, entropies[0] if len(entropies) == 1 else None, run.pair_task))
-    if (groups := groups_line(metrics)) is not None:
-        run.log(groups)
-    on_disk(run, lambda: append_history(run.output_dir, "evaluated", {"step": state.step, "metrics": metrics}))
-    state = state.model_copy(update={"evaluation": finite})
-    progress = replace(progress, metrics={**progress.metrics, **metrics})
-    report_status(run, state, progress)
-    return state, progress
-
-
-def validation_metrics(run: Run, state: TrainState) -> dict[str, float]:
-    """Evaluate the weights that the engine's forward uses on the valid split, as the stage after `state` does."""
-    measurements = measurements_of(run.config.stage_of(state.step))
-    batches = measured_batches(run.shard_sets, measurements, run.ranks.rank, run.ranks.world_size)
-    origins = origins_of(run.shard_sets)
-    return evaluate(run.engine, _marked(batches, run, state), run.ranks, origins, run.config.evaluation)
-
-
-def long_evaluation(run: Run, state: TrainState, progress: Progress) -> str | None:
-    """Announce an evaluation that takes long enough to look like a hang; None for a short one.
-
-    The time is estimated from the training speed, without minimal pairs: a forward pass is a third of a step.
-    """
-    speed = progress.metrics.get("train/tokens_per_second") or 0.0
-    split = sum(shard_set.manifest.valid.tokens for shard_set in run.shard_sets)
-    limits = [each.max_tokens for each in measurements_of(run.config.stage_of(state.step))]
-    tokens = sum(split if limit is None else min(split, limit) for limit in limits)
-    seconds = tokens / speed / 3 if speed > 0 else 0.0
-    if seconds < ANNOUNCED_SECONDS:
-        return None
-    return f"evaluating {tokens:,} tokens, about {duration(seconds)}"
-
-
-def _marked(batches: Iterable[EvaluationBatch], run: Run, state: TrainState) -> Iterator[EvaluationBatch]:
-    """Yield the batches; the watchdog sees the progress of the evaluation, however long it takes."""
-    for number, batch in enumerate(batches):
-        run.watchdog.mark(f"evaluating after step {state.step}: micro-batch {number}")
-        yield batch
 
 
 def report_start(run: Run, state: TrainState, progress: Progress, launched_at: float) -> None:

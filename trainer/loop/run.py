@@ -43,6 +43,10 @@ class Progress:
     """Whether a checkpoint was due at a non-finite step and has not been saved since."""
     failed_saves: int = 0
     """Failed saves of this process."""
+    evaluation_is_due: bool = False
+    """Whether the last step is still to be evaluated: after its checkpoint, or by the next start after a stop."""
+    average_is_due: bool = False
+    """As `evaluation_is_due`, of the mean of the newest checkpoints."""
     averaged_step: int | None = None
     """Step of the newest checkpoint in the mean that was evaluated last (`checkpoint.average_last`)."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
@@ -51,6 +55,11 @@ class Progress:
     flops_per_device: float | None = None
     """FLOP/s of each device between the last two log lines."""
     seconds_left: float | None = None
+
+    @property
+    def is_scored_later(self) -> bool:
+        """Whether scores of the last step are still to come from this run's own evaluation."""
+        return self.evaluation_is_due or self.average_is_due
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Literal
 
 from data_prep.base.errors import UserError
 from trainer.checkpoint import writer
 from trainer.checkpoint.format import TrainState, step_folder
+from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, evaluation_of, write_late_scores
 from trainer.config.training_settings import BranchSettings
 from trainer.loop.reporting import on_disk
 from trainer.loop.run import Progress, Run
@@ -20,13 +25,16 @@ _RESUME_AFTER_FIX = "fix the cause and rerun the same command, which resumes fro
 def save(run: Run, state: TrainState, progress: Progress, is_end: bool) -> Progress:
     """Save a checkpoint; if that fails, the last good one stays, and training continues if steps are left.
 
+    An evaluation of this step comes after it and is noted in it as pending.
+
     Raises:
         UserError: saving failed, and the run ends here, `checkpoint.on_failed_save` is stop, or no save succeeded yet.
     """
     run.watchdog.mark(f"saving after step {state.step}")
     progress = replace(progress, save_is_deferred=False)
     started_at = time.perf_counter()
-    saved = writer.save(run.config.output_dir, run.engine, state, run.config, run.data)
+    evaluation = LateScores(state="pending") if progress.is_scored_later else None
+    saved = writer.save(run.config.output_dir, run.engine, state, run.config, run.data, evaluation=evaluation)
     if saved is None:
         progress = replace(progress, failed_saves=progress.failed_saves + 1)
     if saved is not None:
@@ -37,9 +45,8 @@ def save(run: Run, state: TrainState, progress: Progress, is_end: bool) -> Progr
         on_disk(run, lambda: append_history(run.output_dir, "saved", values))
         if run.uploader is not None:
             run.uploader.submit(saved)
-        is_scored_later = run.suites is not None and run.suites.submit(saved.step, saved.folder)
-        if run.registrar is not None and not is_scored_later:  # else once a gate can compare the scores
-            run.registrar.submit(saved.step, saved.folder)
+        if not progress.is_scored_later:
+            hand_on(run, saved.step, saved.folder)
     elif is_end:
         raise UserError(
             f"the run ends after step {state.step:,} and its last checkpoint was not saved (see the warning above)",
@@ -63,6 +70,36 @@ def save(run: Run, state: TrainState, progress: Progress, is_end: bool) -> Progr
     return replace(progress, saved_at=time.monotonic())
 
 
+def hand_on(run: Run, step: int, folder: Path) -> None:
+    """Have a checkpoint scored by the suite, and registered: once a gate can compare all its scores."""
+    is_scored_later = run.suites is not None and run.suites.submit(step, folder)
+    if run.registrar is not None and not is_scored_later:
+        run.registrar.submit(step, folder)
+
+
+def attach_scores(run: Run, state: TrainState, progress: Progress, metrics: Mapping[str, float]) -> None:
+    """Add scores to the checkpoint of this step, if it has one; every node with a disk of its own does.
+
+    Once they are complete, checkpoints that are no longer among the best are removed.
+    """
+    if progress.saved_step != state.step:
+        return
+    folder, is_complete = step_folder(run.config.output_dir, state.step), not progress.is_scored_later
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}  # JSON has no NaN
+    if run.ranks.is_first or (run.ranks.local_rank == 0 and run.config.checkpoint.upload_to is not None):
+        state_of_scores: Literal["done", "pending"] = "done" if is_complete else "pending"
+        scores = LateScores(state=state_of_scores, metrics={**evaluation_of(folder), **finite})
+        try:
+            write_late_scores(folder, scores, EVALUATION_NAME)
+        except UserError as error:
+            run.warn(f"{error.problem}; training continues")
+    if is_complete:
+        if run.uploader is not None:
+            run.uploader.submit_scores(folder)
+        writer.retire(run.config.output_dir, run.config.checkpoint, state.step, run.ranks)
+        hand_on(run, state.step, folder)
+
+
 def defer_save(run: Run, state: TrainState, progress: Progress, is_last: bool) -> Progress:
     """Postpone a checkpoint that is due at a non-finite step to the next finite step.
 
@@ -80,9 +117,20 @@ def defer_save(run: Run, state: TrainState, progress: Progress, is_last: bool) -
     return replace(progress, save_is_deferred=True)
 
 
-def state_of_checkpoint(run: Run, state: TrainState, progress: Progress, is_saved: bool) -> str:
+def save_stopped(run: Run, state: TrainState, progress: Progress) -> Progress:
+    """Save the step that a stop ends the run with, unless it is saved, or steps are not finite.
+
+    Raises:
+        UserError: it cannot be saved.
+    """
+    if progress.saved_step == state.step or progress.nonfinite.in_streak:
+        return progress
+    return save(run, state, progress, is_end=True)
+
+
+def state_of_checkpoint(run: Run, state: TrainState, progress: Progress) -> str:
     """State as a clause whether a stop after this step saved it, and else what the run resumes from."""
-    if is_saved:
+    if progress.saved_step == state.step:
         return f"checkpoint saved at step {state.step:,}"
     return f"step {state.step:,} is not finite, so nothing is saved; {last_good_checkpoint(run, progress)}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS
 from trainer.checkpoint.data_version import describe_versions
 from trainer.checkpoint.format import TrainState
+from trainer.checkpoint.late_scores import LateScores
 from trainer.checkpoint.restore import load
 from trainer.checkpoint.upload import Uploader
 from trainer.config.batch_arithmetic import StageShape, batch_arithmetic
@@ -29,13 +31,21 @@ from trainer.data.batch import Batch
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet, tokenizer_of_run
-from trainer.distributed.process_group import Ranks, broadcast_object, patient_collectives
+from trainer.distributed.process_group import (
+    Ranks,
+    broadcast_object,
+    device_name,
+    gather_objects,
+    is_cpu_requested,
+    patient_collectives,
+)
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
 from trainer.evaluation.pairs_in_training import minimal_pairs_of
 from trainer.evaluation.suites_in_training import SuitesInTraining
-from trainer.loop.console import StepBar
+from trainer.loop.console import StepBar, device_line
+from trainer.loop.evaluating import AVERAGE_PREFIX
 from trainer.loop.recorder import Recorder
 from trainer.loop.run import Progress, Run, data_identity, warn_of_disk
 from trainer.loop.start import (
@@ -44,14 +54,18 @@ from trainer.loop.start import (
     check_start,
     find_start,
     first_state,
+    is_unevaluated,
     open_branch_tracker,
     rate_jump,
+    scores_of_start,
 )
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.status import RunStatus, read_status
 from trainer.metrics.unigram import training_counts, training_entropy_nats
 from trainer.model.numerics import with_compilation_decided, with_precision_decided
 from trainer.model.pretraining import PretrainingModel, PretrainingOutput
+from trainer.model.sizes import num_parameters
+from trainer.preflight.checks import PlannedRun, warnings
 from trainer.registry.registrar import Registrar
 from trainer.registry.starting_weights import load_initial_weights
 from trainer.tracking.run_description import all_lineages, describe_run
@@ -60,6 +74,8 @@ from trainer.tracking.tracker import MetricLog, NullTracker, Tracker
 
 LOG = logger(__name__)
 
+LARGE_ON_CPU = 100_000_000
+"""Parameters above which a run on the CPU, for which nobody asked, is warned of."""
 COMPILATION_SECONDS = 3600
 """How long all compilation of a set-up may take on a rank while the others wait; a cold cache takes minutes."""
 
@@ -74,9 +90,10 @@ def set_up(
     branch: Branch | None = None,
 ) -> tuple[Run, TrainState, Progress]:
     """Find where the run starts, build its model and engine there, and open what it reports to."""
-    config = _with_warning(with_compilation_decided(config, ranks), ranks)
+    config, of_compilation = with_compilation_decided(config, ranks)
     start = find_start(config, ranks, branch)
-    config = _with_warning(with_precision_decided(config, ranks, start.precision), ranks)
+    config, of_precision = with_precision_decided(config, ranks, start.precision)
+    log_device(config, ranks, of_compilation, of_precision)
     data = data_identity(shard_sets)
     changes = check_start(start, config, data, ranks, allow_change)
     model = build_model(config, shard_sets)
@@ -88,9 +105,10 @@ def set_up(
         )
     if ranks.is_first:  # after the checks: a rejected run leaves the directory unchanged
         keep_tokenizer(config, shard_sets[0])
-    engine = open_engine(model, start, config, shard_sets, ranks, watchdog)
-    state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks))
-    progress = first_progress(start, config, state)
+    scores = scores_of_start(start, ranks)
+    engine = open_engine(model, start, scores, config, shard_sets, ranks, watchdog)
+    state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks), scores)
+    progress = first_progress(start, scores, config, state)
     run = open_run(start, state, config, shard_sets, engine, stop_signal, watchdog)
     for note in notes:
         run.log(note)
@@ -100,12 +118,23 @@ def set_up(
     return run, state, progress
 
 
-def _with_warning(decided: tuple[RunConfig, str | None], ranks: Ranks) -> RunConfig:
-    """Print the warning of a decision on rank 0; returns the configuration with the decision."""
-    config, warning = decided
-    if warning and ranks.is_first:
-        LOG.warning(warning)
-    return config
+def log_device(config: RunConfig, ranks: Ranks, *decisions: str | None) -> None:
+    """Log what the run trains on as its first line, then warnings: of decisions, and those of `clozeworks doctor`."""
+    hosts, devices = zip(*gather_objects((socket.gethostname(), device_name(ranks.device)), ranks), strict=True)
+    if not ranks.is_first:
+        return
+    LOG.info(device_line(hosts, devices, config.training.precision, config.zero.stage))
+    parameters = num_parameters(config.model, config.data.has_sentence_pairs)
+    if ranks.device.type == "cpu" and not is_cpu_requested() and parameters > LARGE_ON_CPU:
+        LOG.warning(
+            f"no GPU was found, so {parameters:,} parameters train on the CPU, which is slow: check the driver and the "
+            "CUDA build of torch (`clozeworks doctor`), or set DS_ACCELERATOR=cpu to train on the CPU on purpose"
+        )
+    for decision in decisions:
+        if decision:
+            LOG.warning(decision)
+    for finding in warnings(PlannedRun(config, ranks.world_size, ranks.device)):
+        LOG.warning(f"{finding.name}: {finding.text} (details: `clozeworks doctor`)")
 
 
 def build_model(config: RunConfig, shard_sets: list[ShardSet]) -> PretrainingModel:
@@ -121,6 +150,7 @@ def build_model(config: RunConfig, shard_sets: list[ShardSet]) -> PretrainingMod
 def open_engine(
     model: PretrainingModel,
     start: Start,
+    scores: LateScores | None,
     config: RunConfig,
     shard_sets: list[ShardSet],
     ranks: Ranks,
@@ -130,19 +160,27 @@ def open_engine(
     if config.training.compile is True:
         model.compile_blocks()
     engine = build_engine(model, config, ranks)
-    warmup_step(engine, config, shard_sets, ranks, start.step, watchdog)
+    step = start.step - is_unevaluated(start, scores)  # graphs of an evaluation that is still to come
+    warmup_step(engine, config, shard_sets, ranks, step, watchdog)
     if start.checkpoint is not None:
         load(engine, start.checkpoint)
     return engine
 
 
-def first_progress(start: Start, config: RunConfig, state: TrainState) -> Progress:
-    """Return the progress at the start, with the metrics of the last start if that ended there."""
-    own = start.own_checkpoint
-    status = read_status(Path(config.output_dir))
+def first_progress(start: Start, scores: LateScores | None, config: RunConfig, state: TrainState) -> Progress:
+    """Return the progress at the start, with the metrics of the last start if that ended there.
+
+    `scores` are those of the checkpoint (`scores_of_start`): if they are pending, evaluating it comes first.
+    """
+    own, status = start.own_checkpoint, read_status(Path(config.output_dir))
+    is_pending = is_unevaluated(start, scores)
+    measured = scores.metrics if scores is not None else {}
     return Progress(
         NonFiniteSteps(config.health.max_nonfinite_steps),
         saved_step=own.step if own is not None else None,
+        evaluation_is_due=is_pending and not measured,
+        average_is_due=is_pending,
+        averaged_step=start.step if any(name.startswith(AVERAGE_PREFIX) for name in measured) else None,
         metrics=status.metrics if status is not None and status.step == state.step else {},
     )
 

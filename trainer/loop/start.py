@@ -19,13 +19,14 @@ from data_prep.base.errors import UsageError
 from data_prep.storage import storage
 from trainer.checkpoint.compatibility import check_branch, check_compatible
 from trainer.checkpoint.format import Checkpoint, CheckpointFolder, DataIdentity, SavedState, TrainState, steps_in
+from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, read_late_scores
 from trainer.checkpoint.restore import find_latest, open_verified
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.run_settings import TrackingSettings
 from trainer.config.schedule import rate_jump_warning
 from trainer.config.training_settings import BranchSettings
 from trainer.data.sample_range import Branch, SampleRange
-from trainer.distributed.process_group import Ranks
+from trainer.distributed.process_group import Ranks, broadcast_object
 from trainer.metrics.status import BranchRecord, add_branch
 from trainer.model.numerics import Precision, describe_numerics
 from trainer.tracking.journal import read_record
@@ -98,14 +99,37 @@ def check_start(start: Start, config: RunConfig, data: DataIdentity, ranks: Rank
     return check_compatible(saved, config, data, ranks.world_size, numerics, allow_change)
 
 
-def first_state(start: Start, config: RunConfig, data: DataIdentity, data_lineage: tuple[str, ...]) -> TrainState:
+def scores_of_start(start: Start, ranks: Ranks) -> LateScores | None:
+    """Return the scores of the checkpoint that follow its save, as rank 0 reads them; a collective."""
+    folder = start.checkpoint.folder if start.checkpoint is not None and ranks.is_first else None
+    found = read_late_scores(folder, EVALUATION_NAME) if folder is not None else None
+    scores: LateScores | None = broadcast_object(found, ranks)
+    return scores
+
+
+def is_unevaluated(start: Start, scores: LateScores | None) -> bool:
+    """Return whether the run's own checkpoint is still to be evaluated."""
+    return start.own_checkpoint is not None and scores is not None and scores.state == "pending"
+
+
+def first_state(
+    start: Start,
+    config: RunConfig,
+    data: DataIdentity,
+    data_lineage: tuple[str, ...],
+    scores: LateScores | None = None,
+) -> TrainState:
     """Return the training state at the start; `data_lineage` are the digests of all data that the weights see.
+
+    A first checkpoint of a branch keeps the `scores` of the checkpoint that it repeats.
 
     Raises:
         UsageError: a range of `--skip-samples` lies before the next sample.
     """
     state = start.checkpoint.saved.state if start.checkpoint is not None else TrainState()
-    state = state.model_copy(update={"data_lineage": data_lineage})
+    late = scores.metrics if scores is not None else {}
+    evaluation = {**state.evaluation, **{name: value for name, value in late.items() if name.startswith("valid/")}}
+    state = state.model_copy(update={"data_lineage": data_lineage, "evaluation": evaluation})
     if start.branch is not None:
         state = branched(state, start.branch)
     if start.checkpoint is not None and start.is_from_other_run:

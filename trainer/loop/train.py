@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet
 from trainer.data.workers import explain_lost_workers
+from trainer.distributed import rank_environment as environment
 from trainer.distributed.agreement import agree
 from trainer.distributed.memory import explain_out_of_memory, is_out_of_memory, peak_memory_of_ranks
 from trainer.distributed.process_group import (
@@ -40,8 +40,7 @@ from trainer.loop.saving import finish_previous_start
 from trainer.loop.setup import set_up
 from trainer.loop.training_loop import training_loop
 from trainer.metrics.status import State, record_end, record_loss_of_writer
-from trainer.model.numerics import with_own_precision
-from trainer.preflight.checks import PlannedRun, refuse, warnings
+from trainer.preflight.checks import PlannedRun, refuse
 
 LOG = logger(__name__)
 
@@ -77,7 +76,8 @@ def train(
 
     Args:
         branch: a checkpoint to branch from first (`trainer/loop/start.py`).
-        stop_signal: one that was installed earlier; else one is installed once the ranks have their group.
+        stop_signal: one that was installed earlier, and ends this process until the first step; else one is installed
+            once the ranks have their group.
         watched: gets what has to be closed if the process outlives an error of the run (`trainer/loop/api.py`).
 
     Raises:
@@ -85,8 +85,9 @@ def train(
             `output_dir`, or the ranks do not run the same.
     """
     launched_at = time.time()
+    environment.check_rank_environment()
     opened = open_or_explain(config, allow_change)
-    ranks, stop_signal, watchdog = join_group(config, stop_signal, watched)
+    ranks, signal_of_rank, watchdog = join_group(config, stop_signal, watched)
     with contextlib.ExitStack() as held:
         with watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "while it was set up"):
             shard_sets = agreed(config, allow_change, branch, opened, ranks)
@@ -96,11 +97,12 @@ def train(
                     config=config,
                     shard_sets=shard_sets,
                     ranks=ranks,
-                    stop_signal=stop_signal,
+                    stop_signal=signal_of_rank,
                     watchdog=watchdog,
                     allow_change=allow_change,
                     branch=branch,
                 )
+        signal_of_rank.can_save()
         report_start(run, state, progress, launched_at)
         with closed_if_it_fails(run), watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "in training"):
             progress = finish_previous_start(run, state, progress)
@@ -108,6 +110,8 @@ def train(
                 ended, state, progress = training_loop(run, state, progress)
         with reported_if_it_fails(run):
             all_registered = finish(run, ended)
+    if not all_registered and run.stop_signal.asked:
+        ended = "stopped"  # in the wait for a suite or a registration, which the next start does
     tracker = run.tracker
     return Ended(ended, state.step, progress.metrics, tracker.run_id, tracker.view_hint, all_registered)
 
@@ -120,7 +124,7 @@ def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | U
     Raises:
         UserError: this is the only rank, and a check failed.
     """
-    world_size, is_first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
+    world_size, is_first = environment.world_size(), environment.rank() == 0
     planned = PlannedRun(config, world_size, torch.device(device_type()), allow_change, is_first)
     try:
         storage.configure(config.storage_options)  # first: it makes its secrets known, which messages hide
@@ -137,8 +141,9 @@ def join_group(
 ) -> tuple[Ranks, StopSignal, Watchdog]:
     """Enter the group of all ranks, and watch it and the signals of this process from now on."""
     ranks = initialize_distributed(config.distributed, config.training.deterministic, Path(config.output_dir))
-    stop_signal = stop_signal or StopSignal()
-    stop_signal.group_ready()
+    if stop_signal is None:
+        stop_signal = StopSignal()
+        stop_signal.can_save()  # the process outlives the run: nothing ends it but a second signal
     watchdog = watch(config, ranks)
     if watched is not None:
         watched.callback(stop_signal.close)
@@ -172,14 +177,6 @@ def take_output_dir(config: RunConfig, ranks: Ranks, watchdog: Watchdog, held: c
         refuse_unshared(config.output_dir, ranks)
     if ranks.is_first:  # not before: the directory may belong to another run
         watchdog.on_exit = lambda verdict: record_end(Path(config.output_dir), "failed", verdict)
-        warn_of_findings(config, ranks)
-
-
-def warn_of_findings(config: RunConfig, ranks: Ranks) -> None:
-    """Print what the cheap checks of `clozeworks doctor` find."""
-    decided = with_own_precision(config, ranks.device.type)
-    for finding in warnings(PlannedRun(decided, ranks.world_size, ranks.device)):
-        LOG.warning(f"{finding.name}: {finding.text} (details: `clozeworks doctor`)")
 
 
 @contextlib.contextmanager
@@ -236,12 +233,15 @@ def finish(run: Run, ended: State) -> bool:
     where = "GPU" if run.ranks.device.type == "cuda" else "resident set"
     run.bar.close()
     run.log(f"peak memory per rank: {peaks} GiB ({where})")
+    if ended == "stopped":  # all is saved: whoever kills this process in what follows leaves a record of it
+        report_end(run, ended, run.stop_signal.cause)
     run.tracker.log_pictures()
     run.tracker.close("FINISHED" if ended == "finished" else "KILLED")
     run.log(f"metrics: {run.tracker.view_hint}")
     if run.uploader is not None:
         run.uploader.close(run.watchdog.mark)
-    report_end(run, ended, run.stop_signal.cause if ended == "stopped" else None)
+    if ended == "finished":
+        report_end(run, ended, None)
     if run.suites is not None and ended == "stopped":
         run.suites.stop()
     if run.registrar is not None and ended == "stopped":
@@ -260,4 +260,4 @@ def finish(run: Run, ended: State) -> bool:
         return all_scored
     # A run that was stopped before it registered its last checkpoint does so now.
     run.registrar.submit(run.recorder.last_step, step_folder(run.output_dir, run.recorder.last_step))
-    return run.registrar.close() and all_scored
+    return run.registrar.close(lambda: run.stop_signal.asked) and all_scored

@@ -1,4 +1,4 @@
-"""The training loop: fetch, step, record, log if due, evaluate if due, save if due, stop if asked.
+"""The training loop: fetch, step, record, log if due, save if due, evaluate if due, stop if asked.
 
 What changes is returned: the training state, which a checkpoint holds, and the progress of this process
 (`trainer/loop/run.py`). To understand a step, read this file, `trainer/loop/step.py`, `trainer/engine/engine.py` and
@@ -15,11 +15,11 @@ from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.data.loader import GlobalBatch
 from trainer.engine.engine import Engine
-from trainer.loop.averaging import log_average
+from trainer.loop.evaluating import evaluate_if_due
 from trainer.loop.global_batches import GlobalBatches, samples_of
-from trainer.loop.reporting import log, log_evaluation, report_stop
+from trainer.loop.reporting import log, report_stop
 from trainer.loop.run import Progress, Run
-from trainer.loop.saving import defer_save, save, state_of_checkpoint
+from trainer.loop.saving import defer_save, save, save_stopped, state_of_checkpoint
 from trainer.loop.step import StepRequests, StepResult, take_step
 from trainer.metrics.health import NonFiniteSteps
 from trainer.metrics.status import State
@@ -35,8 +35,9 @@ def training_loop(run: Run, state: TrainState, progress: Progress) -> tuple[Stat
     Raises:
         UserError: the last checkpoint could not be saved, or too many steps were non-finite.
     """
+    progress, is_stopping = complete_evaluation(run, state, progress)
     batches = GlobalBatches(run, state)
-    while state.step < run.config.max_steps:
+    while state.step < run.config.max_steps and not is_stopping:
         batch = fetch(run, batches, state)
         result = step(run, batch, state, progress)
         state = advanced(state, batch, result)
@@ -44,23 +45,41 @@ def training_loop(run: Run, state: TrainState, progress: Progress) -> tuple[Stat
         run.bar.advance()
         progress = replace(progress, nonfinite=counted(run, batch, result, state, progress))
         due = what_is_due(run.config, state, progress, result)
+        progress = with_evaluation(run.config, progress, due)
         if due.log:
             state, progress = log(run, state, progress, batches.epoch_of(state))
         progress.nonfinite.check(progress.saved_step)
-        if due.evaluation:
-            state, progress = log_evaluation(run, state, progress)
         if due.save:
             progress = save(run, state, progress, is_end=due.end)
         elif due.deferred_save and not due.stop:
             progress = defer_save(run, state, progress, is_last=due.end)
-        if due.evaluation and not due.stop:
-            progress = log_average(run, state, progress)
+        is_stopping = due.stop
+        if not is_stopping:
+            progress, is_stopping = evaluate_if_due(run, state, progress)
         if due.evaluation or due.save:
             run.recorder.restart_clock()
-        if due.stop:
-            report_stop(run, state_of_checkpoint(run, state, progress, due.save))
-            return "stopped", state, progress
+    if is_stopping:
+        progress = save_stopped(run, state, progress)
+        report_stop(run, state_of_checkpoint(run, state, progress))
+        return "stopped", state, progress
     return "finished", state, progress
+
+
+def complete_evaluation(run: Run, state: TrainState, progress: Progress) -> tuple[Progress, bool]:
+    """Evaluate what an earlier start saved and did not evaluate; as `evaluate_if_due`."""
+    if not progress.is_scored_later:
+        return progress, False
+    run.log(f"evaluating step {state.step:,}, which an earlier start saved and did not evaluate")
+    enter_stage(run.engine, run.config.stage_of(state.step))
+    found = evaluate_if_due(run, state, progress)
+    run.recorder.restart_clock()
+    return found
+
+
+def with_evaluation(config: RunConfig, progress: Progress, due: Due) -> Progress:
+    """Note what is to be evaluated after this step, which its checkpoint states."""
+    average_is_due = due.evaluation and config.checkpoint.average_last is not None
+    return replace(progress, evaluation_is_due=due.evaluation, average_is_due=average_is_due)
 
 
 def fetch(run: Run, batches: GlobalBatches, state: TrainState) -> GlobalBatch:
@@ -114,6 +133,8 @@ class Due:
 def what_is_due(config: RunConfig, state: TrainState, progress: Progress, result: StepResult) -> Due:
     """Decide what follows a step: a saved or evaluated step is logged too, the last step is all three, a stop is saved.
 
+    A stop in an evaluated step leaves its evaluation to the next start, in the last step too.
+
     The last step of a stage is logged, because throughput is computed from the sequence length, which differs between
     stages; so is a step that ends the run because too many steps were non-finite.
 
@@ -130,7 +151,7 @@ def what_is_due(config: RunConfig, state: TrainState, progress: Progress, result
     ends_stage = step == stage.last_step
     is_regular = step % config.logging.every_steps == 0 or step in EARLY_STEPS
     log = evaluation or save or ends or ends_stage or nonfinite.is_too_long or is_regular
-    return Due(log, evaluation, save, wanted and not save, stop and not last, ends)
+    return Due(log, evaluation, save, wanted and not save, stop, ends)
 
 
 def requests_of(run: Run, progress: Progress) -> StepRequests:

@@ -16,13 +16,13 @@ Not counted: latency, the optimizer, other traffic on the network, steps of uneq
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
+from trainer.distributed.rank_environment import local_world_size
 from trainer.engine.deepspeed_config import BATCH_KEYS, deepspeed_config
 from trainer.model.sizes import flops_per_token, num_parameters
 from trainer.preflight.scale import sent_bytes
@@ -116,8 +116,7 @@ def link_bytes_per_second(world_size: int, gpus_per_node: int, network_gbits: fl
 
 def gpus_per_node() -> int:
     """By the launcher's environment, else 8."""
-    launched = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(launched) if launched.isdigit() and int(launched) else GPUS_PER_NODE
+    return local_world_size() or GPUS_PER_NODE
 
 
 def efficiency_lines(config: RunConfig, world_sizes: Sequence[int], node_gpus: int) -> Iterator[str]:

@@ -23,6 +23,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schedule import global_batch_sizes
 from trainer.config.stages import Stage
 from trainer.distributed.process_group import extensions_folder
+from trainer.distributed.rank_environment import local_world_size
 from trainer.engine.engine import check_precision
 from trainer.model.numerics import fast_precision
 from trainer.preflight.deepspeed_sections import check_values
@@ -103,7 +104,7 @@ def device_memory_bytes(device: torch.device, world_size: int) -> int:
     """What one rank may use: its GPU, or its share of this machine's memory."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    local = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size)
+    local = local_world_size() or world_size
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // local
 
 

@@ -8,6 +8,7 @@ command lines are seen by all), the answer goes to standard output.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -63,6 +64,8 @@ def register_checkpoint(request: Request) -> tuple[Registration, str]:
 
 def main() -> None:
     end_with_parent(int(sys.argv[1]))
+    # An exception from now on, so that an upload that is cut short leaves a model that says so.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     registration, promotion = register_checkpoint(Request(**json.load(sys.stdin)))
     print(json.dumps({**asdict(registration), "promotion": promotion}))
 

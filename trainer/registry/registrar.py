@@ -13,6 +13,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 REGISTERED_NAME = "registered.jsonl"
 _POLL_SECONDS = 1.0
+STOP_SECONDS = 10.0
+"""How long a stop waits for the registration under way; a scheduler may kill the run after 30 seconds."""
+KILL_SECONDS = 5.0
+"""How long a registration that is ended may take to mark its model as failed."""
 
 
 class Registrar:
@@ -41,6 +46,8 @@ class Registrar:
         self._registered = set(registered_steps(self._output_dir))
         self._submitted = set(self._registered)
         self._queue: queue.Queue[tuple[int, Path] | None] = queue.Queue()
+        self._process: subprocess.Popen[str] | None = None
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._work, name="registrar", daemon=True)
         self._thread.start()
 
@@ -76,14 +83,17 @@ class Registrar:
         except UserError as error:
             self._warn(f"{error.problem}; a restart may leave checkpoints of the new branch unregistered")
 
-    def close(self) -> bool:
-        """Wait for what is under way; whether all of it was registered."""
+    def close(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for what is under way, or until `should_stop`; whether all of it was registered."""
         self._queue.put(None)
-        self._thread.join()
+        while self._thread.is_alive() and not should_stop():
+            self._thread.join(_POLL_SECONDS)
+        if self._thread.is_alive():
+            self.stop_after_current(lambda doing: None)
         return self._submitted <= self._registered
 
     def stop_after_current(self, mark: Callable[[str], None]) -> None:
-        """Wait for the registration under way alone: the rest is noted, and the run's next start does it.
+        """Wait for the registration under way alone, and end it after `STOP_SECONDS`; the next start does the rest.
 
         `mark` is called again and again while it waits (`trainer/distributed/watchdog.py`).
         """
@@ -91,9 +101,18 @@ class Registrar:
             while True:
                 self._queue.get_nowait()
         self._queue.put(None)
-        while self._thread.is_alive():
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._thread.is_alive() and time.monotonic() < deadline:
             mark("waiting for the registration of a checkpoint")
             self._thread.join(_POLL_SECONDS)
+        if not self._thread.is_alive():
+            return
+        self._is_stopping = True
+        if (process := self._process) is not None:
+            process.terminate()
+            self._thread.join(KILL_SECONDS)
+            process.kill()
+        self._thread.join(KILL_SECONDS)
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -101,6 +120,9 @@ class Registrar:
             try:
                 value = self._answer(self._request(step, folder))
             except Exception as error:  # noqa: BLE001 - whatever fails, the others are tried
+                if self._is_stopping:
+                    self._warn(f"the checkpoint of step {step:,} is registered by the next start of the run")
+                    return
                 reason = storage.hide_secrets(
                     error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
                 )
@@ -150,10 +172,12 @@ class Registrar:
         return replace(request, alias=settings.alias, promote_to=settings.promote_to, only_if=settings.only_if)
 
     def _run(self, request: Request) -> subprocess.CompletedProcess[str]:
-        request_text = json.dumps(asdict(request))
-        return subprocess.run(
-            command_line(), input=request_text, env=side_environment(), capture_output=True, text=True
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            command_line(), stdin=pipe, stdout=pipe, stderr=pipe, env=side_environment(), text=True
         )
+        stdout, stderr = self._process.communicate(json.dumps(asdict(request)))
+        return subprocess.CompletedProcess(self._process.args, self._process.returncode, stdout, stderr)
 
     def _note(self, note: dict[str, Any]) -> None:
         try:

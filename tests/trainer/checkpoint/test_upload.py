@@ -19,7 +19,22 @@ from tests.support.toy_training import make_config
 from tests.trainer.checkpoint.test_writer import IDENTITY, StillEngine, flip_bytes, refuse
 from trainer.checkpoint import upload
 from trainer.checkpoint import writer as checkpoints
-from trainer.checkpoint.format import FORMAT_VERSION, MARKER_NAME, CheckpointFolder, Marker, TrainState, steps_in
+from trainer.checkpoint.format import (
+    FORMAT_VERSION,
+    MARKER_NAME,
+    CheckpointFolder,
+    Marker,
+    TrainState,
+    list_steps,
+    steps_in,
+)
+from trainer.checkpoint.late_scores import (
+    EVALUATION_NAME,
+    LateScores,
+    evaluation_of,
+    read_late_scores,
+    write_late_scores,
+)
 from trainer.checkpoint.pieces import read_weights
 from trainer.checkpoint.restore import find_latest, needed_files
 from trainer.checkpoint.upload import Uploader, check_upload_wait
@@ -43,11 +58,13 @@ class Run:
         self.settings = CheckpointSettings(upload_to=url, upload_wait_seconds=20, **settings)
         self.uploader = Uploader(self.settings, checkpoints.ALONE, self.warnings.append)
 
-    def save(self, step: int, engine: StillEngine | None = None, **evaluation: float) -> Path:
+    def save(
+        self, step: int, engine: StillEngine | None = None, scores: LateScores | None = None, **evaluation: float
+    ) -> Path:
         config = make_config(str(self.folder), 0).model_copy(update={"checkpoint": self.settings})
         metrics = {f"valid/{name}": value for name, value in evaluation.items()}
         state = TrainState(step=step, evaluation=metrics)
-        saved = checkpoints.save(self.folder, engine or StillEngine(), state, config, IDENTITY)
+        saved = checkpoints.save(self.folder, engine or StillEngine(), state, config, IDENTITY, evaluation=scores)
         assert saved is not None
         self.uploader.submit(saved)
         return saved.folder
@@ -214,6 +231,38 @@ def test_the_store_keeps_what_the_disk_keeps_and_the_best(bucket, tmp_path):
     assert folders == {"step-00000020", "step-00000040", "step-00000050"}
     names = {key.rpartition("/")[2] for key in bucket.objects("step-00000010")}
     assert names == set(), "nothing of a removed one is left"
+
+
+def test_the_store_keeps_the_best_by_scores_that_followed_its_save(tmp_path):
+    run = Run(tmp_path / "run", str(tmp_path / "store"), keep_last=1, keep_best=1)
+    for step, loss in ((10, 3.0), (20, 1.0), (30, 2.0), (40, 2.0)):
+        folder = run.save(step, scores=LateScores(state="pending"))
+        while step not in steps_in(run.url)[0]:
+            threading.Event().wait(0.02)
+        done = LateScores(state="done", metrics={"valid/mlm_loss": loss})
+        write_late_scores(folder, done, EVALUATION_NAME)
+        run.uploader.submit_scores(folder)
+    assert run.uploader.close() and run.warnings == []
+    assert steps_in(run.url)[0] == [40, 20] == sorted(list_steps(run.folder)[0], reverse=True)
+    assert evaluation_of(tmp_path / "store" / "step-00000040") == {"valid/mlm_loss": 2.0}
+
+
+def test_a_checkpoint_without_its_scores_stays_and_another_disk_evaluates_it(tmp_path):
+    run = Run(tmp_path / "run", str(tmp_path / "store"), keep_last=1)
+    run.save(10, scores=LateScores(state="pending"))
+    run.save(20, scores=LateScores(state="pending"))
+    assert run.uploader.close() and steps_in(run.url)[0] == list_steps(run.folder)[0] == [20, 10]
+    found = run.latest(tmp_path / "elsewhere", warn=refuse)
+    assert read_late_scores(found.folder, EVALUATION_NAME) == LateScores(state="pending")
+
+
+def test_scores_of_an_earlier_save_do_not_stay_with_a_new_one(tmp_path):
+    run = Run(tmp_path / "run", str(tmp_path / "store"))
+    run.save(10, scores=LateScores(state="done", metrics={"valid/mlm_loss": 1.0}))
+    assert run.uploader.close()
+    again = Run(tmp_path / "run", str(tmp_path / "store"))
+    again.save(10, StillEngine(learning_rate=0.7))
+    assert again.uploader.close() and evaluation_of(tmp_path / "store" / "step-00000010") == {}
 
 
 @pytest.mark.parametrize("damage", ["tensors gone", "tensors flipped", "marker gone", "state empty"])

@@ -20,6 +20,7 @@ from tests.support.toy_reference import train_plainly
 from tests.support.toy_training import ToyModel, make_config
 from trainer.checkpoint import writer as checkpoints
 from trainer.checkpoint.format import MARKER_NAME, CheckpointFolder, DataIdentity, TrainState
+from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, is_pending
 from trainer.checkpoint.pieces import read_weights
 from trainer.checkpoint.restore import find_latest, load
 from trainer.checkpoint.writer import ALONE
@@ -86,6 +87,17 @@ def test_a_checkpoint_gives_back_state_weights_and_moments(tmp_path):
     load(other, found)
     for mine, theirs in zip(other.fragments(), engine.fragments(), strict=True):
         assert all(torch.equal(mine.read_owned(kind), theirs.read_owned(kind)) for kind in theirs.kinds)
+
+
+def test_a_checkpoint_that_is_to_be_evaluated_is_complete_only_with_its_note(tmp_path, monkeypatch):
+    written, write_bytes = [], storage.write_bytes
+    note = lambda url: written.append(Path(url).name)  # noqa: E731
+    monkeypatch.setattr(storage, "write_bytes", lambda url, data: (note(url), write_bytes(url, data)))
+    config = make_config(str(tmp_path), 0)
+    pending = LateScores(state="pending")
+    saved = checkpoints.save(tmp_path, StillEngine(), TrainState(step=3), config, IDENTITY, evaluation=pending)
+    assert written == [EVALUATION_NAME, "state.json", MARKER_NAME] and is_pending(saved.folder)
+    assert EVALUATION_NAME not in {record.name for record in CheckpointFolder(saved.folder).read_marker().files}
 
 
 def test_a_checkpoint_holds_no_secret_of_the_configuration(tmp_path):

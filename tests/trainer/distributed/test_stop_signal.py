@@ -60,7 +60,7 @@ def until(heard) -> bool:
 
 def after_the_meeting() -> StopSignal:
     stop = StopSignal()
-    stop.group_ready()
+    stop.can_save()
     return stop
 
 
@@ -197,7 +197,7 @@ WAITS_OUTSIDE_PYTHON = """
 import ctypes
 from trainer.distributed import stop_signal
 stop_signal.REPEAT_SECONDS = 0.3
-stop_signal.StopSignal().group_ready()
+stop_signal.StopSignal().can_save()
 libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 libc.pthread_mutex_lock(mutex)
 print("waiting", flush=True)

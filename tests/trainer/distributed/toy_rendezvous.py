@@ -33,7 +33,7 @@ def main() -> int:
         assert store is not None
         os._exit(3)
     ranks = initialize_distributed(settings)
-    stop_signal.group_ready()
+    stop_signal.can_save()
     shut_down(ranks)
 
 

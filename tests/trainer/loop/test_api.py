@@ -36,7 +36,7 @@ SMALL = {
     "tracking.uri": "sqlite:///mlflow.db",
 }
 SCRIPT = """
-import json, signal, sys
+import gc, json, signal, sys
 from trainer.loop.api import train
 from data_prep.base.errors import UserError
 
@@ -50,7 +50,9 @@ except UserError as error:
     code = error.code
 again = train("tiny_cpu", settings)
 longer = train("tiny_cpu", settings | {"training.max_steps": 8})
+gc.unfreeze()
 print(json.dumps({
+    "engines": sum(type(each).__name__ == "DeepSpeedEngine" for each in gc.get_objects()),
     "steps": [first.step, again.step, longer.step],
     "status": [first.status, again.status, longer.status],
     "loss": first.metrics["valid/mlm_loss"],
@@ -91,6 +93,36 @@ def test_training_returns_its_result_and_may_be_called_again(ran: subprocess.Com
     assert result["checkpoints"] == ["run/checkpoints/step-00000004", "run/checkpoints/step-00000008"]
     assert result["handler_is_restored"]
     assert "mlflow ui --backend-store-uri" in result["view_hint"] and "/model-metrics?" in result["view_hint"]
+
+
+def test_nothing_keeps_the_engines_of_earlier_runs(ran: subprocess.CompletedProcess[str]) -> None:
+    assert json.loads(ran.stdout.splitlines()[-1])["engines"] == 0
+
+
+MANY = """
+import json, sys
+import psutil
+from trainer.loop.api import train
+
+process, settings, measured = psutil.Process(), json.loads(sys.argv[1]), {}
+for number in range(1, 11):
+    train("tiny_cpu", settings | {"output_dir": f"many-{number}"})
+    measured[number] = (process.memory_info().rss, process.num_fds(), process.num_threads())
+print(json.dumps([measured[3], measured[10]]))
+"""
+
+
+@pytest.mark.slow
+def test_memory_files_and_threads_do_not_grow_with_the_number_of_runs(
+    folder: Path, settings: dict[str, object]
+) -> None:
+    larger = {"model.hidden_size": 256, "model.num_hidden_layers": 4, "model.intermediate_size": 1024}
+    words = ["-c", MANY, json.dumps(settings | larger | {"training.max_steps": 2})]
+    done = fork_server.run(words, folder, environment())
+    assert done.returncode == 0, done.stderr
+    third, tenth = json.loads(done.stdout.splitlines()[-1])
+    assert tenth[0] - third[0] < 50 << 20, (third, tenth)
+    assert tenth[1] - third[1] < 10 and tenth[2] - third[2] < 4, (third, tenth)
 
 
 def test_a_longer_run_after_a_decay_warns_of_both_learning_rates(ran: subprocess.CompletedProcess[str]) -> None:

@@ -4,7 +4,15 @@ import sys
 import pytest
 
 from data_prep.base.logs import logger
-from trainer.loop.console import StepBar, compact, evaluation_line, groups_line, scientific, step_line
+from trainer.loop.console import StepBar, compact, device_line, evaluation_line, groups_line, scientific, step_line
+
+
+def test_the_first_line_names_device_hosts_precision_and_zero_stage():
+    line = device_line(["a", "a", "b", "b"], ["H100"] * 4, "bf16", 1)
+    assert line == "4 ranks on 2 hosts (a, b) | device H100 | precision bf16 | ZeRO stage 1"
+    many = device_line([f"host-{number}" for number in range(9)], ["H100"] * 8 + ["A100"], "bf16", 2)
+    assert "9 hosts (host-0, host-1, host-2, host-3, ...) | device H100, A100" in many
+    assert device_line(["a"], ["CPU (x)"], "fp32", 0).startswith("1 rank on 1 host (a) | device CPU (x)")
 
 
 def test_a_step_line_reads_like_those_of_other_trainers():
@@ -32,6 +40,12 @@ def test_an_evaluation_shows_the_unigram_entropy_beside_the_loss():
     line = evaluation_line(10, metrics | {"valid/mlm_perplexity": 148.4}, 6.97)
     expected = "mlm loss 5.000 (unigram entropy 6.970) | accuracy 20.0% (top 5 40.0%) | perplexity 148.4"
     assert line == f"valid at step 10 | {expected}"
+
+
+@pytest.mark.parametrize("pairs", [{}, {"valid/pair_accuracy": 0.5}])
+def test_an_evaluation_in_which_nothing_is_masked_says_so(pairs):
+    line = evaluation_line(10, pairs, 6.97, "sop")
+    assert line.startswith("valid at step 10 | no mlm loss: no token") and ("sop accuracy 50.0%" in line) == bool(pairs)
 
 
 def test_the_task_of_sentence_pairs_has_its_name():

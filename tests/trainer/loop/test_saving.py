@@ -52,7 +52,7 @@ def test_a_checkpoint_that_a_suite_scores_is_registered_once_it_has_its_scores(
     registered: list[int] = []
     logged: list[tuple[int, dict[str, float]]] = []
     ended = [Evaluated(8, tmp_path, {"suite/own/average": 0.5}), Evaluated(10, tmp_path, None)]
-    monkeypatch.setattr(saving.writer, "save", lambda *given: SimpleNamespace(step=given[2].step, folder=tmp_path))
+    monkeypatch.setattr(saving.writer, "save", lambda *given, **_: SimpleNamespace(step=given[2].step, folder=tmp_path))
     run = SimpleNamespace(
         config=SimpleNamespace(output_dir=str(tmp_path)),
         output_dir=tmp_path,
@@ -148,7 +148,7 @@ def test_a_run_without_any_checkpoint_ends_at_its_second_failed_save_whatever_th
         for outcome in saves:
             taken += 1
             saved = SimpleNamespace(folder="folder", step=80) if outcome == "o" else None
-            monkeypatch.setattr(saving.writer, "save", lambda *_, saved=saved: saved)
+            monkeypatch.setattr(saving.writer, "save", lambda *_, saved=saved, **__: saved)
             progress = saving.save(run, TrainState(step=80), progress, is_end=False)
     except UserError as error:
         assert "nor was any before it" in str(error) and ends_at == taken

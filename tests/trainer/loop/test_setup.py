@@ -22,6 +22,7 @@ from tests.support.error_codes import coded
 from trainer.checkpoint import writer
 from trainer.checkpoint.compatibility import check_compatible
 from trainer.checkpoint.format import CheckpointFolder, TrainState
+from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, write_late_scores
 from trainer.checkpoint.writer import ALONE
 from trainer.config.run_config import RunConfig
 from trainer.data.sample_range import Branch
@@ -274,6 +275,49 @@ def test_a_run_of_precision_auto_that_moves_to_another_processor_goes_on_in_its_
         set_up(in_precision("bf16"))
     shutil.rmtree(config.output_dir)
     assert set_up(in_precision("auto"))[0].config.training.precision == "bf16"
+
+
+def test_a_checkpoint_that_was_not_evaluated_is_evaluated_first(config: RunConfig, tracker: TagTracker) -> None:
+    folder = save(set_up(config), 2)
+    for scores, due in (
+        (LateScores(state="pending"), (True, True)),
+        (LateScores(state="pending", metrics={"valid/mlm_loss": 5.0}), (False, True)),
+        (LateScores(state="done", metrics={"valid/mlm_loss": 5.0, "average/mlm_loss": 4.0}), (False, False)),
+    ):
+        write_late_scores(folder, scores, EVALUATION_NAME)
+        _, state, progress = set_up(config)
+        assert (progress.evaluation_is_due, progress.average_is_due) == due
+        assert progress.averaged_step == (2 if "average/mlm_loss" in scores.metrics else None)
+    assert state.evaluation == {"valid/mlm_loss": 5.0}, "a branch that saves this step again keeps them"
+
+
+def test_a_branch_from_another_run_does_not_evaluate_what_that_run_left(
+    config: RunConfig, tmp_path: Path, tracker: TagTracker
+) -> None:
+    write_late_scores(save(set_up(config), 2), LateScores(state="pending"), EVALUATION_NAME)
+    _, _, progress = set_up(branching(config, tmp_path / "branch"))
+    assert not progress.is_scored_later
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_requested", "warns"),
+    [(110_000_000, False, True), (110_000_000, True, False), (90_000_000, False, False)],
+)
+def test_a_large_model_on_a_cpu_for_which_nobody_asked_is_warned_of(
+    parameters: int,
+    is_requested: bool,
+    warns: bool,
+    config: RunConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(runs, "num_parameters", lambda *arguments: parameters)
+    monkeypatch.setattr(runs, "is_cpu_requested", lambda: is_requested)
+    monkeypatch.setattr(runs, "warnings", lambda run: [])
+    runs.log_device(config, ALONE, None, "a decision")
+    said = capsys.readouterr()
+    assert said.out.startswith("1 rank on 1 host (") and "| device CPU (" in said.out.splitlines()[0]
+    assert ("no GPU was found" in said.err) == warns and "a decision" in said.err
 
 
 def phased(*shapes: tuple[int, int, int], max_steps: int | None = None) -> RunConfig:

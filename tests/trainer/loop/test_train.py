@@ -77,7 +77,7 @@ def make_run(rank: int, **parts: Any) -> SimpleNamespace:
             "suites": None,
             "watchdog": Watched(),
             "engine": SimpleNamespace(destroy=lambda: None),
-            "stop_signal": SimpleNamespace(cause="a test"),
+            "stop_signal": SimpleNamespace(cause="a test", asked=False),
             "recorder": SimpleNamespace(last_step=7),
             "output_dir": Path("run"),
             **parts,
@@ -120,7 +120,7 @@ def test_no_rank_of_a_finished_run_waits_in_a_collective_for_what_the_first_regi
     _, left = meetings
     submitted: list[int] = []
     registrar = SimpleNamespace(
-        submit=lambda step, folder: submitted.append(step), close=lambda: left.over.wait(SECONDS)
+        submit=lambda step, folder: submitted.append(step), close=lambda should_stop: left.over.wait(SECONDS)
     )
     assert leave_all([make_run(0, registrar=registrar), make_run(1)], "finished") == [True, True]
     assert submitted == [7]
@@ -156,7 +156,6 @@ def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
     monkeypatch.setattr(train, "initialize_distributed", lambda *_: ALONE)
     monkeypatch.setattr(train, "watch", lambda *_: Watched())
     for name, result in (
-        ("warn_of_findings", None),
         ("set_up", (make_run(0), None, None)),
         ("finish_previous_start", None),
     ):
@@ -165,10 +164,10 @@ def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
     for name, result in (("training_loop", ended), ("finish", True)):
         see(name, result)
     config = CONFIG.model_copy(update={"output_dir": str(tmp_path)})
-    result = train.train(config, stop_signal=SimpleNamespace(group_ready=lambda: None))
+    result = train.train(config, stop_signal=SimpleNamespace(can_save=lambda: None))
     assert (result.step, result.exit_status) == (3, 0)
     assert is_held() is False
-    assert set(seen.values()) == {True} and len(seen) == 5
+    assert set(seen.values()) == {True} and len(seen) == 4
 
 
 def due_after(

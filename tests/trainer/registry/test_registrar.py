@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.support.toy_run import CONFIG, make_run, make_tokenizer
 from tests.support.tracked_runs import Warnings
 from trainer.checkpoint.format import MARKER_NAME, step_folder, step_of
 from trainer.config.run_config import RunConfig
+from trainer.registry import registrar as registrar_module
 from trainer.registry.register_checkpoint import Request
 from trainer.registry.registrar import REGISTERED_NAME, Registrar, registered_steps
 from trainer.tracking.mlflow_server import connect
@@ -156,6 +158,29 @@ def test_a_stopped_run_waits_for_the_registration_under_way_alone(
     registrar = Registrar(config_of(tmp_path, when="kept"), pytest.fail, Warnings())
     registrar.submit_missed()
     assert registrar.close() and answers.steps == registered_steps(tmp_path) == [10, 20]
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_a_registration_that_hangs_is_ended_by_a_stop_and_left_to_the_next_start(
+    at_the_end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registrar_module, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(registrar_module, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(
+        registrar_module, "command_line", lambda: [sys.executable, "-c", "import time; time.sleep(600)"]
+    )
+    complete_steps(tmp_path, 10)
+    told = Warnings()
+    registrar = Registrar(config_of(tmp_path, when="kept"), told.append, Warnings())
+    submit(registrar, tmp_path, 10)
+    while registrar._process is None:
+        time.sleep(0.01)
+    if at_the_end:
+        assert not registrar.close(should_stop=lambda: True)
+    else:
+        registrar.stop_after_current(lambda doing: None)
+    assert registrar._process.poll() is not None and registered_steps(tmp_path) == []
+    assert len(told) == 1 and "next start" in told[0]
 
 
 def test_a_process_that_ended_without_a_word_is_told_by_its_signal(

@@ -1,0 +1,48 @@
+"""Asking for a stop within a long operation between two steps, such as an evaluation."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from trainer.distributed.process_group import Ranks, sum_on_hosts
+from trainer.distributed.stop_signal import StopSignal
+
+POLL_SECONDS = 0.5
+MOST_CALLS = 8
+"""Several ranks agree at every call that takes as long as `POLL_SECONDS`, and at the latest after so many."""
+
+
+class StopPoll:
+    """Whether any rank was asked to stop; all ranks call it alike, before each micro-batch, and leave at the same one.
+
+    One rank looks at its own request. Several sum their requests on the hosts, every few calls: how many follows from
+    the mean time between calls, which they sum too.
+    """
+
+    def __init__(self, signal: StopSignal, ranks: Ranks) -> None:
+        self._signal, self._ranks = signal, ranks
+        self.asked = False
+        """Whether a call has returned True; from then on all do."""
+        self._calls, self._calls_per_poll = 0, 1
+        self._polled_at: float | None = None
+
+    def __call__(self) -> bool:
+        if self._ranks.world_size == 1:
+            self.asked = self.asked or self._signal.asked
+        elif not self.asked:
+            self._calls += 1
+            if self._calls >= self._calls_per_poll:
+                self._agree()
+        return self.asked
+
+    def _agree(self) -> None:
+        now = time.monotonic()
+        microseconds = 0 if self._polled_at is None else int((now - self._polled_at) * 1e6)
+        requests, total = sum_on_hosts(torch.tensor([int(self._signal.asked), microseconds]), self._ranks).tolist()
+        if self._polled_at is not None:  # else no micro-batch was measured yet
+            seconds_per_call = total / self._ranks.world_size / self._calls / 1e6
+            fitting = max(1, int(POLL_SECONDS / max(seconds_per_call, 1e-3)))
+            self._calls_per_poll = min(MOST_CALLS, 2 * self._calls_per_poll, fitting)
+        self.asked, self._calls, self._polled_at = requests > 0, 0, now

@@ -1,0 +1,150 @@
+"""Evaluations between two steps: the valid split, minimal pairs, and the mean of the newest checkpoints.
+
+They follow the checkpoint of their step, so that neither a stop nor a crash costs the steps before them. A stop ends
+them at the next micro-batch, and what is incomplete is dropped: `evaluation.json` in the checkpoint says that scores
+are pending (`trainer/checkpoint/late_scores.py`), and the next start computes them before its first step. No random
+number is drawn, and the run continues with its own weights, bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from data_prep.base.terminal import duration
+from trainer.checkpoint.format import TrainState, list_steps, step_folder
+from trainer.checkpoint.merging import averaged_weights
+from trainer.config.measurements import measurements_of
+from trainer.data.evaluation_batches import EvaluationBatch, measured_batches, origins_of
+from trainer.distributed.process_group import broadcast_object
+from trainer.distributed.stop_poll import StopPoll
+from trainer.evaluation.validation_loss import evaluate
+from trainer.loop.console import evaluation_line, groups_line
+from trainer.loop.reporting import on_disk, report_status
+from trainer.loop.run import Progress, Run
+from trainer.loop.saving import attach_scores
+from trainer.metrics.status import append_history
+
+ANNOUNCED_SECONDS = 10.0
+"""An evaluation that takes longer is announced by a log line."""
+AVERAGE_PREFIX = "average/"
+
+
+def evaluate_if_due(run: Run, state: TrainState, progress: Progress) -> tuple[Progress, bool]:
+    """Evaluate the last step as far as that is due, and attach the scores to its checkpoint, if it has one.
+
+    Returns also whether a stop that any rank was asked for cut it short; a collective.
+    """
+    poll = StopPoll(run.stop_signal, run.ranks)
+    if progress.evaluation_is_due:
+        metrics = evaluation_metrics(run, state, progress, poll)
+        if poll.asked:
+            return progress, True
+        progress = replace(log_evaluation(run, state, progress, metrics), evaluation_is_due=False)
+        attach_scores(run, state, progress, metrics)
+    if progress.average_is_due:
+        progress, metrics = log_average(run, state, progress, poll)
+        if poll.asked:
+            return progress, True
+        progress = replace(progress, average_is_due=False)
+        attach_scores(run, state, progress, metrics)
+    return progress, False
+
+
+def evaluation_metrics(run: Run, state: TrainState, progress: Progress, poll: StopPoll) -> dict[str, float]:
+    """Evaluate the run's weights on the valid split and on minimal pairs; incomplete once `poll.asked`."""
+    run.watchdog.mark(f"evaluating after step {state.step}")
+    if (text := long_evaluation(run, state, progress)) is not None:
+        run.log(text)
+    metrics = validation_metrics(run, state, poll)
+    stage = run.config.stage_of(state.step)
+    is_last = state.step == run.config.max_steps
+    if run.minimal_pairs is not None and (is_last or state.step % stage.evaluation.pairs_every_steps == 0):
+        metrics |= run.minimal_pairs.evaluate(run.engine, stage, run.ranks, run.watchdog.mark, poll)
+    return metrics
+
+
+def log_evaluation(run: Run, state: TrainState, progress: Progress, metrics: dict[str, float]) -> Progress:
+    """Report a complete evaluation to MLflow, console, history and status."""
+    run.tracker.log(state.step, metrics)
+    entropies = [shard_set.manifest.valid.unigram_entropy_nats for shard_set in run.shard_sets]
+    run.log(evaluation_line(state.step, metrics, entropies[0] if len(entropies) == 1 else None, run.pair_task))
+    if (groups := groups_line(metrics)) is not None:
+        run.log(groups)
+    on_disk(run, lambda: append_history(run.output_dir, "evaluated", {"step": state.step, "metrics": metrics}))
+    progress = replace(progress, metrics={**progress.metrics, **metrics})
+    report_status(run, state, progress)
+    return progress
+
+
+def validation_metrics(run: Run, state: TrainState, poll: StopPoll) -> dict[str, float]:
+    """Evaluate the weights that the engine's forward uses on the valid split, as the stage of `state` does."""
+    measurements = measurements_of(run.config.stage_of(state.step))
+    batches = measured_batches(run.shard_sets, measurements, run.ranks.rank, run.ranks.world_size)
+    origins = origins_of(run.shard_sets)
+    return evaluate(run.engine, _until_stop(batches, run, state, poll), run.ranks, origins, run.config.evaluation)
+
+
+def long_evaluation(run: Run, state: TrainState, progress: Progress) -> str | None:
+    """Announce an evaluation that takes long enough to look like a hang; None for a short one.
+
+    The time is estimated from the training speed, without minimal pairs: a forward pass is a third of a step.
+    """
+    speed = progress.metrics.get("train/tokens_per_second") or 0.0
+    split = sum(shard_set.manifest.valid.tokens for shard_set in run.shard_sets)
+    limits = [each.max_tokens for each in measurements_of(run.config.stage_of(state.step))]
+    tokens = sum(split if limit is None else min(split, limit) for limit in limits)
+    seconds = tokens / speed / 3 if speed > 0 else 0.0
+    if seconds < ANNOUNCED_SECONDS:
+        return None
+    return f"evaluating {tokens:,} tokens, about {duration(seconds)}"
+
+
+def _until_stop(
+    batches: Iterable[EvaluationBatch], run: Run, state: TrainState, poll: StopPoll
+) -> Iterator[EvaluationBatch]:
+    """Yield the batches until a stop; the watchdog sees the progress of the evaluation, however long it takes."""
+    for number, batch in enumerate(batches):
+        if poll():
+            return
+        run.watchdog.mark(f"evaluating after step {state.step}: micro-batch {number}")
+        yield batch
+
+
+def log_average(run: Run, state: TrainState, progress: Progress, poll: StopPoll) -> tuple[Progress, dict[str, float]]:
+    """Evaluate the mean of the newest checkpoints' weights (`checkpoint.average_last`) and report it.
+
+    It takes the newest checkpoints that are complete now. Nothing is evaluated until there are enough of them, nor
+    twice where no checkpoint was saved since; nothing is reported once `poll.asked`.
+    """
+    number = run.config.checkpoint.average_last
+    if number is None:
+        return progress, {}
+    steps = broadcast_object(_newest_steps(run, state, number) if run.ranks.is_first else None, run.ranks)
+    if len(steps) < number or steps[-1] == progress.averaged_step:
+        return progress, {}
+    run.watchdog.mark(f"averaging checkpoints after step {state.step}")
+    folders = [step_folder(run.config.output_dir, step) for step in steps]
+    with averaged_weights(run.engine, folders, poll) as problem:
+        found = validation_metrics(run, state, poll) if problem is None and not poll.asked else {}
+    if problem is not None and not poll.asked:
+        run.warn(f"the mean of the checkpoints {_listed(steps)} is not evaluated: {problem}")
+    if problem is not None or poll.asked:
+        return progress, {}
+    overall = {name: value for name, value in found.items() if name.count("/") == 1}
+    metrics = {name.replace("valid/", AVERAGE_PREFIX): value for name, value in overall.items()}
+    run.tracker.log(state.step, metrics)
+    run.log(f"mean of the checkpoints {_listed(steps)}: {evaluation_line(state.step, overall, None, run.pair_task)}")
+    progress = replace(progress, metrics={**progress.metrics, **metrics}, averaged_step=steps[-1])
+    report_status(run, state, progress)
+    return progress, metrics
+
+
+def _newest_steps(run: Run, state: TrainState, number: int) -> list[int]:
+    """Steps of the newest complete checkpoints on rank 0's disk, oldest first."""
+    complete, _ = list_steps(run.output_dir)
+    return sorted(step for step in complete if step <= state.step)[-number:]
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(f"{step:,}" for step in steps)
