@@ -292,12 +292,13 @@ def _check_numbers(config: Any, folder: Path) -> None:
 def _check_size(auto: Any, config: Any, folder: Path) -> None:
     """Refuse a model of many times the weights that the folder has: the missing ones would be made at random.
 
-    `auto` is one of transformers' Auto classes.
+    `auto` is one of transformers' Auto classes, or a model class, as of the beginning of a run.
     """
     import torch
 
     with torch.device("meta"):
-        model = auto.from_config(copy.deepcopy(config))
+        make = auto.from_config if hasattr(auto, "from_config") else auto._from_config
+        model = make(copy.deepcopy(config))
     described = sum(parameter.numel() for parameter in model.parameters())
     there = sum(path.stat().st_size for path in folder.glob("*.safetensors"))  # at least one byte per number
     if described > 4 * there + _SMALL_MODEL:
