@@ -46,7 +46,7 @@ trainer.loop.train trainer.loop.finished trainer.tracking.curves launch.pretrain
 """.split()
 _READ_BY_USE = "MLFLOW_TRACKING_"
 _READ_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "MKL_", "DS_", "TORCH", "HF_", "TRANSFORMERS_", "MLFLOW_", "NUMEXPR")
-_FIXED = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+FIXED = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 
 
 class ForkedProcess:
@@ -115,7 +115,7 @@ Started = ForkedProcess | subprocess.Popen[str]
 
 def can_fork(environment: Mapping[str, str]) -> bool:
     """Whether a script with this environment finds torch and DeepSpeed imported as it would import them."""
-    return _of_imports(environment) == _of_imports(os.environ | _FIXED)
+    return _of_imports(environment) == _of_imports(os.environ | FIXED)
 
 
 def start(arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: int | None = None) -> Started:
@@ -159,7 +159,7 @@ def _request(
 def stand_in(folder: Path) -> Path:
     """Write a command `python` into the folder, which runs its arguments in a fork where `can_fork` allows it."""
     path = folder / "python"
-    imported = json.dumps(_of_imports(os.environ | _FIXED))
+    imported = json.dumps(_of_imports(os.environ | FIXED))
     words = [sys.executable, "-I", "-S", __file__, "--hand-over", _address(), imported, str(path)]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     path.chmod(0o755)
@@ -217,7 +217,7 @@ def _own_server() -> str:
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", __file__, address],
         cwd=ROOT,
-        env={name: value for name, value in (os.environ | _FIXED).items() if not name.startswith("COVERAGE_PROCESS")},
+        env={name: value for name, value in (os.environ | FIXED).items() if not name.startswith("COVERAGE_PROCESS")},
         stdin=subprocess.PIPE,  # its end tells the server that the tests are gone
         stdout=subprocess.PIPE,
         text=True,

@@ -32,9 +32,10 @@ class StableAdamW(torch.optim.Optimizer):
         self._sizes = torch.tensor([math.prod(shape) for shape in partition.shapes.values()], dtype=torch.float32)
         self._shared_by = partition.shared_by
         numbers = {name: number for number, name in enumerate(partition.shapes)}
-        self._fragments: dict[torch.Tensor, list[tuple[int, Fragment]]] = {}
+        # With many ranks the tensor of a small group is nothing but padding on the last ones.
+        self._fragments: dict[torch.Tensor, list[tuple[int, Fragment]]] = {t: [] for t in partition.tensors}
         for fragment in partition.fragments:
-            self._fragments.setdefault(fragment.held_in, []).append((numbers[fragment.name], fragment))
+            self._fragments[fragment.held_in].append((numbers[fragment.name], fragment))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
