@@ -161,7 +161,7 @@ prepare_output() {
     fi
     printf '%s\n' "$wanted" >"$output/corpus.txt"
     printf '%s\n' "$vocab_size" >"$output/vocab_size.txt"
-    # MLflow puts the artifacts of an embedded database into ./mlruns: working here keeps all of the demo in one folder.
+    # Whatever is named by a relative path, such as an embedded database of MLflow, stays in this folder.
     cd "$output"
     export MLFLOW_TRACKING_URI=${MLFLOW_TRACKING_URI:-sqlite:///$output/mlflow.db}
     export MLFLOW_DISABLE_TELEMETRY=true HF_HUB_OFFLINE=1

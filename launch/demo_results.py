@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"checked: {exported.parity}")
     print(f"exported {exported.checkpoint}, {exported.num_parameters:,} parameters, to {exported.output}")
     registration = register(export, options.name, options.alias)
-    print(f"registered {registration.name} version {registration.version} at {registration.tracking_uri}\n", flush=True)
+    print(f"registered {registration.name} version {registration.version} at {registration.server}\n", flush=True)
     model = FillMask.load(pull(registration.model_uri))
     results = fill_held_out(model, str(demo / "shards")) | {"view_hint": how_to_view(run)}
     storage.write_bytes(str(demo / f"results-{options.run}.json"), json.dumps(results).encode())

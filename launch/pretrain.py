@@ -97,6 +97,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="start from this checkpoint of another run (its output_dir) and train --stage; rerun it to resume",
     )
     parser.add_argument("--stage", metavar="NAME", help="with --branch-from: the stage of training.stages to train")
+    parser.add_argument(
+        "--verbose", action="store_true", help="on resume, list all source files that changed since the checkpoint"
+    )
     parser.add_argument("--local_rank", "--local-rank", type=int, default=None, help=argparse.SUPPRESS)
     words = sys.argv[1:] if arguments is None else arguments
     file = next((word for word in words if word.endswith((".yaml", ".yml")) and "=" not in word), None)
@@ -151,7 +154,7 @@ def main() -> None:
     from trainer.distributed.exit import run_rank
     from trainer.loop.train import train
 
-    run_rank(lambda: train(config, arguments.allow_change, branch, stop_signal).exit_status)
+    run_rank(lambda: train(config, arguments.allow_change, branch, stop_signal, verbose=arguments.verbose).exit_status)
 
 
 def is_finished(config: RunConfig) -> bool:

@@ -112,7 +112,7 @@ def show_versions(arguments: argparse.Namespace) -> None:
 
 def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: argparse.Namespace) -> None:
     """Register an exported folder, load it back from the registry and print how others load it."""
-    from trainer.inference.model_folder import read_provenance
+    from trainer.inference.model_folder import check_registrable, read_provenance
     from trainer.inference.pulled_model import pull
     from trainer.registry.registration import register
     from trainer.registry.served_model import load_served
@@ -121,12 +121,14 @@ def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: 
     if conditions:
         check_metrics(conditions, read_provenance(pull(str(folder))).get("scores") or {})
     if arguments.dry_run:
-        load_served(pull(str(folder)))
+        found = pull(str(folder))
+        check_registrable(found)
+        load_served(found)
         print(f"dry run: {folder} can be registered as {arguments.name}; nothing was written")
         return
     registration = register(folder, arguments.name, arguments.alias, arguments.tracking_uri)
-    print(f"registered {registration.name} version {registration.version} at {registration.tracking_uri}")
-    print(f"registry: {registry_view_hint(registration.tracking_uri, registration.name, registration.version)}")
+    print(f"registered {registration.name} version {registration.version} at {registration.server}")
+    print(f"registry: {registry_view_hint(registration.server, registration.name, registration.version)}")
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as temporary:
         pulled = pull(registration.model_uri, Path(temporary) / "model", arguments.tracking_uri)
         served = load_served(pulled)
@@ -174,16 +176,18 @@ def how_to_load(registration: Registration, task: PipelineTask | None) -> str:
     """Return the lines by which others load the model."""
     from trainer.registry.served_model import INPUT_EXAMPLE
 
-    uri, server = registration.model_uri, registration.tracking_uri
+    uri, server, registry = registration.model_uri, registration.tracking_uri, registration.registry_uri
     where = f"--model {quote(uri)} --tracking-uri {quote(server)}"
-    command = f"clozeworks predict {where} --input FILE --output FILE"
+    variable = f"MLFLOW_REGISTRY_URI={quote(registry)} " if registry else ""
+    command = f"{variable}clozeworks predict {where} --input FILE --output FILE"
     if task == "fill-mask":
-        command = f"clozeworks fill-mask {where} {quote(INPUT_EXAMPLE)}"
+        command = f"{variable}clozeworks fill-mask {where} {quote(INPUT_EXAMPLE)}"
+    set_registry = f"; mlflow.set_registry_uri({registry!r})" if registry else ""
     pipeline = f"  mlflow.transformers.load_model({uri!r})  # a {task} pipeline\n" if task else ""
     return (
         f"\nmodel: {uri}\n"
         f"  {command}\n"
-        f"  import mlflow; mlflow.set_tracking_uri({server!r})\n"
+        f"  import mlflow; mlflow.set_tracking_uri({server!r}){set_registry}\n"
         f"{pipeline}"
         f"  mlflow.artifacts.download_artifacts({uri + '/hf'!r})  # the whole folder, for AutoModel"
     )

@@ -134,5 +134,7 @@ FAULTS = {
         "SIGTERM while something is evaluated",
         "The step is saved, the partial scores are dropped and the next start evaluates it",
     ),
+    "63": Fault("Source is edited between start and resume", "The edited files are listed, the diff is an artifact"),
     "69": Fault("An evaluation in which nothing is masked", "A line says so and training continues"),
+    "75": Fault("A rank holds only padding of a parameter group", "Every optimizer steps, saves and loads"),
 }

@@ -11,6 +11,7 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from launch import register
+from tests.support.error_codes import coded
 from trainer.registry.model_versions import NotPromoted
 from trainer.registry.served_model import ServedModel
 from trainer.tracking.mlflow_server import connect
@@ -58,6 +59,17 @@ def test_a_dry_run_writes_nothing(
     run(monkeypatch, "--model", str(tiny_hugging_face), "--name", "birds", "--dry-run")
     assert "nothing was written" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_refuses_what_a_registration_would(
+    tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_hugging_face, tmp_path / "model")
+    (tmp_path / "model" / "notes #1.txt").write_text("x")
+    with pytest.raises(UserError, check=coded("unreadable-file-name")):
+        run(monkeypatch, "--model", "model", "--name", "birds", "--dry-run")
+    with pytest.raises(UsageError, check=coded("invalid-model-name")):
+        run(monkeypatch, "--model", "model", "--name", "birds #1", "--dry-run")
 
 
 def test_names_are_checked_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from trainer.checkpoint.pieces import read_pieces
 from trainer.checkpoint.restore import load
 from trainer.config.load import load_config
 from trainer.distributed.process_group import Ranks, forget_groups
-from trainer.engine import fragments
+from trainer.engine import fragments, muon, stable_adamw
 from trainer.engine.engine import build_engine
 from trainer.model.pretraining import PretrainingModel
 
@@ -32,13 +32,29 @@ from trainer.model.pretraining import PretrainingModel
 def start_fake_group() -> Ranks:
     """The group that RANK and WORLD_SIZE describe."""
     import deepspeed.ops
+    from deepspeed.runtime.zero import partitioned_param_coordinator
 
     rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     torch.distributed.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
     torch.distributed.broadcast_object_list = lambda *arguments, **options: None  # as if rank 0 had sent the same
+    muon.gather_objects = rank_0_holds_the_matrices
+    # As if the trace of ZeRO 3 were rank 0's.
+    partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda ints: None
     return Ranks(rank, world_size, local_rank, torch.device("cpu"))
+
+
+def rank_0_holds_the_matrices(held: list[dict[str, tuple[int, int]]], ranks: Ranks) -> list[Any]:
+    """What Muon's ranks would gather: this one holds none of the toy model's hidden matrices."""
+    assert not any(stop > start for parts in held for start, stop in parts.values())
+    whole = [{} for _ in held]
+    whole[next((number for number, parts in enumerate(held) if parts), 0)] = {
+        name: (0, parameter.numel())
+        for name, parameter in ToyModel().named_parameters()
+        if name in ("gated.weight", "dense.weight")
+    }
+    return [whole, *[held] * (ranks.world_size - 1)]
 
 
 def run_job(job: dict[str, Any]) -> dict[str, Any]:
@@ -58,6 +74,8 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
             return sum(parameter.float().sum() for parameter in engine.module.parameters())
         return engine.forward(global_batch(0)[:2])
 
+    meetings: list[int] = []
+    stable_adamw.all_reduce_sum = lambda sums, ranks: meetings.append(len(sums)) or sums
     engine.prepare(loss)
     for _ in range(2):
         engine.set_learning_rate(1e-3)
@@ -72,11 +90,12 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
         for kind in fragment.kinds:
             fragment.fill(kind, 9.0)
     load(engine, saved)
-    base = fragments.base_optimizer(engine._engine.optimizer, config.zero.stage)
-    tensors = [tensor for group in base.param_groups for tensor in group["params"]]
+    tensors = fragments.partition_of(engine.module, engine._engine.optimizer, config.zero.stage, ranks).tensors
     with_numbers = {id(fragment.held_in) for fragment in held if fragment.owned_start < fragment.owned_stop}
     report = {
         "steps": engine.optimizer_steps,
+        "meetings": len(meetings),
+        "groups": len(tensors),
         "groups_of_padding": sum(id(tensor) not in with_numbers for tensor in tensors),
         "same": all(torch.equal(f.view(kind), before[f.name, kind]) for f in held for kind in f.kinds),
         "pieces": len(list(read_pieces(saved.folder / saved.tensor_files[0]))),

@@ -1,4 +1,4 @@
-"""Rows 26 and 36: a run that is resumed with a changed configuration, and configurations that are wrong."""
+"""Rows 26, 36 and 63: runs resumed with a changed configuration or source, and configurations that are wrong."""
 
 from __future__ import annotations
 
@@ -53,11 +53,36 @@ def test_row_26_a_dangerous_change_is_refused_or_allowed_and_a_harmless_one_goes
     assert list(losses(changed)) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.fault(
+    row="63",
+    fault="training code of the project, a user's optimizer and a command edited between start and resume",
+    required="the first two are listed once, on rank 0; all with --verbose; the source is an artifact of the run",
+)
+def test_row_63_edited_source_is_listed_at_the_resume(training):
+    changed = training(*SETTINGS, "optimizer.name=tests.support.toy_optimizers:lion")
+    run(changed, 1)
+    edited = ("trainer/data/masking.py", "module tests.support.toy_optimizers", "launch/options.py")
+    pretend(changed, lambda state: state["sources"].update(dict.fromkeys(edited, "0" * 64)))
+    output = run(changed, 2, "training.max_steps=6", "--verbose")
+    (warning,) = [line for line in output.splitlines() if "the source of" in line]
+    assert "warning: changed since the checkpoint: the source of module tests.support.toy_optimizers, " in warning
+    assert "trainer/data/masking.py;" in warning
+    assert output.count("other source files: launch/options.py") == 1
+    for name in ("step-00000000.diff", "step-00000004.diff"):
+        assert (changed.output_dir / "tracking" / "artifacts" / "source" / name).read_text().startswith("# ")
+    assert "the source of" not in run(changed, 1, "training.max_steps=7")
+
+
 def pretend_another_torch(changed) -> None:
-    """Have the checkpoint say that another torch wrote it, and its marker that this is what was written."""
+    """Have the checkpoint say that another torch wrote it."""
+    pretend(changed, lambda state: state["versions"].update(torch="1.0"))
+
+
+def pretend(changed, change) -> None:
+    """Change what the newest checkpoint says, and have its marker say that this is what was written."""
     folder = newest_checkpoint(changed)
     state = json.loads((folder / "state.json").read_text())
-    state["versions"]["torch"] = "1.0"
+    change(state)
     data = json.dumps(state).encode()
     (folder / "state.json").write_bytes(data)
     marker = json.loads((folder / "checkpoint.json").read_text())

@@ -17,7 +17,8 @@ from trainer.config.run_config import RunConfig, without_secrets
 from trainer.distributed.process_group import Ranks
 from trainer.metrics.throughput import flops_per_position, peak_flops
 from trainer.model.sizes import FLOPS_FORMULA, num_parameters
-from trainer.tracking.run_description import describe_environment, git_revision
+from trainer.tracking.run_description import describe_environment
+from trainer.tracking.source_code import git_revision
 
 GIB = 1 << 30
 

@@ -97,6 +97,9 @@ class SavedState(_Record):
     loss_scaler: dict[str, float | int] | None = Field(description="dynamic loss scale of fp16")
     versions: dict[str, str]
     numerics: dict[str, str] = Field({}, description="what changes the bits of a loss but is not a setting, by name")
+    sources: dict[str, str] = Field(
+        {}, description="sha256 of every source file that ran, by name; empty in checkpoints of earlier releases"
+    )
 
     @property
     def data_lineage(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ first, only once a newer one is complete. `trainer/checkpoint/format.py` describ
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -61,6 +61,7 @@ def save(
     data: DataIdentity,
     warn: Warn = LOG.warning,
     evaluation: LateScores | None = None,
+    sources: Mapping[str, str] | None = None,
 ) -> Checkpoint | None:
     """Save the state after `state.step` steps, all ranks together; then let old checkpoints go.
 
@@ -85,6 +86,7 @@ def save(
         loss_scaler=engine.loss_scaler_state(),
         versions=current_versions() | optimizer_version(config.optimizer.name),
         numerics=describe_numerics(config, ranks.device),
+        sources=dict(sources or {}),
     )
     marker = None
     if ranks.is_first and not problems:

@@ -109,10 +109,15 @@ def check_names(name: str, alias: str | None) -> None:
     Raises:
         UsageError: MLflow does not allow the name or the alias.
     """
-    if name != name.strip() or not regex.fullmatch(r"[^/:@%?'\"\p{Cc}\p{Cs}]{1,250}", name) or not name.strip("."):
+    if (
+        name != name.strip()
+        or not regex.fullmatch(r"[^/:@%?#\\'\"\p{Cc}\p{Cs}\p{Zl}\p{Zp}]{1,250}", name)
+        or not name.strip(".")
+        or name.startswith("..")
+    ):
         raise UsageError(
             f"--name {name!r} is not a valid model name",
-            fix="use 1 to 250 characters without / : @ % ?, quotation marks and control characters",
+            fix="use 1 to 250 characters without / : @ % ? # \\, quotation marks and control characters",
             code="invalid-model-name",
         )
     if alias is not None and (

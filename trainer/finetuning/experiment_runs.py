@@ -34,15 +34,17 @@ class ExperimentRuns:
 
     As a context it ends the run, and an unfinished child, as the block ends.
 
+    `choice` is how the user chooses another experiment (`Tracker.open`); empty where none can be chosen.
+
     Raises:
         UserError: the folder cannot be written.
     """
 
-    def __init__(self, settings: TrackingSettings | None, folder: Path) -> None:
+    def __init__(self, settings: TrackingSettings | None, folder: Path, choice: str = "") -> None:
         self._settings = settings
-        self._folder = folder
+        self._folder, self._choice = folder, choice
         self._warned: set[str] = set()
-        self._tracker = Tracker.open(settings, folder, self._warn_once) if settings else None
+        self._tracker = Tracker.open(settings, folder, self._warn_once, choice=choice) if settings else None
         self.parent: MetricLog = self._tracker or NullTracker()
         self._fit: Tracker | None = None
         self._server_answers = self._tracker is not None and self._tracker.server_answers
@@ -74,6 +76,7 @@ class ExperimentRuns:
             lambda message: self._warn_once(message.replace(str(folder), str(self._folder))),
             FIRST_CONTACT_SECONDS if self._server_answers else 0.0,
             self._tracker.run_uuid,
+            self._choice,
         )
         self._fit.log_params(params)
         return self._fit

@@ -165,7 +165,7 @@ def fit_experiment(settings: FinetuneSettings, experiment: Experiment, log: Call
 
     tracking = tracking_settings(settings) if settings.is_tracked else None
     _make_output(settings.output)
-    with ExperimentRuns(tracking, settings.output) as runs:
+    with ExperimentRuns(tracking, settings.output, "give another --experiment") as runs:
         result = _fit_all(settings, experiment, runs, Best(experiment.metric), log)
     if runs.parent.view_hint:
         log(f"metrics: {runs.parent.view_hint}")
@@ -173,7 +173,7 @@ def fit_experiment(settings: FinetuneSettings, experiment: Experiment, log: Call
         return result
     registration = _register(settings, result.folder, runs.parent.run_id)
     server = _server_option(settings)
-    log(f"registered {registration.name} version {registration.version} at {registration.tracking_uri}")
+    log(f"registered {registration.name} version {registration.version} at {registration.server}")
     log(f"  clozeworks predict --model {quote(registration.model_uri)}{server} --input FILE --output FILE")
     return replace(result, registration=registration)
 

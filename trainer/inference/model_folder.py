@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import regex
 from pydantic import BaseModel, ValidationError
 
 from data_prep.base.errors import UsageError, UserError
@@ -31,6 +32,9 @@ _CODE_FIELDS = {  # found in transformers 5.17 to 5.23: configuration_utils, pip
 }
 """Fields of a configuration that bring in code, and what that is. `attn_implementation` and `experts_implementation`
 may name code of the Hub too, and are not used (`trainer/inference/pretrained.py::load_config`)."""
+
+_UNREADABLE_NAMES = r"[#%?\\\p{Cc}\p{Cs}]"
+"""In a file's name MLflow takes these and cannot read them back."""
 
 
 def check_model_folder(folder: Path, strict: bool = False, name: str | None = None) -> None:
@@ -109,6 +113,35 @@ def _first_code_field(values: Any) -> str | None:
         elif isinstance(value, list):
             stack += value
     return None
+
+
+def check_registrable(folder: Path) -> None:
+    """Check a directory before anything is sent: that it is safe, and that MLflow gives back what it takes.
+
+    Raises:
+        UserError: it is not a safe model directory, or has names or links that MLflow cannot read back.
+    """
+    check_model_folder(folder, strict=True)
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() and not path.is_file():
+            raise UserError(
+                f"{folder} contains the link {name!r} to a directory, or to nothing",
+                fix="replace it by a copy of what it names, or remove it",
+                code="link-in-model",
+            )
+        if not path.is_file() and not path.is_dir():
+            raise UserError(
+                f"{folder} contains {name!r}, which is neither a file nor a directory",
+                fix="remove it",
+                code="special-file-in-model",
+            )
+        if regex.search(_UNREADABLE_NAMES, name):
+            raise UserError(
+                f"{folder} contains {name!r}: MLflow takes a file of that name and cannot read it back",
+                fix=r"rename it without # % ? \ and control characters, or remove it",
+                code="unreadable-file-name",
+            )
 
 
 def check_fine_tuned(folder: Path, name: str | None = None) -> None:

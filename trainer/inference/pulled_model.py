@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import difflib
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,7 +19,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.storage.hub import download_from_hub, hub_name
 from trainer.checkpoint.format import STATE_NAME
 from trainer.inference.model_folder import check_model_folder, folder_digest
-from trainer.tracking.mlflow_server import registry_client, resolve_tracking_uri
+from trainer.tracking.mlflow_server import describe_servers, registry_client, resolve_tracking_uri
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -27,7 +28,6 @@ EXPORT_FOLDER = "hf"
 TAG_PREFIX = "clozeworks."
 DIGEST_TAG = TAG_PREFIX + "folder_sha256"
 ADDRESSES = "models:/NAME@ALIAS, models:/NAME/VERSION or runs:/RUN_ID/PATH"
-OTHER_SERVER = "give a model that exists, or set --tracking-uri (in Python tracking_uri=) to the server that has it"
 _ADDRESS = regex.compile(r"models:/(?:(m-[0-9a-f]{32})|([^/@:]+)(?:@([^/@]+)|/(\d+|latest)))")
 
 
@@ -196,7 +196,7 @@ def find_model(client: MlflowClient, model_uri: str) -> tuple[str, str | None]:
                 raise
             raise UsageError(
                 f"{model_uri} does not exist; the server has no run {run_id!r}",
-                fix=OTHER_SERVER,
+                fix=_other_server(is_run=True),
                 code="unknown-model",
             ) from None
         return model_uri, None
@@ -216,10 +216,17 @@ def find_model(client: MlflowClient, model_uri: str) -> tuple[str, str | None]:
             raise
         raise UsageError(
             f"{model_uri} does not exist; {_what_there_is(client, name)}",
-            fix=OTHER_SERVER,
+            fix=_other_server(),
             code="unknown-model",
         ) from None
     return f"models:/{name}/{version.version}", version.tags.get(DIGEST_TAG)
+
+
+def _other_server(is_run: bool = False) -> str:
+    """What to do about a model that this server does not have."""
+    variable = None if is_run else os.environ.get("MLFLOW_REGISTRY_URI")
+    where = "MLFLOW_REGISTRY_URI" if variable else "--tracking-uri (in Python tracking_uri=)"
+    return f"give a model that exists, or set {where} to the server that has it"
 
 
 def _what_there_is(client: MlflowClient, name: str | None) -> str:
@@ -227,7 +234,8 @@ def _what_there_is(client: MlflowClient, name: str | None) -> str:
     if name not in known:
         near = difflib.get_close_matches(name or "", known, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
-        return f"{meant}registered models there: {', '.join(sorted(known)) or 'none'}"
+        there = describe_servers(client.tracking_uri)
+        return f"{meant}registered models at {there}: {', '.join(sorted(known)) or 'none'}"
     versions = sorted(int(item.version) for item in client.search_model_versions(f"name='{name}'"))
     aliases = ", ".join(f"{alias} (version {number})" for alias, number in sorted(known[name].aliases.items()))
     return f"{name} has the aliases {aliases or 'none'} and the versions {', '.join(map(str, versions)) or 'none'}"

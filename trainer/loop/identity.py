@@ -6,12 +6,10 @@ Weights of `init_from` are not among them: rank 0 reads them and broadcasts them
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from data_prep.base.errors import UserError
@@ -24,6 +22,7 @@ from trainer.data.shard_set import ShardSet
 from trainer.distributed.agreement import Fact, Facts
 from trainer.engine.custom_optimizer import optimizer_version
 from trainer.evaluation.minimal_pairs import read_minimal_pairs
+from trainer.loop.sources import source_digests
 
 PER_HOST = {
     "data.shards.url": "the manifests are compared instead",
@@ -39,7 +38,6 @@ PER_HOST = {
 }
 """Settings and sections that may differ between hosts, and why; names have no list indices."""
 
-PACKAGES = ("configs", "data_prep", "trainer", "launch")
 LIBRARIES = ("torch", "deepspeed", "numpy")
 """Libraries that must have one version on all ranks."""
 
@@ -69,18 +67,6 @@ def facts_of(
 def _digest_of_pairs(path: str) -> str:
     pairs = [pair[:4] for pair in read_minimal_pairs(path)]
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:12]
-
-
-def source_digests() -> Iterator[tuple[str, str]]:
-    """Yield name and sha256 of every installed source file of this project, and of the running script."""
-    for package in PACKAGES:
-        spec = importlib.util.find_spec(package)
-        for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
-            for path in sorted(folder.rglob("*.py")):
-                yield f"{package}/{path.relative_to(folder).as_posix()}", _sha256(path)
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    if script is not None:
-        yield f"the script {Path(script).name}", _sha256(Path(script))
 
 
 def may_differ(name: str) -> bool:
@@ -134,7 +120,3 @@ def _fact(value: Any) -> Fact:
     if len(display) > _MAX_DISPLAY:
         display = f"{display[:_MAX_DISPLAY]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:12]})"
     return Fact(text, display)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -87,6 +87,8 @@ class Run:
     """On rank 0, of its host."""
     bar: StepBar = field(default_factory=lambda: StepBar(False, 0, 0))
     started_at: float = field(default_factory=time.time)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """sha256 of every source file that runs, by name; the same on all ranks."""
 
     @property
     def output_dir(self) -> Path:

@@ -34,7 +34,15 @@ def save(run: Run, state: TrainState, progress: Progress, is_end: bool) -> Progr
     progress = replace(progress, save_is_deferred=False)
     started_at = time.perf_counter()
     evaluation = LateScores(state="pending") if progress.is_scored_later else None
-    saved = writer.save(run.config.output_dir, run.engine, state, run.config, run.data, evaluation=evaluation)
+    saved = writer.save(
+        run.config.output_dir,
+        run.engine,
+        state,
+        run.config,
+        run.data,
+        evaluation=evaluation,
+        sources=run.sources,
+    )
     if saved is None:
         progress = replace(progress, failed_saves=progress.failed_saves + 1)
     if saved is not None:

@@ -48,6 +48,7 @@ from trainer.loop.console import StepBar, device_line
 from trainer.loop.evaluating import AVERAGE_PREFIX
 from trainer.loop.recorder import Recorder
 from trainer.loop.run import Progress, Run, data_identity, warn_of_disk
+from trainer.loop.sources import listed, own_modules, running_sources, source_changes
 from trainer.loop.start import (
     Start,
     begin_mlflow_run,
@@ -69,6 +70,7 @@ from trainer.preflight.checks import PlannedRun, warnings
 from trainer.registry.registrar import Registrar
 from trainer.registry.starting_weights import load_initial_weights
 from trainer.tracking.run_description import all_lineages, describe_run
+from trainer.tracking.source_code import source_text
 from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracker import MetricLog, NullTracker, Tracker
 
@@ -88,6 +90,7 @@ def set_up(
     watchdog: Watchdog,
     allow_change: bool,
     branch: Branch | None = None,
+    verbose: bool = False,
 ) -> tuple[Run, TrainState, Progress]:
     """Find where the run starts, build its model and engine there, and open what it reports to."""
     config, of_compilation = with_compilation_decided(config, ranks)
@@ -113,6 +116,7 @@ def set_up(
     for note in notes:
         run.log(note)
     log_run_summary(run, state, changes, config.branch if start.is_from_other_run else None)
+    log_sources(run, start, verbose)
     if warning := rate_jump(start, config, state):
         run.warn(warning)
     return run, state, progress
@@ -213,6 +217,7 @@ def open_run(
         status=RunStatus(output_dir, partial(warn_of_disk, output_dir)) if ranks.is_first else None,
         system=SystemMetrics(output_dir, ranks.device) if ranks.is_first else None,
         bar=StepBar(ranks.is_first, state.step, config.max_steps),
+        sources=broadcast_object(running_sources(config) if ranks.is_first else None, ranks),
     )
 
 
@@ -333,6 +338,26 @@ def log_run_summary(run: Run, state: TrainState, changes: list[str], new_branch:
         (run.warn if change.startswith(CHANGES_NUMERICS) else run.log)(f"changed since the checkpoint: {change}")
     if run.ranks.is_first:
         describe_run(run.tracker, config, run.shard_sets, state.data_lineage)
+
+
+def log_sources(run: Run, start: Start, verbose: bool) -> None:
+    """Warn of source files that differ from the checkpoint's, and keep the source of each MLflow run as an artifact.
+
+    A start with another source has an artifact of its own. `verbose` lists changed files on which no number depends.
+    """
+    if not run.ranks.is_first:
+        return
+    before = start.checkpoint.saved.sources if start.checkpoint is not None else {}
+    changes, artifact = source_changes(before, run.sources), f"source/step-{start.step:08d}.diff"
+    if changes.numerics:
+        run.warn(
+            f"changed since the checkpoint: the source of {listed(changes.numerics)}; losses may differ from those of "
+            f"the source before (the run's artifact {artifact} has the difference from the commit)"
+        )
+    if changes.others and verbose:
+        run.log(f"changed since the checkpoint: other source files: {listed(changes.others)}")
+    if changes or not before or start.branch is not None or start.is_from_other_run:
+        run.tracker.log_artifact_text(artifact, source_text(own_modules(run.config)))
 
 
 def seen_data(shard_sets: list[ShardSet], earlier: tuple[str, ...], ranks: Ranks) -> tuple[str, ...]:

@@ -71,6 +71,7 @@ def train(
     branch: Branch | None = None,
     stop_signal: StopSignal | None = None,
     watched: contextlib.ExitStack | None = None,
+    verbose: bool = False,
 ) -> Ended:
     """Start or resume the run of `config.output_dir`; returns once all ranks have left their groups.
 
@@ -79,6 +80,7 @@ def train(
         stop_signal: one that was installed earlier, and ends this process until the first step; else one is installed
             once the ranks have their group.
         watched: gets what has to be closed if the process outlives an error of the run (`trainer/loop/api.py`).
+        verbose: list all source files that changed since the checkpoint.
 
     Raises:
         UserError: data, tokenizer, checkpoints or DeepSpeed's settings contradict each other, another run is active in
@@ -101,6 +103,7 @@ def train(
                     watchdog=watchdog,
                     allow_change=allow_change,
                     branch=branch,
+                    verbose=verbose,
                 )
         signal_of_rank.can_save()
         report_start(run, state, progress, launched_at)

@@ -8,7 +8,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -21,9 +21,20 @@ from data_prep.storage.store_errors import RESUME
 from trainer.config.run_config import RunConfig
 from trainer.distributed.interface import interface_towards
 from trainer.preflight.finding import Finding, Level
-from trainer.tracking.mlflow_server import MlflowNotInstalled, connect, request_limits, resolve_tracking_uri, short
+from trainer.tracking.experiments import experiments_elsewhere
+from trainer.tracking.mlflow_server import (
+    MlflowNotInstalled,
+    artifact_root,
+    connect,
+    database_file,
+    registry_of,
+    request_limits,
+    resolve_tracking_uri,
+    short,
+)
 
 REQUEST_SECONDS = 10
+MAX_EXPERIMENTS = 5
 COLLECTIVE_BYTES = 64 << 20
 COLLECTIVE_SECONDS = 120
 
@@ -37,15 +48,15 @@ def check_mlflow(config: RunConfig) -> Iterator[Finding]:
     level: Level = "warn" if registered is None else "fail"
     loss = "" if registered is None else f", but end with status 1: {registered} would not be registered"
     uri = resolve_tracking_uri(config.tracking.uri)
-    if uri.startswith("sqlite:////"):
-        path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
-        if not path.exists() and path.parent.is_dir() and os.access(path.parent, os.W_OK):
-            yield Finding("ok", "mlflow", f"{uri} does not exist yet; the run creates it")
-            return
+    path = database_file(uri)
+    if path is not None and not path.exists() and path.parent.is_dir() and os.access(path.parent, os.W_OK):
+        yield Finding("ok", "mlflow", f"{uri} does not exist yet; the run creates it")
+        return
     with request_limits(max_retries=0, timeout_seconds=REQUEST_SECONDS):
         try:
             client = connect(uri)
             client.search_experiments(max_results=1)
+            elsewhere = list(experiments_elsewhere(client, uri))
         except MlflowNotInstalled as error:
             kept = "Training would continue and keep its metrics for `clozeworks sync-tracking`"
             yield Finding(level, "mlflow", f"{str(error).rstrip('.')}. {kept}{loss}")
@@ -55,14 +66,29 @@ def check_mlflow(config: RunConfig) -> Iterator[Finding]:
             yield Finding(level, "mlflow", f"{text}. Training would continue and send its metrics later{loss}")
             return
         yield Finding("ok", "mlflow", f"{storage.hide_secrets(uri)} answers")
+        if elsewhere:
+            yield Finding("warn", "artifacts", describe_elsewhere(elsewhere, uri))
+        registry = registry_of(uri)
+        where = "" if registry == uri else f"{storage.hide_secrets(registry)} (MLFLOW_REGISTRY_URI) "
         name = f"clozeworks-doctor-{secrets.token_hex(4)}"
         try:
             client.create_registered_model(name)
             client.delete_registered_model(name)
         except Exception as error:  # noqa: BLE001 - as above
-            yield Finding(level, "registry", f"cannot be written ({short(error)}); check the permissions of this user")
+            problem = f"cannot be written ({short(error)}); check the permissions of this user"
+            yield Finding(level, "registry", f"{where}{problem}")
         else:
-            yield Finding("ok", "registry", "accepts models")
+            yield Finding("ok", "registry", f"{where}accepts models")
+
+
+def describe_elsewhere(experiments: Sequence[tuple[str, Path]], uri: str) -> str:
+    """Name the experiments of an sqlite database whose files are not beside it, and what follows from that."""
+    named = ", ".join(f"{name} in {folder}" for name, folder in experiments[:MAX_EXPERIMENTS])
+    more = f" and {len(experiments) - MAX_EXPERIMENTS} more" if len(experiments) > MAX_EXPERIMENTS else ""
+    return (
+        f"the files of runs and registered models of these experiments are not beside their database: {named}{more}. "
+        f"Keep these directories as long as the models are used. A new experiment has its files in {artifact_root(uri)}"
+    )
 
 
 def check_store(config: RunConfig) -> Iterator[Finding]:

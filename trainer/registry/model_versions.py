@@ -18,7 +18,7 @@ from trainer.config.registry_settings import PREVIOUS, check_promoted
 from trainer.inference.pulled_model import TAG_PREFIX
 from trainer.registry.promotion_lock import promotion_lock
 from trainer.registry.registration import point_alias
-from trainer.tracking.mlflow_server import registry_client, resolve_tracking_uri
+from trainer.tracking.mlflow_server import describe_servers, registry_client, resolve_tracking_uri
 
 SCORES_PREFIX = TAG_PREFIX + "scores."
 LINEAGE_TAGS = regex.escape(TAG_PREFIX + "data_lineage") + r"(\.\d+)?"
@@ -171,7 +171,7 @@ def _versions(client: Any, name: str | None) -> list[ModelVersion]:
     models = list(_all_pages(client.search_registered_models, wanted))
     if name is not None and name not in {each.name for each in models}:
         raise UsageError(
-            f"there is no registered model {name}",
+            f"there is no registered model {name} at {describe_servers(client.tracking_uri)}",
             fix="see the Models page of the server for the names, or register the model first",
             code="unknown-model",
         )

@@ -13,7 +13,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +24,7 @@ import regex
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 from trainer.config.registry_settings import check_names
-from trainer.inference.model_folder import check_model_folder, folder_digest, read_card, read_provenance
+from trainer.inference.model_folder import check_registrable, folder_digest, read_card, read_provenance
 from trainer.inference.pulled_model import (
     DIGEST_TAG,
     EXPORT_FOLDER,
@@ -35,8 +35,8 @@ from trainer.inference.pulled_model import (
 )
 from trainer.model.quiet_transformers import quiet_transformers
 from trainer.registry.served_model import ServedModel, load_served
-from trainer.tracking.delivery import find_or_create_experiment
-from trainer.tracking.mlflow_server import flat_text, registry_client, resolve_tracking_uri, short
+from trainer.tracking.experiments import find_or_create_experiment
+from trainer.tracking.mlflow_server import flat_text, registry_client, registry_of, resolve_tracking_uri, short
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -64,6 +64,13 @@ class Registration:
     alias: str | None
     tracking_uri: str
     run_id: str | None
+    registry_uri: str | None = None
+    """The server of registered models where it is not the tracking server."""
+
+    @property
+    def server(self) -> str:
+        """Where the version is registered."""
+        return self.registry_uri or self.tracking_uri
 
     @property
     def model_uri(self) -> str:
@@ -95,7 +102,7 @@ def register(
     """
     check_names(name, alias)
     folder = hugging_face_folder(model, tracking_uri, name)  # the model card takes its title from the name
-    check_model_folder(folder, strict=True)
+    check_registrable(folder)
     uri = resolve_tracking_uri(tracking_uri)
     provenance = read_provenance(folder)
     digest = folder_digest(folder)
@@ -108,15 +115,20 @@ def register(
         made_before = _versions_of(client, name, _is_of_checkpoint(all_tags)) if once else []
         if made_before:
             version = made_before[0]
+            _prove(client, name, version, folder, uri, is_new=False)
         else:
             logged = client.create_logged_model(experiment_id, name.replace(".", "-"), run_id, tags=all_tags)
-            _upload_or_fail(client, logged, folder, name)
-            version = _create_version(client, name, logged, all_tags, card)
-        _prove(client, name, version, folder, uri, is_new=not made_before)
+            with _removed_if_it_fails(client, logged, name, uri):
+                _upload(client, logged, folder, name)
+                client.finalize_logged_model(logged.model_id, "READY")
+                version = _create_version(client, name, logged, all_tags, card)
+                _prove(client, name, version, folder, uri, is_new=True)
         if alias:
             point_alias(client, name, alias, version)
             client.update_registered_model(name, card)
-    return Registration(name, version, alias, storage.hide_secrets(uri), run_id)
+    registry = registry_of(uri)
+    shown = storage.hide_secrets(registry) if registry != uri else None
+    return Registration(name, version, alias, storage.hide_secrets(uri), run_id, shown)
 
 
 def point_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:
@@ -155,15 +167,32 @@ def lineage_tags(lineage: Sequence[str]) -> dict[str, str]:
     return {name: ",".join(part) for name, part in zip(names, parts, strict=True)}
 
 
-def _upload_or_fail(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -> None:
-    """Upload, and let the logged model say how that went."""
+@contextlib.contextmanager
+def _removed_if_it_fails(client: MlflowClient, model: LoggedModel, name: str, uri: str) -> Iterator[None]:
+    """Remove the logged model, its files and versions, and the registered model if it is new and empty.
+
+    The server may be gone; what broke the registration is reported.
+    """
+    was_there = bool(client.search_registered_models(f"name='{name}'"))
     try:
-        _upload(client, model, folder, name)
+        yield
     except BaseException:
-        with contextlib.suppress(Exception):  # the server may be gone; what broke the upload is reported
-            client.finalize_logged_model(model.model_id, "FAILED")
+        with contextlib.suppress(Exception):
+            client.finalize_logged_model(model.model_id, "FAILED")  # what remains where nothing can be removed
+        with contextlib.suppress(Exception):
+            for version in _versions_of(client, name, _is_of_model(model)):
+                client.delete_model_version(name, version)
+        with contextlib.suppress(Exception):
+            if not was_there and not client.search_model_versions(f"name='{name}'"):
+                client.delete_registered_model(name)
+        with contextlib.suppress(Exception):
+            from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+            repository: Any = get_artifact_repository(model.artifact_location, tracking_uri=uri)
+            repository.delete_artifacts()
+        with contextlib.suppress(Exception):
+            client.delete_logged_model(model.model_id)
         raise
-    client.finalize_logged_model(model.model_id, "READY")
 
 
 def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -> None:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, NonNegativeInt, ValidationError
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
+from trainer.tracking.experiments import at_server, check_not_deleted, find_or_create_experiment
 from trainer.tracking.journal import CURSORS_NAME, DataSetInput, Journal, Point, RunRecord, replace_file
 from trainer.tracking.mlflow_server import connect, import_mlflow, short
 
@@ -77,11 +78,12 @@ def read_cursor(journal: Journal, tracking_uri: str) -> Cursor:
 class Delivery:
     """Delivery of one journal to one server."""
 
-    def __init__(self, journal: Journal, tracking_uri: str, warn: Callable[[str], None]) -> None:
+    def __init__(self, journal: Journal, tracking_uri: str, warn: Callable[[str], None], choice: str = "") -> None:
+        """`choice` is how the user chooses another experiment (`find_or_create_experiment`)."""
         self._journal = journal
         self._address = tracking_uri
         self._tracking_uri = storage.hide_secrets(tracking_uri)
-        self._warn = warn
+        self._warn, self._choice = warn, choice
         self._run_is_known = False
         self.cursor = read_cursor(journal, self._tracking_uri)
         self.num_bytes, self.num_artifacts = 0, 0
@@ -159,10 +161,12 @@ class Delivery:
             self._looked_at.clear()
             self.advance(run_id=run.info.run_id, experiment_id=run.info.experiment_id)
         if run.info.lifecycle_stage == "deleted":
+            check_not_deleted(self._client, self._client.get_experiment(run.info.experiment_id), self._choice)
+            command = at_server(f"mlflow runs restore --run-id {run.info.run_id}", self._address)
             raise UserError(
                 f"the MLflow run {run.info.run_id} was deleted",
-                fix=f"restore it with `mlflow runs restore --run-id {run.info.run_id}`, or remove "
-                f"{self._journal.folder / 'run.json'} before the next start for a new run",
+                fix=f"restore it with {command}, or remove {self._journal.folder / 'run.json'} before the next start "
+                "for a new run",
                 code="mlflow-run-deleted",
             )
         if run.info.status != record.status and (record.status == "RUNNING" or not self._needs(record, "status")):
@@ -198,7 +202,7 @@ class Delivery:
         return min(found, key=lambda run: int(run.data.tags.get(CREATED_TAG, "0")), default=None)
 
     def _experiment_id(self) -> str:
-        return find_or_create_experiment(self._client, self._journal.record.experiment)
+        return find_or_create_experiment(self._client, self._journal.record.experiment, self._choice)
 
     def _send_params(self, record: RunRecord) -> None:
         from mlflow.entities import Param
@@ -296,29 +300,3 @@ def _as_mlflow(data_set: DataSetInput) -> DatasetInput:
     source = json.dumps({"uri": data_set.source}, ensure_ascii=False)
     dataset = Dataset(data_set.name, data_set.digest[:MAX_DIGEST_LENGTH], "uri", source, profile=profile)
     return DatasetInput(dataset, [InputTag("mlflow.data.context", data_set.context)])
-
-
-def find_or_create_experiment(client: MlflowClient, name: str) -> str:
-    """Return the id of the experiment of that name; create it if there is none.
-
-    Raises:
-        UserError: an experiment of that name was deleted; MLflow keeps the name.
-    """
-    from mlflow.exceptions import MlflowException
-
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        try:
-            return client.create_experiment(name)
-        except MlflowException as error:
-            experiment = client.get_experiment_by_name(name)
-            if error.error_code != "RESOURCE_ALREADY_EXISTS" or experiment is None:
-                raise
-    if experiment.lifecycle_stage == "deleted":
-        raise UserError(
-            f"the MLflow experiment {name!r} was deleted",
-            fix=f"restore it with `mlflow experiments restore --experiment-id {experiment.experiment_id}`, or set "
-            "another tracking.experiment",
-            code="mlflow-experiment-deleted",
-        )
-    return experiment.experiment_id

@@ -20,7 +20,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote as url_quote
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import flatten
@@ -29,7 +29,9 @@ from data_prep.storage import storage
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-EMBEDDED_DATABASE = "mlflow.db"  # MLflow's own default, with the artifacts in ./mlruns beside it
+EMBEDDED_DATABASE = "mlflow.db"  # MLflow's own default
+ARTIFACT_FOLDER = "mlruns"
+"""Beside an sqlite database; MLflow's own default is in the directory that a command is started from."""
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 SERVERS = ("http", "https", "databricks", "databricks-uc", "uc")
 UPLOAD_RETRIES = 4
@@ -43,10 +45,14 @@ DEFAULT_UI = "http://127.0.0.1:5000"
 """Where `mlflow ui` listens by default."""
 TRAINING_VIEW = "?workflowType=machine_learning"
 _DIGEST_DIGITS = 12
+_ESCAPED = re.compile("%[0-9A-Fa-f]{2}|[?]")  # what would be decoded, or end the path, in the address of a file
 _NOT_IN_NAMES = re.compile(r"[^\w./ -]|/(?=[/.])")
 
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 SECONDS = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+
+_ROOT_VARIABLE = "_MLFLOW_SERVER_ARTIFACT_ROOT"
+_root_lock = threading.RLock()
 
 _limits_lock = threading.Lock()
 _open_limits: list[dict[str, int]] = []
@@ -68,15 +74,30 @@ def resolve_tracking_uri(setting: str | None, recorded: str | None = None) -> st
     `recorded` is where the run was tracked before: an embedded file is found again from another directory.
 
     Raises:
-        UsageError: the URI is a plain path or has an unknown scheme.
+        UsageError: the URI is a plain path or has an unknown scheme, or the working directory cannot hold the file.
     """
     uri, source = setting, "the tracking URI"
     if not uri:
         uri, source = os.environ.get("MLFLOW_TRACKING_URI", "").strip(), "MLFLOW_TRACKING_URI"
     if not uri:
-        if recorded and recorded.startswith("sqlite:///") and Path(recorded.removeprefix("sqlite:///")).is_file():
+        if recorded and (file := database_file(recorded)) is not None and file.is_file():
             return recorded
-        return f"sqlite:///{Path(EMBEDDED_DATABASE).absolute()}"
+        return _checked(f"sqlite:///{EMBEDDED_DATABASE}", source)
+    return _checked(uri, source)
+
+
+def registry_of(tracking_uri: str) -> str:
+    """Return where registered models are: MLFLOW_REGISTRY_URI where it is set, else the tracking server.
+
+    Raises:
+        UsageError: that variable is a plain path or has an unknown scheme.
+    """
+    uri = os.environ.get("MLFLOW_REGISTRY_URI", "").strip()
+    return _checked(uri, "MLFLOW_REGISTRY_URI") if uri else tracking_uri
+
+
+def _checked(uri: str, source: str) -> str:
+    """Return the URI, the path of an sqlite file made absolute; `source` is what the user set."""
     scheme = "databricks" if uri == "databricks" else urlsplit(uri).scheme.partition("+")[0]
     if scheme not in DATABASES + SERVERS:
         file = f"sqlite:///{Path(uri).absolute()}.db" if not scheme else "sqlite:///mlflow.db"
@@ -85,9 +106,31 @@ def resolve_tracking_uri(setting: str | None, recorded: str | None = None) -> st
             fix=f"give the URL of a server, such as http://127.0.0.1:5000, or of a database, such as {file}",
             code="invalid-tracking-uri",
         )
-    if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
-        return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
+    driver, separator, path = uri.partition(":///")
+    if database_file(uri) is not None and not path.startswith("/"):
+        base = Path.home() if path.startswith("~/") else Path.cwd()
+        if sign := _ESCAPED.search(str(base)):
+            raise UsageError(
+                f"MLflow cannot open a database in {base}: {sign[0]!r} has a meaning in its address",
+                fix="start from another directory, or give the URL of a server or of a database elsewhere",
+                code="unusable-tracking-database",
+            )
+        return f"{driver}{separator}{base}/{path.removeprefix('~/')}"
     return uri
+
+
+def database_file(tracking_uri: str) -> Path | None:
+    """Return the file of an sqlite database; None of a server, of another database, or of one in memory."""
+    driver, separator, path = tracking_uri.partition(":///")
+    path = path.partition("?")[0]
+    is_file = driver.partition("+")[0] == "sqlite" and bool(separator) and bool(path)
+    return Path(unquote(path)) if is_file and not path.startswith((":memory:", "file:")) else None
+
+
+def artifact_root(tracking_uri: str) -> Path | None:
+    """Return where the artifacts of new experiments go: beside an sqlite database; None where its server decides."""
+    file = database_file(tracking_uri)
+    return None if file is None else file.parent.resolve() / ARTIFACT_FOLDER
 
 
 def connect(tracking_uri: str) -> MlflowClient:
@@ -102,10 +145,12 @@ def connect(tracking_uri: str) -> MlflowClient:
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
+    registry = registry_of(tracking_uri)
     try:
-        if tracking_uri.startswith("sqlite:///"):
-            _make_database(Path(tracking_uri.removeprefix("sqlite:///").partition("?")[0]))
-        return MlflowClient(tracking_uri)
+        with _artifacts_beside(tracking_uri):
+            for file in filter(None, map(database_file, {tracking_uri, registry})):
+                _make_database(file)
+            return MlflowClient(tracking_uri, registry if registry != tracking_uri else None)
     # ImportError: its driver is not installed; ValueError: a port of letters.
     except (SQLAlchemyError, MlflowException, ImportError, ValueError, OSError) as error:
         cause, where = short(error), storage.hide_secrets(tracking_uri)
@@ -117,9 +162,47 @@ def connect(tracking_uri: str) -> MlflowClient:
         raise UserError(f"MLflow cannot open {where} ({cause})", fix=fix, code="unusable-tracking-database") from error
 
 
+@contextlib.contextmanager
+def _artifacts_beside(tracking_uri: str) -> Iterator[None]:
+    """Have a store that MLflow opens within the block keep new artifacts beside its database.
+
+    MLflow reads this variable of its server when it opens a store, and has no argument for it.
+    """
+    root = artifact_root(tracking_uri)
+    can_be_made = root is not None and (root.is_dir() or os.access(root.parent, os.W_OK))
+    with _root_lock:
+        if root is None or not can_be_made or _ROOT_VARIABLE in os.environ:
+            yield
+            return
+        os.environ[_ROOT_VARIABLE] = as_location(root)
+        try:
+            yield
+        finally:
+            del os.environ[_ROOT_VARIABLE]
+
+
+def as_location(folder: Path) -> str:
+    """Return a directory as MLflow records it: its path, or a URL where the path would be read as one."""
+    path = str(folder)
+    return folder.as_uri() if any(sign in path for sign in "#%?;") else path
+
+
+def local_folder(location: str) -> Path | None:
+    """Return the directory of an artifact location; None of one in a store or at a server."""
+    if location.startswith("/"):
+        return Path(location)
+    return Path(unquote(urlsplit(location).path)) if location.startswith("file:") else None
+
+
 def _make_database(path: Path) -> None:
-    """Create a new database under a temporary name and rename it: creation takes seconds, and may be killed."""
-    if path.exists() or not path.parent.is_dir():
+    """Create a new database under a temporary name and rename it: creation takes seconds, and may be killed.
+
+    Raises:
+        OSError: its directory does not exist, for which MLflow would wait 100 s.
+    """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the directory {path.parent} does not exist")
+    if path.exists() or _ESCAPED.search(str(path)):
         return
     from mlflow import MlflowClient
 
@@ -181,7 +264,7 @@ def registry_client(uri: str, doing: str, *, writes: bool = False, moves_alias: 
     except (MlflowException, SQLAlchemyError, OSError) as error:
         unmoved = "; no alias was moved" if moves_alias else ""
         raise UserError(
-            f"{doing} at {storage.hide_secrets(uri)} failed ({short(error)}){unmoved}",
+            f"{doing} at {describe_servers(uri)} failed ({short(error)}){unmoved}",
             fix="check the server and rerun the same command",
             code="registry-request-failed",
         ) from error
@@ -190,6 +273,12 @@ def registry_client(uri: str, doing: str, *, writes: bool = False, moves_alias: 
         mlflow.set_tracking_uri(before)  # type: ignore[arg-type]  # None: as before
         if variable is not None:  # set_tracking_uri removes it
             os.environ["MLFLOW_TRACKING_URI"] = variable
+
+
+def describe_servers(tracking_uri: str) -> str:
+    """Return the server of registered models, and that of runs and files where it is another one; without secrets."""
+    tracking, registry = storage.hide_secrets(tracking_uri), storage.hide_secrets(registry_of(tracking_uri))
+    return tracking if registry == tracking else f"{registry} (MLFLOW_REGISTRY_URI; tracking at {tracking})"
 
 
 _NO_ANSWER = {

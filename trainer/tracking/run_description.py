@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,6 +20,7 @@ from data_prep.storage import storage
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.data.shard_set import ShardSet
 from trainer.tracking.journal import ENTROPY_PARAM, GIT_TAG, LINEAGE_TAG, DataSetInput
+from trainer.tracking.source_code import git_revision
 from trainer.tracking.tracker import MetricLog
 
 LIBRARIES = ("clozeworks", "torch", "deepspeed", "mlflow", "transformers", "tokenizers", "sentencepiece", "numpy")
@@ -117,13 +116,3 @@ def installed_packages() -> str:
     """All installed distributions as `pip freeze` lists them, `name==version` a line."""
     found = {each.name.lower(): f"{each.name}=={each.version}" for each in metadata.distributions() if each.name}
     return "\n".join(line for _, line in sorted(found.items())) + "\n"
-
-
-def git_revision(folder: Path = Path(__file__).parent) -> str | None:
-    """The commit that `folder` is at, with "-dirty" where files differ from it; None outside a repository."""
-    try:
-        command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip() or None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from shlex import quote
@@ -78,11 +79,18 @@ class NullTracker:
 class Tracker:
     """One MLflow run, from its first start through every resume."""
 
-    def __init__(self, journal: JournalWriter, tracking_uri: str, warn: Callable[[str], None], patience: float) -> None:
+    def __init__(
+        self,
+        journal: JournalWriter,
+        tracking_uri: str,
+        warn: Callable[[str], None],
+        patience: float,
+        choice: str = "",
+    ) -> None:
         self._journal = journal
         self._tracking_uri = tracking_uri
         self._warn: Callable[[str], None] = lambda message: warn(storage.hide_secrets(message))
-        self._delivery = Delivery(journal, tracking_uri, self._warn)
+        self._delivery = Delivery(journal, tracking_uri, self._warn, choice)
         self.server_answers = False
         """Whether the last request succeeded."""
         self._reported: str | None = None  # the last failure that was reported, so that each is reported once
@@ -108,10 +116,15 @@ class Tracker:
         warn: Callable[[str], None] = LOG.warning,
         patience_seconds: float = FIRST_CONTACT_SECONDS,
         parent_uuid: str | None = None,
+        choice: str = "set another tracking.experiment",
     ) -> Tracker:
         """Start or resume the MLflow run of `output_dir`, as a child of the run of `parent_uuid` if given.
 
         Waits at most `patience_seconds` for the first request; nothing after it waits for the server.
+
+        Args:
+            choice: how the user chooses another experiment, for the error about a deleted one. In another one than
+                before the run is a new one, with all metrics so far. Empty where none can be chosen.
 
         Raises:
             UsageError: the tracking URI is invalid.
@@ -132,13 +145,17 @@ class Tracker:
         display_uri = storage.hide_secrets(tracking_uri)
         if before not in ("", display_uri):
             warn(f"tracking URI changed from {before} to {display_uri}: all metrics are sent to a new run there")
+        experiment = storage.hide_secrets(settings.experiment)
+        if choice and journal.record.experiment != experiment:
+            warn(f"experiment changed from {journal.record.experiment!r} to {experiment!r}: all metrics are sent there")
+            journal.update(experiment=experiment, run_uuid=uuid.uuid4().hex)
         if journal.copied_from is not None:
             warn(f"{folder} is a copy of {journal.copied_from}: starting a new MLflow run with the metrics so far")
         if journal.num_damaged_lines:
             warn(f"{journal.points_path} has {journal.num_damaged_lines} damaged lines, which are skipped")
         parent_uuid = parent_uuid or journal.record.parent_uuid
         journal.update(status="RUNNING", parent_uuid=parent_uuid, tracking_uri=display_uri)
-        return cls(journal, tracking_uri, warn, patience_seconds)
+        return cls(journal, tracking_uri, warn, patience_seconds, choice)
 
     @property
     def run_id(self) -> str | None:

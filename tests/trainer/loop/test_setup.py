@@ -67,10 +67,14 @@ class BareEngine:
 
 
 class TagTracker(NullTracker):
-    """Keeps the run's tags."""
+    """Keeps the run's tags and texts."""
 
     def __init__(self) -> None:
         self.tags: dict[str, str] = {}
+        self.texts: dict[str, str] = {}
+
+    def log_artifact_text(self, name: str, text: str) -> None:
+        self.texts[name] = text
 
     def log_tags(self, tags: Any) -> None:
         self.tags.update(tags)
@@ -110,17 +114,17 @@ def base(config: RunConfig, small_tokenizer: Path, tmp_path: Path) -> Path:
 
 
 def set_up(
-    config: RunConfig, allow_change: bool = False, branch: Branch | None = None
+    config: RunConfig, allow_change: bool = False, branch: Branch | None = None, verbose: bool = False
 ) -> tuple[Run, TrainState, Progress]:
     shard_sets = [open_shard_set(component.url) for component in config.data.components]
     nothing: Any = SimpleNamespace()
-    return runs.set_up(config, shard_sets, ALONE, nothing, nothing, allow_change, branch)
+    return runs.set_up(config, shard_sets, ALONE, nothing, nothing, allow_change, branch, verbose)
 
 
 def save(begun: tuple[Run, TrainState, Progress], step: int) -> Path:
     run, state, _ = begun
     state = state.model_copy(update={"step": step})
-    saved = writer.save(run.config.output_dir, run.engine, state, run.config, run.data)
+    saved = writer.save(run.config.output_dir, run.engine, state, run.config, run.data, sources=run.sources)
     assert saved is not None
     return saved.folder
 
@@ -347,3 +351,66 @@ def test_the_shapes_that_a_run_still_has_are_named_once_and_the_largest_first(st
         for stage in runs.one_of_each_shape(runs.stages_after(step, config))
     ]
     assert found == expected
+
+
+SOURCES = {"trainer/data/masking.py": "1", "module mine": "1", "launch/options.py": "1"}
+EDITED = {"trainer/data/masking.py": "2", "module mine": "2", "launch/options.py": "2"}
+
+
+def warnings_of_sources(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [r.getMessage() for r in caplog.records if r.levelname == "WARNING" and "the source of" in r.getMessage()]
+    caplog.clear()
+    return found
+
+
+def test_edited_source_is_a_warning_at_the_resume_and_once(config, tracker, monkeypatch, caplog):
+    monkeypatch.setattr(runs, "running_sources", lambda config: SOURCES)
+    save(set_up(config), 2)
+    assert tracker.texts["source/step-00000000.diff"].startswith("# ") and not warnings_of_sources(caplog)
+    set_up(config)
+    assert not warnings_of_sources(caplog) and "source/step-00000002.diff" not in tracker.texts
+    monkeypatch.setattr(runs, "running_sources", lambda config: EDITED)
+    begun = set_up(config)
+    (warning,) = warnings_of_sources(caplog)
+    assert "module mine, trainer/data/masking.py;" in warning and "launch/options.py" not in warning
+    assert "source/step-00000002.diff" in warning and "source/step-00000002.diff" in tracker.texts
+    save(begun, 4)
+    set_up(config)
+    assert not warnings_of_sources(caplog)
+
+
+def test_other_edited_files_are_listed_with_verbose_alone(config, tracker, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(runs, "running_sources", lambda config: {"launch/options.py": "1"})
+    save(set_up(config), 2)
+    monkeypatch.setattr(runs, "running_sources", lambda config: {"launch/options.py": "2"})
+    set_up(config)
+    assert "launch/options.py" not in caplog.text
+    set_up(config, verbose=True)
+    assert "other source files: launch/options.py" in caplog.text and not warnings_of_sources(caplog)
+
+
+def test_branches_compare_the_source_with_that_of_their_checkpoint(config, tracker, monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(runs, "running_sources", lambda config: SOURCES)
+    save(set_up(config), 2)
+    monkeypatch.setattr(runs, "running_sources", lambda config: EDITED)
+    set_up(config, branch=Branch(step=2))
+    assert len(warnings_of_sources(caplog)) == 1
+    values = config.model_dump()
+    values |= {
+        "output_dir": str(tmp_path / "branch"),
+        "branch": {"run": config.output_dir, "step": 2, "stage": "decay"},
+    }
+    values["training"] |= {"max_steps": None, "stages": [{"name": "decay", "steps": 2}]}
+    set_up(RunConfig.model_validate(values))
+    assert len(warnings_of_sources(caplog)) == 1
+
+
+def test_a_checkpoint_without_digests_resumes_without_a_warning_and_keeps_the_source(
+    config, tracker, monkeypatch, caplog
+):
+    monkeypatch.setattr(runs, "running_sources", lambda config: {})
+    save(set_up(config), 2)
+    monkeypatch.setattr(runs, "running_sources", lambda config: EDITED)
+    set_up(config)
+    assert not warnings_of_sources(caplog) and "source/step-00000002.diff" in tracker.texts

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -262,7 +264,10 @@ def test_a_version_goes_through_a_real_server_and_back(exported: Path, mlflow_se
     assert not (tmp_path / "mlruns").exists()  # the server holds the artifacts, not this folder
 
 
-@pytest.mark.parametrize("name", ["", " ", "a/b", "a:b", "a@b", "..", "it's", "a?b", "a\nb", "a\x7fb", "a\udc80b"])
+@pytest.mark.parametrize(
+    "name",
+    ["", " ", "a/b", "a:b", "a@b", "..", "..a", "it's", "a?b", "a#b", "a%20b", "a\\b", "a\nb", "a\x7fb", "a\udc80b"],
+)
 def test_names_that_mlflow_refuses_are_refused_before_any_work(name: str) -> None:
     with pytest.raises(UsageError, match="--name"):
         check_names(name, None)
@@ -285,3 +290,79 @@ def test_a_server_that_calls_a_versions_source_otherwise_is_believed() -> None:
     )
     model: Any = SimpleNamespace(model_id="m-1", source_run_id=None)
     assert registration._create_version(client, "birds", model, {}, "") == "3"
+
+
+STRANGE_FILES = {
+    "a number sign": ("notes #1.txt", "unreadable-file-name"),
+    "an escape": ("a%20b.txt", "unreadable-file-name"),
+    "a question mark": ("1_Pooling/what?.txt", "unreadable-file-name"),
+    "a line break": ("a\nb.txt", "unreadable-file-name"),
+    "a link to a directory": ("assets", "link-in-model"),
+    "a link to nothing": ("gone.txt", "link-in-model"),
+    "a pipe": ("pipe", "special-file-in-model"),
+}
+
+
+@pytest.mark.parametrize(("name", "code"), STRANGE_FILES.values(), ids=STRANGE_FILES)
+def test_files_that_mlflow_cannot_give_back_are_refused_before_anything_is_sent(
+    name: str, code: str, exported: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(exported, folder)
+    if name == "pipe":
+        os.mkfifo(folder / name)
+    elif code == "link-in-model":
+        (folder / name).symlink_to("1_Pooling" if name == "assets" else "nowhere")
+    else:
+        (folder / name).write_text("x")
+    with pytest.raises(UserError, check=coded(code)):
+        register(folder, "birds", None, f"sqlite:///{tmp_path}/m.db")
+    assert not (tmp_path / "m.db").exists(), "no store was opened"
+
+
+def test_a_link_to_a_file_is_registered_as_its_content(exported: Path, store: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(exported, folder)
+    (folder / "copy.txt").symlink_to("README.md")
+    registration = register(folder, "linked-file", None, store)
+    assert (pull(registration.model_uri, tmp_path / "pulled", store) / "copy.txt").read_text().endswith("# A model\n")
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_registration_that_fails_leaves_nothing_behind(
+    was_there: bool, exported: Path, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect(database)
+    if was_there:
+        client.create_registered_model("fish")
+    monkeypatch.setattr(registration, "download", None)  # which reads the version back
+    with pytest.raises(UserError, check=coded("registration-failed")):
+        register(exported, "fish", "champion", database)
+    (experiment,) = [each for each in client.search_experiments() if each.name == "clozeworks"]
+    assert not client.search_logged_models([experiment.experiment_id])
+    assert [each.name for each in client.search_registered_models()] == (["fish"] if was_there else [])
+    assert not client.search_model_versions("name='fish'")
+    assert not [path for path in (tmp_path / "mlruns").rglob("*") if path.is_file()]
+
+
+def test_with_a_registry_of_its_own_that_server_is_named(
+    exported: Path, database: str, tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(empty_database, tmp_path / "registry.db")
+    registry = f"sqlite:///{tmp_path}/registry.db"
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "sqlite:///registry.db")
+    found = register(exported, "birds", "champion", database)
+    assert (found.server, found.tracking_uri) == (registry, database)
+    assert files_of(pull(found.model_uri, tmp_path / "pulled", database)) == files_of(exported)
+    from trainer.registry.model_versions import list_model_versions
+
+    assert [each.version for each in list_model_versions("birds", database)] == [1]
+    for failing in (
+        lambda: pull("models:/fish@champion", None, database),
+        lambda: list_model_versions("fish", database),
+    ):
+        with pytest.raises(UserError, match=re.escape(registry)) as raised:
+            failing()
+        assert "--tracking-uri" not in str(raised.value)
+    monkeypatch.delenv("MLFLOW_REGISTRY_URI")
+    assert not connect(database).search_registered_models()

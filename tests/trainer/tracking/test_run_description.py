@@ -13,7 +13,6 @@ from trainer.tracking.run_description import (
     all_lineages,
     data_set_input,
     describe_environment,
-    git_revision,
     lineage,
     manifest_summary,
 )
@@ -56,7 +55,3 @@ def test_the_environment_is_versions_and_no_variables(monkeypatch: pytest.Monkey
     environment = describe_environment()
     assert environment["python"].startswith("3.") and "torch" in environment
     assert "open-sesame" not in str(environment)
-
-
-def test_a_folder_outside_a_repository_has_no_revision(tmp_path: Path) -> None:
-    assert git_revision(tmp_path) is None

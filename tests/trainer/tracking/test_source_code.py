@@ -1,0 +1,105 @@
+"""The commit of a run and the differences from it, by real repositories."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from data_prep.storage import storage
+from trainer.tracking import source_code
+from trainer.tracking.source_code import git_revision, source_text
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    answer = subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True, text=True)
+    return answer.stdout.strip()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository of the project's packages, committed."""
+    folder = tmp_path / "project"
+    for package in ("configs", "data_prep", "trainer", "launch"):
+        (folder / package).mkdir(parents=True)
+        (folder / package / "__init__.py").write_text("")
+    (folder / "trainer" / "masking.py").write_text("RATE = 0.15\n")
+    (folder / "notes.md").write_text("notes\n")
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "first")
+    return folder
+
+
+def test_a_clean_project_is_its_commit(project: Path) -> None:
+    commit = git(project, "rev-parse", "HEAD")
+    assert source_text({}, project) == f"# commit {commit}\n"
+    assert git_revision(project / "trainer") == commit
+
+
+def test_changed_and_new_files_of_the_packages_are_in_the_text_and_others_are_not(project: Path) -> None:
+    (project / "trainer" / "masking.py").write_text("RATE = 0.0\n")
+    (project / "trainer" / "new.py").write_text("NEW = 1\n")
+    (project / "notes.md").write_text("changed notes\n")
+    text = source_text({}, project)
+    assert text.startswith(f"# commit {git(project, 'rev-parse', 'HEAD')}-dirty\n")
+    assert "-RATE = 0.15\n+RATE = 0.0\n" in text and "+++ b/trainer/new.py" in text and "+NEW = 1\n" in text
+    assert "changed notes" not in text
+
+
+def test_staged_changes_count_and_no_program_of_the_repository_is_run(project: Path, tmp_path: Path) -> None:
+    (project / ".gitattributes").write_text("*.py diff=mine\n")
+    for setting in ("diff.mine.textconv", "diff.external", "diff.mine.command"):
+        git(project, "config", setting, f"touch {tmp_path}/ran; cat")
+    (project / "trainer" / "masking.py").write_text("RATE = 0.0\n")
+    git(project, "add", "-A")
+    assert "+RATE = 0.0" in source_text({}, project) and not (tmp_path / "ran").exists()
+
+
+def test_a_users_module_is_whole_unless_its_own_repository_tracks_it(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text("MINE = 3\n")
+    text = source_text(
+        {"module alone": tmp_path / "alone.py", "module masking": project / "trainer/masking.py"}, project
+    )
+    assert f"# module alone: {tmp_path / 'alone.py'}\n" in text and "+MINE = 3\n" in text
+    assert "RATE" not in text and text.count(git(project, "rev-parse", "HEAD")) == 2
+
+
+@pytest.mark.parametrize("way", ["outside of any repository", "in a repository that ignores it", "without git"])
+def test_an_installed_package_has_no_commit(way: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = project / ".venv" / "lib"
+    (installed / "trainer").mkdir(parents=True)
+    (installed / "trainer" / "__init__.py").write_text("")
+    if way == "outside of any repository":
+        (project / ".git").rename(project / "git")
+    if way == "without git":
+        monkeypatch.setenv("PATH", str(installed))
+    assert git_revision(installed / "trainer") is None
+    text = source_text({}, installed)
+    assert text.startswith("# clozeworks ") and "which no git repository tracks" in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'password = "hunter2hunter2"',
+        "  'api_key': 'abc123abc123',",
+        'os.environ["AWS_SECRET_ACCESS_KEY"] = "abc123abc123"',
+        "url = 'https://me:abc123abc123@example.org'",
+        "login('hf_abc123abc123abc123abc123')",
+    ],
+)
+def test_secrets_are_hidden(line: str, project: Path, tmp_path: Path) -> None:
+    (tmp_path / "alone.py").write_text(f"{line}\nmask_token = '[MASK] is kept'\n")
+    text = storage.hide_secrets(source_text({"module alone": tmp_path / "alone.py"}, project))
+    assert "abc123" not in text and "hunter2" not in text and ("(hidden)" in text or "https://example.org" in text)
+    assert "mask_token = '[MASK] is kept'" in text
+
+
+def test_a_long_text_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_code, "MAX_CHARACTERS", 1000)
+    (tmp_path / "alone.py").write_text("x = 1\n" * 10_000)
+    text = source_text({"module alone": tmp_path / "alone.py"})
+    assert 1000 < len(text) < 1100 and "# cut here: the text has" in text

@@ -1,0 +1,151 @@
+"""The source that a run executes: its digests, which ranks compare and checkpoints keep, and what changed since.
+
+The digests of this project are those of the first look of a process: modules are imported once, so that a file edited
+later does not run before the next start.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from data_prep.storage import storage
+from trainer.config.run_config import RunConfig
+from trainer.evaluation.suite_settings import load_suite
+from trainer.tracking.source_code import PACKAGES
+
+NUMERICS = ("trainer/data/", "trainer/model/", "trainer/objectives/", "trainer/engine/", "trainer/loop/")
+"""Where the project's files lie on which the numbers of a run depend."""
+
+_MAX_NAMES = 20
+_MODULE = "module "
+
+
+@functools.cache
+def project_digests() -> Mapping[str, str]:
+    """Return the sha256 of every installed source file of this project by its path, such as trainer/loop/step.py."""
+    digests = {}
+    for package, folder in _project_folders():
+        for path in sorted(folder.rglob("*.py")):
+            digests[f"{package}/{path.relative_to(folder).as_posix()}"] = storage.sha256_of(path)
+    return digests
+
+
+def source_digests() -> Iterator[tuple[str, str]]:
+    """Yield name and sha256 of every installed source file of this project, and of the running script."""
+    yield from project_digests().items()
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is not None:
+        yield f"the script {Path(script).name}", storage.sha256_of(Path(script))
+
+
+def own_modules(config: RunConfig) -> dict[str, Path]:
+    """Return the files of the user's own modules that this process imported, and of its suite's tasks, by name.
+
+    What is installed, Python's own library and this project are none of them.
+    """
+    found = {name: path for name, module in list(sys.modules.items()) if (path := _file_of(name, module)) is not None}
+    for module in _task_modules(config):
+        if module not in found and (path := _file_of_spec(module)) is not None:
+            found[module] = path
+    script = found.pop("__main__", None)
+    named = {f"{_MODULE}{name}": path for name, path in sorted(found.items())}
+    return named if script is None else {f"the script {script.name}": script, **named}
+
+
+def running_sources(config: RunConfig) -> dict[str, str]:
+    """Return the sha256 of every source file that this run executes: the project's and the user's own, by name."""
+    return {**project_digests(), **{name: storage.sha256_of(path) for name, path in own_modules(config).items()}}
+
+
+@dataclass(frozen=True)
+class SourceChanges:
+    """Names of files that differ from those of a checkpoint."""
+
+    numerics: tuple[str, ...] = ()
+    """Files on which the numbers of a run may depend: of the project's training code, and the user's own."""
+    others: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.numerics or self.others)
+
+
+def source_changes(before: Mapping[str, str], now: Mapping[str, str]) -> SourceChanges:
+    """Compare the digests of a checkpoint with those of this process; nothing where an old checkpoint has none.
+
+    A file of the project that is new or gone is a change. A module of the user's that one of them did not import is
+    none: it may be imported later.
+    """
+    if not before:
+        return SourceChanges()
+    names = [
+        name
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name) and (_is_of_project(name) or (name in before and name in now))
+    ]
+    numerics = tuple(name for name in names if name.startswith(NUMERICS) or not _is_of_project(name))
+    return SourceChanges(numerics, tuple(name for name in names if name not in numerics))
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """Return the names for a line of the log."""
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
+
+
+def _is_of_project(name: str) -> bool:
+    return name.startswith(tuple(f"{package}/" for package in PACKAGES))
+
+
+def _project_folders() -> Iterator[tuple[str, Path]]:
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            yield package, Path(folder)
+
+
+def _task_modules(config: RunConfig) -> list[str]:
+    """Modules of the evaluation tasks that a process of its own imports."""
+    if config.evaluation.suite is None:
+        return []
+    suite = load_suite(config.evaluation.suite, config.evaluation.suite_overrides)
+    return [task.function.partition(":")[0] for task in suite.tasks.values() if ":" in task.function]
+
+
+def _file_of(name: str, module: ModuleType | None) -> Path | None:
+    """The file of an imported module of the user's; None of another one."""
+    spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
+    if not isinstance(file, str) or (name != "__main__" and (spec is None or spec.origin != file)):
+        return None  # made at run time, such as the code of torch.compile
+    return _own(file)
+
+
+def _file_of_spec(name: str) -> Path | None:
+    """The file of a module that was not imported, searched for as tasks of a suite are: last in this directory."""
+    path: list[str] | None = [*sys.path, os.getcwd()]
+    spec = None
+    for number in range(1, name.count(".") + 2):
+        part = ".".join(name.split(".")[:number])
+        spec = importlib.machinery.PathFinder.find_spec(part, path)
+        path = None if spec is None or spec.submodule_search_locations is None else [*spec.submodule_search_locations]
+        if spec is None:
+            return None
+    return _own(spec.origin) if spec is not None and isinstance(spec.origin, str) else None
+
+
+def _own(file: str) -> Path | None:
+    path = Path(file).absolute()
+    if path.suffix != ".py" or not path.is_file() or {"site-packages", "dist-packages"} & {*path.parts}:
+        return None
+    library = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    if any(path.is_relative_to(folder) for folder in (*library, *(folder for _, folder in _project_folders()))):
+        return None
+    return path

@@ -1,0 +1,100 @@
+"""The source of a run by git: the commit, and the differences from it as a text, for MLflow.
+
+A package that is installed without git, or in a repository that does not track it (an environment inside a project of
+the user's), has no commit.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from data_prep.base.packages import installed_version
+from data_prep.storage.known_secrets import HIDDEN
+
+PROJECT = Path(__file__).resolve().parents[2]
+PACKAGES = ("configs", "data_prep", "trainer", "launch")
+MAX_CHARACTERS = 1 << 20
+_TIMEOUT_SECONDS = 10
+
+# What a developer writes into a source: a literal under a secret's name, and tokens with a known form.
+_SECRET_LITERAL = re.compile(
+    r"(?i)(\b\w*(?:passw(?:or)?d|passphrase|secret|api_?key|access_?key|private_?key|auth_?token|access_?token)\w*"
+    r"[\"']?\]?\s*[=:]\s*[rbf]?)([\"'])[^\"'\n]{4,}\2"
+)
+_SECRET_TOKEN = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{20,}"
+    r"|xox[abprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16})\b"
+)
+
+
+def git_revision(folder: Path = Path(__file__).parent) -> str | None:
+    """The commit that `folder` is at, with "-dirty" where files differ from it; None where git does not track it."""
+    if not _git(folder, "ls-files", "--", "."):
+        return None
+    answer = _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    return answer.strip() or None if answer else None
+
+
+def source_text(modules: Mapping[str, Path], project: Path = PROJECT) -> str:
+    """The commit of the project and what differs from it, then the user's own modules; a diff, without secrets.
+
+    New files, and modules that no repository tracks, are whole. A text of more than `MAX_CHARACTERS` is cut.
+
+    Args:
+        modules: the files of the user's own modules by name.
+        project: the directory that holds the packages of this project.
+    """
+    parts = [_of_project(project), *(_of_module(name, path) for name, path in modules.items())]
+    text = _SECRET_TOKEN.sub(HIDDEN, _SECRET_LITERAL.sub(rf"\1\2{HIDDEN}\2", "".join(parts)))
+    if len(text) > MAX_CHARACTERS:
+        text = f"{text[:MAX_CHARACTERS]}\n# cut here: the text has {len(text):,} characters\n"
+    return text
+
+
+def _of_project(project: Path) -> str:
+    folders = [name for name in PACKAGES if (project / name).is_dir()]
+    revision = git_revision(project / "trainer")
+    if revision is None:
+        return f"# clozeworks {installed_version('clozeworks') or '(not installed)'}, which no git repository tracks\n"
+    changed = _git(project, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD", "--", *folders)
+    new = _git(project, "ls-files", "--others", "--exclude-standard", "-z", "--", *folders) or ""
+    files = [project / name for name in new.split("\0") if name.endswith((".py", ".yaml"))]
+    return f"# commit {revision}\n{changed or ''}" + "".join(_whole(path, path.relative_to(project)) for path in files)
+
+
+def _of_module(name: str, path: Path) -> str:
+    folder, title = path.parent, f"# {name}: {path}"
+    if not _git(folder, "ls-files", "--", path.name):
+        return f"{title}\n{_whole(path, Path(path.name))}"
+    changed = _git(folder, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD", "--", path.name)
+    return f"{title}, commit {git_revision(folder)}\n{changed or ''}"
+
+
+def _whole(path: Path, name: Path) -> str:
+    """A file as a diff from nothing."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        return f"# {name} cannot be read ({error.strerror})\n"
+    return "\n".join([f"--- /dev/null\n+++ b/{name.as_posix()}\n@@ -0,0 +1,{len(lines)} @@", *_added(lines)]) + "\n"
+
+
+def _added(lines: Iterable[str]) -> Iterator[str]:
+    return (f"+{line}" for line in lines)
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """What git prints; None where it is missing, refuses, or knows no repository."""
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            capture_output=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.decode(errors="replace")
