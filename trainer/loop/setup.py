@@ -48,7 +48,7 @@ from trainer.loop.console import StepBar, device_line
 from trainer.loop.evaluating import AVERAGE_PREFIX
 from trainer.loop.recorder import Recorder
 from trainer.loop.run import Progress, Run, data_identity, warn_of_disk
-from trainer.loop.sources import listed, own_modules, running_sources, source_changes
+from trainer.loop.sources import log_sources, running_sources
 from trainer.loop.start import (
     Start,
     begin_mlflow_run,
@@ -70,7 +70,6 @@ from trainer.preflight.checks import PlannedRun, warnings
 from trainer.registry.registrar import Registrar
 from trainer.registry.starting_weights import load_initial_weights
 from trainer.tracking.run_description import all_lineages, describe_run
-from trainer.tracking.source_code import source_text
 from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracker import MetricLog, NullTracker, Tracker
 
@@ -338,26 +337,6 @@ def log_run_summary(run: Run, state: TrainState, changes: list[str], new_branch:
         (run.warn if change.startswith(CHANGES_NUMERICS) else run.log)(f"changed since the checkpoint: {change}")
     if run.ranks.is_first:
         describe_run(run.tracker, config, run.shard_sets, state.data_lineage)
-
-
-def log_sources(run: Run, start: Start, verbose: bool) -> None:
-    """Warn of source files that differ from the checkpoint's, and keep the source of each MLflow run as an artifact.
-
-    A start with another source has an artifact of its own. `verbose` lists changed files on which no number depends.
-    """
-    if not run.ranks.is_first:
-        return
-    before = start.checkpoint.saved.sources if start.checkpoint is not None else {}
-    changes, artifact = source_changes(before, run.sources), f"source/step-{start.step:08d}.diff"
-    if changes.numerics:
-        run.warn(
-            f"changed since the checkpoint: the source of {listed(changes.numerics)}; losses may differ from those of "
-            f"the source before (the run's artifact {artifact} has the difference from the commit)"
-        )
-    if changes.others and verbose:
-        run.log(f"changed since the checkpoint: other source files: {listed(changes.others)}")
-    if changes or not before or start.branch is not None or start.is_from_other_run:
-        run.tracker.log_artifact_text(artifact, source_text(own_modules(run.config)))
 
 
 def seen_data(shard_sets: list[ShardSet], earlier: tuple[str, ...], ranks: Ranks) -> tuple[str, ...]:

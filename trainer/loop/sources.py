@@ -20,7 +20,9 @@ from types import ModuleType
 from data_prep.storage import storage
 from trainer.config.run_config import RunConfig
 from trainer.evaluation.suite_settings import load_suite
-from trainer.tracking.source_code import PACKAGES
+from trainer.loop.run import Run
+from trainer.loop.start import Start
+from trainer.tracking.source_code import PACKAGES, source_text
 
 NUMERICS = ("trainer/data/", "trainer/model/", "trainer/objectives/", "trainer/engine/", "trainer/loop/")
 """Where the project's files lie on which the numbers of a run depend."""
@@ -99,6 +101,26 @@ def listed(names: tuple[str, ...]) -> str:
     """Return the names for a line of the log."""
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + more
+
+
+def log_sources(run: Run, start: Start, verbose: bool) -> None:
+    """Warn of source files that differ from the checkpoint's, and keep the source of each MLflow run as an artifact.
+
+    A start with another source has an artifact of its own. `verbose` lists changed files on which no number depends.
+    """
+    if not run.ranks.is_first:
+        return
+    before = start.checkpoint.saved.sources if start.checkpoint is not None else {}
+    changes, artifact = source_changes(before, run.sources), f"source/step-{start.step:08d}.diff"
+    if changes.numerics:
+        run.warn(
+            f"changed since the checkpoint: the source of {listed(changes.numerics)}; losses may differ from those of "
+            f"the source before (the run's artifact {artifact} has the difference from the commit)"
+        )
+    if changes.others and verbose:
+        run.log(f"changed since the checkpoint: other source files: {listed(changes.others)}")
+    if changes or not before or start.branch is not None or start.is_from_other_run:
+        run.tracker.log_artifact_text(artifact, source_text(own_modules(run.config)))
 
 
 def _is_of_project(name: str) -> bool:
