@@ -58,6 +58,7 @@ def test_a_checkpoint_that_a_suite_scores_is_registered_once_it_has_its_scores(
         output_dir=tmp_path,
         ranks=ALONE,
         engine=None,
+        sources={},
         data=None,
         uploader=None,
         watchdog=SimpleNamespace(mark=lambda doing: None),
@@ -119,6 +120,7 @@ def run_that_continues() -> SimpleNamespace:
     return SimpleNamespace(
         config=config,
         engine=None,
+        sources={},
         data=None,
         uploader=None,
         registrar=None,
