@@ -135,6 +135,8 @@ FAULTS = {
         "The step is saved, the partial scores are dropped and the next start evaluates it",
     ),
     "63": Fault("Source is edited between start and resume", "The edited files are listed, the diff is an artifact"),
+    "65": Fault("An addition lacks the filters of the data set", "They are inherited, or it is refused with the list"),
+    "66": Fault("A takedown lists values that are not present", "They are remembered and additions leave them out"),
     "69": Fault("An evaluation in which nothing is masked", "A line says so and training continues"),
     "75": Fault("A rank holds only padding of a parameter group", "Every optimizer steps, saves and loads"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 from data_prep.base.errors import UsageError
@@ -11,6 +12,7 @@ from data_prep.documents.input_files import InputFile, find_inputs
 from data_prep.executors.executors import Executor, ExecutorOptions, num_workers, open_executor
 from data_prep.executors.process_executor import ProcessExecutor
 from data_prep.executors.worker_server import default_num_workers
+from data_prep.pipeline.inheritance import Inherited, inherit
 from data_prep.pipeline.map_task import load_tokenizer
 from data_prep.pipeline.plan import Plan, make_plan, text_bytes
 from data_prep.storage import storage
@@ -22,13 +24,20 @@ _TEXT_BYTES_PER_WORKER = 4e6  # takes about as long as another process needs to 
 
 
 class Request(NamedTuple):
-    """What to prepare, before anything large is read; `parent` is the data set to add to."""
+    """What to prepare, before anything large is read; `parent` is the data set to add to.
+
+    Attributes:
+        not_passed: filters and deduplication of the parent that the addition does not pass, as the user allows.
+        grown: lists of filters that have grown since the parent was made.
+    """
 
     config: PreparationConfig
     inputs: tuple[InputFile, ...]
     tokenizer: str
     parent: Manifest | None
     output: str
+    not_passed: tuple[str, ...] = ()
+    grown: tuple[str, ...] = ()
 
 
 class Preparation(NamedTuple):
@@ -41,12 +50,17 @@ class Preparation(NamedTuple):
 
 
 def request_preparation(
-    config: PreparationConfig, *, tokenizer: str | None, output: str | None, add_to: str | None = None
+    config: PreparationConfig,
+    *,
+    tokenizer: str | None,
+    output: str | None,
+    add_to: str | None = None,
+    allow_other_filters: bool = False,
 ) -> Request:
-    """Check the arguments and find the inputs.
+    """Check the arguments and find the inputs; an addition inherits the safeguards of its data set.
 
     Raises:
-        UsageError: an argument is missing, or two contradict each other.
+        UsageError: an argument is missing, or two contradict each other, or an addition lacks a safeguard.
         UserError: inputs or the data set to add to do not exist.
     """
     if output is not None and add_to is not None:
@@ -54,6 +68,12 @@ def request_preparation(
             f"output={output} (--output) and add_to={add_to} (--add-to) contradict each other: add_to names the data "
             "set to write into",
             fix="give one of them",
+            code="contradicting-arguments",
+        )
+    if allow_other_filters and add_to is None:
+        raise UsageError(
+            "allow_other_filters (--allow-other-filters) is given without a data set to add to",
+            fix="give add_to (--add-to DATASET), or leave it out",
             code="contradicting-arguments",
         )
     folder = output if add_to is None else add_to
@@ -70,9 +90,11 @@ def request_preparation(
         storage.check_folder("--keep-dropped", config.keep_dropped)
     _check_holds_no_tokenizer(folder, tokenizer)
     parent = None if add_to is None else read_manifest(folder)
+    inherited = Inherited(config) if parent is None else inherit(config, parent, folder, allow_other_filters)
+    config = inherited.config
     inputs = find_inputs(config)
     source = storage.join(folder, TOKENIZER_FOLDER) if tokenizer is None else _downloaded_if_on_hub(tokenizer)
-    return Request(config, inputs, source, parent, folder)
+    return Request(config, inputs, source, parent, folder, inherited.not_passed, inherited.grown)
 
 
 def _downloaded_if_on_hub(tokenizer: str) -> str:
@@ -94,6 +116,7 @@ def plan_preparation(request: Request) -> Preparation:
     """
     tokenizer = Tokenizer.load(request.tokenizer)
     plan = make_plan(request.config, tokenizer, request.parent, request.inputs)
+    plan = dataclasses.replace(plan, not_passed=request.not_passed, grown=request.grown)
     return Preparation(request.config, tokenizer, plan, request.output)
 
 

@@ -22,6 +22,7 @@ def prepare(
     tokenizer: str | Path | Tokenizer | None = None,
     output: str | Path | None = None,
     add_to: str | Path | None = None,
+    allow_other_filters: bool = False,
     sources: Sequence[Source | Mapping[str, Any]] = (),
     filters: Filters = (),
     config: Config = None,
@@ -41,7 +42,9 @@ def prepare(
         inputs: files, URLs or patterns; the manifest names them as one source, `source_name` or "corpus".
         tokenizer: folder or URL of a tokenizer, or a loaded one; with `add_to`, by default the data set's own.
         output: folder or URL to write.
-        add_to: data set to add the sources to, instead of `output`.
+        add_to: data set to add the sources to, instead of `output`; they pass its filters and deduplication. Functions
+            among its filters must be given again.
+        allow_other_filters: with `add_to`, allow other filters or deduplication; the data card states the differences.
         sources: named sources instead of `inputs`, such as `{"name": "wiki", "input": "wiki/*.jsonl.gz"}`.
         filters: functions `Document -> str | None` (the reason for dropping) or `Document -> Document`, names, or
             entries as in YAML; functions of a notebook reach workers by value.
@@ -67,6 +70,7 @@ def prepare(
         tokenizer=tokenizer.url if isinstance(tokenizer, Tokenizer) else _text(tokenizer),
         output=_text(output),
         add_to=_text(add_to),
+        allow_other_filters=allow_other_filters,
     )
     opened = (
         open_for(request, executor, scheduler, num_workers) if isinstance(executor, str) else given_executor(executor)

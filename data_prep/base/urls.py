@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 WEB_SCHEMES = ("http", "https")
 
@@ -38,6 +39,15 @@ def folder_of_file(url: str | Path) -> str | None:
     """Return the folder of a local file; None if `url` is not a local file."""
     path = local_path(url)
     return str(path.parent) if not is_remote(url) and path.is_file() else None
+
+
+def path_parts(url: str) -> list[str]:
+    """Return the folders and the name of a file, of a web address without its escapes and query."""
+    if not is_remote(url):
+        return [part for part in local_path(url).parts if part != os.sep]
+    path = redact(url).partition("://")[2]
+    is_web = scheme(url) in WEB_SCHEMES
+    return [unquote(part) if is_web else part for part in path.split("/") if part]
 
 
 def scheme(url: str | Path) -> str:

@@ -2,7 +2,8 @@
 
 Each document comes with its document id, source and counts, one sentence per line. --document, --id and --url show
 whole documents with their provenance. A document id is the data set's own (16 hexadecimal digits, as 'remove
---documents' takes it); --id takes an id of the corpus (documents.id_field, as 'remove --ids' does).
+--documents' takes it); --id takes an id of the corpus (documents.id_field, or the name of a text file, as 'remove
+--ids' does). --source lists these names for the documents of a source.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from data_prep.base.terminal import printable
 from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, read_manifest
 from data_prep.reports.inspection import document_report, find_named, inspect_report, parse_document_id
+from data_prep.reports.source_documents import source_report, sources_report
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
@@ -26,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_argument_group("which documents")
     which.add_argument("--split", choices=("train", "valid"), default="train", help="split (default: train)")
     which.add_argument("--shard", type=at_least(0), metavar="N", help="number of the shard (default: the first)")
-    which.add_argument("--documents", type=at_least(1), default=3, metavar="K", help="number of documents (default: 3)")
+    which.add_argument(
+        "--documents", type=at_least(1), metavar="K", help="number of documents (default: 3; with --source: all)"
+    )
     which.add_argument("--skip", type=at_least(0), default=0, metavar="M", help="skip the first M documents")
     instead = parser.add_argument_group("something else").add_mutually_exclusive_group()
     instead.add_argument(
@@ -34,6 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     instead.add_argument("--id", metavar="ID", help="show the whole documents of exactly this corpus id")
     instead.add_argument("--url", metavar="URL", help="show the whole documents of exactly this URL")
+    instead.add_argument(
+        "--source",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="list document id, corpus id and URL of the documents of a source; without NAME: list the sources",
+    )
     instead.add_argument("--tokenizer", metavar="TEXT", help="show the tokens and ids of a text, and every merge")
     instead.add_argument("--vocabulary", metavar="FILE", help="write the vocabulary to FILE, one token per line")
     parser.add_argument("--dry-run", action="store_true", help="with --vocabulary: write nothing")
@@ -65,7 +76,11 @@ def _lines(arguments: argparse.Namespace) -> Iterable[str]:
         if value is not None:
             found = find_named(folder, read_manifest(folder), column, value)
             return itertools.chain.from_iterable(document_report(folder, number, (column, value)) for number in found)
-    return inspect_report(folder, arguments.split, arguments.shard, arguments.documents, arguments.skip)
+    if arguments.source is not None:
+        lines = source_report(folder, arguments.source) if arguments.source else sources_report(folder)
+        last = None if arguments.documents is None else arguments.skip + arguments.documents
+        return itertools.chain(itertools.islice(lines, 1), itertools.islice(lines, arguments.skip, last))
+    return inspect_report(folder, arguments.split, arguments.shard, arguments.documents or 3, arguments.skip)
 
 
 def _tokenizer(folder: str) -> Tokenizer:

@@ -4,33 +4,32 @@
 kept document goes then. URLs and ids must match exactly. Only the shards that hold the documents are rewritten, without
 reading the corpus again. Older versions stay for runs that use them, until --purge deletes them.
 
-Later additions exclude the same normalized texts, and documents of the same URLs or ids whatever their text. The text
-of a removed source may be added under another name.
+Later additions exclude the same normalized texts, and documents of all listed URLs and ids whatever their text, also of
+those that no document has today. The text of a removed source may be added under another name.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.terminal import counted, printable
 from data_prep.base.validation import check_encodable
 from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.commands.executor_options import add_executor, plain_executor
 from data_prep.dataset.manifest import Manifest, read_manifest
-from data_prep.dataset.removal import check_something_is_left, remove_documents
+from data_prep.dataset.removal import check_something_is_left, remembered, remove_documents
 from data_prep.dataset.removal_request import (
-    ID_NAMES,
-    URL_NAMES,
     Found,
     ListedDocuments,
     RemovalRequest,
+    find_document_ids,
     find_documents,
     find_listed,
-    read_document_ids,
-    read_list,
 )
+from data_prep.dataset.takedown_lists import ID_NAMES, URL_NAMES, read_document_ids, read_list
 from data_prep.dataset.versions import delete_older_versions, files_of_older_versions
 from data_prep.executors.executors import Executor
 from data_prep.storage import storage
@@ -57,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--purge", action="store_true", help="also (or only) delete older versions and the files that only they need"
     )
     how.add_argument("--note", metavar="TEXT", help="note for the manifest, such as who asked for the removal")
+    how.add_argument(
+        "--strict", action="store_true", help="exit with 1, after the removal, if a listed value is not present"
+    )
     how.add_argument("--fresh", action="store_true", help="discard another unfinished removal")
     how.add_argument("--dry-run", action="store_true", help="print what the command would remove, and write nothing")
     add_executor(parser)
@@ -66,7 +68,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     """Remove and purge what is named, and print what was done.
 
     Raises:
-        UserError: a source or document is unknown, a split would become empty, or a shard is damaged.
+        UserError: a source is unknown, a split would become empty, or a shard is damaged; or, at the end and with
+            --strict, a listed value is not present.
     """
     folder = storage.absolute(open_data_set(arguments))
     named = [arguments.source, arguments.documents, arguments.urls, arguments.ids]
@@ -79,9 +82,10 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     if arguments.note is not None:
         check_encodable(arguments.note, "--note")
     with plain_executor(arguments) as executor:
-        request = _request(arguments, folder, executor)
+        request, absent = _request(arguments, folder, executor)
         if arguments.dry_run:
             _print_dry_run(folder, request, arguments.purge, executor)
+            _check_strict(arguments, folder, absent)
             return
         if request is not None:
             manifest, is_new = remove_documents(folder, request, executor, arguments.fresh)
@@ -96,34 +100,61 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     elif files_of_older_versions(folder):
         print("older versions still hold what was removed, for runs that use them; --purge deletes them")
     print(storage.redact(folder))
+    _check_strict(arguments, folder, absent)
 
 
-def _request(arguments: argparse.Namespace, folder: str, executor: Executor) -> RemovalRequest | None:
+def _request(
+    arguments: argparse.Namespace, folder: str, executor: Executor
+) -> tuple[RemovalRequest | None, Sequence[str]]:
+    """Return the request, and the listed values that the data set does not have."""
     if arguments.source is not None:
-        return RemovalRequest(source=arguments.source, note=arguments.note)
+        return RemovalRequest(source=arguments.source, note=arguments.note), ()
     if arguments.documents is not None:
-        return RemovalRequest(ids=read_document_ids(arguments.documents), note=arguments.note)
-    if arguments.urls is not None:
-        values = [value for _, value in read_list(arguments.urls, URL_NAMES)]
-        found = find_listed(folder, read_manifest(folder), "url", values, executor)
-        _print_found(found, "URL")
-    elif arguments.ids is not None:
-        values = [value for _, value in read_list(arguments.ids, ID_NAMES)]
-        found = find_listed(folder, read_manifest(folder), "id", values, executor)
-        _print_found(found, "corpus id")
+        ids = read_document_ids(arguments.documents)
+        listed = find_document_ids(folder, read_manifest(folder), ids, executor)
+        request = RemovalRequest(ids=ids, note=arguments.note)
+        _print_found(listed, "document id", "data set")
+    elif arguments.urls is not None or arguments.ids is not None:
+        column: Literal["id", "url"] = "url" if arguments.ids is None else "id"
+        path, names = (arguments.urls, URL_NAMES) if column == "url" else (arguments.ids, ID_NAMES)
+        values = [value for _, value in read_list(path, names)]
+        listed = find_listed(folder, read_manifest(folder), column, values, executor)
+        request = listed.request(arguments.note)
+        _print_found(listed, "URL" if column == "url" else "corpus id", "provenance of the data set")
     else:
-        return None
-    return RemovalRequest(ids=found.ids, absent=found.absent, note=arguments.note, names=found.names)
+        return None, ()
+    return request, listed.unknown
 
 
-def _print_found(found: ListedDocuments, noun: str) -> None:
-    """Print how many values of a list the data set names, and those that it does not."""
+def _print_found(found: ListedDocuments, noun: str, where: str) -> None:
+    """Print how many values of a list the data set has, and those that it does not have."""
     listed = counted(found.num_listed, noun)
-    print(f"{found.num_found:,} of {listed} found in the provenance of the data set (values must match exactly)")
+    print(f"{found.num_found:,} of {listed} found in the {where} (values must match exactly)")
+    for value, sources in list(found.shared.items())[:_SHOWN]:
+        print(printable(f"note: {value[:_SHOWN_CHARACTERS]} names documents of several sources: {', '.join(sources)}"))
+    if found.unnamed:
+        what = f"no document of these sources has a {noun}, so none is found by it"
+        print(printable(f"note: {what}: {_listed(found.unnamed)}"))
     if found.removed:
         print(printable(f"removed before: {_listed(found.removed)}"))
     if found.unknown:
-        print(printable(f"not in the data set: {_listed(found.unknown)}"))
+        print(printable(f"requested, not present: {len(found.unknown):,}: {_listed(found.unknown)}"))
+
+
+def _check_strict(arguments: argparse.Namespace, folder: str, absent: Sequence[str]) -> None:
+    """Check that every listed value is present, if the user requires it.
+
+    Raises:
+        UserError: one is not; everything else was done.
+    """
+    if arguments.strict and absent:
+        raise UserError(
+            printable(
+                f"{storage.redact(folder)} does not have {counted(len(absent), 'listed value')}: {_listed(absent)}"
+            ),
+            fix="correct the list, or leave --strict out: additions leave these values out too",
+            code="not-present",
+        )
 
 
 def _listed(values: Sequence[str]) -> str:
@@ -133,9 +164,9 @@ def _listed(values: Sequence[str]) -> str:
 
 
 def _nothing(request: RemovalRequest) -> str:
-    """Why a request names nothing to remove."""
+    """Why a request names nothing to remove or to remember."""
     if request.ids is not None and not len(request.ids):
-        return "no document to remove"
+        return "no document to remove, and the list was requested before"
     return f"{request} removed before"
 
 
@@ -145,8 +176,12 @@ def _print_dry_run(folder: str, request: RemovalRequest | None, purge: bool, exe
     if request is not None and found is None:
         print(f"{_nothing(request)}; nothing would be done")
     if found is not None:
+        assert request is not None
         check_something_is_left(folder, manifest, found)
         print("\n".join(_would_remove(manifest, found)))
+        absent = remembered(folder, manifest, request.answered(found)).not_present
+        if len(absent):
+            print(f"would remember {counted(len(absent), 'value')} without a document, which additions leave out")
     if purge:
         names = files_of_older_versions(folder)
         size = sum(storage.size(storage.join(folder, name)) for name in names) / 1e6
@@ -174,6 +209,8 @@ def _removed(manifest: Manifest) -> Iterator[str]:
     else:
         what = f"{counted(removal.documents, 'document')} by {removal.kind}"
     yield f"removed {what}, {counted(removal.tokens, 'token')}"
+    if removal.not_present:
+        yield f"remembered {counted(removal.not_present, 'value')} without a document, which additions leave out"
     for name in ("train", "valid"):
         split = manifest.split(name)
         yield (

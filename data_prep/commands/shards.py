@@ -27,7 +27,7 @@ from data_prep.commands.options import add_preparation, configured
 from data_prep.config.preparation_config import WORKER_BASE_BYTES, WORKER_DOCUMENT_COPIES, DocumentSettings
 from data_prep.dataset.manifest import Manifest
 from data_prep.executors.executors import Executor
-from data_prep.pipeline.plan import text_bytes
+from data_prep.pipeline.plan import text_bytes, warn_of_names
 from data_prep.pipeline.preparation import map_range, prepare_shards
 from data_prep.pipeline.units import ShardRange
 from data_prep.pipeline.work_folder import refuse_to_undo_changes
@@ -69,7 +69,14 @@ def add_shard_making(command: argparse.ArgumentParser) -> None:
         "--source-name", metavar="NAME", help="name of the files of --input in the manifest (default: corpus)"
     )
     what.add_argument(
-        "--add-to", metavar="DATASET", help="add the sources to this data set instead of writing --output"
+        "--add-to",
+        metavar="DATASET",
+        help="add the sources to this data set, with its filters and deduplication, instead of writing --output",
+    )
+    what.add_argument(
+        "--allow-other-filters",
+        action="store_true",
+        help="with --add-to: allow other filters or deduplication than those of the data set; the data card states it",
     )
     what.add_argument(
         "--keep-dropped",
@@ -130,6 +137,7 @@ def _estimate(arguments: argparse.Namespace, request: Request) -> None:
     if arguments.fresh and request.parent is None:
         refuse_to_undo_changes(request.output)
     asked, workers = plan_preparation(request), workers_for(arguments.workers, request)
+    warn_of_names(asked.plan)
     found = estimate(asked.plan, asked.tokenizer, measure_start(asked.tokenizer, workers))
     print("\n".join(estimate_report(asked.plan, found, workers, asked.output)))
     if text_bytes(request.inputs) > _LARGE_TEXT_BYTES:
@@ -169,6 +177,7 @@ def requested(arguments: argparse.Namespace, overrides: Sequence[str]) -> Reques
         tokenizer=arguments.tokenizer,
         output=arguments.output,
         add_to=arguments.add_to,
+        allow_other_filters=arguments.allow_other_filters,
     )
 
 

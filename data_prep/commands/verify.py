@@ -78,4 +78,6 @@ def _removed(manifest: Manifest) -> str:
     if len(sources) > _SHOWN:
         parts.append(f"{len(sources) - _SHOWN:,} more sources")
     parts.extend(f"{counted(documents, 'document')} by {kind}" for kind, documents in by_kind.items())
+    absent = sum(removal.not_present for removal in manifest.removals)
+    parts.extend([f"{counted(absent, 'value')} requested, not present"] if absent else [])
     return ", ".join(parts)

@@ -158,6 +158,11 @@ class DocumentSettings(Settings):
     )
 
     @property
+    def has_provenance_fields(self) -> bool:
+        """Whether a field is configured whose values are stored beside the shards."""
+        return bool(self.id_field or self.url_field or self.metadata_fields)
+
+    @property
     def worker_memory_bytes(self) -> int:
         """Most memory that a worker takes, in bytes; the documents of a shard add about 100 each.
 

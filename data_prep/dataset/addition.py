@@ -9,14 +9,13 @@ import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.counts import read_tensors, read_token_counts, split_record, token_counts_file
-from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.manifest import ADDITIONS, Manifest
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord
 from data_prep.dataset.shard_index import read_index
 from data_prep.dataset.versions import next_version, publish
 from data_prep.storage import storage
 
 REMOVED_IDS = "document_ids"
-_ADDITIONS = "additions"  # in the manifest's config; data_card.py shows them
 
 
 def check_source_names(parent: Manifest, names: Collection[str]) -> None:
@@ -90,7 +89,7 @@ def grow(parent: Manifest, addition: Manifest, token_counts: Mapping[str, np.nda
         format_version=addition.format_version,
         clozeworks_version=addition.clozeworks_version,
         tokenizer=parent.tokenizer,
-        config={**parent.config, _ADDITIONS: [*parent.config.get(_ADDITIONS, []), addition.config]},
+        config={**parent.config, ADDITIONS: [*parent.preparations[1:], addition.config]},
         inputs=parent.inputs + addition.inputs,
         sources=parent.sources + addition.sources,
         train=split_record(parent.train.shards + addition.train.shards, token_counts["train"]),
@@ -123,15 +122,9 @@ def publish_addition(
     return manifest
 
 
-def all_configs(manifest: Manifest) -> list[dict[str, Any]]:
-    """Return the settings of every preparation of the data set: the first one, then the additions."""
-    first = {name: values for name, values in manifest.config.items() if name != _ADDITIONS}
-    return [first, *manifest.config.get(_ADDITIONS, [])]
-
-
 def config_of_source(manifest: Manifest, name: str) -> dict[str, Any] | None:
     """Return the settings of the preparation that added a source; None if there is none."""
-    for config in all_configs(manifest):
+    for config in manifest.preparations:
         if name in {source["name"] for source in config.get("sources", [])}:
             return config
     return None

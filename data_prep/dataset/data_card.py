@@ -106,6 +106,7 @@ def data_card(manifest: Manifest, normalization: Mapping[str, Any] | None = None
         "Sources": _sources(manifest.sources),
         "Counts": _counts(manifest),
         "Steps of preparation": _steps(manifest),
+        **({"Additions": _additions(manifest)} if any(map(_is_compared, manifest.preparations)) else {}),
         "Removals": _removals(manifest),
         "Tokenizer": _tokenizer(manifest, normalization),
         "Settings": _settings(manifest),
@@ -204,6 +205,26 @@ def _steps(manifest: Manifest) -> Iterator[str]:
         yield f"\n{Table('Dropped', names, losing).markdown()}"
 
 
+def _is_compared(preparation: Mapping[str, Any]) -> bool:
+    """Whether an addition states what it did not pass; earlier releases did not compare."""
+    return "addition" in preparation
+
+
+def _additions(manifest: Manifest) -> Iterator[str]:
+    for number, preparation in enumerate(manifest.preparations):
+        if not _is_compared(preparation):
+            continue
+        names = ", ".join(escaped(source["name"]) for source in preparation.get("sources", []))
+        compared = preparation["addition"]
+        lacking, grown = ("; ".join(map(escaped, compared.get(name, []))) for name in ("not_passed", "grown"))
+        if lacking:
+            yield f"- **addition {number} ({names}) did not pass all filters of the data set**: {lacking}"
+        else:
+            yield f"- addition {number} ({names}) passed the filters and the deduplication of the data set"
+        if grown:
+            yield f"  - earlier documents did not pass what was new in it: {grown}"
+
+
 def _removals(manifest: Manifest) -> Iterator[str]:
     if not manifest.removals:
         yield "Nothing was removed from it."
@@ -225,7 +246,8 @@ def _removals(manifest: Manifest) -> Iterator[str]:
 def _removed(removal: RemovalRecord) -> str:
     if removal.ids is None:
         return f"source {removal.source or ''}"
-    return f"documents by {removal.kind}: {removal.ids.name} (sha256 {removal.ids.sha256})"
+    absent = f"; {removal.not_present:,} requested, not present" if removal.not_present else ""
+    return f"documents by {removal.kind}: {removal.ids.name} (sha256 {removal.ids.sha256}){absent}"
 
 
 def _tokenizer(manifest: Manifest, normalization: Mapping[str, Any] | None) -> Iterator[str]:
@@ -236,11 +258,11 @@ def _tokenizer(manifest: Manifest, normalization: Mapping[str, Any] | None) -> I
 
 
 def _settings(manifest: Manifest) -> Iterator[str]:
-    for number, config in enumerate([manifest.config, *manifest.config.get("additions", [])]):
+    for number, config in enumerate(manifest.preparations):
         names = ", ".join(escaped(source["name"]) for source in config.get("sources", []))
         yield f"- {'first preparation' if number == 0 else f'addition {number}'} ({names or 'no source named'})"
         for name, values in sorted(config.items()):
-            if name not in ("sources", "additions"):
+            if name not in ("sources", "addition", "safeguards"):
                 yield f"  - {escaped(name)}: {_values(values) if isinstance(values, dict) else _values({name: values})}"
 
 

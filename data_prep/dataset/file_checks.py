@@ -18,6 +18,7 @@ from data_prep.dataset.counts import RecordCounts, piece_text
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import REBUILD, FileRecord, ShardRecord, TokenizerRecord
 from data_prep.dataset.provenance_sidecar import read_provenance, rows_to_remove
+from data_prep.dataset.safeguards import filter_list_files
 from data_prep.dataset.shard_index import ShardIndex, join_indexes, read_index
 from data_prep.dataset.shards import Record, index_of, read_records
 from data_prep.storage import storage
@@ -176,9 +177,10 @@ class FileTask:
 
 
 def file_tasks(folder: str, manifest: Manifest) -> list[FileTask]:
-    """Return all shards, their indexes, the token counts and the provenance sidecars."""
+    """Return all shards, their indexes, the token counts, the provenance sidecars and the lists of filters."""
     files = [file for shard in manifest.shards for file in (shard, shard.index)]
-    return [FileTask(folder, file) for file in (*files, manifest.token_counts, *manifest.provenance_files)]
+    lists = filter_list_files(manifest)
+    return [FileTask(folder, file) for file in (*files, manifest.token_counts, *manifest.provenance_files, *lists)]
 
 
 def size_problems(tasks: Sequence[FileTask]) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterable
 from itertools import takewhile
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,7 @@ from pydantic import (
 from pydantic_core import to_jsonable_python
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.urls import path_parts
 from data_prep.base.validation import first_problem
 from data_prep.dataset.manifest_records import (
     STEPS,
@@ -44,6 +46,8 @@ from data_prep.storage import storage
 MANIFEST_NAME = "manifest.json"
 TOKEN_COUNTS_NAME = "token_counts.safetensors"
 TOKENIZER_FOLDER = "tokenizer"
+ADDITIONS = "additions"
+"""In the configuration of a manifest: the settings of each addition."""
 FORMAT_VERSION = 2
 MAX_VERSION = 999_999  # the digits of `older_version_name`
 _RESTORE = (
@@ -83,13 +87,17 @@ class Manifest(ManifestPart):
     def _can_be_written_and_read(cls, config: dict[str, Any]) -> dict[str, Any]:
         """The configuration is part of the digest. Later releases may rename settings, so only this much is checked."""
         json.dumps(to_jsonable_python(config), ensure_ascii=False, allow_nan=False).encode()
-        for settings in [config, *_list_of_mappings(config, "additions")]:
+        for settings in [config, *_list_of_mappings(config, ADDITIONS)]:
             _list_of_mappings(settings, "sources")
-            for name in ("deduplication", "documents", "shards"):
+            for name in ("addition", "deduplication", "documents", "safeguards", "shards"):
                 if not isinstance(settings.get(name, {}), dict):
                     raise ValueError(f"{name} is no mapping of settings")
             if not all(isinstance(source.get("name"), str) for source in settings.get("sources", [])):
                 raise ValueError("a source has no name")
+            kept = settings.get("safeguards", {"filters": []})
+            _list_of_mappings({"filters": None, **kept}, "filters")
+            if kept.get("lists") is not None:
+                FileRecord.model_validate(kept["lists"])
             fraction = settings.get("shards", {}).get("valid_fraction", 0.5)
             if not isinstance(fraction, (int, float)) or not 0 < fraction < 1:
                 raise ValueError(f"shards.valid_fraction={str(fraction)[:20]} is no number between 0 and 1")
@@ -105,6 +113,12 @@ class Manifest(ManifestPart):
             if twice:
                 raise ValueError(f"{what} {twice[0]!r} is named twice")
         return self
+
+    @property
+    def preparations(self) -> list[dict[str, Any]]:
+        """The settings of every preparation of the data set: the first one, then the additions."""
+        first = {name: values for name, values in self.config.items() if name != ADDITIONS}
+        return [first, *self.config.get(ADDITIONS, [])]
 
     @property
     def shards(self) -> tuple[ShardRecord, ...]:
@@ -126,6 +140,15 @@ class Manifest(ManifestPart):
     def removed_sources(self) -> frozenset[str]:
         """Names of removed sources; they keep their numbers and have no documents."""
         return frozenset(removal.source for removal in self.removals if removal.source is not None)
+
+    def input_names(self, values: Iterable[str]) -> set[str]:
+        """Return those of the values that name an input file, from any of its folders on."""
+        wanted = set(values)
+        found: set[str] = set()
+        for file in self.inputs:
+            parts = path_parts(file.url)
+            found.update(wanted.intersection("/".join(parts[first:]) for first in range(len(parts))))
+        return found
 
     def split(self, name: Literal["train", "valid"]) -> SplitRecord:
         return self.train if name == "train" else self.valid

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
     model_validator,
 )
 
@@ -207,13 +209,22 @@ class RemovalRecord(ManifestPart):
     ids: FileRecord | None = Field(
         None,
         description="safetensors: document_ids, and maybe url_hashes and corpus_id_hashes (xxh3), (n,) uint64 each, "
-        "ascending; additions leave them out too",
+        "ascending; additions leave them out too; not_present has those of them that no document had",
     )
     documents: Count = Field(description="documents taken out, each piece of one that was split counted")
     tokens: Count
     note: str | None = Field(None, description="what the user says of it, such as who asked for it and when")
     urls: Count = Field(0, description="listed URLs whose hashes the file holds")
     corpus_ids: Count = Field(0, description="listed corpus ids whose hashes the file holds")
+    not_present: Count = Field(0, description="listed values that no document had; additions leave them out too")
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a count of 0, so that a manifest from before it was counted keeps its digest."""
+        values: dict[str, Any] = handler(self)
+        if not self.not_present:
+            del values["not_present"]
+        return values
 
     @property
     def kind(self) -> str:

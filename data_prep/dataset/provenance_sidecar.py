@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROWS_PER_GROUP = 1 << 16
+_NUMBER_IN_FILE = r"#[0-9]+$"
 
 
 class ProvenanceRow(NamedTuple):
@@ -112,12 +113,23 @@ def rows_to_remove(table: pa.Table, gone: np.ndarray, source: str | None = None)
     return found
 
 
-def find_rows(table: pa.Table, column: str, values: Sequence[str]) -> pa.Table:
-    """Return the rows of a sidecar whose `column` is one of the values."""
+def find_rows(table: pa.Table, column: str, values: Sequence[str], files: Sequence[str] = ()) -> pa.Table:
+    """Return the rows of a sidecar whose `column` is one of the values, with the value that matched in that column.
+
+    Args:
+        files: those of the values that are names of files; they match `documents.document.numbered` ids too.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    return table.filter(pc.is_in(table[column], value_set=pa.array(values, pa.string())))
+    is_found = pc.is_in(table[column], value_set=pa.array(values, pa.string()))
+    if not files:
+        return table.filter(is_found)
+    names = pc.replace_substring_regex(table[column], _NUMBER_IN_FILE, "")
+    is_in_file = pc.is_in(names, value_set=pa.array(files, pa.string()))
+    matched = pc.if_else(is_in_file, names, table[column])
+    number = table.schema.get_field_index(column)
+    return table.set_column(number, table.schema.field(column), matched).filter(pc.or_(is_found, is_in_file))
 
 
 def _order(row: ProvenanceRow) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import safetensors.numpy
@@ -20,7 +20,13 @@ from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.manifest_records import FileRecord, RemovalRecord, ShardRecord, SourceRecord, record_of
 from data_prep.dataset.provenance_sidecar import read_provenance, rows_to_remove
 from data_prep.dataset.removal_request import Found, RemovalRequest, find_documents
-from data_prep.dataset.removed_names import RemovedNames, files_of_removed_names, hash_names, removed_names
+from data_prep.dataset.removed_names import (
+    NOT_PRESENT,
+    RemovedNames,
+    files_of_removed_names,
+    hash_names,
+    removed_names,
+)
 from data_prep.dataset.shard_rewrite import RewriteResult, RewriteTask, read_result, result_url, rewrite_shard
 from data_prep.dataset.shards import SHARD_NAME, shard_name
 from data_prep.dataset.versions import (
@@ -69,7 +75,7 @@ def remove_documents(
         tasks = _tasks(folder, parent, request, found, sidecars, first_number)
         runner = PhaseRunner(executor, lock)
         runner.run("rewriting", rewrite_shard, tasks, result_url, lambda task: task.bytes, ("MB", 1e6))
-        manifest = _finish(folder, parent, request, tasks, version)
+        manifest = _finish(folder, parent, request.answered(found), tasks, version)
         lock.check()
         storage.remove_unfinished(folder)  # of killed workers
         publish(folder, manifest)
@@ -92,6 +98,33 @@ def check_something_is_left(folder: str, manifest: Manifest, found: Sequence[Fou
                 fix="prepare a new data set without them",
                 code="would-empty-split",
             )
+
+
+class Remembered(NamedTuple):
+    """What a removal adds to that which additions leave out.
+
+    Attributes:
+        ids: (n,) uint64 document ids, ascending and unique.
+        names: URLs and corpus ids.
+        not_present: (m,) uint64 those of the `names`, or of the `ids` if it lists document ids, that no document has.
+    """
+
+    ids: np.ndarray
+    names: RemovedNames
+    not_present: np.ndarray
+
+
+def remembered(folder: str, parent: Manifest, request: RemovalRequest) -> Remembered:
+    """Return what additions leave out because of this request alone, with its `answered` documents.
+
+    Raises:
+        UserError: a file of an earlier removal is missing or damaged.
+    """
+    nothing = np.empty(0, np.uint64)
+    ids = nothing if request.excluded_ids is None else np.setdiff1d(request.excluded_ids, removed_ids(folder, parent))
+    names = (request.names or hash_names()).without(removed_names(folder, files_of_removed_names(parent)))
+    listed = ids if request.names is None else np.concatenate(names)
+    return Remembered(ids, names, np.intersect1d(request.not_present, listed))
 
 
 def find_sidecars(
@@ -242,17 +275,17 @@ def _finish(
     storage.write_bytes(storage.join(folder, counts_record.name), data)
     nothing = np.zeros((len(parent.sources), len(SOURCE_COLUMNS)), np.int64)
     gone = np.sum([nothing, *(result.source_counts for result in results.values())], axis=0)
-    earlier = removed_names(folder, files_of_removed_names(parent))
-    names = (request.names or hash_names()).without(earlier)
+    new = remembered(folder, parent, request)
     removal = RemovalRecord(
         version=version,
         source=request.source,
-        ids=None if request.excluded_ids is None else _write_ids(folder, parent, request.excluded_ids, names, version),
+        ids=None if request.ids is None else _write_ids(folder, new, version),
         documents=int(gone[:, 0].sum()),
         tokens=int(gone[:, 2].sum()),
         note=request.note,
-        urls=len(names.urls),
-        corpus_ids=len(names.corpus_ids),
+        urls=len(new.names.urls),
+        corpus_ids=len(new.names.corpus_ids),
+        not_present=len(new.not_present),
     )
     return parent.model_copy(
         update={
@@ -288,9 +321,10 @@ def _check_written(folder: str, results: Sequence[RewriteResult]) -> None:
                 )
 
 
-def _write_ids(folder: str, parent: Manifest, ids: np.ndarray, names: RemovedNames, version: int) -> FileRecord:
-    new = np.setdiff1d(ids, removed_ids(folder, parent), assume_unique=True)
-    name, data = f"removed-{version:06d}.safetensors", safetensors.numpy.save({REMOVED_IDS: new, **names.tensors()})
+def _write_ids(folder: str, new: Remembered, version: int) -> FileRecord:
+    absent = {NOT_PRESENT: new.not_present} if len(new.not_present) else {}
+    data = safetensors.numpy.save({REMOVED_IDS: new.ids, **new.names.tensors(), **absent})
+    name = f"removed-{version:06d}.safetensors"
     storage.write_bytes(storage.join(folder, name), data)
     return record_of(name, data)
 

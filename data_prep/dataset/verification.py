@@ -10,12 +10,13 @@ from data_prep.base.errors import UserError
 from data_prep.base.packages import own_version
 from data_prep.base.progress import Progress
 from data_prep.base.terminal import counted, printable
-from data_prep.dataset.addition import all_configs, removed_ids
+from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, unigram_entropy_nats
 from data_prep.dataset.data_card import card_problem
 from data_prep.dataset.file_checks import CheckTask, Findings, SidecarTask, check_shard, check_sidecar
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, list_versions, older_version_name
 from data_prep.dataset.manifest_records import REBUILD, UNKNOWN_STEP, step_of
+from data_prep.dataset.safeguards import read_filter_lists
 from data_prep.dataset.versions import select_version, stray_files, unfinished_work
 from data_prep.executors.executors import Executor, run_units
 from data_prep.storage import storage
@@ -50,6 +51,7 @@ def verify_shards(folder: str, executor: Executor | int = 1, version: str | None
         removed = removed_ids(folder, manifest)
     except UserError as error:
         problems.append(str(error))
+    problems.extend(_list_problems(folder, manifest))
     findings = _check_shards(folder, manifest, executor, not foreign_tokenizer)
     damages = [finding.problem for finding in findings.values() if finding.problem is not None]
     problems.extend(damages)
@@ -197,6 +199,15 @@ def _file_problems(folder: str, manifest: Manifest, versions: Sequence[Manifest]
             yield f"{storage.join(where, stray)} is not in the manifest of any version. Fix: delete it"
 
 
+def _list_problems(folder: str, manifest: Manifest) -> Iterator[str]:
+    """Yield damaged lists of filters."""
+    for preparation in manifest.preparations:
+        try:
+            read_filter_lists(folder, preparation)
+        except UserError as error:
+            yield str(error)
+
+
 def _arithmetic_problems(manifest: Manifest) -> Iterator[str]:
     """Yield contradictions within the manifest."""
     for source in manifest.sources:
@@ -261,7 +272,7 @@ def _total_problems(
         for column, count in zip(SOURCE_COLUMNS[:num_counted], counts, strict=False):
             if getattr(source, column) != count:
                 yield f"source {source.name} has {count} {column}, and the manifest names {getattr(source, column)}"
-    if all(config.get("deduplication", {}).get("exact", True) for config in all_configs(manifest)):
+    if all(config.get("deduplication", {}).get("exact", True) for config in manifest.preparations):
         yield from _duplicate_problems(folder, findings)
 
 

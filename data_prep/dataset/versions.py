@@ -20,6 +20,7 @@ from data_prep.dataset.manifest import (
     read_manifest,
     write_manifest,
 )
+from data_prep.dataset.safeguards import filter_list_files
 from data_prep.dataset.shards import SHARD_NAME
 from data_prep.storage import storage
 
@@ -32,6 +33,7 @@ REMOVED_NAME = re.compile(r"removed-\d{6}\.safetensors")
 _COMMANDS = {PREPARATION_WORK: "shards", REMOVAL_WORK: "remove", REPAIR_WORK: "shards --repair"}
 _MIN_DIGEST_DIGITS = 8
 _OLDER_MANIFEST = re.compile(r"manifest-\d{6}\.json")
+_FILTER_LISTS = re.compile(r"filter-lists-\d{6}\.safetensors")
 _TOKEN_COUNTS = re.compile(r"token_counts(-\d{6})?\.safetensors")
 
 
@@ -113,6 +115,7 @@ def named_files(versions: Iterable[Manifest]) -> set[str]:
         for shard in version.shards:
             named |= {shard.name, shard.index.name}
         named |= {file.name for file in version.provenance_files}
+        named |= {file.name for file in filter_list_files(version)}
         named |= {version.token_counts.name, *(removal.ids.name for removal in version.removals if removal.ids)}
     return named
 
@@ -175,4 +178,5 @@ def refuse_unfinished(folder: str, work_folders: Collection[str]) -> None:
 
 
 def _is_numbered(name: str) -> bool:
-    return any(pattern.fullmatch(name) for pattern in (_OLDER_MANIFEST, SHARD_NAME, _TOKEN_COUNTS, REMOVED_NAME))
+    patterns = (_OLDER_MANIFEST, SHARD_NAME, _TOKEN_COUNTS, _FILTER_LISTS, REMOVED_NAME)
+    return any(pattern.fullmatch(name) for pattern in patterns)

@@ -17,7 +17,8 @@ class Document:
 
     Attributes:
         text: may contain lone surrogates, from JSON escapes.
-        id: corpus id, the value of `documents.id_field`; None where there is none.
+        id: corpus id, the value of `documents.id_field`; else the name of a text file, which filters do not see; None
+            where there is none.
         source: name of the source.
         language: the value of `documents.language_field`; None where there is none.
         url: the value of `documents.url_field`; None where there is none.
@@ -37,6 +38,11 @@ class Document:
         """The data set's own id, 16 hexadecimal digits, of a document that `open_dataset` decoded; else None."""
         found = self.metadata.get(DOCUMENT_ID)
         return found if isinstance(found, str) else None
+
+
+def numbered(file_name: str, number: int) -> str:
+    """Return the id of a document at a position of a file with several documents, such as notes.txt#1843."""
+    return f"{file_name}#{number}"
 
 
 def wrong_values(document: Document) -> str:

@@ -95,6 +95,11 @@ class DocumentReader:
         """Position of the last document, such as "line 7"."""
         return self._rejects.place
 
+    @property
+    def number(self) -> int | None:
+        """Position of the last document in its file, see `Rejects.number`."""
+        return self._rejects.number
+
     def __iter__(self) -> Iterator[Document]:
         has_more = len(self._fields.names) > 1 + (self._fields.language is not None)
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
+import itertools
 import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -14,6 +16,7 @@ from braceexpand import braceexpand
 
 from data_prep.base.errors import UsageError
 from data_prep.base.logs import logger
+from data_prep.base.urls import path_parts
 from data_prep.base.validation import check_encodable
 from data_prep.config.preparation_config import PreparationConfig, Source
 from data_prep.documents.formats.format_registry import is_supported, use_formats
@@ -34,6 +37,8 @@ class InputFile:
     source: int
     bytes: int
     stamp: str
+    name: str = ""
+    """relative to its pattern, see `relative_name`"""
 
 
 def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
@@ -44,18 +49,18 @@ def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
             setting of a source is not UTF-8, or a language is unknown.
     """
     use_formats(config.documents.formats)
-    found: list[tuple[int, str]] = []
+    found: list[tuple[int, str, str]] = []
     for number, source in enumerate(config.sources):
         check_language(source.language or config.documents.language)
         for field, value in source:
             if isinstance(value, str):
                 check_encodable(value, f"a source's {field}")
-        urls = [url for pattern in source.input for url in expand(pattern)]
-        for url in urls:
+        named = [(url, relative_name(pattern, url)) for pattern in source.input for url in expand(pattern)]
+        for url, _ in named:
             check_encodable(url, "input")
             file_format(url)
-        found.extend((number, url) for url in sorted(urls))
-    _check_named_once(found, config.sources)
+        found.extend((number, *each) for each in sorted(named))
+    _check_named_once([(number, url) for number, url, _ in found], config.sources)
     return tuple(storage.map_at_once(lambda file: _described(*file), found))
 
 
@@ -68,7 +73,8 @@ def find_units(files: Sequence[InputFile], config: PreparationConfig) -> tuple[I
 
     def units(file: InputFile) -> list[InputUnit]:
         unit_bytes, txt_documents = config.shards.unit_bytes, config.documents.txt_documents
-        return split_into_units(file.url, file.bytes, unit_bytes, file.source, txt_documents)
+        parts = split_into_units(file.url, file.bytes, unit_bytes, file.source, txt_documents)
+        return [replace(part, name=file.name) for part in parts]
 
     return tuple(unit for file_units in storage.map_at_once(units, files) for unit in file_units)
 
@@ -96,6 +102,19 @@ def expand(pattern: str) -> list[str]:
             )
         files.update(matches)
     return sorted(files)
+
+
+def relative_name(pattern: str, url: str) -> str:
+    """Return the name of a file relative to its pattern: what follows the last folder before the first wildcard.
+
+    It is the same wherever the files lie, in a local folder or in a store: of `corpus/*/*.txt` and `s3://b/corpus/*/*.txt`
+    the names are such as `fr/a.txt`. A file that is given without wildcards and braces has its own name.
+    """
+    parts = path_parts(url)
+    if (wanted := path_parts(pattern)) == parts:
+        return parts[-1]
+    plain = itertools.takewhile(lambda part: not glob.has_magic(part) and "{" not in part, wanted)
+    return "/".join(parts[min(len(list(plain)), len(parts) - 1) :])
 
 
 def _saved_dataset(folder: str) -> list[str]:
@@ -220,5 +239,5 @@ def _hard_link(url: str) -> tuple[int, int] | None:
     return (status.st_dev, status.st_ino) if status.st_nlink > 1 else None
 
 
-def _described(source: int, url: str) -> InputFile:
-    return InputFile(url, source, storage.size(url), storage.stamp(url))
+def _described(source: int, url: str, name: str) -> InputFile:
+    return InputFile(url, source, storage.size(url), storage.stamp(url), name)

@@ -22,6 +22,7 @@ class InputUnit:
         stop: where the next part begins.
         whole: whether the unit is the whole file.
         bytes: the unit's share of the file's size, for progress.
+        name: of the file, relative to the pattern that matched it; empty if it is no input of a preparation.
     """
 
     url: str
@@ -30,6 +31,7 @@ class InputUnit:
     whole: bool
     source: int
     bytes: int = 0
+    name: str = ""
 
 
 def file_format(url: str) -> tuple[str, str]:
@@ -56,6 +58,15 @@ def has_fields(url: str) -> bool:
 def is_one_document(ending: str, settings: DocumentSettings) -> bool:
     """Return whether every file with this ending is one document."""
     return format_by_ending(ending).is_one_document(settings)
+
+
+def is_named_by_file(unit: InputUnit, settings: DocumentSettings) -> bool:
+    """Return whether the documents of a unit that have neither id nor URL are named by their file.
+
+    Those of text files are. Those of other formats are where a field for ids or URLs is configured, so that every
+    document of such a preparation has a name; without one their origin is not kept.
+    """
+    return bool(settings.id_field or settings.url_field) or not has_fields(unit.url)
 
 
 def cannot_be_split(url: str) -> bool:

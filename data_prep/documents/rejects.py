@@ -69,6 +69,15 @@ class Rejects:
     def place(self, place: str) -> None:
         self._place = place
 
+    @property
+    def number(self) -> int | None:
+        """Position of the last document returned: the byte at which its line begins, its row, or its number; None for a
+        whole file."""
+        last = self._place.rpartition(" ")[2]
+        if last.isdecimal():
+            return int(last)
+        return None if self._place or self._line == (0, 0) else self._line[1]
+
     def at_line(self, line: Line) -> None:
         """Record the line at which the next document begins."""
         self._line = line.number, line.start

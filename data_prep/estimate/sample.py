@@ -18,7 +18,7 @@ from data_prep.config.preparation_config import DocumentSettings, PreparationCon
 from data_prep.dataset.counts import SOURCE_COLUMNS
 from data_prep.dataset.shards import shard_name
 from data_prep.documents.document import Document
-from data_prep.documents.input_units import InputUnit, file_format, is_one_document
+from data_prep.documents.input_units import InputUnit, file_format, has_fields, is_one_document
 from data_prep.documents.lines import Line, blank_line_blocks, bounded_lines, skip_to_line
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.filtered_reader import FilteredReader
@@ -59,12 +59,13 @@ def sample_unit(unit: InputUnit, config: PreparationConfig, tokenizer: Tokenizer
     dropped: Counter[str] = Counter()
     parts: list[Section] = []
     num_documents = 0
+    has_rows = settings.has_provenance_fields or not has_fields(unit.url)
     started_at = time.perf_counter()
     try:
         first = _first(reader, most_characters)
         for batch in batches(first, lambda document: len(document.text), _BATCH_CHARACTERS):
             num_documents += len(batch)
-            parts.append(encode_documents(batch, tokenizer, settings, language, dropped)[0])
+            parts.append(encode_documents(batch, tokenizer, settings, language, dropped, has_rows)[0])
     except BadInput as error:
         if settings.on_bad_input == "error" or not error.spoils_file:
             raise

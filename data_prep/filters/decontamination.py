@@ -24,6 +24,7 @@ from data_prep.documents.document import Document
 from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_files import expand
 from data_prep.documents.input_units import InputUnit
+from data_prep.filters.protocol import hashes_of
 from data_prep.storage import storage
 
 _TOKEN = regex.compile(
@@ -66,6 +67,7 @@ class Decontamination:
         self._ngram, self._min_tokens = ngram, min_tokens
         self._word_ids: dict[str, int] = {}
         self._described: dict[str, Any] = {}
+        self._examples: dict[str, np.ndarray] = {}
         hashes: list[dict[int, list[np.ndarray]]] = []
         for name, given in sets.items():
             hashes.append(self._read(str(name), given))
@@ -78,6 +80,10 @@ class Decontamination:
     def identity(self) -> dict[str, Any]:
         """Return the content of the sets instead of their file names."""
         return {"parameters": {"ngram": self._ngram, "min_tokens": self._min_tokens, "sets": self._described}}
+
+    def lists(self) -> dict[str, np.ndarray]:
+        """Return the hashes of the examples of each set, (n,) uint64, by which an addition knows a set that grew."""
+        return self._examples
 
     def __call__(self, document: Document) -> str | None:
         words = tokens_of(document.text)
@@ -93,6 +99,7 @@ class Decontamination:
         hashes: dict[int, list[np.ndarray]] = {}
         num_examples = num_short = 0
         digest = hashlib.sha256()
+        examples: list[str] = []
         for text in _texts(name, given):
             lines = [words for words in map(tokens_of, text.splitlines()) if words]
             for words in lines:
@@ -101,8 +108,10 @@ class Decontamination:
                 digest.update((" ".join(words) + "\n").encode(errors="surrogatepass"))
                 self._add(words, hashes)
             digest.update(b"\n")
+            examples.append("\n".join(map(" ".join, lines)))
             if len(lines) > 1:  # a leak may be of lines that are short
                 self._add([word for words in lines for word in words], hashes)
+        self._examples[name] = hashes_of(examples)
         self._described[name] = {"examples": num_examples, "too_short": num_short, "sha256": digest.hexdigest()}
         return hashes
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from data_prep.base.errors import Stopped, UserError, failure
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.document import Document, is_json, wrong_values
+from data_prep.documents.document import Document, is_json, numbered, wrong_values
 from data_prep.documents.documents import DocumentReader
-from data_prep.documents.input_units import InputUnit
+from data_prep.documents.input_units import InputUnit, file_format, is_named_by_file, is_one_document
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.protocol import UNUSABLE, UnusableDocument, filter_reason
 from data_prep.filters.registry import Step, configured_filters, filters_fingerprint
@@ -51,6 +52,8 @@ class FilteredReader(DocumentReader):
         self._filtered: Counter[str] = Counter()
         self._on_drop = on_drop
         self._skips = settings.on_bad_input == "skip"
+        self._file_name = unit.name if is_named_by_file(unit, settings) else ""
+        self._is_one_document = is_one_document(file_format(unit.url)[0], settings)
         if fingerprint is not None and fingerprint != filters_fingerprint(settings.filters):
             raise UserError(
                 "the filters of this process differ in source, version or files from those at the start of the "
@@ -65,9 +68,16 @@ class FilteredReader(DocumentReader):
         return super().dropped + self._filtered
 
     def __iter__(self) -> Iterator[Document]:
-        if not self._steps:
-            return super().__iter__()
-        return self._kept(super().__iter__())
+        documents = super().__iter__()
+        return map(self._identified, self._kept(documents) if self._steps else documents)
+
+    def _identified(self, document: Document) -> Document:
+        """Return the document; one without id and URL gets the name of its file as its id, with its position there."""
+        if not self._file_name or document.id is not None or document.url is not None:
+            return document
+        if self._is_one_document:
+            return replace(document, id=self._file_name)
+        return document if self.number is None else replace(document, id=numbered(self._file_name, self.number))
 
     def _kept(self, documents: Iterator[Document]) -> Iterator[Document]:
         for document in documents:
@@ -92,7 +102,7 @@ class FilteredReader(DocumentReader):
             if len(self._filtered) > _MOST_REASONS:
                 raise self._wrong(step, f"gave more than {_MOST_REASONS:,} reasons", "filter-reasons")
             if self._on_drop is not None:
-                self._on_drop(document, reason)
+                self._on_drop(self._identified(document), reason)
 
     def _outcome(self, step: Step, document: Document) -> str | Document:
         """Return the document to keep, or the reason for dropping it."""

@@ -6,7 +6,11 @@ for that reason, a document replaces it. The manifest counts reasons as `filter 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
+
+import numpy as np
+import xxhash
 
 from data_prep.documents.document import Document
 
@@ -40,6 +44,15 @@ class UnusableDocument(Exception):
     def __init__(self, problem: str, *, fix: str = "correct it") -> None:
         super().__init__(problem)
         self.fix = fix
+
+
+def hashes_of(entries: Iterable[str]) -> np.ndarray:
+    """Return the xxh3_64 of the entries of a filter's list, (n,) uint64, ascending and unique.
+
+    A filter with lists that may grow returns them by name from a method `lists()`.
+    """
+    hashed = [xxhash.xxh3_64_intdigest(entry.encode(errors="surrogatepass")) for entry in entries]
+    return np.unique(np.array(hashed, np.uint64))
 
 
 _PREFIX = "filter "

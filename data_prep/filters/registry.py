@@ -43,7 +43,7 @@ FILTERS = Registry(
 
 Outcome = str | Document | None
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_MISSING_FILE = ("input-not-found", "unreadable-file")
+MISSING_FILE = ("input-not-found", "unreadable-file")
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _configured(name: str, found: Any, parameters: Mapping[str, Any], is_maker: 
             code="filter-parameters",
         ) from None
     except UserError as error:
-        if error.code not in _MISSING_FILE:
+        if error.code not in MISSING_FILE:
             raise
         raise UsageError(f"filter {name!r}: {error.problem}", fix=error.fix, code=error.code) from None
     except Exception as error:  # whatever a user's class raises is the user's to fix

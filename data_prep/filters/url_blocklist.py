@@ -8,8 +8,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from data_prep.base.errors import UsageError
 from data_prep.documents.document import Document
+from data_prep.filters.protocol import hashes_of
 from data_prep.storage import storage
 
 _NO_DOMAIN = re.compile(r"[\s*|^,;]")  # as in a line of a hosts file or of an ad blocker's list
@@ -38,6 +41,10 @@ class UrlBlocklist:
     def identity(self) -> dict[str, Any]:
         """Return the content of the lists instead of their file names."""
         return {"parameters": {"domains": _described(self._domains), "urls": _described(self._urls)}}
+
+    def lists(self) -> dict[str, np.ndarray]:
+        """Return the hashes of the entries of each list, (n,) uint64, by which an addition knows a list that grew."""
+        return {"domains": hashes_of(self._domains), "urls": hashes_of(self._urls)}
 
     def __call__(self, document: Document) -> str | None:
         if document.url is None:

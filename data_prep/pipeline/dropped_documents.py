@@ -20,7 +20,8 @@ from typing import IO, Any
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.dataset.manifest_records import step_of
+from data_prep.dataset.manifest_records import FileRecord, step_of
+from data_prep.dataset.removed_names import files_of_removed_names
 from data_prep.documents.document import Document
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
@@ -28,6 +29,7 @@ from data_prep.executors.phases import PhaseRunner
 from data_prep.filters.filtered_reader import FilteredReader
 from data_prep.filters.registry import filters_fingerprint
 from data_prep.pipeline.map_phase import MapSummary
+from data_prep.pipeline.map_task import excluded_names
 from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.plan_changes import description
 from data_prep.pipeline.units import Unit
@@ -48,6 +50,7 @@ class DroppedTask:
     Attributes:
         sha256: of what preparation read from each part.
         normalization: with which the characters of a document are counted.
+        data_set: the extended data set; `removed_names` are its files of names that takedowns listed.
     """
 
     unit: Unit
@@ -58,6 +61,8 @@ class DroppedTask:
     sha256: tuple[str, ...]
     normalization: Normalization
     url: str
+    data_set: str = ""
+    removed_names: tuple[FileRecord, ...] = ()
 
 
 def check_dropped_folder(plan: Plan, output: str, replaced: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -127,6 +132,8 @@ def keep_dropped(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSumm
             sha256=tuple(islice(digests, len(unit.parts))),
             normalization=tokenizer.normalization,
             url=storage.join(folder, f"dropped-{name}-{number:06d}.jsonl.gz"),
+            data_set=storage.absolute(output),
+            removed_names=() if plan.parent is None else files_of_removed_names(plan.parent),
         )
         for number, unit in enumerate(plan.units)
     ]
@@ -207,12 +214,13 @@ def _write_part(task: DroppedTask, part: InputUnit, sha256: str, lines: IO[bytes
     return True
 
 
-def _write_short_and_long(
-    task: DroppedTask, documents: Iterable[Document], write: Callable[[Document, str], None]
-) -> None:
-    """Write the documents that cleaning drops, with the rule of preparation."""
+def _write_short_and_long(task: DroppedTask, reader: FilteredReader, write: Callable[[Document, str], None]) -> None:
+    """Write the documents that cleaning drops, with the rule of preparation; those of a takedown are not among them."""
     longest = task.settings.max_document_characters
-    for document in documents:
+    excluded = excluded_names(task.data_set, task.removed_names)
+    for document in reader:
+        if excluded is not None and excluded.excludes(document, reader.unit.name):
+            continue
         batch = normalize_batch([document.text], task.normalization)
         num_characters = max(0, len(batch.document(0).decode()) - 1)  # without the space before the text
         if not num_characters:

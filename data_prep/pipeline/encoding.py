@@ -11,7 +11,7 @@ import xxhash
 
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
-from data_prep.pipeline.provenance_rows import has_provenance, pack_provenance
+from data_prep.pipeline.provenance_rows import pack_provenance
 from data_prep.pipeline.sections import Section
 from data_prep.text.sentences import known_language
 from data_prep.text.text_batch import TextBatch, normalize_batch
@@ -29,11 +29,12 @@ def encode_documents(
     settings: DocumentSettings,
     language: str,
     dropped: Counter[str],
+    has_provenance: bool = False,
 ) -> tuple[Section, int]:
     """Encode the documents that are neither empty, too short nor too long; count the others in `dropped`.
 
     Returns the encoded documents, and how many of their words were encoded in parts. `language` applies to documents
-    without a known language.
+    without a known language. With `has_provenance` every document has its provenance.
     """
     batch = normalize_batch([document.text for document in documents], tokenizer.normalization)
     is_kept = _kept(batch, settings, dropped)
@@ -51,7 +52,7 @@ def encode_documents(
         sentence_lengths=encoded.sentence_lengths,
         tokens=encoded.tokens,
     )
-    if has_provenance(settings):
+    if has_provenance:
         section = dataclasses.replace(section, **pack_provenance(kept))
     return section, encoded.num_cut_words
 

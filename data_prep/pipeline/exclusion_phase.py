@@ -98,9 +98,10 @@ def _warn_of_unread_names(plan: Plan) -> None:
     """Warn where URLs or corpus ids were removed from the data set and the addition does not read them."""
     assert plan.parent is not None
     removals, documents = plan.parent.removals, plan.config.documents
+    has_ids = documents.id_field or plan.text_files == plan.inputs
     for number, noun, setting, field in (
         (sum(item.urls for item in removals), "URL", "documents.url_field", documents.url_field),
-        (sum(item.corpus_ids for item in removals), "corpus id", "documents.id_field", documents.id_field),
+        (sum(item.corpus_ids for item in removals), "corpus id", "documents.id_field", has_ids),
     ):
         if number and not field:
             what = f"{counted(number, noun)} removed from the data set, and {setting} is not set"

@@ -65,6 +65,7 @@ def map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
             deduplication=plan.config.deduplication,
             source=plan.config.sources[unit.source].name,
             filters_fingerprint=fingerprint,
+            has_provenance=plan.has_provenance,
             data_set=storage.absolute(output),
             removed_names=() if plan.parent is None else files_of_removed_names(plan.parent),
         )
@@ -145,6 +146,7 @@ def summarize(plan: Plan, tasks: Sequence[MapTask], runner: PhaseRunner) -> MapS
     _warn_of_empty_files(plan, num_documents, num_empty_files)
     _warn_of_languages(plan, languages)
     _warn_of_cut_words(plan, cut_words)
+    _warn_of_takedowns(plan, dropped)
     return MapSummary(dropped, document_counts, tuple(digests), tuple(cut_words))
 
 
@@ -247,6 +249,13 @@ def _warn_of_cut_words(plan: Plan, cut_words: Sequence[int]) -> None:
     for source, count in zip(plan.config.sources, cut_words, strict=True):
         if count:
             what = f"{counted(count, 'word')} of over {MAX_WORD_BYTES:,} bytes without a space, encoded in parts"
+            warn_of_source(source, what)
+
+
+def _warn_of_takedowns(plan: Plan, dropped: Sequence[Counter[str]]) -> None:
+    for source, found in zip(plan.config.sources, dropped, strict=True):
+        if found["removed earlier"]:
+            what = f"{counted(found['removed earlier'], 'document')} left out, because a takedown listed the URL or id"
             warn_of_source(source, what)
 
 

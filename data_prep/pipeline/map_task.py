@@ -15,7 +15,7 @@ import numpy as np
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DeduplicationSettings, DocumentSettings
 from data_prep.dataset.manifest_records import FileRecord
-from data_prep.dataset.removed_names import removed_names
+from data_prep.dataset.removed_names import ExcludedNames, removed_names
 from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureWriter, open_signatures
 from data_prep.documents.document import Document
@@ -26,8 +26,7 @@ from data_prep.documents.rejects import BadInput
 from data_prep.filters.filtered_reader import FilteredReader
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.encoding import document_id, encode_documents
-from data_prep.pipeline.provenance_rows import find_removed
-from data_prep.pipeline.sections import Section, SectionWriter, read_summary, select_documents
+from data_prep.pipeline.sections import Section, SectionWriter, read_summary
 from data_prep.pipeline.units import Unit
 from data_prep.storage import storage
 from data_prep.storage.hashing_files import NOTHING_BEYOND
@@ -50,6 +49,7 @@ class MapTask:
         text_field: of the unit's source; None uses that of `settings`.
         source: name of the unit's source.
         filters_fingerprint: of `settings.filters` when the plan was made.
+        has_provenance: as `Plan.has_provenance`.
         data_set: the extended data set; `removed_names` are its files of removed URLs and corpus ids.
     """
 
@@ -65,6 +65,7 @@ class MapTask:
     deduplication: DeduplicationSettings
     source: str = ""
     filters_fingerprint: str | None = None
+    has_provenance: bool = False
     data_set: str = ""
     removed_names: tuple[FileRecord, ...] = ()
 
@@ -174,12 +175,9 @@ def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
         writer = SectionWriter(file, task.destinations.num_sections, tokenizer.token_dtype)
 
         def add(batch: list[Document]) -> int:
-            encoded, num_cut = encode_documents(batch, tokenizer, task.settings, task.language, dropped)
-            if task.removed_names and len(encoded.provenance):
-                is_removed = find_removed(encoded, removed_names(task.data_set, task.removed_names))
-                if is_removed.any():
-                    dropped["removed earlier"] += int(is_removed.sum())
-                    encoded = select_documents(encoded, ~is_removed)
+            encoded, num_cut = encode_documents(
+                batch, tokenizer, task.settings, task.language, dropped, task.has_provenance
+            )
             if len(encoded.document_ids):
                 sources = np.full(len(encoded.document_ids), task.unit.source, np.uint16)
                 encoded = dataclasses.replace(encoded, sources=sources)
@@ -188,7 +186,8 @@ def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
                     _sign(encoded, signatures)
             return num_cut
 
-        batches = _Batches(add)
+        excluded = excluded_names(task.data_set, task.removed_names)
+        batches = _Batches(add, excluded)
         for number, part in enumerate(task.unit.parts):
             if number in spoiled:
                 dropped[spoiled[number]] += 1
@@ -204,6 +203,8 @@ def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
                 languages.merge(reader.languages)
             reads.append(PartRead(reader.sha256, *reader.beyond))
         cut_words = batches.finish()
+        if excluded is not None and excluded.dropped:
+            dropped["removed earlier"] += excluded.dropped
         writer.close(
             {
                 "source": task.unit.source,
@@ -214,6 +215,15 @@ def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
                 "languages": dataclasses.asdict(languages),
             }
         )
+
+
+def excluded_names(data_set: str, files: tuple[FileRecord, ...]) -> ExcludedNames | None:
+    """Return the names in these files of the extended data set, which its additions leave out; None without a file.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    return ExcludedNames(removed_names(data_set, files)) if files else None
 
 
 def _signature_writer(task: MapTask) -> Any:
@@ -229,10 +239,10 @@ def _sign(encoded: Section, writer: SignatureWriter) -> None:
 
 
 class _Batches:
-    """Documents of many parts, encoded in batches."""
+    """Documents of many parts, encoded in batches, without those of names that a takedown listed."""
 
-    def __init__(self, add: Callable[[list[Document]], int]) -> None:
-        self._add = add
+    def __init__(self, add: Callable[[list[Document]], int], excluded: ExcludedNames | None) -> None:
+        self._add, self._excluded = add, excluded
         self._batch: list[Document] = []
         self._characters = 0
         self._cut_words = 0
@@ -248,6 +258,8 @@ class _Batches:
         try:
             for document in reader:
                 num_read += 1
+                if self._excluded is not None and self._excluded.excludes(document, reader.unit.name):
+                    continue
                 self._batch.append(document)
                 self._characters += len(document.text)
                 if self._characters >= _BATCH_CHARACTERS or len(self._batch) >= _BATCH_DOCUMENTS:

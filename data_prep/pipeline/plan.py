@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.logs import logger
+from data_prep.base.terminal import counted, printable
 from data_prep.config.preparation_config import WITHOUT_EFFECT, PreparationConfig
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.versions import PREPARATION_WORK, next_version
 from data_prep.documents.formats.format_registry import described_formats
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
-from data_prep.documents.input_units import InputUnit, growth_of
+from data_prep.documents.input_units import InputUnit, growth_of, has_fields
 from data_prep.filters.registry import configured_filters, described_filters
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.scale_plan import plan_destinations
@@ -34,6 +37,8 @@ class Plan:
     Attributes:
         parts: of the inputs, in order; `units` hold them in the same order.
         parent: the data set to extend, if any.
+        not_passed: filters and deduplication of the parent that the addition does not pass, as the user allows.
+        grown: lists of filters that have grown since the parent was made.
     """
 
     config: PreparationConfig
@@ -43,11 +48,23 @@ class Plan:
     units: tuple[Unit, ...]
     destinations: Destinations
     parent: Manifest | None = None
+    not_passed: tuple[str, ...] = ()
+    grown: tuple[str, ...] = ()
 
     @property
     def first_source(self) -> int:
         """Number of the first source in the manifest; sources follow the parent's."""
         return 0 if self.parent is None else len(self.parent.sources)
+
+    @functools.cached_property
+    def text_files(self) -> tuple[InputFile, ...]:
+        """The inputs whose documents have no fields, and are named by their files."""
+        return tuple(file for file in self.inputs if not has_fields(file.url))
+
+    @property
+    def has_provenance(self) -> bool:
+        """Whether documents have rows in sidecars: fields for them are configured, or a text file names its own."""
+        return self.config.documents.has_provenance_fields or bool(self.text_files)
 
     def work_folder(self, output: str) -> str:
         return storage.join(output, PREPARATION_WORK)
@@ -106,6 +123,21 @@ def make_plan(
         has_source_shards=parent is not None and parent.has_source_budgets,
     )
     return Plan(config, tokenizer.fingerprint, inputs, parts, units, destinations, parent)
+
+
+def warn_of_names(plan: Plan) -> None:
+    """Warn about sources whose documents have neither ids nor URLs, and about text files of one name."""
+    documents, sources = plan.config.documents, plan.config.sources
+    num_files, num_texts = (Counter(file.source for file in files) for files in (plan.inputs, plan.text_files))
+    for number, source in enumerate(sources):
+        if num_files[number] > num_texts[number] and not (documents.id_field or documents.url_field):
+            what = f"source {source.name}: its documents have neither ids nor URLs, so no takedown finds them by name"
+            logger(__name__).warning(printable(f"{what}; set documents.id_field or documents.url_field"))
+    shared = [name for name, count in Counter(file.name for file in plan.text_files).items() if count > 1]
+    if shared:
+        owners = dict.fromkeys(sources[file.source].name for file in plan.text_files if file.name == shared[0])
+        what = f"{counted(len(shared), 'name')} of several text files, such as {shared[0]} (of {', '.join(owners)})"
+        logger(__name__).warning(printable(f"{what}; a takedown by such a name finds the documents of all of them"))
 
 
 def text_bytes(inputs: Sequence[InputFile]) -> float:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import counted
+from data_prep.dataset.safeguards import config_differences
 from data_prep.documents.documents import unit_sha256
 from data_prep.pipeline.plan import Plan
 from data_prep.storage import storage
@@ -32,7 +32,7 @@ def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]
         found.append(f"the tokenizer was {theirs['tokenizer'][:16]} and is now {mine['tokenizer'][:16]}")
     if "parent" in theirs and theirs["parent"] != mine.get("parent"):
         found.append("the existing data set has changed")
-    found.extend(_config_differences(_without_patterns(theirs["config"]), _without_patterns(mine["config"]), ""))
+    found.extend(config_differences(_without_patterns(theirs["config"]), _without_patterns(mine["config"]), ""))
     for url in sorted(set(theirs["inputs"]) | set(mine["inputs"])):
         before, now = theirs["inputs"].get(url), mine["inputs"].get(url)
         if now is None or before is None:
@@ -105,29 +105,3 @@ def _without_patterns(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings without the patterns of sources, whose matching files are compared instead."""
     sources = [{name: value for name, value in source.items() if name != "input"} for source in config["sources"]]
     return {**config, "sources": sources}
-
-
-def _config_differences(theirs: Any, mine: Any, where: str) -> list[str]:
-    if where == "documents.filters":
-        return list(_filter_differences(theirs or [], mine or []))
-    if isinstance(theirs, dict) and isinstance(mine, dict):
-        return [
-            difference
-            for name in sorted(set(theirs) | set(mine))
-            for difference in _config_differences(theirs.get(name), mine.get(name), f"{where}.{name}".lstrip("."))
-        ]
-    return [] if theirs == mine else [f"{where} was {json.dumps(theirs)} and is now {json.dumps(mine)}"]
-
-
-def _filter_differences(theirs: Sequence[Mapping[str, Any]], mine: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Return the changed filters and what changed."""
-    names = [[each["name"] for each in filters] for filters in (theirs, mine)]
-    if names[0] != names[1]:
-        was, is_now = (", ".join(each) or "empty" for each in names)
-        yield f"documents.filters was {was} and is now {is_now}"
-        return
-    for before, now in zip(theirs, mine, strict=True):
-        if before.get("source_sha256") != now.get("source_sha256"):
-            yield f"the code of filter {now['name']}, or a value that it uses, changed"
-        for name in sorted((set(before) | set(now)) - {"name", "source_sha256"}):
-            yield from _config_differences(before.get(name), now.get(name), f"filter {now['name']} {name}")

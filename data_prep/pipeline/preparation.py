@@ -32,7 +32,7 @@ from data_prep.pipeline.map_phase import (
     warn_of_source,
 )
 from data_prep.pipeline.map_task import MapTask, keep_tokenizer
-from data_prep.pipeline.plan import Plan, check_output_apart
+from data_prep.pipeline.plan import Plan, check_output_apart, warn_of_names
 from data_prep.pipeline.plan_changes import check_inputs_unchanged
 from data_prep.pipeline.publication import is_own_tokenizer, publish_shards, train_tokens_by_source
 from data_prep.pipeline.reduce_phase import ShardTotals, gather, make_shards
@@ -77,6 +77,7 @@ def prepare_shards(
         remove_unfinished(plan, output)
         forget_empty_work(plan, output)
         first_shard = begin_work(plan, output)
+        warn_of_names(plan)
         runner = PhaseRunner(executor, lock)
         tasks = _map_tasks(plan, tokenizer, output)
         check_finished_units(plan, output, tasks, executor)
@@ -125,6 +126,7 @@ def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Execut
         remove_unfinished(plan, output)
         check_all_mapped(tasks, noted_num_ranges(plan, output))
         check_finished_units(plan, output, tasks, executor)
+        warn_of_names(plan)
         return _finish(plan, tokenizer, output, tasks, first_shard, PhaseRunner(executor, lock)), True
 
 

@@ -7,18 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from data_prep.config.preparation_config import DocumentSettings
 from data_prep.dataset.provenance_sidecar import ProvenanceRow
-from data_prep.dataset.removed_names import RemovedNames, name_hash
 from data_prep.dataset.shard_index import starts_of
 from data_prep.documents.document import Document
 from data_prep.pipeline.sections import Section
 from data_prep.text.cleaning import replace_surrogates
-
-
-def has_provenance(settings: DocumentSettings) -> bool:
-    """Return whether shards get a provenance sidecar."""
-    return bool(settings.id_field or settings.url_field or settings.metadata_fields)
 
 
 def pack_provenance(documents: Sequence[Document]) -> dict[str, np.ndarray]:
@@ -59,19 +52,6 @@ def with_kept_as(section: Section, kept_as: np.ndarray) -> Section:
         provenance_lengths=np.array([len(each) for each in packed], np.uint32),
         provenance=np.frombuffer(b"".join(packed), np.uint8),
     )
-
-
-def find_removed(section: Section, names: RemovedNames) -> np.ndarray:
-    """Return which documents (D,) bool have a URL or corpus id that was removed from the data set."""
-    urls, corpus_ids = set(names.urls.tolist()), set(names.corpus_ids.tolist())
-    found = np.zeros(len(section.document_ids), bool)
-    data, starts = section.provenance.tobytes(), starts_of(section.provenance_lengths).tolist()
-    for number, length in enumerate(section.provenance_lengths.tolist()):
-        if length:
-            _, own_id, url, *_ = json.loads(data[starts[number] : starts[number] + length])
-            is_named = own_id is not None and name_hash(own_id) in corpus_ids
-            found[number] = is_named or (url is not None and name_hash(url) in urls)
-    return found
 
 
 def _packed(document: Document) -> str:

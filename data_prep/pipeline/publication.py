@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from data_prep.base.packages import own_version
 from data_prep.dataset.addition import publish_addition
 from data_prep.dataset.counts import split_record, token_counts_file
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest
 from data_prep.dataset.manifest_records import InputRecord, SourceRecord, TokenizerRecord
-from data_prep.dataset.versions import publish
+from data_prep.dataset.safeguards import ADDITION, SAFEGUARDS, write_filter_lists
+from data_prep.dataset.versions import next_version, publish
+from data_prep.pipeline.inheritance import filter_lists, given_filters
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.plan_changes import file_fingerprint
@@ -32,6 +35,7 @@ def publish_shards(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSu
         storage.remove(storage.join(output, name))
     counts = totals.token_counts
     manifest = assemble(plan, tokenizer, summary, totals)
+    manifest = manifest.model_copy(update={"config": {**manifest.config, **_safeguards(plan, output)}})
     if plan.parent is not None:
         return publish_addition(output, plan.parent, manifest, counts)
     record, data = token_counts_file(counts, manifest.version)
@@ -40,6 +44,20 @@ def publish_shards(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSu
         tokenizer.copy_files(storage.join(output, TOKENIZER_FOLDER))
     publish(output, manifest)
     return manifest
+
+
+def _safeguards(plan: Plan, output: str) -> dict[str, Any]:
+    """Write the lists of the filters; return the sections of the manifest's configuration that additions need."""
+    sections: dict[str, Any] = {}
+    filters = plan.config.documents.filters
+    if filters:
+        version = 1 if plan.parent is None else next_version(plan.parent)
+        record = write_filter_lists(output, filter_lists(filters), version)
+        lists = {} if record is None else {"lists": record.model_dump(mode="json")}
+        sections[SAFEGUARDS] = {"filters": given_filters(filters), **lists}
+    if plan.parent is not None:
+        sections[ADDITION] = {"not_passed": list(plan.not_passed), "grown": list(plan.grown)}
+    return sections
 
 
 def is_own_tokenizer(tokenizer: Tokenizer, output: str) -> bool:

@@ -18,11 +18,13 @@ from data_prep.dataset.data_card import CARD_NAME, card_problem, write_data_card
 from data_prep.dataset.file_checks import CheckTask, FileTask, check_shard, content_problem, file_tasks
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest
 from data_prep.dataset.manifest_records import ShardRecord
+from data_prep.dataset.safeguards import filter_lists_name, write_filter_lists
 from data_prep.dataset.verification import tokenizer_problems
 from data_prep.dataset.versions import REPAIR_WORK
 from data_prep.executors.executors import Executor, run_units
 from data_prep.executors.phases import PhaseRunner
 from data_prep.pipeline.exclusion_phase import run_exclusions
+from data_prep.pipeline.inheritance import filter_lists
 from data_prep.pipeline.map_phase import map_tasks, run_map, summarize
 from data_prep.pipeline.map_task import keep_tokenizer
 from data_prep.pipeline.plan import Plan
@@ -77,6 +79,9 @@ def repair(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | i
                 fix="restore it from a copy, or make the data set again",
                 code="not-rebuildable",
             )
+        if filter_lists_name(1) in damaged:
+            write_filter_lists(output, filter_lists(plan.config.documents.filters), 1)
+            replaced.append(filter_lists_name(1))
         if manifest.token_counts.name in damaged:
             _rewrite_token_counts(output, manifest, executor)
             replaced.append(manifest.token_counts.name)

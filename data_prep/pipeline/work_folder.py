@@ -10,10 +10,11 @@ from typing import Any
 from data_prep.base.errors import UserError
 from data_prep.base.progress import Progress
 from data_prep.base.terminal import counted
-from data_prep.dataset.addition import all_configs, check_source_names, config_of_source
+from data_prep.dataset.addition import check_source_names, config_of_source
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import InputRecord
 from data_prep.dataset.missing_data_set import PLAN_NAME
+from data_prep.dataset.safeguards import NO_SETTINGS
 from data_prep.dataset.shards import SHARD_NAME
 from data_prep.dataset.versions import (
     REMOVAL_WORK,
@@ -71,6 +72,7 @@ def begin_work(plan: Plan, output: str) -> int:
         **description(plan),
         "parent": None if plan.parent is None else plan.parent.digest,
         "units": dict(Counter(storage.redact(part.url) for part in plan.parts)),
+        "has_provenance": plan.has_provenance,
         "stamps": {storage.redact(file.url): file.stamp for file in plan.inputs},
     }
     if plan.parent is not None:
@@ -78,6 +80,8 @@ def begin_work(plan: Plan, output: str) -> int:
     begun: dict[str, Any] | None = read_state(url) if storage.exists(url) else None
     if begun is not None and not _is_over(begun, plan, output):
         found = differences(_with_budgets_of(mine, _with_policy_of(mine, begun)), mine)
+        if plan.has_provenance and not begun.get("has_provenance", plan.config.documents.has_provenance_fields):
+            found.append("its text files were read by an earlier release, which did not keep their names")
         if found:
             raise _refusal(output, "holds unfinished work of another preparation", found)
         first_shard: int = begun["first_shard"]
@@ -224,7 +228,7 @@ def preparations_in(output: str) -> list[dict[str, Any]]:
     with suppress(UserError):
         if storage.exists(storage.join(output, MANIFEST_NAME)):
             manifest = read_manifest(output)
-            found.append(_description_of(manifest, all_configs(manifest)[0], manifest.inputs))
+            found.append(_description_of(manifest, manifest.preparations[0], manifest.inputs))
         if has_begun(output):
             begun = read_state(storage.join(output, PLAN_NAME))
             found.append({name: begun[name] for name in ("tokenizer", "config", "inputs")})
@@ -264,7 +268,7 @@ def refuse_to_undo_changes(output: str) -> None:
             code="fresh-would-undo-removals",
         )
     if manifest.version > 1:
-        added = counted(len(all_configs(manifest)) - 1, "addition")
+        added = counted(len(manifest.preparations) - 1, "addition")
         raise UserError(
             f"{where} is at version {manifest.version} with {added}, and --fresh would discard them",
             fix=fix,
@@ -277,7 +281,7 @@ def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str
     removed = sorted(manifest.removed_sources.intersection(taken))
     if removed:
         return [f"source {name} was removed from it" for name in removed]
-    config = all_configs(manifest)[0] if plan.parent is None else config_of_source(manifest, taken[0])
+    config = manifest.preparations[0] if plan.parent is None else config_of_source(manifest, taken[0])
     if config is None or "sources" not in config:
         return ["its manifest does not say with what settings it was made"]
     names = {source["name"] for source in config["sources"]}
@@ -291,7 +295,7 @@ def _differences_to(plan: Plan, manifest: Manifest, output: str, taken: list[str
 def _description_of(manifest: Manifest, config: dict[str, Any], inputs: Iterable[InputRecord]) -> dict[str, Any]:
     return {
         "tokenizer": manifest.tokenizer.fingerprint,
-        "config": config,
+        "config": {name: values for name, values in config.items() if name not in NO_SETTINGS},
         "inputs": {file.url: [file.source, file.bytes] for file in inputs},
     }
 

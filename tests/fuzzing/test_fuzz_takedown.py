@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_prep.dataset.file_checks import SidecarTask, check_sidecar
 from data_prep.dataset.manifest_records import FileRecord
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, ShardProvenance, write_provenance
-from data_prep.dataset.removal_request import URL_NAMES, read_document_ids, read_list
+from data_prep.dataset.takedown_lists import URL_NAMES, read_document_ids, read_list
 from tests.fuzzing.mutations import damage, fuzz, mutated_bytes
 from tests.fuzzing.watching import read_or_refuse
 

@@ -22,9 +22,10 @@ from data_prep.dataset import removal
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import MANIFEST_NAME, Manifest, list_versions, read_manifest
 from data_prep.dataset.removal import remove_documents
-from data_prep.dataset.removal_request import RemovalRequest, read_document_ids
+from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.shard_rewrite import RewriteTask
 from data_prep.dataset.shards import read_records
+from data_prep.dataset.takedown_lists import read_document_ids
 from data_prep.dataset.verification import verify_shards
 from data_prep.dataset.versions import delete_older_versions
 from data_prep.storage import storage
@@ -112,12 +113,20 @@ def test_a_data_set_is_not_emptied(folder: Path, split: str) -> None:
     assert read_manifest(str(folder)).version == 1 and not (folder / ".removal").exists()
 
 
-def test_unknown_sources_and_ids_are_named(folder: Path) -> None:
+def test_unknown_sources_are_named(folder: Path) -> None:
     with pytest.raises(UserError, match="'north', 'south', 'east'", check=coded("unknown-source")):
         remove(folder, source="west")
-    with pytest.raises(UserError, match="2 .*0000000000000007, 00000000000000ff", check=coded("unknown-document")):
-        remove(folder, ids=[7, 255, document_ids(folder)[0]])
     assert read_manifest(str(folder)).version == 1 and not (folder / ".removal").exists()
+
+
+def test_document_ids_that_no_document_has_are_remembered(folder: Path) -> None:
+    first = document_ids(folder)[0]
+    manifest, _ = remove(folder, ids=[7, 255, first])
+    assert [(item.documents, item.not_present, item.kind) for item in manifest.removals] == [(1, 2, "document id")]
+    assert removed_ids(str(folder), manifest).tolist() == sorted([7, 255, first])
+    assert remove(folder, ids=[7, 255]) == (manifest, False)
+    assert remove(folder, ids=[8, 255])[0].removals[-1].not_present == 1
+    assert verify_shards(str(folder))[1] == []
 
 
 def test_of_the_sources_of_a_data_set_those_with_documents_are_named(folder: Path) -> None:

@@ -17,8 +17,9 @@ from data_prep.dataset.data_card import write_data_card
 from data_prep.dataset.manifest import Manifest, read_manifest, write_manifest
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance, write_provenance
 from data_prep.dataset.removal import remove_documents
-from data_prep.dataset.removal_request import ID_NAMES, URL_NAMES, RemovalRequest, find_listed, read_list
+from data_prep.dataset.removal_request import RemovalRequest, find_listed
 from data_prep.dataset.shards import read_records
+from data_prep.dataset.takedown_lists import ID_NAMES, URL_NAMES, read_list
 from data_prep.dataset.verification import verify_shards
 from data_prep.storage import storage
 from tests.support.data_prep_command import Command
@@ -243,11 +244,11 @@ def test_the_command_takes_lists_and_shows_what_it_takes(command: Command, folde
     assert "1 of 2 URLs" in command.output and "1 of " in command.output and file_bytes(folder) == before
     assert command("remove", folder, "--urls", tmp_path / "urls.csv", "--workers", 1) == 0
     assert "removed 1 document by URL, " in command.output
-    assert "not in the data set: https://never.org/\n" in command.output
+    assert "requested, not present: 1: https://never.org/\n" in command.output
     assert command("remove", folder, "--ids", tmp_path / "ids.txt", "--workers", 1, "--purge") == 0
     assert not {first, second} & set(document_ids(folder))
     assert command("remove", folder, "--ids", tmp_path / "ids.txt", "--workers", 1) == 0, "and once more"
-    assert f"removed before: id-{second}\n" in command.output and "not in the data set" not in command.output
+    assert f"removed before: id-{second}\n" in command.output and "not present" not in command.output
     assert "0 of 1 corpus id" in command.output and "nothing was done" in command.output
     assert command("verify", folder, "--workers", 1) == 0, command.errors
     kept = {name: storage.read_bytes(folder / name) for name in file_bytes(folder) if name.endswith(".parquet")}
@@ -298,10 +299,13 @@ def test_a_prepared_corpus_loses_the_kept_document_of_a_dropped_copy(
 def test_values_that_are_not_found_are_listed(command: Command, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "urls.txt").write_text("".join(f"https://never.org/{number}\n" for number in range(1, 1234)))
     before = file_bytes(folder)
+    assert command("remove", folder, "--urls", tmp_path / "urls.txt", "--workers", 1, "--dry-run") == 0
+    assert "would remember 1,233 values" in command.output and file_bytes(folder) == before
     assert command("remove", folder, "--urls", tmp_path / "urls.txt", "--workers", 1) == 0
-    assert "0 of 1,233 URLs" in command.output and "exact" in command.output and "nothing was done" in command.output
+    assert "0 of 1,233 URLs" in command.output and "exact" in command.output
     assert "https://never.org/10 and 1,223 more\n" in command.output and "never.org/11" not in command.output
-    assert "removed before" not in command.output and file_bytes(folder) == before
+    assert "removed before" not in command.output and "remembered 1,233 values" in command.output
+    assert {name for name in before if name.endswith(".tar")} == {n for n in file_bytes(folder) if n.endswith(".tar")}
 
 
 def test_a_removed_url_or_id_does_not_come_back_with_another_text(
@@ -323,7 +327,7 @@ def test_a_removed_url_or_id_does_not_come_back_with_another_text(
     assert "removed 1 document by corpus id, " in command.output
     manifest = read_manifest(str(tmp_path / "set"))
     assert [(item.urls, item.corpus_ids, item.kind) for item in manifest.removals] == [
-        (2, 0, "URL"),
+        (3, 0, "URL"),
         (0, 1, "corpus id"),
     ]
     assert b"a.org" not in b"".join(path.read_bytes() for path in (tmp_path / "set").glob("removed-*"))
