@@ -137,6 +137,10 @@ FAULTS = {
     "63": Fault("Source is edited between start and resume", "The edited files are listed, the diff is an artifact"),
     "65": Fault("An addition lacks the filters of the data set", "They are inherited, or it is refused with the list"),
     "66": Fault("A takedown lists values that are not present", "They are remembered and additions leave them out"),
+    "68": Fault(
+        "A setting has ` #`, `&`, `~` or `$NAME`, or looks like a number, date or Boolean value",
+        "It arrives as typed, or is refused",
+    ),
     "69": Fault("An evaluation in which nothing is masked", "A line says so and training continues"),
     "75": Fault("A rank holds only padding of a parameter group", "Every optimizer steps, saves and loads"),
 }

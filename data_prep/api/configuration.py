@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.base.errors import UsageError
-from data_prep.base.load_settings import load_settings, validate_settings
+from data_prep.base.load_settings import check_texts, load_settings, validate_settings
 from data_prep.config.preparation_config import COMMAND_LINE_SOURCE, PreparationConfig, Source
 from data_prep.storage import storage
 
@@ -93,6 +93,7 @@ def _load(config: Config, overrides: Sequence[str]) -> PreparationConfig:
         return config
     if isinstance(config, Mapping):
         named = {"sources": [_plain_source(source) for source in config["sources"]]} if "sources" in config else {}
+        check_texts(config, "config")
         values = validate_settings(PreparationConfig, {**config, **named}, "config")
         if not overrides:
             return values

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.local_paths import home_in
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import ShardRecord, SourceRecord
 from data_prep.dataset.provenance_sidecar import ShardProvenance
@@ -178,6 +179,7 @@ class Dataset:
         )
 
 
+@home_in("folder")
 def open_dataset(folder: str | Path, version: int | str | None = None) -> Dataset:
     """Open a data set at a path or URL.
 
@@ -191,6 +193,7 @@ def open_dataset(folder: str | Path, version: int | str | None = None) -> Datase
     return Dataset(location, read_manifest(location) if version is None else select_version(location, str(version)))
 
 
+@home_in("folder")
 def verify(
     folder: str | Path,
     version: int | str | None = None,

@@ -10,12 +10,14 @@ from typing import Any
 from data_prep.api.configuration import Config, Filters, Inputs, resolve_config
 from data_prep.api.opened_dataset import Dataset, open_dataset
 from data_prep.api.preparation_request import open_for, plan_preparation, request_preparation
+from data_prep.base.local_paths import home_in
 from data_prep.config.preparation_config import Source
 from data_prep.executors.executors import Executor, given_executor
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 
+@home_in("inputs", "tokenizer", "output", "add_to", "keep_dropped")
 def prepare(
     inputs: Inputs = (),
     *,

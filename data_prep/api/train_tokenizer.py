@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from data_prep.api.configuration import Config, Filters, Inputs, resolve_config
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.load_settings import validate_settings
+from data_prep.base.local_paths import home_in
 from data_prep.config.preparation_config import PreparationConfig, Source
 from data_prep.documents.formats.format_registry import described_formats
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
@@ -35,6 +36,7 @@ class TokenizerRequest(NamedTuple):
     output: str
 
 
+@home_in("inputs", "output")
 def train_tokenizer(
     inputs: Inputs = (),
     *,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from data_prep.base.errors import UsageError
+from data_prep.base.local_paths import expand_home, warn_of_variables
 from data_prep.base.urls import redact
 
 LARGEST_INTEGER = 2**63 - 1  # of 64 bits
@@ -95,11 +96,22 @@ _WORD = re.compile(r'(?:--[\w-]+ (?![-\[]))?(?:"[^"]*"|\[[^]]*\]|\S+)')
 """A word of a command; an option goes with its value, and brackets stay together."""
 
 
+_PATH_METAVARS = re.compile(r"FILE(\.\w+)?|DIR|FOLDER|PATH|OUTPUT_DIR|MODEL|DATASET|RUN|RUN:STEP|URI")
+"""Names of values that are a local path, or may be one."""
+
+
+def is_path(action: argparse.Action) -> bool:
+    """Whether the metavar of an option or argument says that its values are local paths, or may be."""
+    return isinstance(action.metavar, str) and _PATH_METAVARS.fullmatch(action.metavar) is not None
+
+
 class CommandParser(argparse.ArgumentParser):
     """argparse's parser, whose errors are one line in the form of all errors of the project.
 
     An option with a single value is refused when it is given again: argparse would drop the first value. Options that
     collect values name their action (`Joined`, append, extend).
+
+    `~` is expanded in the values of options and arguments whose metavar names a path.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -123,6 +135,12 @@ class CommandParser(argparse.ArgumentParser):
                 code="option-given-twice",
             )
         self._given[dest] = value
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        if is_path(action):
+            arg_string = expand_home(arg_string)
+            warn_of_variables("/".join(action.option_strings) or action.metavar, arg_string)
+        return super()._get_value(action, arg_string)
 
     def error(self, message: str) -> NoReturn:
         """End the process with status 2."""

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 import configs
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.local_paths import expand_home, warn_of_variables
 from data_prep.base.logs import logger
 from data_prep.base.setting_errors import MIN_LIKENESS, violations
 from data_prep.base.settings import Settings
@@ -24,8 +25,12 @@ LOG = logger(__name__)
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
-def load_settings(schema: type[SettingsType], path: str | Path | None, overrides: Sequence[str] = ()) -> SettingsType:
+def load_settings(
+    schema: type[SettingsType], path: str | Path | None, overrides: Sequence[str] | Mapping[str, Any] = ()
+) -> SettingsType:
     """Read `path` (a file, or the name of a preset), apply the overrides and validate.
+
+    A setting that is a text becomes what was typed, such as `007`, `yes` or `a #b`.
 
     Raises:
         UsageError: the file is missing or not a mapping, an override is not `a.b=value`, or a value violates the
@@ -34,12 +39,14 @@ def load_settings(schema: type[SettingsType], path: str | Path | None, overrides
     source = str(path) if path is not None else "the command line"
     values: dict[str, Any] = {}
     if path is not None or overrides:
-        from data_prep.base.yaml_values import read_yaml_with_overrides
+        from data_prep.base.yaml_values import read_settings
 
-        values = read_yaml_with_overrides(find_config(path, schema) if path is not None else None, overrides)
-    _check_texts(values, source)
-    _warn_of_repetition(overrides)
-    typed = {name: text for name, _, text in (override.partition("=") for override in overrides)}
+        values = read_settings(schema, find_config(path, schema) if path is not None else None, overrides, source)
+    check_texts(values, source)
+    typed = {}
+    if not isinstance(overrides, Mapping):
+        _warn_of_repetition(overrides)
+        typed = {name: text for name, _, text in (override.partition("=") for override in overrides)}
     return validate_settings(schema, values, source, typed)
 
 
@@ -76,7 +83,7 @@ def find_config(path: str | Path, schema: type[BaseModel] | None = None) -> Path
         UsageError: neither exists; the error lists the presets of `schema`.
         UserError: the system denies access.
     """
-    path = Path(path)
+    path = Path(expand_home(str(path)))
     try:
         if path.is_file():
             return path
@@ -115,13 +122,18 @@ def _warn_of_repetition(overrides: Sequence[str]) -> None:
         texts[name] = text
 
 
-def _check_texts(value: Any, source: str, where: str = "") -> None:
-    if isinstance(value, dict):
+def check_texts(value: Any, source: str, where: str = "") -> None:
+    """Check the texts of plain values, and warn of those that name an environment variable.
+
+    Raises:
+        UsageError: a text contains an interpolation or the character NUL.
+    """
+    if isinstance(value, Mapping):
         for key, item in value.items():
-            _check_texts(item, source, f"{where}.{key}".lstrip("."))
-    elif isinstance(value, list):
+            check_texts(item, source, f"{where}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
-            _check_texts(item, source, f"{where}.{number}")
+            check_texts(item, source, f"{where}.{number}")
     elif isinstance(value, str) and "${" in value:
         raise UsageError(
             f"{source}: {where}={value!r} contains an interpolation, which is not supported",
@@ -132,3 +144,5 @@ def _check_texts(value: Any, source: str, where: str = "") -> None:
         raise UsageError(
             f"{source}: {where}={value!r} contains the character NUL", fix="remove it", code="nul-in-config"
         )
+    elif isinstance(value, str):
+        warn_of_variables(where, value)

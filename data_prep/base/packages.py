@@ -28,7 +28,7 @@ EXTRA_OF = {
 """Libraries outside the core dependencies, and the extra that installs each."""
 
 CORE = frozenset(
-    "braceexpand cloudpickle fsspec matplotlib numpy omegaconf psutil pyarrow pydantic pydantic_core regex rensa "
+    "braceexpand cloudpickle fsspec matplotlib numpy psutil pyarrow pydantic pydantic_core regex rensa "
     "safetensors sentencepiece sentencex tenacity tokenizers tqdm webdataset xxhash yaml zstandard".split()
 )
 """Libraries of the core dependencies."""

@@ -128,6 +128,8 @@ def _wanted(error: Any) -> str | None:
         return str(context["error"])
     if kind.startswith("model_") and isinstance(error["loc"][-1], int):
         return "must be a mapping; write it as {setting: value, ...}"
+    if kind == "too_short" and isinstance(error.get("input"), str):
+        return "must be a non-empty string"
     prefix = next((prefix for prefix in _KINDS if kind.startswith(prefix)), None)
     return None if prefix is None else f"must be {_KINDS[prefix]}"
 

@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from data_prep.base.local_paths import expand_home
 
 
 class SettingError(ValueError):
@@ -41,6 +43,14 @@ class Settings(BaseModel):
         """
         return None
 
+    @classmethod
+    def type_of(cls, name: str, section: Mapping[str, Any]) -> Any:
+        """Return the type of the setting `name`; Any where it is unknown.
+
+        A schema overrides it where another setting of the section, such as the name of a task, decides.
+        """
+        return cls.model_fields[name].annotation if name in cls.model_fields else Any
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy without the values that cached properties computed from the fields."""
         copied = super().model_copy(update=update, deep=deep)
@@ -66,6 +76,8 @@ class Settings(BaseModel):
         return value
 
 
+PathText = Annotated[str, AfterValidator(expand_home)]
+"""A text that is a local path, or may be one: `~` is the home directory."""
 Weight = Annotated[float, Field(gt=0.0, le=1e9)]
 """Share of a mixture's samples relative to its other components: data sets of a run, sources of a data set."""
 _LARGEST_INTEGER = 2**63 - 1
@@ -73,9 +85,9 @@ _LARGEST_INTEGER = 2**63 - 1
 
 def to_yaml(settings: Settings) -> str:
     """Return the resolved configuration as YAML text that `load_settings` reads back to an equal value."""
-    import yaml
+    from data_prep.base.yaml_values import to_text
 
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return to_text(settings.model_dump(mode="json"))
 
 
 def describe(schema: type[BaseModel], prefix: str = "", required: str = "required") -> Iterator[str]:

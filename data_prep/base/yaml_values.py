@@ -1,99 +1,154 @@
 """Plain values of YAML files and of `section.field=value` overrides.
 
-OmegaConf reads them (YAML without Python tags, `1e-4` a number); interpolations such as `${oc.env:HOME}` stay text, so
-that a file from elsewhere reads no environment.
+Every scalar keeps its text until the schema says what it is. What YAML may drop from a value in silence (a comment, an
+anchor, a tag, the first of two equal keys) is an error. Interpolations such as `${oc.env:HOME}` stay text, so that a
+file from elsewhere reads no environment.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import omegaconf
 import yaml
-from omegaconf import OmegaConf
 
 from data_prep.base.errors import UsageError
+from data_prep.base.typed_values import NULLS, Scalar, takes_null, takes_text, type_of_items, type_within, typed_value
 
 _MAX_NESTING = 100  # levels of a YAML document
 _LONGEST_QUOTATION = 500  # characters of a file or of the command line in a message
-# PyYAML's constructors of tagged values (`!!timestamp x`, `!!bool x`, `!!int ''`) raise many classes of errors.
-_YAML_FAULTS = (
-    *(yaml.YAMLError, omegaconf.errors.OmegaConfBaseException, ValueError, LookupError, AttributeError, TypeError),
-    *(ArithmeticError, RecursionError),
-)
+_TAG = "tag:yaml.org,2002:"
+_COMMENT = re.compile(r"[ \t]+#([^\s#].*)")
+_INDEX = re.compile(r"\[([^\[\]]+)\](?=[.\[]|$)")
+# PyYAML's constructors of tagged values (`!!bool x`, `!!int ''`) raise many classes of errors.
+_YAML_FAULTS = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, ArithmeticError, RecursionError)
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _PlainLoader(_Loader):
+    """PyYAML's loader, in which `1e-4` is a number and `3:30`, `007` and `2026-05-01` are texts."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+
+for _name, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF", list("yYnNtTfFoO")),
+    ("int", r"[-+]?(?:0|[1-9][0-9_]*|0b[01_]+|0x[0-9a-fA-F_]+)", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+)"
+        r"|\.[0-9_]+(?:[eE][-+][0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        list("-+0123456789."),
+    ),
+    ("merge", r"<<", ["<"]),
+):
+    _PlainLoader.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern})\Z"), _first)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a configuration file as plain values, without a schema.
+    """Read a configuration file as plain values, without a schema: what YAML makes of each.
 
     Raises:
         UsageError: the file is missing, or is not YAML with a mapping at its top level.
     """
-    return OmegaConf.to_container(_read_yaml(path), resolve=False)  # type: ignore[return-value]  # a mapping
+    return _without_scalars(_read_file(path))  # type: ignore[no-any-return]  # a mapping
 
 
-def read_yaml_with_overrides(path: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """Read a configuration file, if any, and apply overrides such as "optimizer.learning_rate=1e-4".
+def read_settings(
+    schema: Any, path: Path | None, overrides: Sequence[str] | Mapping[str, Any], source: str
+) -> dict[str, Any]:
+    """Read a configuration file, if any, apply overrides, and return plain values of the schema's types.
+
+    Args:
+        overrides: `["optimizer.learning_rate=1e-4"]`, or values by dotted name, which stay what they are.
+        source: name of the file, for errors.
 
     Raises:
-        UsageError: as `read_yaml`; or an override is not `a.b=value`.
+        UsageError: as `read_yaml`; an override is not `a.b=value`; or YAML would drop a part of a value.
     """
-    values = OmegaConf.create({}) if path is None else _read_yaml(path)
-    for override in overrides:
-        name, separator, _ = override.partition("=")
-        if not separator or not name or name.startswith("-"):
-            raise UsageError(
-                f"override {override!r} is not of the form section.field=value",
-                fix="write settings as in optimizer.learning_rate=1e-4; --help lists all",
-                code="invalid-override",
-            )
-    try:
+    values = {} if path is None else _read_file(path)
+    if isinstance(overrides, Mapping):
+        for name, value in overrides.items():
+            _set(schema, values, name, lambda wanted, value=value: _plain(value), f"{name}={value!r}")
+    else:
         for override in overrides:
-            _check_depth(override.partition("=")[2])
-            values = _overridden(values, override)
-        return OmegaConf.to_container(values, resolve=False)  # type: ignore[return-value]  # a mapping
-    except _YAML_FAULTS as error:
-        raise UsageError(
-            f"the overrides {_cut(' '.join(overrides))} cannot be parsed: {_in_one_line(error)}",
-            fix="quote values that hold special characters, as in 'name=\"a: b\"'",
-            code="invalid-override",
-        ) from None
+            name, separator, _ = override.partition("=")
+            if not separator or not name or name.startswith("-"):
+                raise UsageError(
+                    f"override {override!r} is not of the form section.field=value",
+                    fix="write settings as in optimizer.learning_rate=1e-4; --help lists all",
+                    code="invalid-override",
+                )
+        for override in overrides:
+            name, _, text = override.partition("=")
+            _set(schema, values, name, lambda wanted, text=text, name=name: _read_typed(wanted, name, text), override)
+    return typed_value(schema, values, source=source)  # type: ignore[no-any-return]  # a mapping
 
 
-def _overridden(values: Any, override: str) -> Any:
+def to_text(*documents: Mapping[str, Any], width: int = 80) -> str:
+    """Return plain values as YAML that `read_yaml`, and readers of YAML 1.1 and 1.2, read back to the same."""
+    return yaml.dump_all(documents, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=width)
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """PyYAML's writer, which quotes every text that a reader takes for something else."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [*_PlainLoader.yaml_implicit_resolvers.get(first, ()), *others.get(first, ())]
+        for others in [yaml.SafeDumper.yaml_implicit_resolvers]
+        for first in {**_PlainLoader.yaml_implicit_resolvers, **others}
+    }
+
+
+_PlainDumper.add_implicit_resolver(f"{_TAG}int", re.compile(r"0o[0-7_]+\Z"), ["0"])  # of YAML 1.2
+_PlainDumper.add_implicit_resolver(f"{_TAG}bool", re.compile(r"[yYnN]\Z"), list("yYnN"))  # of Go's YAML
+
+
+def _set(schema: Any, values: dict[str, Any], name: str, read: Any, override: str) -> None:
     """Apply an override; its path may lead through a list, by index or by name (`training.stages.decay.tokens=1`).
 
     Raises:
         UsageError: a list on the path has no such item.
     """
-    name, _, text = override.partition("=")
-    parts = name.split(".")
-    within: Any = values
-    is_in_list = False
-    for depth, part in enumerate(parts):
-        if isinstance(within, omegaconf.ListConfig):
-            parts[depth] = part = str(_index(within, part, ".".join(parts[:depth]), override))
-            is_in_list = True
-            within = within[int(part)]
-        elif isinstance(within, omegaconf.DictConfig):
-            within = within._get_node(part)
-        else:
-            break
-    new = OmegaConf.from_dotlist([f"value={text}"])._get_node("value")
-    is_container = isinstance(within, omegaconf.Container) and isinstance(new, omegaconf.Container)
-    is_other_kind = is_container and type(within) is not type(new)
-    if not is_in_list and not is_other_kind:
-        return OmegaConf.merge(values, OmegaConf.from_dotlist([override]))
-    OmegaConf.update(values, ".".join(parts), new, force_add=True, merge=not is_other_kind)
-    return values
+    *sections, last = _INDEX.sub(r".\1", name).split(".")
+    wanted, within, path = schema, values, []
+    for part in sections:
+        key, wanted = _step(wanted, within, part, ".".join(path), override)
+        path.append(str(key))
+        is_in_list = isinstance(within, list)
+        following = within[key] if is_in_list else within.get(key)
+        if not isinstance(following, dict | list):
+            within[key] = following = {}
+        within = following
+    key, wanted = _step(wanted, within, last, ".".join(path), override)
+    value = read(wanted)
+    before = within[key] if isinstance(within, list) else within.get(key)
+    within[key] = _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
 
 
-def _index(items: omegaconf.ListConfig, part: str, where: str, override: str) -> int:
+def _step(wanted: Any, within: Any, part: str, where: str, override: str) -> tuple[Any, Any]:
+    """Return the key or index that `part` of a path means in `within`, and the type of what is there."""
+    if isinstance(within, list):
+        return _index(within, part, where, override), type_of_items(wanted)
+    return part, type_within(wanted, part, within)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    both = {
+        key: _merged(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
+        for key, value in above.items()
+    }
+    return {**below, **both}
+
+
+def _index(items: list[Any], part: str, where: str, override: str) -> int:
     """Return the index of the item that `part` names by number or by its `name`."""
-    names = [item.get("name") if isinstance(item, omegaconf.DictConfig) else None for item in items]
+    named = [item.get("name") if isinstance(item, dict) else None for item in items]
+    names = [name.text if isinstance(name, Scalar) else name for name in named]
     if part.isdecimal() and int(part) < len(names):
         return int(part)
     if part in names:
@@ -106,9 +161,40 @@ def _index(items: omegaconf.ListConfig, part: str, where: str, override: str) ->
     )
 
 
-def _read_yaml(path: Path) -> omegaconf.DictConfig:
+def _read_typed(wanted: Any, name: str, text: str) -> Any:
+    """Return the value of an override whose setting has the type `wanted`.
+
+    A text is what was typed, without the quotes that enclose the whole of it.
+
+    Raises:
+        UsageError: it cannot be parsed, or YAML would drop a part of it.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        tree, dropped = _parsed(text), _dropped(text)
+    except _YAML_FAULTS as error:
+        tree, dropped = error, ""
+    if takes_text(wanted, text):
+        if text in NULLS and takes_null(wanted):
+            return None
+        return tree if isinstance(tree, str) and not dropped else text
+    if isinstance(tree, Exception):
+        raise UsageError(
+            f"the override {_cut(f'{name}={text}')} cannot be parsed: {_in_one_line(tree)}",
+            fix="quote values that hold special characters, as in 'name=\"a: b\"'",
+            code="invalid-override",
+        )
+    if dropped:
+        raise UsageError(
+            f"the override {_cut(f'{name}={text}')} holds {dropped}, which YAML drops from the value",
+            fix="leave it out, or quote a text that holds it",
+            code="value-cut-by-yaml",
+        )
+    return tree
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror})", fix="check path and permissions", code="unreadable-config"
@@ -118,17 +204,22 @@ def _read_yaml(path: Path) -> omegaconf.DictConfig:
             f"{path} is not UTF-8 (byte {error.start})", fix="convert it, such as with iconv", code="not-utf8"
         ) from None
     try:
-        _check_depth(text)
-        values: Any = OmegaConf.load(io.StringIO(text))
-    except OSError:  # a number or a date
-        values = None
+        values = _parsed(text)
+        anchors = {event.anchor: event.start_mark.line for event in _events(text) if _is_scalar_with_anchor(event)}
+        for event in _events(text) if anchors else ():
+            if isinstance(event, yaml.AliasEvent):
+                anchors.pop(event.anchor, None)
+        for anchor, line in anchors.items():
+            raise ValueError(f"line {line + 1} begins a value with &{anchor}, an anchor that nothing refers to")
     except _YAML_FAULTS as error:
         raise UsageError(
             f"{path} is not valid YAML: {_in_one_line(error)}",
-            fix="correct the file at that position",
+            fix="correct the file at that position, or write the text in quotes",
             code="invalid-yaml",
         ) from None
-    if not isinstance(values, omegaconf.DictConfig) or (values and _is_bare_text(text)):
+    if isinstance(values, Scalar) and values.value is None:
+        return {}
+    if not isinstance(values, dict):
         raise UsageError(
             f"{path} has no mapping of settings at its top level",
             fix="write settings such as 'output_dir: runs/one'",
@@ -137,20 +228,128 @@ def _read_yaml(path: Path) -> omegaconf.DictConfig:
     return values
 
 
-def _is_bare_text(text: str) -> bool:
-    """Whether the YAML is a single string, which OmegaConf takes for a setting of that name."""
-    events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return isinstance(next((event for event in events if isinstance(event, yaml.NodeEvent)), None), yaml.ScalarEvent)
+def _is_scalar_with_anchor(event: Any) -> bool:
+    return isinstance(event, yaml.ScalarEvent) and event.anchor is not None
 
 
-def _check_depth(text: str) -> None:
-    """Raise ValueError for deep nesting: libyaml recurses per level, and crashes the process at 20,000."""
-    level = 0
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+def _parsed(text: str) -> Any:
+    """Return the dictionaries, lists, strings and `Scalar`s of a YAML text.
+
+    Raises:
+        ValueError: it is deeper or larger than a configuration; others of `_YAML_FAULTS`: it is no YAML.
+    """
+    num_events = _check_depth(text)
+    loader = _PlainLoader(text)
+    try:
+        node = loader.get_single_node()
+        return Scalar("", None) if node is None else _Builder(loader, text, 10_000 + 10 * num_events).build(node)
+    finally:
+        loader.dispose()
+
+
+class _Builder:
+    """Makes plain values of PyYAML's nodes; aliases are written out, up to `max_nodes` nodes in all."""
+
+    def __init__(self, loader: Any, text: str, max_nodes: int) -> None:
+        self._loader, self._text, self._nodes_left = loader, text, max_nodes
+        self._open: set[int] = set()
+
+    def build(self, node: Any) -> Any:
+        self._nodes_left -= 1
+        if self._nodes_left < 0 or id(node) in self._open:
+            raise ValueError(f"aliases repeat too much of the document at line {node.start_mark.line + 1}")
+        tag = node.tag.removeprefix(_TAG)
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, tag)
+        if tag not in ("seq", "map"):
+            raise ValueError(f"the tag {node.tag} at line {node.start_mark.line + 1} is not supported")
+        self._open.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            built: Any = [self.build(item) for item in node.value]
+        else:
+            built = self._mapping(node)
+        self._open.discard(id(node))
+        return built
+
+    def _mapping(self, node: Any) -> dict[str, Any]:
+        own: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        for key, item in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise ValueError(f"a name at line {line} is a list or a mapping")
+            if key.tag == f"{_TAG}merge":
+                bases = self.build(item)
+                bases = bases if isinstance(bases, list) else [bases]
+                if not all(isinstance(base, dict) for base in bases):
+                    raise ValueError(f"<< at line {line} is followed by something else than mappings")
+                merged = {name: value for base in [*reversed(bases), merged] for name, value in base.items()}
+            elif key.value in own:
+                raise ValueError(f"found duplicate key {key.value} at line {line}")
+            else:
+                own[key.value] = self.build(item)
+        return {**merged, **own}
+
+    def _scalar(self, node: Any, tag: str) -> Any:
+        if tag not in ("str", "int", "float", "bool", "null", "merge"):
+            raise ValueError(f"the tag {node.tag} at line {node.start_mark.line + 1} is not supported")
+        is_text = tag in ("str", "merge")
+        value = node.value if is_text else getattr(self._loader, f"construct_yaml_{tag}")(node)
+        if node.style:
+            return value
+        comment = _COMMENT.match(self._text, node.end_mark.index)
+        return Scalar(node.value, value, comment[1].rstrip() if comment else "")
+
+
+def _without_scalars(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_scalars(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_scalars(item) for item in value]
+    return value.value if isinstance(value, Scalar) else value
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a Python caller as those of a file are."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _dropped(text: str) -> str:
+    """Name what YAML drops from the text of a value: a comment, an anchor, an alias, a tag; empty if nothing."""
+    rest, end = [], 0
+    for event in _events(text):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            return f"the anchor {event.anchor}"
+        if getattr(event, "tag", None) is not None:
+            return f"the tag {event.tag.replace(_TAG, '!!')}"
+        if isinstance(event, yaml.DocumentStartEvent | yaml.DocumentEndEvent) and event.explicit:
+            return "the marker of a document"
+        if isinstance(event, yaml.ScalarEvent):
+            rest.append(text[end : event.start_mark.index])
+            end = event.end_mark.index
+    comment = "".join([*rest, text[end:]]).partition("#")
+    return f"the comment #{comment[2]}" if comment[1] else ""
+
+
+def _events(text: str) -> Iterator[Any]:
+    return yaml.parse(text, Loader=_Loader)  # type: ignore[no-any-return]
+
+
+def _check_depth(text: str) -> int:
+    """Return the number of events; raise ValueError for deep nesting: libyaml recurses per level, and crashes the
+    process at 20,000.
+    """
+    level = number = 0
+    for event in _events(text):
+        number += 1
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if level > _MAX_NESTING:
-            assert event.start_mark is not None, "events of a text have a position"
             raise ValueError(f"nested more than {_MAX_NESTING} levels deep at line {event.start_mark.line + 1}")
+    return number
 
 
 def _in_one_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, PositiveInt, PrivateAttr, field_validato
 
 from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import load_settings
-from data_prep.base.settings import SettingError, Settings, Weight
+from data_prep.base.settings import PathText, SettingError, Settings, Weight
 from data_prep.tokenizer.tokenizer_info import TokenizerSettings
 
 COMMAND_LINE_SOURCE = "corpus"
@@ -24,7 +24,9 @@ class Source(Settings):
     """A named source of text and what its license asks to state."""
 
     name: Annotated[str, Field(min_length=1)] = Field(description="name in the manifest")
-    input: tuple[str, ...] = Field(min_length=1, description="files, URLs or glob patterns such as corpus/*.jsonl.gz")
+    input: tuple[PathText, ...] = Field(
+        min_length=1, description="files, URLs or glob patterns such as corpus/*.jsonl.gz"
+    )
     url: str | None = Field(None, description="where the text comes from")
     license: str | None = Field(None, description="license of the text, such as CC-BY-SA-4.0")
     date: str | None = Field(None, description="date of the text, such as 2026-05-01")
@@ -238,7 +240,7 @@ class PreparationConfig(Settings):
     storage_options: dict[str, dict[str, Any]] = Field(
         {}, description="options of remote stores by URL prefix, such as {'s3://corpus': {profile: research}}"
     )
-    keep_dropped: str | None = Field(
+    keep_dropped: PathText | None = Field(
         None, description="folder or URL for the documents that filters and length limits drop, with reasons"
     )
     num_workers: PositiveInt | None = Field(

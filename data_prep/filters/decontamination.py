@@ -19,6 +19,7 @@ import numpy as np
 import regex
 
 from data_prep.base.errors import UsageError
+from data_prep.base.local_paths import expand_home
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.documents import DocumentReader
@@ -200,7 +201,7 @@ def _texts(name: str, given: Any) -> Iterator[str]:
             code="filter-parameters",
         )
     settings = DocumentSettings(text_field=fields[0], metadata_fields=tuple(fields[1:]))
-    for url in (url for pattern in patterns for url in expand(pattern)):
+    for url in (url for pattern in patterns for url in expand(expand_home(pattern))):
         for document in DocumentReader(InputUnit(url, 0, storage.size(url), True, 0), settings):
             yield document.text
             yield from (str(value) for value in document.metadata.values())

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.base.errors import UsageError
+from data_prep.base.local_paths import expand_home
 from data_prep.documents.document import Document
 from data_prep.filters.protocol import hashes_of
 from data_prep.storage import storage
@@ -59,6 +60,7 @@ def _entries(given: Sequence[str] | str) -> list[tuple[str, str]]:
     """The entries of a list, and where each is."""
     if not isinstance(given, str):
         return [(f"entry {number}", str(entry).strip()) for number, entry in enumerate(given, 1) if str(entry).strip()]
+    given = expand_home(given)
     try:
         lines = storage.read_bytes(given).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:

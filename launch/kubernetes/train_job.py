@@ -18,12 +18,11 @@ import argparse
 import re
 from typing import Any
 
-import yaml
-
 from data_prep.base.arguments import CommandParser, at_least
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.load_settings import find_config
 from data_prep.base.urls import has_password
+from data_prep.base.yaml_values import to_text
 from data_prep.storage.known_secrets import secrets_of
 from launch.options import command_parser
 from trainer.config.run_config import RunConfig
@@ -98,7 +97,7 @@ def main() -> None:
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="-- and the arguments of pretrain.py")
     options = parser.parse_args()
-    print(yaml.safe_dump_all(manifests(options), sort_keys=False, width=120), end="")
+    print(to_text(*manifests(options), width=120), end="")
 
 
 def manifests(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -186,12 +185,17 @@ def _trainer(options: argparse.Namespace, arguments: list[str]) -> dict[str, Any
     return {
         "image": options.image,
         "command": ["sh", "-c", START, "sh"],
-        "args": [PYTHON, RANKS, PRETRAIN, *arguments],  # torchrun itself always ends with status 1
-        "env": [{"name": name, "value": value} for name, value in environment],
+        "args": [PYTHON, RANKS, PRETRAIN, *map(_literal, arguments)],  # torchrun itself always ends with status 1
+        "env": [{"name": name, "value": _literal(value)} for name, value in environment],
         "numNodes": options.nodes,
         "numProcPerNode": options.gpus,
         "resourcesPerNode": {"limits": resources, "requests": dict(resources)},
     }
+
+
+def _literal(text: str) -> str:
+    """Return a text as Kubernetes takes it without change: it replaces `$(NAME)` and `$$` in arguments and values."""
+    return text.replace("$", "$$")
 
 
 def _check_options(options: argparse.Namespace, arguments: list[str]) -> None:

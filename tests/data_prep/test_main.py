@@ -364,7 +364,7 @@ STARTS: dict[str, tuple[tuple[str, ...], set[str]]] = {
 """Of each command: arguments that it refuses once it looks at its input, and packages not imported before."""
 
 SLOW_TO_IMPORT = {
-    "concurrent.futures", "dask", "fsspec", "logging", "matplotlib", "numpy.ma", "omegaconf", "psutil", "pyarrow",
+    "concurrent.futures", "dask", "fsspec", "logging", "matplotlib", "numpy.ma", "psutil", "pyarrow",
     "tqdm", "transformers", "yaml",
 }  # fmt: skip
 

@@ -131,13 +131,17 @@ def damage(data: st.DataObject, path: Path) -> bool:
 
 
 def says_the_same(read: Any, said: Any) -> bool:
-    """Whether what was read is what a JSON document says; defaults may be added, and "12" may be read as 12."""
+    """Whether what was read is what a JSON document says; defaults may be added, and "12" may be read as 12, or 12 as
+    a text.
+    """
     if isinstance(said, dict):
         return isinstance(read, dict) and all(says_the_same(read.get(key), value) for key, value in said.items())
     if isinstance(said, (list, tuple)):
         return isinstance(read, (list, tuple)) and len(read) == len(said) and all(map(says_the_same, read, said))
     if isinstance(said, str) and isinstance(read, (int, float)):
         return float(said) == float(read)
+    if isinstance(read, str) and isinstance(said, (bool, int, float)):
+        return bool(json.loads(read) == said)
     return read == said or (read != read and said != said)
 
 

@@ -71,6 +71,23 @@ def test_the_job_runs_the_ranks_on_the_gpus_of_every_node():
     assert trainer["env"] == [{"name": "NCCL_DEBUG", "value": "WARN"}]
 
 
+@pytest.mark.fault(
+    row="68",
+    fault="arguments and values that Kubernetes or a reader of YAML would change",
+    required="the pod gets them as typed",
+)
+def test_row_68_arguments_arrive_in_the_pod_as_typed() -> None:
+    typed = ["output_dir=$(HOME)/$x$$y", "tracking.run_name=0o17", "1e3", "y", "3:30", "~/a #b"]
+    _, train_job = manifests("--env", "A=1e3$(B)", "--", *typed)
+    trainer = train_job["spec"]["trainer"]
+    # Kubernetes replaces $(NAME), and writes $$ as $.
+    assert [word.replace("$$", "$") for word in trainer["args"][3:]] == typed
+    assert all("$(" not in word.replace("$$", "") for word in trainer["args"])
+    assert trainer["env"] == [{"name": "A", "value": "1e3$$(B)"}]
+    printed = job("--env", "A=1e3", "--", "1e3", "y", "0o17").stdout
+    assert all(f"'{word}'" in printed for word in ("1e3", "y", "0o17")), "other readers of YAML take them for texts"
+
+
 def test_the_pods_save_before_they_end_and_see_volumes_and_secrets():
     pod = parts(manifests(*ALL_OPTIONS)[0])[2]
     (container,) = pod["containers"]

@@ -21,10 +21,10 @@ def test_pyyaml_lets_the_errors_of_its_constructors_pass(text: str) -> None:
 @pytest.mark.spawn
 def test_libyaml_ends_the_process_on_a_deeply_nested_document() -> None:
     answer = run_python("import yaml; yaml.load('[' * 60_000 + ']' * 60_000, Loader=yaml.CSafeLoader)")
-    assert answer.returncode < 0, "_refuse_depth of data_prep/base/yaml_values.py may be taken out"
+    assert answer.returncode < 0, "_check_depth of data_prep/base/yaml_values.py may be taken out"
 
 
 def test_pyyaml_takes_a_number_without_a_point_for_text() -> None:
     assert yaml.safe_load("1e-4") == "1e-4", (
-        "_read_yaml of data_prep/base/yaml_values.py may be PyYAML's without OmegaConf's"
+        "the float of _PlainLoader in data_prep/base/yaml_values.py may be PyYAML's"
     )

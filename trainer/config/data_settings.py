@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from data_prep.base.settings import SettingError, Settings, Weight
+from data_prep.base.settings import PathText, SettingError, Settings, Weight
 from trainer.config.setting_types import MaskingRate, MaskUnit, Probability
 
 
 class WeightedShards(Settings):
     """One component of a mixture of data sets."""
 
-    url: str = Field(min_length=1, description="directory or URL of a data set (it contains manifest.json)")
+    url: PathText = Field(min_length=1, description="directory or URL of a data set (it contains manifest.json)")
     weight: Weight | None = Field(
         None,
         description="share of the samples relative to the other components; by default its number of tokens to the "
@@ -21,7 +21,7 @@ class WeightedShards(Settings):
     )
 
 
-Shards = str | tuple[WeightedShards, ...]
+Shards = PathText | tuple[WeightedShards, ...]
 
 
 class DataSettings(Settings):
@@ -33,7 +33,7 @@ class DataSettings(Settings):
         description="exponent for a mixture without weights: 1 samples proportionally to tokens, 0 uniformly over "
         "components",
     )
-    tokenizer: str | None = Field(
+    tokenizer: PathText | None = Field(
         None,
         min_length=1,
         description="tokenizer directory or name on the Hugging Face Hub; by default the copy beside the shards",
@@ -62,7 +62,7 @@ class DataSettings(Settings):
     num_workers: Annotated[int, Field(ge=0, le=1024)] = Field(
         1, description="worker processes per rank that build batches; 0 builds them in the rank itself"
     )
-    cache_dir: str | None = Field(
+    cache_dir: PathText | None = Field(
         None, min_length=1, description="directory for copies of remote shards; by default ~/.cache/clozeworks"
     )
     cache_bytes: PositiveInt = Field(

@@ -23,8 +23,6 @@ def load_config(path: str | Path, overrides: Overrides = ()) -> RunConfig:
     Raises:
         UsageError: the file is missing, or a setting is unknown or violates a rule.
     """
-    if isinstance(overrides, Mapping):
-        overrides = [f"{name}={_as_yaml(value)}" for name, value in overrides.items()]
     return load_settings(RunConfig, path, overrides)
 
 
@@ -68,19 +66,3 @@ def check_output_dir(output_dir: str) -> None:
     if file is not None:
         where = "is a file" if file == path else f"is inside {file}, which is a file"
         raise UsageError(f"output_dir={output_dir} {where}", fix="choose a directory", code="output-dir-is-file")
-
-
-def _as_yaml(value: object) -> str:
-    """Format a value as OmegaConf parses it in an override."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_as_yaml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_as_yaml, value)) + "]"
-    if isinstance(value, int | float):
-        return repr(value)
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from data_prep.base.settings import SettingError, Settings
+from data_prep.base.settings import PathText, SettingError, Settings
 from data_prep.storage import storage
 from trainer.config.data_settings import DataSettings
 from trainer.config.model_settings import ModelSettings
@@ -42,10 +42,10 @@ from trainer.config.training_settings import (
 class RunConfig(Settings):
     """A training run."""
 
-    output_dir: str = Field(
+    output_dir: PathText = Field(
         min_length=1, description="output directory (local or shared) for checkpoints, status and logs; rerun to resume"
     )
-    init_from: str | None = Field(
+    init_from: PathText | None = Field(
         None,
         min_length=1,
         description="initial weights: a Hugging Face directory of the model's family, a Hub name, or "

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from data_prep.base.settings import SettingError, Settings
+from data_prep.base.settings import PathText, SettingError, Settings
 from trainer.config.setting_types import MaskingRate, MaskUnit, NonNegativeInt, Probability, Seconds
 
 BEST_METRICS = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy", "valid/minimal_pairs_accuracy")
@@ -46,7 +46,7 @@ class CheckpointSettings(Settings):
         description="continue: warn and keep training with the last good checkpoint (a run without one ends at its "
         "second failed save); stop: end the run",
     )
-    upload_to: str | None = Field(
+    upload_to: PathText | None = Field(
         None,
         min_length=1,
         description="URL of a directory for this run alone, such as s3://bucket/runs/NAME: checkpoints are uploaded in "
@@ -94,7 +94,7 @@ class EvaluationSettings(Settings):
         (128, 256, 512, 1024, 2048, 4096),
         description="ascending sequence lengths in tokens (without special tokens) that divide the metrics by length",
     )
-    minimal_pairs: str | None = Field(
+    minimal_pairs: PathText | None = Field(
         None, min_length=1, description="directory of minimal pairs (see `clozeworks evaluate`) to score at evaluations"
     )
     minimal_pairs_every_steps: PositiveInt | None = Field(
@@ -102,7 +102,7 @@ class EvaluationSettings(Settings):
         description="steps between evaluations of minimal pairs, a multiple of every_steps (the default)",
     )
 
-    suite: str | None = Field(
+    suite: PathText | None = Field(
         None,
         min_length=1,
         description="YAML file of an evaluation suite, or a preset, to run on checkpoints in a separate process "
@@ -146,7 +146,9 @@ class EvaluationSettings(Settings):
 class TrackingSettings(Settings):
     """MLflow tracking."""
 
-    uri: str | None = Field(None, description="tracking URI; by default MLFLOW_TRACKING_URI, else sqlite:///mlflow.db")
+    uri: PathText | None = Field(
+        None, description="tracking URI; by default MLFLOW_TRACKING_URI, else sqlite:///mlflow.db"
+    )
     experiment: str = Field("clozeworks", min_length=1, max_length=500, description="name of the experiment")
     run_name: str | None = Field(None, description="name of the run; by default the last part of output_dir")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from data_prep.base.settings import SettingError, Settings
+from data_prep.base.settings import PathText, SettingError, Settings
 from trainer.config.data_settings import Shards
 from trainer.config.setting_types import MaskingRate, MaskUnit, NonNegativeInt, Probability, Seconds
 
@@ -213,7 +213,7 @@ class StageSettings(Settings):
 class BranchSettings(Settings):
     """Start from a checkpoint of another run and train one stage; `--branch-from RUN:STEP --stage NAME` sets it."""
 
-    run: str = Field(min_length=1, description="output directory of the other run")
+    run: PathText = Field(min_length=1, description="output directory of the other run")
     step: PositiveInt = Field(description="step of its checkpoint; this run counts on from there")
     stage: str = Field(min_length=1, description="name of the one stage of training.stages that this run trains")
 

@@ -7,7 +7,8 @@ A task is a function that gets a model's Hugging Face directory and the task's s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from pydantic import Field, model_validator
 
 from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import load_settings
-from data_prep.base.settings import SettingError, Settings
+from data_prep.base.settings import PathText, SettingError, Settings
 
 RESERVED = ("files", "seed", "save_model_to")
 """Names that a task's settings get from the suite."""
@@ -27,7 +28,7 @@ class TaskSettings(Settings):
     """One task of a suite."""
 
     function: str = Field("finetune", description="finetune, minimal_pairs, an installed task, or module:function")
-    files: dict[str, str] = Field({}, description="files and directories that the task reads, relative to `data`")
+    files: dict[str, PathText] = Field({}, description="files and directories that the task reads, relative to `data`")
     settings: dict[str, Any] = Field({}, description="settings that the function gets")
     metrics: tuple[str, ...] = Field(
         min_length=1, description="metrics of the function to report; their mean is the task's score"
@@ -39,13 +40,24 @@ class TaskSettings(Settings):
         None, description="task whose fitted model this task starts from, without its head, instead of the model"
     )
 
+    @classmethod
+    def type_of(cls, name: str, section: Mapping[str, Any]) -> Any:
+        """Return the type of a setting; `settings` of a fine-tuning has a schema of its own."""
+        function = section.get("function", "finetune")
+        if name == "settings" and getattr(function, "text", function) == "finetune":
+            with suppress(ModuleNotFoundError):  # a library of fine-tuning, which running the task reports
+                from trainer.evaluation.suite_tasks import FinetuneTaskSettings
+
+                return FinetuneTaskSettings
+        return super().type_of(name, section)
+
 
 class Suite(Settings):
     """Tasks that are reported in one table, with the mean of their scores."""
 
     name: Name = Field(description="name of the suite, which its metrics begin with")
     source: str = Field("", description="where the settings were published")
-    data: str = Field(".", min_length=1, description="directory of the files")
+    data: PathText = Field(".", min_length=1, description="directory of the files")
     download: str = Field("", description="how to get the files, for the error about a missing one")
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0, 1, 2), min_length=1, description="seeds of every task that names none"

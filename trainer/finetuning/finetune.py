@@ -12,6 +12,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, cast
 
 from data_prep.base.errors import UsageError, UserError, options_as_parameters
+from data_prep.base.local_paths import home_in
 from data_prep.storage import storage
 from trainer.finetuning.examples import Columns
 from trainer.finetuning.finetune_settings import FinetuneSettings, Variant, check_settings, tracking_settings
@@ -45,6 +46,7 @@ class FinetuneResult:
         return {result.variant: result.mean_and_spread(self.metric) for result in self.results}
 
 
+@home_in("model", "train", "valid", "test", "output")
 def finetune(
     model: str | Path,
     train: str | Path,

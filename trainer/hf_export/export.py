@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.local_paths import home_in
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
 from trainer.checkpoint.merging import MergeWeights, merge_coefficients, merge_weights
@@ -46,6 +47,7 @@ class ExportReport:
     parity: ParityReport
 
 
+@home_in("checkpoint", "output")
 def export_checkpoint(checkpoint: str | Path, output: str | Path) -> ExportReport:
     """Export a checkpoint (`OUTPUT_DIR/checkpoints/step-...`), or a run's newest one, to the new directory `output`.
 

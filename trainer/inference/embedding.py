@@ -17,6 +17,7 @@ import regex
 import torch
 
 from data_prep.base.errors import UsageError
+from data_prep.base.local_paths import home_in
 from trainer.inference.batches import Collator
 from trainer.inference.fill_mask import BYTE_LEVEL_SPACE, WORDPIECE_CONTINUATION, word_start_of
 from trainer.inference.pretrained import (
@@ -69,6 +70,7 @@ class Embedder:
         UserError: there is no such model, or it is not an encoder.
     """
 
+    @home_in("model")
     def __init__(
         self,
         model: str | Path | PreTrainedModel,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 import regex
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.local_paths import home_in
 from data_prep.tokenizer.untrusted_file import panics_as_errors
 from trainer.inference.pretrained import (
     checked_texts,
@@ -95,6 +96,7 @@ class FillMask:
         UserError: there is no such model, or it cannot fill masks.
     """
 
+    @home_in("model")
     def __init__(
         self,
         model: str | Path | MaskedModel,

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import regex
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.local_paths import home_in
 from data_prep.storage import storage
 from trainer.config.registry_settings import check_names
 from trainer.inference.model_folder import check_registrable, folder_digest, read_card, read_provenance
@@ -78,6 +79,7 @@ class Registration:
         return f"models:/{self.name}@{self.alias}" if self.alias else f"models:/{self.name}/{self.version}"
 
 
+@home_in("model")
 def register(
     model: str | Path,
     name: str,

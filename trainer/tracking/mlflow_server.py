@@ -23,6 +23,7 @@ from urllib.parse import quote as url_quote
 from urllib.parse import unquote, urlsplit
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.local_paths import expand_home
 from data_prep.base.settings import flatten
 from data_prep.storage import storage
 
@@ -76,9 +77,9 @@ def resolve_tracking_uri(setting: str | None, recorded: str | None = None) -> st
     Raises:
         UsageError: the URI is a plain path or has an unknown scheme, or the working directory cannot hold the file.
     """
-    uri, source = setting, "the tracking URI"
+    uri, source = expand_home(setting or ""), "the tracking URI"
     if not uri:
-        uri, source = os.environ.get("MLFLOW_TRACKING_URI", "").strip(), "MLFLOW_TRACKING_URI"
+        uri, source = expand_home(os.environ.get("MLFLOW_TRACKING_URI", "").strip()), "MLFLOW_TRACKING_URI"
     if not uri:
         if recorded and (file := database_file(recorded)) is not None and file.is_file():
             return recorded

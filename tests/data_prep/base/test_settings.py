@@ -218,7 +218,7 @@ def test_a_command_without_a_configuration_imports_no_yaml_library() -> None:
     code = (
         "import sys; from data_prep.config.preparation_config import PreparationConfig; "
         "from data_prep.base.load_settings import load_settings; load_settings(PreparationConfig, None); "
-        "print(sorted({'omegaconf', 'yaml', 'tokenizers', 'pyarrow'} & set(sys.modules)))"
+        "print(sorted({'yaml', 'tokenizers', 'pyarrow'} & set(sys.modules)))"
     )
     assert run_python(code).stdout.strip() == "[]"
 

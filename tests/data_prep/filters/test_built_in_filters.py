@@ -134,3 +134,11 @@ def test_languages_are_kept_dropped_and_assigned() -> None:
 def test_a_wrong_language_filter_is_refused(entry: dict[str, Any]) -> None:
     with pytest.raises(UserError, check=coded("filter-parameters")):
         outcome(Document("a"), name="language", **entry)
+
+
+def test_files_of_filters_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "blocked.txt").write_text("bad.org\n")
+    (tmp_path / "test.txt").write_text(ENGLISH + "\n")
+    assert outcome(Document("x", url="http://bad.org/a"), name="url_blocklist", domains="~/blocked.txt") == "domain"
+    assert outcome(Document(f"a {ENGLISH} b"), name="decontamination", sets={"a": "~/test.txt"})

@@ -189,7 +189,7 @@ def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
         (["model.family=[bert]"], "invalid-setting", "model.family"),
         (["training.seed={a: 1}"], "invalid-setting", 'training.seed={"a": 1} must be an integer'),
         (["data.shards=[]"], "empty-shards", "data.shards"),
-        (["data.shards="], "invalid-setting", "data.shards"),
+        (["data.shards="], "empty-shards", "data.shards"),
         (["checkpoint.upload_to=''"], "invalid-setting", 'checkpoint.upload_to="" must be a non-empty string'),
         (["data.num_workers=5000"], "invalid-setting", "data.num_workers=5000 must be at most 1,024"),
         (["distributed.timeout_seconds=9999999999"], "invalid-setting", "distributed.timeout_seconds=9999999999"),
