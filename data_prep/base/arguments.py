@@ -139,7 +139,7 @@ class CommandParser(argparse.ArgumentParser):
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         if is_path(action):
             arg_string = expand_home(arg_string)
-            warn_of_variables("/".join(action.option_strings) or action.metavar, arg_string)
+            warn_of_variables("/".join(action.option_strings) or str(action.metavar), arg_string)
         return super()._get_value(action, arg_string)
 
     def error(self, message: str) -> NoReturn:

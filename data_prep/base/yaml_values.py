@@ -28,7 +28,7 @@ _YAML_FAULTS = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeErr
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _PlainLoader(_Loader):
+class _PlainLoader(_Loader):  # type: ignore[misc]  # libyaml's, where it is installed
     """PyYAML's loader, in which `1e-4` is a number and `3:30`, `007` and `2026-05-01` are texts."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
@@ -97,7 +97,7 @@ def to_text(*documents: Mapping[str, Any], width: int = 80) -> str:
 class _PlainDumper(yaml.SafeDumper):
     """PyYAML's writer, which quotes every text that a reader takes for something else."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML declares it without ClassVar
         first: [*_PlainLoader.yaml_implicit_resolvers.get(first, ()), *others.get(first, ())]
         for others in [yaml.SafeDumper.yaml_implicit_resolvers]
         for first in {**_PlainLoader.yaml_implicit_resolvers, **others}
@@ -115,7 +115,8 @@ def _set(schema: Any, values: dict[str, Any], name: str, read: Any, override: st
         UsageError: a list on the path has no such item.
     """
     *sections, last = _INDEX.sub(r".\1", name).split(".")
-    wanted, within, path = schema, values, []
+    wanted, path = schema, list[str]()
+    within: Any = values
     for part in sections:
         key, wanted = _step(wanted, within, part, ".".join(path), override)
         path.append(str(key))
@@ -329,6 +330,7 @@ def _dropped(text: str) -> str:
         if isinstance(event, yaml.DocumentStartEvent | yaml.DocumentEndEvent) and event.explicit:
             return "the marker of a document"
         if isinstance(event, yaml.ScalarEvent):
+            assert event.start_mark is not None and event.end_mark is not None, "events of a text have positions"
             rest.append(text[end : event.start_mark.index])
             end = event.end_mark.index
     comment = "".join([*rest, text[end:]]).partition("#")
@@ -336,7 +338,7 @@ def _dropped(text: str) -> str:
 
 
 def _events(text: str) -> Iterator[Any]:
-    return yaml.parse(text, Loader=_Loader)  # type: ignore[no-any-return]
+    return yaml.parse(text, Loader=_Loader)
 
 
 def _check_depth(text: str) -> int:

@@ -20,17 +20,17 @@ from trainer.evaluation.suite_settings import load_suite
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("HOME", "/home/someone")
-    return "/home/someone"
+    monkeypatch.setenv("HOME", "/users/someone")
+    return "/users/someone"
 
 
 @pytest.mark.parametrize(
     ("typed", "path"),
     [
-        ("~", "/home/someone"),
-        ("~/runs", "/home/someone/runs"),
-        ("file://~/runs", "file:///home/someone/runs"),
-        ("sqlite:///~/m.db", "sqlite:////home/someone/m.db"),
+        ("~", "/users/someone"),
+        ("~/runs", "/users/someone/runs"),
+        ("file://~/runs", "file:///users/someone/runs"),
+        ("sqlite:///~/m.db", "sqlite:////users/someone/m.db"),
         *((text, text) for text in ("./~/runs", "a/~", "~nobody-of-that-name/x", "s3://~/x", "$HOME/x", "", "~$doc")),
     ],
 )
