@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from data_prep.base.settings import SettingError, Settings, display, setting_names
+from data_prep.base.settings import SettingError, Settings, choices_of, display, setting_names
+from data_prep.base.typed_values import type_of_items, type_within
 
 MIN_LIKENESS = 0.75  # of two names (difflib's ratio): below it, a suggestion misleads
 _LIMITS = {
@@ -114,7 +115,8 @@ def _explain(schema: type[BaseModel], error: Any, values: Mapping[str, Any], typ
         # a name that other projects use as well
         meant = schema.explain_unknown(where, typed.get(where, value), values) if issubclass(schema, Settings) else None
         fix = meant or f"write {where}.SETTING=value"
-    return Violation(f"{where}={display(value)} {rule}", fix or f"change {where}", "invalid-setting")
+    fix = fix or _choice(schema, where, typed.get(where, value)) or f"change {where}"
+    return Violation(f"{where}={display(value)} {rule}", fix, "invalid-setting")
 
 
 def _wanted(error: Any) -> str | None:
@@ -142,12 +144,36 @@ def _explain_unknown(schema: type[BaseModel], where: str, value: object, values:
     nearest, siblings = _nearest_name(schema, where, is_section=isinstance(value, dict))
     if nearest is None:
         return Violation(f"unknown setting {where}", f"use one of {', '.join(siblings)}", "unknown-setting")
+    if isinstance(value, str | int | float) and (meant_choice := _choice(schema, nearest, value)):
+        return Violation(f"unknown setting {where} (did you mean {nearest}?)", meant_choice, "unknown-setting")
     meant = f"{nearest}={value}" if isinstance(value, str | int | float) else nearest
     names = {_in_item(name, nearest) for name in setting_names(schema)}
     if isinstance(value, dict) and len(value) == 1 and f"{nearest}.{next(iter(value))}" in names:
         ((name, item),) = value.items()  # a section with a typing error: `trainig.max_steps=10`
         meant = f"{nearest}.{name}={display(item)}"
     return Violation(f"unknown setting {where} (did you mean {nearest}?)", f"write {meant}", "unknown-setting")
+
+
+def _choice(schema: type[BaseModel], name: str, value: object) -> str | None:
+    """Return the fix for a value that is none of the setting's choices; None if it is one, or the setting has none.
+
+    The only choice whose name is a part of the value is what was meant: `whole_word` means `word`.
+    """
+    wanted: Any = schema
+    for part in name.split("."):
+        wanted = type_of_items(wanted) if part.isdigit() else type_within(wanted, part, {})
+    choices = [text if isinstance(text, str) else display(text) for text in choices_of(wanted)]
+    if not choices or str(value).lower() in choices:
+        return None
+    parts = re.split(r"[^a-z0-9]+", str(value).lower())
+    fitting = [choice for choice in choices if choice in parts]
+    if len(fitting) == 1:
+        return f"write {name}={fitting[0]}"
+    return (
+        f"set {name} to {', '.join(choices[:-1])} or {choices[-1]}"
+        if len(choices) > 1
+        else f"write {name}={choices[0]}"
+    )
 
 
 def _nearest_name(schema: type[BaseModel], where: str, is_section: bool) -> tuple[str | None, list[str]]:

@@ -105,7 +105,7 @@ def describe(schema: type[BaseModel], prefix: str = "", required: str = "require
         default = (
             required if field.is_required() else f"default {display(field.get_default(call_default_factory=True))}"
         )
-        choices = [display(choice) for choice in _choices(field.annotation)]
+        choices = [display(choice) for choice in choices_of(field.annotation)]
         others = ", ".join(choice for choice in choices if choice != default.removeprefix("default "))
         yield f"  {prefix}{name}  ({default}{f', or {others}' if others else ''})  {field.description or ''}".rstrip()
 
@@ -143,12 +143,12 @@ def _nested_model(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _choices(annotation: Any) -> tuple[Any, ...]:
+def choices_of(annotation: Any) -> tuple[Any, ...]:
     """The values of a `Literal`, which may be one of several types."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     parts = () if _is_list(annotation) else get_args(annotation)
-    return tuple(choice for part in parts for choice in _choices(part))
+    return tuple(choice for part in parts for choice in choices_of(part))
 
 
 def _plain_types(annotation: Any) -> set[type]:

@@ -71,6 +71,11 @@ def type_of_items(wanted: Any) -> Any:
     return get_args(lists[0])[0] if lists else Any
 
 
+def has_items(wanted: Any) -> bool:
+    """Whether a setting of the type `wanted` can be a list."""
+    return any(get_origin(each) in _LISTS for each in _alternatives(wanted))
+
+
 def takes_text(wanted: Any, text: str) -> bool:
     """Whether a setting of the type `wanted` takes these characters of the command line for a text.
 

@@ -16,7 +16,16 @@ from typing import Any, ClassVar
 import yaml
 
 from data_prep.base.errors import UsageError
-from data_prep.base.typed_values import NULLS, Scalar, takes_null, takes_text, type_of_items, type_within, typed_value
+from data_prep.base.typed_values import (
+    NULLS,
+    Scalar,
+    has_items,
+    takes_null,
+    takes_text,
+    type_of_items,
+    type_within,
+    typed_value,
+)
 
 _MAX_NESTING = 100  # levels of a YAML document
 _LONGEST_QUOTATION = 500  # characters of a file or of the command line in a message
@@ -123,7 +132,7 @@ def _set(schema: Any, values: dict[str, Any], name: str, read: Any, override: st
         is_in_list = isinstance(within, list)
         following = within[key] if is_in_list else within.get(key)
         if not isinstance(following, dict | list):
-            within[key] = following = {}
+            within[key] = following = [] if has_items(wanted) else {}
         within = following
     key, wanted = _step(wanted, within, last, ".".join(path), override)
     value = read(wanted)
@@ -157,7 +166,7 @@ def _index(items: list[Any], part: str, where: str, override: str) -> int:
     known = ", ".join(f"{number} ({name})" if name else str(number) for number, name in enumerate(names))
     raise UsageError(
         f"override {override!r}: {where} has no item {part}",
-        fix=f"use one of its items: {known}" if known else f"set {where} first",
+        fix=f"use one of its items: {known}" if known else f"write {where}=[{{SETTING: VALUE, ...}}, ...] first",
         code="invalid-override",
     )
 

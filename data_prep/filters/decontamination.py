@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import regex
 
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.local_paths import expand_home
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
@@ -202,9 +202,19 @@ def _texts(name: str, given: Any) -> Iterator[str]:
         )
     settings = DocumentSettings(text_field=fields[0], metadata_fields=tuple(fields[1:]))
     for url in (url for pattern in patterns for url in expand(expand_home(pattern))):
-        for document in DocumentReader(InputUnit(url, 0, storage.size(url), True, 0), settings):
-            yield document.text
-            yield from (str(value) for value in document.metadata.values())
+        try:
+            for document in DocumentReader(InputUnit(url, 0, storage.size(url), True, 0), settings):
+                yield document.text
+                yield from (str(value) for value in document.metadata.values())
+        except UserError as error:
+            if error.code != "missing-field":
+                raise
+            # The settings of the corpus, which the error advises, do not reach an evaluation set.
+            raise UsageError(
+                f"the evaluation set {name!r} of filter 'decontamination': {error.problem}",
+                fix=f"name its fields: sets: {{{name}: {{files: {json.dumps(patterns)}, fields: [FIELD]}}}}",
+                code="missing-field",
+            ) from None
 
 
 def _are_texts(items: Any) -> bool:

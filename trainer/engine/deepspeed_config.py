@@ -131,7 +131,7 @@ KEYS: Mapping[str, Owned | Passed | Refused] = {
     "disable_python_gc": _SWITCH,
     "zero_force_ds_cpu_optimizer": _SWITCH,
     "zero_allow_untested_optimizer": _SWITCH,
-    "scheduler": Refused("the learning rate follows schedule.* of the YAML"),
+    "scheduler": Refused("remove it, the learning rate follows schedule.* of the YAML"),
     "activation_checkpointing": Refused("set training.activation_checkpointing"),
     "checkpoint": Refused("checkpoints are this project's own (checkpoint.* of the YAML)"),
     "elasticity": Refused("DeepSpeed 0.19 has removed it; run the same command on another number of ranks instead"),
@@ -192,6 +192,8 @@ def deepspeed_config(config: RunConfig, world_size: int, user: dict[str, Any] | 
     given = _without_auto(dict(config.deepspeed or {} if user is None else user))
     if "bfloat16" in given:
         given["bf16"] = given.pop("bfloat16")
+    if _is_schedule_of_yaml(given.get("scheduler"), config):
+        given.pop("scheduler")
     problems = [*_unknown(given), *_refused(given), *_contradictions(given, config, batch)]
     if problems:
         raise UsageError(
@@ -308,6 +310,16 @@ def _refused(given: dict[str, Any]) -> Iterator[str]:
         present, value = _look_up(given, path)
         if present and isinstance(key, Refused) and not _is_off(value, key):
             yield f"{path}={value!r} is not supported: {key.reason}"
+
+
+def _is_schedule_of_yaml(scheduler: Any, config: RunConfig) -> bool:
+    """Whether a scheduler has no parameter but "auto" (left out here), and the type of the YAML's schedule, if any."""
+    if not isinstance(scheduler, dict) or not scheduler.keys() <= {"type", "params"} or scheduler.get("params") != {}:
+        return False
+    return scheduler.get("type") in (
+        None,
+        {"linear": "WarmupDecayLR", "cosine": "WarmupCosineLR"}.get(config.schedule.name),
+    )
 
 
 def _is_off(value: Any, key: Refused) -> bool:

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy
@@ -202,7 +203,9 @@ def _utf8_text(path: Path) -> str:
         source = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
         raise UserError(
             f"{path}, line {line:,}, is not UTF-8 text (byte 0x{data[error.start]:02x})",
-            fix=(f"convert it, for instance with: iconv -f {source} -t utf-8 {path.name} (with its own encoding)"),
+            fix=(
+                f"convert it, for instance with: iconv -f {source} -t utf-8 {quote(str(path))} (with its own encoding)"
+            ),
             code="table-not-utf8",
         ) from None
 

@@ -161,3 +161,13 @@ def test_files_without_a_name_are_sets_of_their_own_names(tmp_path: Path) -> Non
     )]  # fmt: skip
     with pytest.raises(UserError, check=coded("filter-parameters")):
         step_for(sets=5)
+
+
+def test_a_set_without_the_field_text_is_answered_with_the_setting_of_its_fields(tmp_path: Path) -> None:
+    (tmp_path / "mmlu.jsonl").write_text(json.dumps({"question": "one two three four five six seven eight nine"}))
+    files = str(tmp_path / "*.jsonl")
+    with pytest.raises(UserError, check=coded("missing-field")) as caught:
+        step_for(sets={"mmlu": files})
+    assert caught.value.fix == f'name its fields: sets: {{mmlu: {{files: ["{files}"], fields: [FIELD]}}}}'
+    step = step_for(sets={"mmlu": {"files": [files], "fields": ["question"]}})
+    assert step.apply(Document("so: one two three four five six seven eight nine")) is not None

@@ -154,7 +154,9 @@ def test_an_unknown_key_is_refused_with_the_nearest_name():
 @pytest.mark.parametrize(
     ("user", "part"),
     [
-        ({"scheduler": {"type": "WarmupLR"}}, "schedule"),
+        ({"scheduler": {"type": "WarmupLR"}}, "scheduler=.* remove it"),
+        ({"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": "auto"}}}, "remove it"),
+        ({"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 5}}}, "remove it"),
         ({"gradient_allreduce_op": "sum"}, "averaged"),
         ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, "offload_param"),
         ({"zero_optimization": {"zero_hpz_partition_size": 8}}, "zero_hpz_partition_size=8"),
@@ -169,6 +171,15 @@ def test_an_unknown_key_is_refused_with_the_nearest_name():
 def test_settings_that_break_a_contract_are_refused(user, part):
     with pytest.raises(UsageError, match=part):
         deepspeed_config(make_config(), 1, user)
+
+
+@pytest.mark.parametrize("kind", [{}, {"type": "auto"}, {"type": "WarmupDecayLR"}])
+def test_a_scheduler_that_is_all_auto_is_that_of_the_yaml(kind):
+    """As in the files of Hugging Face's guide; WarmupDecayLR is its name of the linear schedule."""
+    params = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto"}
+    assert deepspeed_config(make_config(), 1, {"scheduler": {**kind, "params": params}}) == deepspeed_config(
+        make_config(), 1
+    )
 
 
 def test_sections_that_are_switched_off_are_accepted():
