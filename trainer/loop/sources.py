@@ -115,7 +115,7 @@ def log_sources(run: Run, start: Start, verbose: bool) -> None:
     if changes.numerics:
         run.warn(
             f"changed since the checkpoint: the source of {listed(changes.numerics)}; losses may differ from those of "
-            f"the source before (the run's artifact {artifact} has the difference from the commit)"
+            f"the source before (see the run's artifact {artifact} for the differences from the commit, if git has one)"
         )
     if changes.others and verbose:
         run.log(f"changed since the checkpoint: other source files: {listed(changes.others)}")

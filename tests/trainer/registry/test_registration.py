@@ -345,6 +345,18 @@ def test_a_registration_that_fails_leaves_nothing_behind(
     assert not [path for path in (tmp_path / "mlruns").rglob("*") if path.is_file()]
 
 
+def test_a_registration_that_fails_leaves_nothing_on_a_server(
+    exported: Path, mlflow_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "download", None)
+    with pytest.raises(UserError, check=coded("registration-failed")):
+        register(exported, "fish", "champion", mlflow_server.uri)
+    client = connect(mlflow_server.uri)
+    assert not client.search_registered_models()
+    assert not client.search_logged_models([client.get_experiment_by_name("clozeworks").experiment_id])
+    assert not [path for path in (tmp_path / "artifacts").rglob("*") if path.is_file()]
+
+
 def test_with_a_registry_of_its_own_that_server_is_named(
     exported: Path, database: str, tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
