@@ -9,7 +9,8 @@
 
 --checkpoint exports the checkpoint first, with all checks of the export; --model takes an exported folder. An alias
 moves only after the new version is uploaded completely and read back. With --promote it moves only if the condition
-holds, and the version that held the alias becomes `previous`. At the end the command fills one mask with the
+holds, and the version that held the alias becomes `previous`. Versions that were evaluated differently (settings, valid
+split, tokenizer) are not compared. At the end the command fills one mask with the
 registered model. Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 registered but not promoted.
 """
 
@@ -61,12 +62,19 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="CONDITION",
         help="condition of --promote: METRIC < ALIAS or METRIC < NUMBER (also >, <=, >=), several joined by 'and'",
     )
+    aliases.add_argument(
+        "--allow-different-evaluation",
+        action="store_true",
+        help="let --if compare versions that were evaluated with other settings, other data or another tokenizer",
+    )
     add_dry_run(parser, "export and check, but register and promote nothing")
     read = parser.parse_args(arguments)
     if read.name is None and not read.trained_on:
         parser.error("--name is required; only --trained-on works without it, on all registered models")
     if read.condition and not read.promote:
         parser.error("--if is only valid with --promote ALIAS")
+    if read.allow_different_evaluation and not read.condition:
+        parser.error("--allow-different-evaluation is only valid with --if CONDITION")
     if read.version and not read.promote:
         parser.error("--version is only valid with --promote ALIAS")
     if (read.list or read.trained_on) and (read.promote or read.alias):
@@ -153,7 +161,14 @@ def move_alias(version: str, conditions: tuple[Condition, ...], arguments: argpa
         return
     from trainer.registry.model_versions import promote
 
-    verdict = promote(arguments.name, version, arguments.promote, conditions, arguments.tracking_uri)
+    verdict = promote(
+        arguments.name,
+        version,
+        arguments.promote,
+        conditions,
+        arguments.tracking_uri,
+        arguments.allow_different_evaluation,
+    )
     reasons = f": {'; '.join(verdict.reasons)}" if verdict.reasons else ""
     print(f"{arguments.promote} of {arguments.name} is now version {version}{reasons}")
 

@@ -20,6 +20,7 @@ from typing import Any, TypeGuard, TypeVar
 from data_prep.base.errors import UsageError, UserError, run_command
 from data_prep.base.terminal import duration
 from launch.options import command_parser
+from trainer.config.comparability import digest_for
 from trainer.metrics.process_identity import is_alive
 from trainer.metrics.status import (
     DEAD_AFTER_SECONDS,
@@ -145,6 +146,7 @@ def _subtree(
         "step": status.step,
         "max_steps": status.max_steps or None,
         "valid_mlm_loss": status.metrics.get("valid/mlm_loss"),
+        "valid_evaluation": digest_for("valid/mlm_loss", status.evaluation),
     }
     for child in sorted(read_branches(run), key=lambda each: (each.step, each.output_dir)):
         yield from _subtree(Path(child.output_dir), this, depth + 1, child, shown)
@@ -319,10 +321,12 @@ def describe(figures: dict[str, Any]) -> Iterator[str]:
         yield f"  {at(restart['at'])}  from step {restart['step']:,}, after: {restart['cause']}"
     if figures.get("tree"):
         yield "branches"
+    own = next((run["valid_evaluation"] for run in figures.get("tree") or () if run["is_this"]), None)
     for run in figures.get("tree") or ():
         origin = f"step {run['from_step']:,}: " if run["from_step"] is not None else ""
         stage = f" ({run['stage']})" if run["stage"] else ""
         loss = display(run["valid_mlm_loss"], lambda value: f", valid MLM loss {value:.4f}")
+        loss += " (measured differently)" if loss and run["valid_evaluation"] != own else ""
         place = f"{run['state']}, step {run['step'] or 0:,} of {run['max_steps'] or 0:,}{loss}"
         mark = "   <- this run" if run["is_this"] else ""
         yield f"  {'  ' * run['depth']}{origin}{run['output_dir']}{stage}: {place}{mark}"

@@ -159,6 +159,10 @@ class Tokenizer(ABC):
         """The text of every id, with U+2581 for a space."""
         return [piece.text for piece in self.vocabulary]
 
+    def bytes_of(self, ids: Iterable[int]) -> list[bytes]:
+        """Return the UTF-8 of normalized text that each id stands for, a space before a word included."""
+        return [self._id_bytes[token_id] for token_id in ids]
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return the normalized text that the ids stand for; U+FFFD for [UNK], nothing for other special tokens."""
-        return b"".join(self._id_bytes[token_id] for token_id in ids).decode(errors="replace")
+        return b"".join(self.bytes_of(ids)).decode(errors="replace")

@@ -12,6 +12,7 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from launch import register
 from tests.support.error_codes import coded
+from trainer.config.comparability import facts_of_metric
 from trainer.registry.model_versions import NotPromoted
 from trainer.registry.served_model import ServedModel
 from trainer.tracking.mlflow_server import connect
@@ -109,6 +110,7 @@ def test_a_version_is_promoted_past_its_gate_and_listed(
     client.create_registered_model("birds")
     for loss in (2.5, 3.0):
         tags = {"clozeworks.scores.valid/mlm_loss": str(loss), "clozeworks.data_lineage": "a" * 64}
+        tags |= {f"clozeworks.evaluation.{name}": "same" for name in facts_of_metric("valid/mlm_loss")}
         client.create_model_version("birds", f"file://{tmp_path}/nothing", tags=tags)
     gate = ("--promote", "champion", "--if", "valid/mlm_loss < champion")
     run(monkeypatch, "--name", "birds", "--version", "1", *gate)
@@ -116,6 +118,11 @@ def test_a_version_is_promoted_past_its_gate_and_listed(
     with pytest.raises(NotPromoted, match="3 is not < 2.5 of champion") as refused:
         run(monkeypatch, "--name", "birds", "--version", "2", *gate)
     assert refused.value.exit_status == 3
+    client.set_model_version_tag("birds", "2", "clozeworks.evaluation.seed", "1")
+    client.set_model_version_tag("birds", "2", "clozeworks.scores.valid/mlm_loss", "2.0")
+    with pytest.raises(NotPromoted, match="evaluation.seed 1 and same", check=coded("evaluations-differ")) as different:
+        run(monkeypatch, "--name", "birds", "--version", "2", *gate)
+    assert different.value.exit_status == 3
     run(monkeypatch, "--name", "birds", "--list")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and lines[1].split()[:2] == ["1", "champion"]
@@ -127,6 +134,8 @@ def test_a_version_is_promoted_past_its_gate_and_listed(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("2 versions of all registered models trained on")
     assert [line.split()[:2] for line in lines[2:]] == [["birds", "1"], ["birds", "2"]]
+    run(monkeypatch, "--name", "birds", "--version", "2", *gate, "--allow-different-evaluation")
+    assert "champion of birds is now version 2" in capsys.readouterr().out
 
 
 def test_a_model_that_fails_the_gate_is_registered_and_not_promoted(
@@ -154,6 +163,7 @@ def test_a_model_that_fails_the_gate_is_registered_and_not_promoted(
         ("--model", "m", "--if", "a < 1"),
         ("--version", "1"),
         ("--list", "--alias", "a"),
+        ("--version", "1", "--promote", "a", "--allow-different-evaluation"),
         ("--model", "m", "--alias", "a", "--promote", "b"),
         ("--list", "--trained-on", "a" * 12),
     ],

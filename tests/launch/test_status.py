@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from launch.status import NO_END, describe, long_duration, main, sessions, summarize
+from launch.status import NO_END, describe, long_duration, main, sessions, summarize, tree
 from tests.support.error_codes import coded
 from trainer.metrics.status import (
+    BranchRecord,
     Ended,
     Evaluated,
     Event,
@@ -19,6 +20,7 @@ from trainer.metrics.status import (
     Started,
     State,
     Status,
+    add_branch,
     add_metrics,
     append_history,
     read_history,
@@ -282,3 +284,20 @@ def test_the_command_reads_the_folder_alone_and_imports_no_torch(tmp_path):
 
 def test_a_duration_of_days_tells_them() -> None:
     assert long_duration(285) == "0:04:45" and long_duration(2 * 86400 + 285) == "2 d 0:04:45"
+
+
+def test_branches_that_were_measured_differently_are_marked(tmp_path: Path) -> None:
+    """Their losses stand below each other, and do not compare."""
+    facts = {"mlm_probability": "0.15", "seed": "0"}
+    for name, evaluation in (("root", facts), ("alike", facts), ("other", facts | {"seed": "1"}), ("older", {})):
+        status = status_with(state="finished", metrics={"valid/mlm_loss": 4.5}, evaluation=evaluation)
+        if name != "root":
+            status = status.model_copy(update={"branch": {"run": str(tmp_path / "root"), "step": 5, "stage": "decay"}})
+            add_branch(tmp_path / "root", BranchRecord(step=5, stage="decay", output_dir=str(tmp_path / name)))
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "status.json").write_text(status.model_dump_json())
+    figures = summarize(status_with(evaluation=facts), HISTORY, 9100.0) | {"tree": list(tree(tmp_path / "root"))}
+    names = ("root", "alike", "other", "older")
+    lines = {name: next(line for line in describe(figures) if f"{tmp_path / name}" in line) for name in names}
+    marked = {name for name, line in lines.items() if "(measured differently)" in line}
+    assert marked == {"other", "older"}

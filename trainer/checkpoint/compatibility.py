@@ -23,6 +23,12 @@ VERSION = "version of "
 NUMERICS = "numerics: "
 CHANGES_NUMERICS = (VERSION, NUMERICS, "training.compile", "training.deterministic")
 """So begin the lines after which a resumed run's losses agree within rounding and not bitwise."""
+EVALUATION = "evaluation of valid/*: "
+CHANGES_SCORES = (
+    EVALUATION,
+    *(f"evaluation.{name} " for name in ("mlm_probability", "mask_unit", "seed", "sequence_length", "max_tokens")),
+)
+"""So begin the lines after which scores of the valid split do not compare with earlier ones of the run."""
 
 _HARMLESS_SECTIONS = frozenset(
     {
@@ -108,6 +114,10 @@ def check_compatible(
         if before.get(name) != after.get(name):
             line = f"{name} was {before.get(name)!r} and is {after.get(name)!r}"
             (harmless if _is_harmless(name) else dangerous).append(line)
+    if "mlm_probability" not in saved.config.get("evaluation", {}):  # of an earlier release
+        harmless.append(
+            f"{EVALUATION}measured with the rows and masks of training before, and with those of `evaluation` now"
+        )
     if dangerous and not allow_change:
         raise UsageError(
             f"cannot resume from the checkpoint of step {saved.state.step}: {'; '.join(dangerous)}",

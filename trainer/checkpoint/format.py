@@ -60,6 +60,7 @@ class TrainState(_Record):
     last_logged_step: Count = Field(0, description="newest step whose metrics were handed to the tracker")
     train_seconds: Annotated[float, Field(ge=0.0)] = Field(0.0, description="seconds spent in steps, over all starts")
     evaluation: dict[str, float] = Field({}, description="finite metrics of an evaluation at this step, if any")
+    evaluated_as: dict[str, str] = Field({}, description="how `evaluation` was measured; empty in earlier releases")
     skipped_samples: tuple[SampleRange, ...] = Field((), description="--skip-samples: nothing is predicted in these")
     branched_at: Count | None = Field(
         None, description="--resume-from: the step at which this run branched from an earlier one"

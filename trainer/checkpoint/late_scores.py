@@ -31,6 +31,8 @@ class LateScores(BaseModel):
     """Name of the suite that gives them; empty for the run's own evaluation."""
     metrics: dict[str, float] = {}
     """Of a pending evaluation: what it measured so far."""
+    facts: dict[str, str] = {}
+    """How they were measured (`trainer/config/comparability.py`); empty where an earlier release measured them."""
 
 
 def read_late_scores(folder: str | Path, name: str = LATE_SCORES_NAME) -> LateScores | None:
@@ -70,21 +72,19 @@ def is_pending(folder: str | Path) -> bool:
     return any(scores is not None and scores.state == "pending" for scores in found)
 
 
-def evaluation_of(folder: str | Path) -> dict[str, float]:
-    """The finite metrics of the run's own evaluation, as far as it was computed after the checkpoint was saved.
+def evaluation_of(folder: str | Path) -> LateScores:
+    """The run's own evaluation, as far as it was computed after the checkpoint was saved: finite metrics alone.
 
     Raises:
         UserError: the store cannot be read.
     """
-    scores = read_late_scores(folder, EVALUATION_NAME)
-    return {} if scores is None else scores.metrics
+    return read_late_scores(folder, EVALUATION_NAME) or LateScores(state="done")
 
 
-def suite_scores_of(folder: str | Path) -> dict[str, float]:
-    """The scores of the suite.
+def suite_scores_of(folder: str | Path) -> LateScores:
+    """The scores of the suite; empty without one.
 
     Raises:
         UserError: the store cannot be read.
     """
-    scores = read_late_scores(folder)
-    return {} if scores is None else scores.metrics
+    return read_late_scores(folder) or LateScores(state="done")

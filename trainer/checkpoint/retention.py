@@ -8,26 +8,36 @@ from pathlib import Path
 from data_prep.base.errors import UserError
 from trainer.checkpoint.format import CheckpointFolder
 from trainer.checkpoint.late_scores import evaluation_of, is_pending, suite_scores_of
+from trainer.config.comparability import digest_for
 from trainer.config.run_settings import CheckpointSettings
 
 
-def superfluous_steps(complete: Mapping[int, float | None], newest: int, settings: CheckpointSettings) -> set[int]:
+def superfluous_steps(
+    complete: Mapping[int, float | None],
+    newest: int,
+    settings: CheckpointSettings,
+    evaluations: Mapping[int, str] | None = None,
+) -> set[int]:
     """The steps that may go now that `newest` is complete.
 
-    Kept are the newest, the `keep_last` newest, those that `keep_every_steps` divides, and the `keep_best` best. Steps
-    later than `newest` belong to a branch that the run has left (they were damaged and skipped, or the run went back on
-    purpose) and are removed.
+    Kept are the newest, the `keep_last` newest, those that `keep_every_steps` divides, and the `keep_best` best: of
+    each way of measuring, since scores that were measured differently do not compare. Steps later than `newest` belong
+    to a branch that the run has left (they were damaged and skipped, or the run went back on purpose) and are removed.
 
     Args:
         complete: the complete checkpoints by step, each with its `best_metric`.
+        evaluations: how each was measured; by default all alike.
     """
     current = sorted((step for step in complete if step <= newest), reverse=True)
     kept = {newest, *current[: settings.keep_last]}
     if settings.keep_every_steps is not None:
         kept |= {step for step in current if step % settings.keep_every_steps == 0}
     sign = 1 if settings.best_metric.endswith("loss") else -1
-    evaluated = [(sign * value, -step) for step in current if (value := complete[step]) is not None]
-    kept |= {-step for _, step in sorted(evaluated)[: settings.keep_best]}
+    alike: dict[str, list[tuple[float, int]]] = {}
+    for step in current:
+        if (value := complete[step]) is not None:
+            alike.setdefault((evaluations or {}).get(step, ""), []).append((sign * value, -step))
+    kept |= {-step for evaluated in alike.values() for _, step in sorted(evaluated)[: settings.keep_best]}
     return set(complete) - kept
 
 
@@ -41,12 +51,16 @@ def superfluous_in(url: str | Path, complete: Sequence[int], newest: int, settin
     """
     folders = {step: CheckpointFolder.of_step(url, step) for step in complete}
     metrics = {step: best_metric(folder, settings) for step, folder in folders.items()}
-    found = superfluous_steps(metrics, newest, settings)
+    values = {step: found[0] if found is not None else None for step, found in metrics.items()}
+    evaluations = {step: found[1] for step, found in metrics.items() if found is not None}
+    found = superfluous_steps(values, newest, settings, evaluations)
     return {step for step in found if step > newest or not is_pending(folders[step].url)}
 
 
-def best_metric(folder: CheckpointFolder, settings: CheckpointSettings) -> float | None:
-    """What `keep_best` goes by; None where that step was not evaluated, or its state is damaged.
+def best_metric(folder: CheckpointFolder, settings: CheckpointSettings) -> tuple[float, str] | None:
+    """What `keep_best` goes by, and digits that are equal where it was measured alike.
+
+    None where that step was not evaluated, or its state is damaged.
 
     Raises:
         UserError: the store cannot be read.
@@ -54,8 +68,10 @@ def best_metric(folder: CheckpointFolder, settings: CheckpointSettings) -> float
     if not settings.keep_best:
         return None
     try:
-        evaluation = folder.read_state().state.evaluation
+        state = folder.read_state().state
     except UserError:
         return None
-    scores = {**evaluation, **evaluation_of(folder.url), **suite_scores_of(folder.url)}
-    return scores.get(settings.best_metric)
+    own, suite = evaluation_of(folder.url), suite_scores_of(folder.url)
+    value = {**state.evaluation, **own.metrics, **suite.metrics}.get(settings.best_metric)
+    facts = {**state.evaluated_as, **own.facts, **suite.facts}
+    return None if value is None else (value, digest_for(settings.best_metric, facts))

@@ -6,17 +6,23 @@ is measured on the same rows. What the run itself trains with is a measurement o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.stages import Stage
 
-Metrics = Literal["mlm", "pair", "own_mlm"]
+if TYPE_CHECKING:
+    from trainer.config.run_config import RunConfig
+
+Metrics = Literal["mlm", "pair", "own_mlm", "words"]
 
 DEFAULT_LENGTH = 128
 """Tokens per row, where `evaluation.sequence_length` is not set and the model has so many positions."""
+WORD_ROW_LENGTH = 256
+"""Positions that hold any passage of hidden words (`trainer/data/hidden_words.py`)."""
 FIXED = {"mask_share": 0.8, "random_share": 0.1, "mean_span_words": 3.0, "short_seq_probability": 0.1}
 """Settings of `data` that every evaluation has (Devlin et al. 2018)."""
 _OF_ROWS = ("mask_unit", "mask_share", "random_share", "sentence_pairs")
@@ -27,7 +33,8 @@ class Measurement:
     """Rows of the valid split."""
 
     metrics: frozenset[Metrics]
-    """What is counted: `mlm` gives valid/mlm_*, `pair` valid/pair_*, `own_mlm` valid/own_mlm_loss."""
+    """What is counted: `mlm` gives valid/mlm_*, `pair` valid/pair_*, `own_mlm` valid/own_mlm_loss. Hidden words are
+    measured on passages of their own (`trainer/data/hidden_words.py`)."""
     data: DataSettings
     """Masking and sentence pairs."""
     shape: StageShape
@@ -65,6 +72,33 @@ def measurements_of(stage: Stage) -> tuple[Measurement, ...]:
         shape = _shape(stage, data.sequence_length)
         found.append(Measurement(frozenset({metric}), data, shape, evaluation.seed, evaluation.max_tokens))
     return tuple(found)
+
+
+def shape_of_words(stage: Stage) -> StageShape:
+    """Return the length of a row of hidden words, and about the stage's number of tokens in a micro-batch."""
+    return _shape(stage, min(stage.model.max_position_embeddings, WORD_ROW_LENGTH))
+
+
+def evaluated_shapes(stages: Sequence[Stage]) -> list[tuple[DataSettings, StageShape]]:
+    """Return the data and shape of one measurement per shape of micro-batch that the stages evaluate."""
+    found: dict[tuple[int, int], tuple[DataSettings, StageShape]] = {}
+    for stage in stages:
+        measurements = measurements_of(stage)
+        words = (measurements[0].data, shape_of_words(stage))
+        for data, shape in [*((each.data, each.shape) for each in measurements), words]:
+            found[shape.micro_batch_tokens, shape.sequence_length] = data, shape
+    return list(found.values())
+
+
+def untrained_positions(config: RunConfig) -> str | None:
+    """Warn that evaluations read positions whose vectors the run never trains; None where they do not."""
+    measured, trained = evaluation_length(config.stages[0]), config.longest_sequence
+    if config.model.position_embedding != "learned" or config.init_from is not None or measured <= trained:
+        return None
+    return (
+        f"valid/mlm_* are measured on rows of {measured} tokens, and the run trains {trained} positions, so the others "
+        f"stay random: set evaluation.sequence_length={trained}, or model.max_position_embeddings={trained}"
+    )
 
 
 def evaluation_length(stage: Stage) -> int:

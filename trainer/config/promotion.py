@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import regex
 
 from data_prep.base.errors import UsageError
+from trainer.config.comparability import Facts, differences
 
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -95,6 +96,20 @@ def judge(
     """
     judged = [_judge(each, scores, scores_of_alias, promoted) for each in conditions]
     return Verdict(all(holds for holds, _ in judged), tuple(reason for _, reason in judged))
+
+
+def different_evaluations(
+    conditions: tuple[Condition, ...], facts: Facts, facts_of_alias: Mapping[str, Facts]
+) -> list[str]:
+    """Return what differs between the evaluations that the conditions compare; empty where the scores compare."""
+    found = [
+        f"{each.metric} of the new version and of {each.operand}: {', '.join(different)}"
+        for each in conditions
+        if isinstance(each.operand, str)
+        and each.operand in facts_of_alias
+        and (different := differences(each.metric, facts, facts_of_alias[each.operand]))
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _parse(part: str, text: str) -> Condition:

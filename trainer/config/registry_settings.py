@@ -33,6 +33,11 @@ class RegistrySettings(Settings):
     only_if: str | None = Field(
         None, description="condition of promote_to, such as 'valid/mlm_loss < champion' or 'valid/mlm_loss < 2.5'"
     )
+    allow_different_evaluation: bool = Field(
+        False,
+        description="let only_if compare versions that were evaluated with other settings, other data or another "
+        "tokenizer; otherwise such a promotion is refused",
+    )
 
     @model_validator(mode="after")
     def _check_consistency(self) -> RegistrySettings:

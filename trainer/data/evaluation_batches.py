@@ -34,6 +34,10 @@ class EvaluationBatch:
     """(T,) int64: at every position of a text token, the number of its document's source in `Origins.names`."""
     metrics: frozenset[Metrics] = frozenset({"mlm", "pair"})
     """What is counted of it."""
+    num_words: int = 0
+    """Hidden words (`trainer/data/hidden_words.py`)."""
+    num_bytes: int = 0
+    """Bytes of the hidden words."""
 
     def to(self, device: torch.device) -> EvaluationBatch:
         return replace(self, batch=self.batch.to(device), origins=self.origins.to(device, non_blocking=True))

@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     ROW_ORDER = 6
     SENTENCE_PAIRS = 7
     MASKING = 8
+    HIDDEN_WORDS = 9
 
 
 def root_key(seed: int | np.uint64, *words: int) -> np.uint64:

@@ -17,6 +17,7 @@ from pathlib import Path
 from data_prep.base.errors import run_command
 from trainer.distributed.side_process import end_with_parent
 from trainer.evaluation.evaluate_suite import evaluate_suite, prepare_suite
+from trainer.evaluation.suite_result import SuiteResult
 from trainer.evaluation.suite_settings import load_suite
 from trainer.evaluation.suites_in_training import Request
 from trainer.hf_export.export import export_checkpoint
@@ -24,8 +25,8 @@ from trainer.hf_export.export import export_checkpoint
 LOWEST_PRIORITY = 19
 
 
-def evaluate_checkpoint(request: Request) -> dict[str, float]:
-    """Export the checkpoint and run what the results lack; returns the suite's scores by metric name.
+def evaluate_checkpoint(request: Request) -> SuiteResult:
+    """Export the checkpoint and run what the results lack; returns the suite's result.
 
     Raises:
         UserError: the export or a task failed; complete results stay and are not computed again.
@@ -38,14 +39,15 @@ def evaluate_checkpoint(request: Request) -> dict[str, float]:
         model = model._replace(name=request.checkpoint)
         result = evaluate_suite(plan, model, output, lambda text: print(text, file=sys.stderr), is_tracked=False)
     shutil.rmtree(output / "models", ignore_errors=True)  # a run would collect them
-    return result.summary
+    return result
 
 
 def main() -> None:
     end_with_parent(int(sys.argv[1]))
     os.nice(LOWEST_PRIORITY)
     values = json.load(sys.stdin)
-    print(json.dumps(evaluate_checkpoint(Request(**{**values, "overrides": tuple(values["overrides"])}))))
+    result = evaluate_checkpoint(Request(**{**values, "overrides": tuple(values["overrides"])}))
+    print(json.dumps({"metrics": result.summary, "facts": result.facts}))
 
 
 if __name__ == "__main__":

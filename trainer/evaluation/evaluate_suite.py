@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
+from trainer.config.comparability import FACTS_PREFIX
 from trainer.config.run_settings import TrackingSettings
 from trainer.evaluation.suite import Log, claim_output, run_suite
 from trainer.evaluation.suite_plan import Plan, check_suite, digest_of_model, make_plan
@@ -86,12 +87,12 @@ def evaluate_suite(
         runs.parent.log_artifact_text("report.txt", report + "\n")
         check_complete(result)
     if is_address(model.name) and is_tracked:
-        tag_version(model.name, result.summary, tracking_uri)
+        tag_version(model.name, result, tracking_uri)
     return result
 
 
-def tag_version(model_uri: str, scores: dict[str, float], tracking_uri: str | None) -> None:
-    """Give a registered version scores, by which gates compare it; other addresses have no tags.
+def tag_version(model_uri: str, result: SuiteResult, tracking_uri: str | None) -> None:
+    """Give a registered version its scores and how they were measured, for gates; other addresses have no tags.
 
     Raises:
         UserError: the registry refuses.
@@ -100,8 +101,10 @@ def tag_version(model_uri: str, scores: dict[str, float], tracking_uri: str | No
     if not model_uri.startswith("models:/") or not version.isdigit():
         return
     with registry_client(resolve_tracking_uri(tracking_uri), f"giving {model_uri} its scores", writes=True) as client:
-        for metric, value in scores.items():
-            client.set_model_version_tag(name, version, SCORES_PREFIX + metric, str(value))
+        tags = {SCORES_PREFIX + metric: str(value) for metric, value in result.summary.items()}
+        tags |= {f"{TAG_PREFIX}{FACTS_PREFIX}{fact}": value for fact, value in result.facts.items()}
+        for tag, value in tags.items():
+            client.set_model_version_tag(name, version, tag, value)
 
 
 class _Parent(NamedTuple):

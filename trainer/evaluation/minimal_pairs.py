@@ -11,6 +11,7 @@ pairs alone, never on the number of ranks.
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -104,6 +105,11 @@ def _files_in(folder: Path) -> list[Path]:
 def _name_of(file: Path, path: Path) -> str:
     name = file.relative_to(path).as_posix() if file != path else file.name
     return name.removesuffix(".gz").removesuffix(".jsonl")
+
+
+def digest_of_pairs(pairs: Sequence[MinimalPair]) -> str:
+    """sha256 of the texts and names of pairs, wherever their files are."""
+    return hashlib.sha256(json.dumps([pair[:4] for pair in pairs]).encode()).hexdigest()
 
 
 def _read_file(file: Path, name: str) -> Iterator[MinimalPair]:

@@ -23,7 +23,14 @@ from trainer.data.batch import IGNORED, Batch
 from trainer.data.shard_set import ShardSet, tokenizer_of_run
 from trainer.distributed.process_group import Ranks, all_reduce_sum
 from trainer.engine.engine import Engine
-from trainer.evaluation.minimal_pairs import Encoded, MinimalPair, check_has_token, judge, read_minimal_pairs
+from trainer.evaluation.minimal_pairs import (
+    Encoded,
+    MinimalPair,
+    check_has_token,
+    digest_of_pairs,
+    judge,
+    read_minimal_pairs,
+)
 from trainer.evaluation.validation_loss import metric_names
 
 PREFIX = "valid/minimal_pairs"
@@ -39,6 +46,11 @@ class MinimalPairs:
     """(num_pairs, 2) int64: the sentences of each pair, the good one first."""
     mask_token_id: int
     pad_token_id: int
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the pairs' texts and names."""
+        return digest_of_pairs(self.pairs)
 
     def evaluate(
         self,

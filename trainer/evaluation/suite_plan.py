@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
@@ -46,6 +47,8 @@ class Plan:
     suite: Suite
     tasks: Mapping[str, EvaluationTask]
     jobs: tuple[Job, ...]
+    digest: str = ""
+    """Of all that the scores depend on but the model: two models compare where it is equal."""
 
     def of(self, task: str) -> list[Job]:
         """The jobs of a task, one per seed."""
@@ -85,6 +88,7 @@ def make_plan(suite: Suite, tasks: Mapping[str, EvaluationTask], model_digest: s
         UserError: a file cannot be read.
     """
     jobs: dict[tuple[str, int], Job] = {}
+    identities: list[dict[str, Any]] = []
     digests: dict[Path, str] = {}
     for name in suite.in_order():
         entry = suite.tasks[name]
@@ -106,9 +110,14 @@ def make_plan(suite: Suite, tasks: Mapping[str, EvaluationTask], model_digest: s
                 "files": {key: digests[path] for key, path in suite.files_of(name).items()},
                 "seed": seed,
             }
-            text = json.dumps(identity, sort_keys=True, ensure_ascii=False)
-            jobs[name, seed] = Job(name, seed, hashlib.sha256(text.encode()).hexdigest(), start)
-    return Plan(suite, tasks, tuple(jobs.values()))
+            jobs[name, seed] = Job(name, seed, _digest(identity), start)
+            own = {"name": name, "metrics": entry.metrics, "starts_from": entry.starts_from}
+            identities.append({**identity, **own, "model": None})
+    return Plan(suite, tasks, tuple(jobs.values()), _digest(identities))
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def digest_of_model(folder: Path) -> str:

@@ -52,6 +52,11 @@ class SuiteResult:
         average = self.average
         return found if average is None else {**found, f"{prefix}/average": average}
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the scores depend on but the model (`trainer/config/comparability.py`)."""
+        return {f"suite.{self.plan.suite.name}": self.plan.digest}
+
 
 def report_lines(result: SuiteResult) -> Iterator[str]:
     """The table: a row per task with the mean and standard deviation over seeds of its score and its metrics."""

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from data_prep.base.errors import UserError
@@ -49,6 +49,8 @@ class Evaluated:
     step: int
     folder: Path
     metrics: dict[str, float] | None
+    facts: dict[str, str] = field(default_factory=dict)
+    """What the scores depend on but the model."""
 
 
 class SuitesInTraining:
@@ -79,7 +81,7 @@ class SuitesInTraining:
         if scores is not None and scores.state == "done" and scores.suite == self._suite.name:
             return False
         self._submitted.add(step)
-        self._note(folder, "pending", {})
+        self._note(folder, "pending", {}, {})
         self._queue.put((step, folder))
         return True
 
@@ -99,7 +101,7 @@ class SuitesInTraining:
                 found.append(self._finished.get_nowait())
         for each in found:
             self._done |= {each.step} if each.metrics is not None else set()
-            self._note(each.folder, "failed" if each.metrics is None else "done", each.metrics or {})
+            self._note(each.folder, "failed" if each.metrics is None else "done", each.metrics or {}, each.facts)
         return found
 
     def wait(self, seconds: float, should_stop: Callable[[], bool] = lambda: False) -> None:
@@ -143,7 +145,7 @@ class SuitesInTraining:
         while (item := self._queue.get()) is not None:
             step, folder = item
             try:
-                metrics: dict[str, float] | None = self._evaluate(step, folder)
+                evaluated = self._evaluate(step, folder)
             except Exception as error:  # noqa: BLE001 - whatever fails, the run and the other suites continue
                 if self._is_stopping:
                     return
@@ -152,10 +154,10 @@ class SuitesInTraining:
                     f"suite {self._suite.name} failed on the checkpoint of step {step:,}: "
                     f"{storage.hide_secrets(reason)}. Training continues; the next start of the run tries it again"
                 )
-                metrics = None
-            self._finished.put(Evaluated(step, folder, metrics))
+                evaluated = Evaluated(step, folder, None)
+            self._finished.put(evaluated)
 
-    def _evaluate(self, step: int, folder: Path) -> dict[str, float]:
+    def _evaluate(self, step: int, folder: Path) -> Evaluated:
         """Run the suite in a process.
 
         Raises:
@@ -173,16 +175,17 @@ class SuitesInTraining:
         if status:
             reason = failure_reason(status, stderr, "evaluating")
             raise UserError(reason, fix="rerun the same command", code="suite-failed")
-        found: dict[str, float] = json.loads(stdout.splitlines()[-1])
-        return found
+        found = json.loads(stdout.splitlines()[-1])
+        return Evaluated(step, folder, found["metrics"], found["facts"])
 
     def _start(self) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
         return subprocess.Popen(command_line(), stdin=pipe, stdout=pipe, stderr=pipe, env=side_environment(), text=True)
 
-    def _note(self, folder: Path, state: str, metrics: dict[str, float]) -> None:
+    def _note(self, folder: Path, state: str, metrics: dict[str, float], facts: dict[str, str]) -> None:
         try:
-            scores = LateScores.model_validate({"state": state, "suite": self._suite.name, "metrics": metrics})
+            values = {"state": state, "suite": self._suite.name, "metrics": metrics, "facts": facts}
+            scores = LateScores.model_validate(values)
             write_late_scores(folder, scores)
         except UserError as error:
             self._warn(f"{error.problem}; training continues")

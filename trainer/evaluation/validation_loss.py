@@ -26,9 +26,10 @@ from trainer.model.pretraining import PredictionScores
 MAX_SOURCES = 50
 """Sources with figures of their own, those with most predictions; the others are reported together, as `OTHERS`."""
 OTHERS = "others"
-NUM_SUMS = 9
+NUM_SUMS = 12
 """Of MLM: loss, right at first, right among five, predictions; of sentence pairs: loss, right, pairs; of MLM as the run
-trains: loss, predictions."""
+trains: loss, predictions; of hidden words, over all sources and lengths: loss, words, bytes."""
+_WORDS = slice(9, 12)
 
 
 def evaluate(
@@ -38,6 +39,7 @@ def evaluate(
     `valid/mlm_perplexity`, with sentence pairs `valid/pair_loss` and `valid/pair_accuracy`, and where the run trains on
     other rows or masks `valid/own_mlm_loss`; the same under `valid/length/A-B/`, and under `valid/source/NAME/` and
     `valid/component/NAME/` where there are several. `trainer/config/measurements.py` says what each is measured on.
+    Of hidden words (`trainer/data/hidden_words.py`) `valid/word_bits_per_byte`, with their number and bytes.
 
     Every rank must give the same number of batches. Dropout is off. Logits are made for predicted positions alone.
     """
@@ -56,6 +58,10 @@ def evaluate(
 def add_scores(totals: torch.Tensor, batch: EvaluationBatch, scores: PredictionScores, bounds: torch.Tensor) -> None:
     """Add a micro-batch to (num_sources, num_lengths, NUM_SUMS) float64."""
     micro = batch.batch
+    if "words" in batch.metrics:
+        loss = torch.where(micro.labels != IGNORED, scores.mlm_losses.double(), 0.0).sum()
+        totals[0, 0, _WORDS] += torch.stack([loss, loss.new_tensor(batch.num_words), loss.new_tensor(batch.num_bytes)])
+        return
     mlm = torch.stack([scores.mlm_losses, scores.mlm_first, scores.mlm_among_five, torch.ones_like(scores.mlm_losses)])
     pair = torch.stack([scores.pair_losses, scores.pair_correct, torch.ones_like(scores.pair_losses)])
     masked = (micro.labels != IGNORED, micro.masked_positions, micro.masked_positions)
@@ -80,7 +86,7 @@ def add_scores(totals: torch.Tensor, batch: EvaluationBatch, scores: PredictionS
 def metrics_of(totals: torch.Tensor, origins: Origins, length_bounds: Sequence[int]) -> dict[str, float]:
     """From sums (num_sources, num_lengths, NUM_SUMS) to metrics; without those for which nothing was predicted."""
     by_source, by_length = totals.sum(1), totals.sum(0)
-    metrics = _figures("valid", by_source.sum(0))
+    metrics = _figures("valid", by_source.sum(0)) | _figures_of_words(by_source.sum(0)[_WORDS])
     for name, sums in zip(length_names(length_bounds), by_length, strict=True):
         metrics |= _figures(f"valid/length/{name}", sums)
     if len(origins.names) > 1:
@@ -97,7 +103,9 @@ def metrics_of(totals: torch.Tensor, origins: Origins, length_bounds: Sequence[i
 
 
 def _figures(prefix: str, sums: torch.Tensor) -> dict[str, float]:
-    mlm_loss, first, among_five, predictions, pair_loss, pair_correct, pairs, own_loss, own_predictions = sums.tolist()
+    mlm_loss, first, among_five, predictions, pair_loss, pair_correct, pairs, own_loss, own_predictions = sums.tolist()[
+        :9
+    ]
     figures = {}
     if predictions:
         figures = {
@@ -111,6 +119,17 @@ def _figures(prefix: str, sums: torch.Tensor) -> dict[str, float]:
     if own_predictions:
         figures |= {"own_mlm_loss": own_loss / own_predictions}
     return {f"{prefix}/{name}": value for name, value in figures.items()}
+
+
+def _figures_of_words(sums: torch.Tensor) -> dict[str, float]:
+    loss, words, num_bytes = sums.tolist()
+    if not words:
+        return {}
+    return {
+        "valid/word_bits_per_byte": loss / math.log(2) / num_bytes,
+        "valid/word_count": words,
+        "valid/word_bytes": num_bytes,
+    }
 
 
 def length_names(bounds: Sequence[int]) -> list[str]:

@@ -257,6 +257,7 @@ def _save_best(settings: FinetuneSettings, experiment: Experiment, best: Best, r
         scores=one.scores,
         scored_on=data.scored_on,
         train_sha256=storage.sha256_of(settings.files.train),
+        scored_sha256=storage.sha256_of(settings.files.given[data.scored_on]),
         quoting=settings.files.quoting,
     )
     folder = settings.output / "model"

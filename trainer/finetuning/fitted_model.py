@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from data_prep.base.errors import UserError
 from data_prep.base.validation import first_problem
 from data_prep.storage import storage
+from trainer.config.comparability import examples_fact
 from trainer.finetuning.examples import Columns, Examples
 from trainer.finetuning.fit import predict
 from trainer.finetuning.task_data import make_task
@@ -52,6 +53,8 @@ class FitFacts:
     scores: dict[str, float]
     scored_on: str
     train_sha256: str
+    scored_sha256: str | None = None
+    """Of the file that `scores` were measured on."""
     quoting: bool = True
     """Whether quotation marks of its tables enclose cells."""
 
@@ -97,6 +100,8 @@ def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts:
             # The fitted model has seen the data of its encoder: `register --trained-on` must find both.
             **{name: base[name] for name in ("data_digests", "data_lineage") if name in base and not is_scratch},
             "scores": {f"{facts.scored_on}/{name}": value for name, value in facts.scores.items()},
+            "evaluation": {"task": facts.task}
+            | ({examples_fact(facts.scored_on): facts.scored_sha256} if facts.scored_sha256 else {}),
             "train_sha256": facts.train_sha256,
             "model_safetensors_sha256": storage.sha256_of(output / "model.safetensors"),
         }

@@ -106,7 +106,7 @@ def export_merged(
         )
     source = read_source(folders[-1], merge_weights(folders, coefficients))
     merged = {folder.name: coefficient for folder, coefficient in zip(folders, coefficients, strict=True)}
-    facts = replace(source.facts, merged=merged, scores={})
+    facts = replace(source.facts, merged=merged, scores={}, evaluation={})
     return export_model(source.config, source.weights, source.tokenizer_folder, Path(output), facts)
 
 

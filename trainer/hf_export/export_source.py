@@ -84,6 +84,7 @@ def _check_tokenizer(folder: Path, saved: SavedState) -> None:
 def _facts(folder: Path, saved: SavedState, config: RunConfig) -> TrainingFacts:
     digests = dict(zip(map(storage.redact, config.data_sets), saved.data.manifest_digests, strict=False))
     tags = _tracked_tags(folder.parent.parent)
+    scores, evaluation = _scores(folder, saved)
     return TrainingFacts(
         checkpoint=folder.name,
         step=saved.state.step,
@@ -93,16 +94,22 @@ def _facts(folder: Path, saved: SavedState, config: RunConfig) -> TrainingFacts:
         data_lineage=_lineage(saved, tags),
         data_digests=digests,
         sources=_sources(config, saved.data.manifest_digests),
-        scores={
-            **(_overall(_evaluation(folder, saved)) or _scores(folder.parent.parent, saved.state.step)),
-            **suite_scores_of(folder),
-        },
+        scores=scores,
+        evaluation=evaluation,
     )
 
 
-def _evaluation(folder: Path, saved: SavedState) -> dict[str, float]:
-    """What the run measured at this step: after it saved, or in an earlier release before that."""
-    return {**saved.state.evaluation, **evaluation_of(folder)}
+def _scores(folder: Path, saved: SavedState) -> tuple[dict[str, float], dict[str, str]]:
+    """The scores of the checkpoint and how they were measured.
+
+    The run measured them at this step after it saved, or in an earlier release before that.
+    """
+    own, suite, status = evaluation_of(folder), suite_scores_of(folder), read_status(folder.parent.parent)
+    scores = _overall({**saved.state.evaluation, **own.metrics})
+    facts = {**saved.state.evaluated_as, **own.facts}
+    if not scores and status is not None and status.step == saved.state.step:
+        scores, facts = _overall(status.metrics), status.evaluation
+    return {**scores, **suite.metrics}, {**facts, **suite.facts} if scores or suite.metrics else {}
 
 
 def _lineage(saved: SavedState, tags: Mapping[str, str]) -> tuple[str, ...]:
@@ -132,12 +139,6 @@ def _sources(config: RunConfig, digests: tuple[str, ...]) -> tuple[SourceRecord,
         except (UserError, OSError):
             return ()  # the card says so; an export must not depend on the data still being there
     return tuple(sources)
-
-
-def _scores(output_dir: Path, step: int) -> dict[str, float]:
-    """The evaluation in the run's status, if it is of this checkpoint's step."""
-    status = read_status(output_dir)
-    return _overall(status.metrics) if status is not None and status.step == step else {}
 
 
 def _overall(metrics: Mapping[str, float | None]) -> dict[str, float]:

@@ -98,6 +98,7 @@ def write_origin(
         "data_lineage": list(facts.data_lineage),
         "tokenizer_fingerprint": tokenizer.fingerprint,
         "scores": dict(facts.scores),
+        "evaluation": dict(facts.evaluation),
         "parity": asdict(parity),
         "model_safetensors_sha256": storage.sha256_of(folder / "model.safetensors"),
     }

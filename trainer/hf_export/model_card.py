@@ -40,6 +40,8 @@ class TrainingFacts:
     sources: Sequence[SourceRecord] = ()
     scores: Mapping[str, float] = field(default_factory=dict)
     """Metrics on the valid shards by name."""
+    evaluation: Mapping[str, str] = field(default_factory=dict)
+    """How the scores were measured, as facts by name (`trainer/config/comparability.py`)."""
     merged: Mapping[str, float] = field(default_factory=dict)
     """Names of the checkpoints whose weighted mean the weights are, with their coefficients; empty for a single one."""
 
@@ -160,7 +162,9 @@ def _evaluation(facts: TrainingFacts) -> str:
     if not facts.scores:
         return "No scores were recorded with this checkpoint."
     lines = [f"- {name}: {value:.4f}" for name, value in sorted(facts.scores.items())]
-    return "On held-out documents of the same data:\n\n" + "\n".join(lines)
+    measured = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.evaluation.items())
+    ending = f"\n\nMeasured with: {measured}." if measured else ""
+    return "On held-out documents of the same data:\n\n" + "\n".join(lines) + ending
 
 
 def _limits(config: RunConfig) -> str:

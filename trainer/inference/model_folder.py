@@ -264,6 +264,7 @@ class _Provenance(BaseModel):
     data_digests: dict[str, str] | None = None
     data_lineage: list[str] | None = None
     scores: dict[str, float] | None = None
+    evaluation: dict[str, str] | None = None
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:

@@ -60,6 +60,10 @@ def evaluation_line(
         ]
     else:
         parts.append("no mlm loss: no token of the valid split is masked, which is too small for that")
+    if "valid/own_mlm_loss" in metrics:
+        parts.append(f"as it trains {metrics['valid/own_mlm_loss']:.3f}")
+    if "valid/word_bits_per_byte" in metrics:
+        parts.append(f"words {metrics['valid/word_bits_per_byte']:.3f} bits/byte")
     if "valid/pair_accuracy" in metrics:
         parts.append(f"{pairs} accuracy {metrics['valid/pair_accuracy']:.1%}")
     if "valid/minimal_pairs_accuracy" in metrics:

@@ -8,14 +8,16 @@ number is drawn, and the run continues with its own weights, bit by bit.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from data_prep.base.terminal import duration
 from trainer.checkpoint.format import TrainState, list_steps, step_folder
 from trainer.checkpoint.merging import averaged_weights
-from trainer.config.measurements import measurements_of
+from trainer.config.measurements import measurements_of, shape_of_words
 from trainer.data.evaluation_batches import EvaluationBatch, measured_batches, origins_of
+from trainer.data.hidden_words import word_batches
 from trainer.distributed.process_group import broadcast_object
 from trainer.distributed.stop_poll import StopPoll
 from trainer.evaluation.validation_loss import evaluate
@@ -41,13 +43,13 @@ def evaluate_if_due(run: Run, state: TrainState, progress: Progress) -> tuple[Pr
         if poll.asked:
             return progress, True
         progress = replace(log_evaluation(run, state, progress, metrics), evaluation_is_due=False)
-        attach_scores(run, state, progress, metrics)
+        attach_scores(run, state, progress, metrics, run.facts_of(state.step))
     if progress.average_is_due:
         progress, metrics = log_average(run, state, progress, poll)
         if poll.asked:
             return progress, True
         progress = replace(progress, average_is_due=False)
-        attach_scores(run, state, progress, metrics)
+        attach_scores(run, state, progress, metrics, {})
     return progress, False
 
 
@@ -79,8 +81,11 @@ def log_evaluation(run: Run, state: TrainState, progress: Progress, metrics: dic
 
 def validation_metrics(run: Run, state: TrainState, poll: StopPoll) -> dict[str, float]:
     """Evaluate the weights that the engine's forward uses on the valid split, as the stage of `state` does."""
-    measurements = measurements_of(run.config.stage_of(state.step))
-    batches = measured_batches(run.shard_sets, measurements, run.ranks.rank, run.ranks.world_size)
+    stage, rank, world_size = run.config.stage_of(state.step), run.ranks.rank, run.ranks.world_size
+    batches = measured_batches(run.shard_sets, measurements_of(stage), rank, world_size)
+    if run.hidden_words is not None:
+        rows = shape_of_words(stage).micro_batch_tokens // run.hidden_words.row_length
+        batches = itertools.chain(batches, word_batches(run.hidden_words, rows, rank, world_size))
     origins = origins_of(run.shard_sets)
     return evaluate(run.engine, _until_stop(batches, run, state, poll), run.ranks, origins, run.config.evaluation)
 
@@ -94,6 +99,7 @@ def long_evaluation(run: Run, state: TrainState, progress: Progress) -> str | No
     split = sum(shard_set.manifest.valid.tokens for shard_set in run.shard_sets)
     limits = [each.max_tokens for each in measurements_of(run.config.stage_of(state.step))]
     tokens = sum(split if limit is None else min(split, limit) for limit in limits)
+    tokens += len(run.hidden_words.tokens) if run.hidden_words is not None else 0
     seconds = tokens / speed / 3 if speed > 0 else 0.0
     if seconds < ANNOUNCED_SECONDS:
         return None

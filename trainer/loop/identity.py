@@ -21,7 +21,7 @@ from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.agreement import Fact, Facts
 from trainer.engine.custom_optimizer import optimizer_version
-from trainer.evaluation.minimal_pairs import read_minimal_pairs
+from trainer.evaluation.minimal_pairs import digest_of_pairs, read_minimal_pairs
 from trainer.loop.sources import source_digests
 
 PER_HOST = {
@@ -53,7 +53,7 @@ def facts_of(
     if not isinstance(opened, UserError):
         equal |= _facts_of_data(opened)
         if (pairs := config.evaluation.minimal_pairs) is not None:
-            equal["evaluation.minimal_pairs (content)"] = _fact(_digest_of_pairs(pairs))
+            equal["evaluation.minimal_pairs (content)"] = _fact(digest_of_pairs(read_minimal_pairs(pairs))[:12])
     equal |= {f"version of {name}": _fact(installed_version(name)) for name in LIBRARIES}
     if not isinstance(opened, UserError):
         equal |= {
@@ -62,11 +62,6 @@ def facts_of(
     equal |= {f"sha256 of {name}": Fact(digest, digest[:12]) for name, digest in source_digests()}
     per_host["version of python"] = _fact(sys.version.split()[0])
     return Facts(equal, per_host, opened if isinstance(opened, UserError) else None)
-
-
-def _digest_of_pairs(path: str) -> str:
-    pairs = [pair[:4] for pair in read_minimal_pairs(path)]
-    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:12]
 
 
 def may_differ(name: str) -> bool:

@@ -156,6 +156,7 @@ def report_status(run: Run, state: TrainState, progress: Progress) -> None:
         "started_at": run.started_at,
         "parameters": run.num_parameters,
         "metrics": dict(progress.metrics),
+        "evaluation": run.facts_of(state.step),
         "mlflow_run_id": run.tracker.run_id,
         "tracking_uri": run.tracker.tracking_uri,
         "world_size": run.ranks.world_size,

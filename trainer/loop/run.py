@@ -11,11 +11,13 @@ from data_prep.base.logs import logger
 from trainer.checkpoint.format import DataIdentity
 from trainer.checkpoint.upload import Uploader
 from trainer.config.run_config import RunConfig
+from trainer.data.hidden_words import HiddenWords
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine
+from trainer.evaluation.evaluation_facts import facts_of_run
 from trainer.evaluation.pairs_in_training import MinimalPairs
 from trainer.evaluation.suites_in_training import SuitesInTraining
 from trainer.loop.console import PAIR_TASKS, StepBar
@@ -76,6 +78,7 @@ class Run:
     watchdog: Watchdog
     health: Health
     minimal_pairs: MinimalPairs | None = None
+    hidden_words: HiddenWords | None = None
     uploader: Uploader | None = None
     registrar: Registrar | None = None
     """On rank 0 of a run that registers its model."""
@@ -106,6 +109,10 @@ class Run:
     def pair_task(self) -> str:
         """Short name of the sentence-pair task in log lines: nsp or sop."""
         return PAIR_TASKS.get(self.config.data.sentence_pairs, "pairs")
+
+    def facts_of(self, step: int) -> dict[str, str]:
+        """Return how an evaluation after this step measures (`trainer/config/comparability.py`)."""
+        return facts_of_run(self.config.stage_of(step), self.shard_sets, self.hidden_words, self.minimal_pairs)
 
     def log(self, text: str) -> None:
         """Log a line on rank 0."""

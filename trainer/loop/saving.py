@@ -85,8 +85,12 @@ def hand_on(run: Run, step: int, folder: Path) -> None:
         run.registrar.submit(step, folder)
 
 
-def attach_scores(run: Run, state: TrainState, progress: Progress, metrics: Mapping[str, float]) -> None:
+def attach_scores(
+    run: Run, state: TrainState, progress: Progress, metrics: Mapping[str, float], facts: Mapping[str, str]
+) -> None:
     """Add scores to the checkpoint of this step, if it has one; every node with a disk of its own does.
+
+    `facts` say how they were measured.
 
     Once they are complete, checkpoints that are no longer among the best are removed.
     """
@@ -96,7 +100,10 @@ def attach_scores(run: Run, state: TrainState, progress: Progress, metrics: Mapp
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}  # JSON has no NaN
     if run.ranks.is_first or (run.ranks.local_rank == 0 and run.config.checkpoint.upload_to is not None):
         state_of_scores: Literal["done", "pending"] = "done" if is_complete else "pending"
-        scores = LateScores(state=state_of_scores, metrics={**evaluation_of(folder), **finite})
+        before = evaluation_of(folder)
+        scores = LateScores(
+            state=state_of_scores, metrics={**before.metrics, **finite}, facts={**before.facts, **facts}
+        )
         try:
             write_late_scores(folder, scores, EVALUATION_NAME)
         except UserError as error:

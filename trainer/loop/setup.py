@@ -15,7 +15,7 @@ from data_prep.base.logs import logger
 from data_prep.base.urls import redact
 from data_prep.dataset.manifest import TOKENIZER_FOLDER
 from data_prep.tokenizer.tokenizer import Tokenizer
-from trainer.checkpoint.compatibility import CHANGES_NUMERICS
+from trainer.checkpoint.compatibility import CHANGES_NUMERICS, CHANGES_SCORES
 from trainer.checkpoint.data_version import describe_versions
 from trainer.checkpoint.format import TrainState
 from trainer.checkpoint.late_scores import LateScores
@@ -23,12 +23,13 @@ from trainer.checkpoint.restore import load
 from trainer.checkpoint.upload import Uploader
 from trainer.config.batch_arithmetic import StageShape, batch_arithmetic
 from trainer.config.data_settings import DataSettings
-from trainer.config.measurements import measurements_of
+from trainer.config.measurements import evaluated_shapes, shape_of_words, untrained_positions
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.config.training_settings import BranchSettings
 from trainer.data.batch import Batch
 from trainer.data.evaluation_batches import evaluation_batches
+from trainer.data.hidden_words import HiddenWords, hide_words
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet, tokenizer_of_run
 from trainer.distributed.process_group import (
@@ -211,6 +212,7 @@ def open_run(
         watchdog=watchdog,
         health=Health(config.health, training_entropy_nats(stage.data, stage.select(shard_sets))),
         minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
+        hidden_words=hidden_words_of(config, shard_sets),
         suites=SuitesInTraining(config, LOG.warning, LOG.info) if ranks.is_first and config.evaluation.suite else None,
         registrar=Registrar(config, LOG.warning, LOG.info) if ranks.is_first and config.registry.name else None,
         status=RunStatus(output_dir, partial(warn_of_disk, output_dir)) if ranks.is_first else None,
@@ -218,6 +220,13 @@ def open_run(
         bar=StepBar(ranks.is_first, state.step, config.max_steps),
         sources=broadcast_object(running_sources(config) if ranks.is_first else None, ranks),
     )
+
+
+def hidden_words_of(config: RunConfig, shard_sets: list[ShardSet]) -> HiddenWords:
+    """Return the words of the valid split that every evaluation hides."""
+    tokenizer = Tokenizer.load(tokenizer_of_run(config.data.tokenizer, shard_sets[0]))
+    length = shape_of_words(config.stages[0]).sequence_length
+    return hide_words(shard_sets, tokenizer, length, config.data.on_corrupt_shard == "skip")
 
 
 def open_uploader(start: Start, config: RunConfig, ranks: Ranks) -> Uploader | None:
@@ -284,13 +293,6 @@ def one_of_each_shape(stages: Sequence[Stage]) -> list[Stage]:
     return [by_shape[shape] for shape in sorted(by_shape, reverse=True)]
 
 
-def evaluated_shapes(stages: Sequence[Stage]) -> list[tuple[DataSettings, StageShape]]:
-    """Return the data and shape of one measurement per shape of micro-batch that the stages evaluate."""
-    measurements = [each for stage in stages for each in measurements_of(stage)]
-    by_shape = {(each.shape.micro_batch_tokens, each.shape.sequence_length): each for each in measurements}
-    return [(each.data, each.shape) for each in by_shape.values()]
-
-
 def _as_cut(stage: Stage, world_size: int) -> Stage:
     """Return the stage with the micro-batch size of training on that many ranks; evaluation uses the full size."""
     return replace(stage, micro_batch_tokens=batch_arithmetic(stage, world_size).micro_batch_tokens)
@@ -329,12 +331,15 @@ def log_run_summary(run: Run, state: TrainState, changes: list[str], new_branch:
     elif state.step:
         start = f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"
     run.log(start)
+    if (warning := untrained_positions(config)) is not None and not state.step:
+        run.warn(warning)
     if config.model.attention_probs_dropout_prob and run.ranks.device.type == "cuda":
         run.log("model.attention_probs_dropout_prob is above 0: using the reference attention, which is slower")
     for line in describe_versions(run.shard_sets) if run.ranks.is_first else ():
         run.log(line)
     for change in changes:
-        (run.warn if change.startswith(CHANGES_NUMERICS) else run.log)(f"changed since the checkpoint: {change}")
+        is_notable = change.startswith((*CHANGES_NUMERICS, *CHANGES_SCORES))
+        (run.warn if is_notable else run.log)(f"changed since the checkpoint: {change}")
     if run.ranks.is_first:
         describe_run(run.tracker, config, run.shard_sets, state.data_lineage)
 

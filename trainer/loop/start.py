@@ -129,7 +129,9 @@ def first_state(
     state = start.checkpoint.saved.state if start.checkpoint is not None else TrainState()
     late = scores.metrics if scores is not None else {}
     evaluation = {**state.evaluation, **{name: value for name, value in late.items() if name.startswith("valid/")}}
-    state = state.model_copy(update={"data_lineage": data_lineage, "evaluation": evaluation})
+    facts = {**state.evaluated_as, **(scores.facts if scores is not None else {})}
+    changes = {"data_lineage": data_lineage, "evaluation": evaluation, "evaluated_as": facts}
+    state = state.model_copy(update=changes)
     if start.branch is not None:
         state = branched(state, start.branch)
     if start.checkpoint is not None and start.is_from_other_run:

@@ -196,5 +196,6 @@ def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> Train
             "epoch": position.epoch,
             "next_sample": position.next_sample,
             "evaluation": {},
+            "evaluated_as": {},
         }
     )

@@ -64,6 +64,8 @@ class Status(_Record, ProcessIdentity):
     seconds_left: float | None = None
     flops_per_device: float | None = None
     metrics: dict[str, float | None] = {}
+    evaluation: dict[str, str] = {}
+    """How valid/* are measured (`trainer/config/comparability.py`)."""
     cause: str | None = None
     heartbeat_at: _Time | None = None
 

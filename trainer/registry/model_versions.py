@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +13,8 @@ import regex
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.table import aligned
-from trainer.config.promotion import Condition, Verdict, aliases_of, judge
+from trainer.config.comparability import FACTS_PREFIX, digest_of
+from trainer.config.promotion import Condition, Verdict, aliases_of, different_evaluations, judge
 from trainer.config.registry_settings import PREVIOUS, check_promoted
 from trainer.inference.pulled_model import TAG_PREFIX
 from trainer.registry.promotion_lock import promotion_lock
@@ -23,9 +24,13 @@ from trainer.tracking.mlflow_server import describe_servers, registry_client, re
 SCORES_PREFIX = TAG_PREFIX + "scores."
 LINEAGE_TAGS = regex.escape(TAG_PREFIX + "data_lineage") + r"(\.\d+)?"
 DIGESTS_TAG = TAG_PREFIX + "data_digests"
+_FACTS_PREFIX = TAG_PREFIX + FACTS_PREFIX
 _MIN_DIGEST_DIGITS = 8
 _DIGITS_SHOWN = 12
-_SCORES_SHOWN = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy", "valid/minimal_pairs_accuracy")
+_SCORES_SHOWN = (
+    *("valid/mlm_loss", "valid/mlm_accuracy", "valid/word_bits_per_byte", "valid/pair_accuracy"),
+    "valid/minimal_pairs_accuracy",
+)
 _MOST_OTHER_SCORES = 3
 
 
@@ -53,6 +58,12 @@ class ModelVersion:
             name.removeprefix(SCORES_PREFIX): text for name, text in self.tags.items() if name.startswith(SCORES_PREFIX)
         }
         return {name: value for name, text in found.items() if (value := _number(text)) is not None}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """How the scores were measured (`trainer/config/comparability.py`); empty for a version of earlier releases."""
+        tags = self.tags.items()
+        return {name.removeprefix(_FACTS_PREFIX): text for name, text in tags if name.startswith(_FACTS_PREFIX)}
 
     @property
     def data_lineage(self) -> tuple[str, ...]:
@@ -106,14 +117,18 @@ def promote(
     alias: str,
     conditions: tuple[Condition, ...],
     tracking_uri: str | None = None,
+    allow_different_evaluation: bool = False,
 ) -> Verdict:
     """Point `alias` to the version if the conditions hold; the version that held it becomes `previous`.
+
+    Scores that were measured on other rows, masks, data or tokens say nothing about the models: versions whose
+    evaluations differ for a metric of the conditions are not compared, unless `allow_different_evaluation`.
 
     Simultaneous promotions are evaluated one after another, so that each is compared with what the one before left. The
     registered model's description becomes the version's.
 
     Raises:
-        NotPromoted: a condition does not hold; no alias was moved.
+        NotPromoted: a condition does not hold, or compares different evaluations; no alias was moved.
         UserError: there is no such version, or the server refuses.
     """
     check_promoted(name, alias)
@@ -127,6 +142,25 @@ def promote(
         holders = {alias_name: each for each in versions for alias_name in each.aliases}
         named = {each: holders[each].scores if each in holders else None for each in aliases_of(conditions)}
         verdict = judge(conditions, candidate.scores, named, alias)
+        others = {name: each for name, each in holders.items() if each.version != candidate.version}
+        compared = tuple(
+            each
+            for each in conditions
+            if isinstance(each.operand, str)
+            and each.operand in others
+            and each.metric in candidate.scores.keys() & others[each.operand].scores.keys()
+        )
+        different = different_evaluations(
+            compared, candidate.facts, {name: each.facts for name, each in others.items()}
+        )
+        if different and not allow_different_evaluation:
+            raise NotPromoted(
+                f"version {version} of {name} was not promoted to {alias}: it was evaluated differently, so its scores "
+                f"do not compare ({'; '.join(different)}). No alias was moved",
+                fix="evaluate both versions in the same way (valid/word_bits_per_byte compares across tokenizers), or "
+                "add --allow-different-evaluation",
+                code="evaluations-differ",
+            )
         if not verdict.holds:
             raise NotPromoted(
                 f"version {version} of {name} was not promoted to {alias}: {'; '.join(verdict.reasons)}. "
@@ -141,23 +175,32 @@ def promote(
         if holder is not None and holder.version != candidate.version:
             point_alias(client, name, PREVIOUS, str(holder.version))
         point_alias(client, name, alias, version)
-    return verdict
+    return replace(verdict, reasons=(*verdict.reasons, *(f"measured differently: {each}" for each in different)))
 
 
 def version_lines(versions: Sequence[ModelVersion], with_names: bool = False) -> Iterator[str]:
     """A table of the versions, a line each, with the pretraining's scores, or those of fitted models.
 
+    Scores compare between versions with the same digits under "evaluation".
+
     `with_names` adds the registered model's name, as the first column.
     """
     there = sorted({name for each in versions for name in each.scores})
     metrics = [name for name in _SCORES_SHOWN if name in there] or there[:_MOST_OTHER_SCORES]  # of fitted models: test/
-    rows = [["version", "aliases", "registered", "steps", "tokens seen", *metrics, "data", "tokenizer", "git", "run"]]
+    headings = [*metrics, "evaluation", "data", "tokenizer", "git", "run"]
+    rows = [["version", "aliases", "registered", "steps", "tokens seen", *headings]]
     for each in versions:
         scores = [f"{each.scores[name]:.4f}" if name in each.scores else "-" for name in metrics]
         data = ",".join(digest[:_DIGITS_SHOWN] for digest in each.data_digests) or "-"
         tokens = each.tag("tokens_seen")
         row = [str(each.version), ",".join(each.aliases) or "-", f"{each.created_at:%Y-%m-%d %H:%M}"]
-        row += [each.tag("step"), f"{int(tokens):,}" if tokens.isdigit() else tokens, *scores, data]
+        row += [
+            each.tag("step"),
+            f"{int(tokens):,}" if tokens.isdigit() else tokens,
+            *scores,
+            digest_of(each.facts),
+            data,
+        ]
         row += [each.tag("tokenizer_fingerprint")[:_DIGITS_SHOWN], _short_revision(each.tag("git_revision"))]
         rows.append([*row, (each.run_id or "-")[:_DIGITS_SHOWN]])
     if with_names:

@@ -32,6 +32,7 @@ class Request:
     promote_to: str | None = None
     only_if: str | None = None
     tracking_uri: str | None = None
+    allow_different_evaluation: bool = False
 
 
 def register_checkpoint(request: Request) -> tuple[Registration, str]:
@@ -50,7 +51,14 @@ def register_checkpoint(request: Request) -> tuple[Registration, str]:
         return registration, ""
     conditions = parse_conditions(request.only_if) if request.only_if else ()
     try:
-        verdict = promote(request.name, registration.version, request.promote_to, conditions, request.tracking_uri)
+        verdict = promote(
+            request.name,
+            registration.version,
+            request.promote_to,
+            conditions,
+            request.tracking_uri,
+            request.allow_different_evaluation,
+        )
     except NotPromoted as error:
         return registration, error.problem
     except UserError as error:

@@ -169,7 +169,13 @@ class Registrar:
         request = Request(str(folder), settings.name, tracking_uri=self._config.tracking.uri)
         if any(registered > step for registered in self._registered):
             return request
-        return replace(request, alias=settings.alias, promote_to=settings.promote_to, only_if=settings.only_if)
+        return replace(
+            request,
+            alias=settings.alias,
+            promote_to=settings.promote_to,
+            only_if=settings.only_if,
+            allow_different_evaluation=settings.allow_different_evaluation,
+        )
 
     def _run(self, request: Request) -> subprocess.CompletedProcess[str]:
         pipe = subprocess.PIPE

@@ -5,7 +5,13 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
 from tests.support.toy_training import make_config
-from trainer.checkpoint.compatibility import CHANGES_NUMERICS, check_branch, check_compatible, current_versions
+from trainer.checkpoint.compatibility import (
+    CHANGES_NUMERICS,
+    CHANGES_SCORES,
+    check_branch,
+    check_compatible,
+    current_versions,
+)
 from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BatchWarmup, StageSettings, TrainingSettings
@@ -198,6 +204,17 @@ def test_another_version_of_a_users_optimizer_is_another_run():
     with pytest.raises(UserError, match="version of optimizer was 'earlier'", check=coded("incompatible-change")):
         check_compatible(saved, config, IDENTITY, 2, NUMERICS)
     assert len(check_compatible(saved, config, IDENTITY, 2, NUMERICS, allow_change=True)) == 1
+
+
+def test_a_checkpoint_of_a_release_that_measured_with_its_own_masks_warns():
+    saved = saved_with(CONFIG)
+    for name in ("mlm_probability", "mask_unit", "seed", "sequence_length"):
+        del saved.config["evaluation"][name]
+    (line,) = check_compatible(saved, CONFIG, IDENTITY, 2, NUMERICS)
+    assert line.startswith(CHANGES_SCORES)
+    other = changed(CONFIG, "evaluation", seed=3)
+    (line,) = check_compatible(saved_with(CONFIG), other, IDENTITY, 2, NUMERICS)
+    assert line.startswith(CHANGES_SCORES) and line == "evaluation.seed was 0 and is 3"
 
 
 def test_a_checkpoint_of_a_release_without_optimizer_name_is_adamws():

@@ -1,12 +1,25 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint.retention import superfluous_steps
+from trainer.checkpoint.format import (
+    CheckpointFolder,
+    DataIdentity,
+    Marker,
+    SavedState,
+    TrainState,
+    checkpoints_folder,
+    step_folder,
+)
+from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, write_late_scores
+from trainer.checkpoint.retention import superfluous_in, superfluous_steps
 from trainer.config.run_settings import CheckpointSettings
 
+LOSS = "valid/mlm_loss"
 STEPS = dict.fromkeys((10, 20, 30, 40, 50))
 
 
@@ -30,6 +43,40 @@ def test_the_best_stay_by_their_metric_and_of_equals_the_newer():
     assert superfluous_steps(losses, 50, by_loss.model_copy(update={"keep_best": 1})) == {10, 20, 40}
     by_accuracy = CheckpointSettings(keep_last=1, keep_best=1, best_metric="valid/mlm_accuracy")
     assert superfluous_steps(losses, 50, by_accuracy) == {10, 20, 30}
+
+
+def test_scores_that_were_measured_differently_are_not_compared():
+    """A run that was resumed with other evaluation settings keeps the best of before and the best of after."""
+    losses, settings = {10: 2.0, 20: 1.0, 30: 4.0, 40: 3.0, 50: 3.5}, CheckpointSettings(keep_last=1, keep_best=1)
+    assert superfluous_steps(losses, 50, settings) == {10, 30, 40}
+    evaluations = {10: "-", 20: "-", 30: "a", 40: "a", 50: "a"}
+    assert superfluous_steps(losses, 50, settings, evaluations) == {10, 30}
+
+
+@pytest.mark.parametrize(("facts", "left"), [({"seed": "1"}, {10, 20, 30}), ({"seed": "0"}, {10, 30})])
+def test_the_best_are_found_by_scores_and_how_they_were_measured(tmp_path, facts, left):
+    for step, loss in ((10, 1.0), (20, 2.0), (30, 3.0)):
+        folder = CheckpointFolder(step_folder(tmp_path, step))
+        state = TrainState(step=step)
+        saved = SavedState(
+            format_version=1,
+            state=state,
+            config={},
+            data=DataIdentity(manifest_digests=(), tokenizer_fingerprint=""),
+            world_size=1,
+            zero_stage=0,
+            shapes={},
+            optimizer_steps=step,
+            loss_scaler=None,
+            versions={},
+        )
+        Path(folder.url).mkdir(parents=True)
+        folder.write_marker(Marker(format_version=1, step=step, files=(folder.write_state(saved),)))
+        own = {"seed": "0"} if step == 10 else facts
+        write_late_scores(Path(folder.url), LateScores(state="done", metrics={LOSS: loss}, facts=own), EVALUATION_NAME)
+    settings = CheckpointSettings(keep_last=1, keep_best=1)
+    steps = [10, 20, 30]
+    assert {*steps} - superfluous_in(checkpoints_folder(tmp_path), steps, 30, settings) == left
 
 
 def test_a_course_that_was_left_goes():

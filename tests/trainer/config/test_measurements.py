@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from data_prep.base.load_settings import load_settings
-from trainer.config.measurements import Measurement, measurements_of
+from trainer.config.measurements import Measurement, measurements_of, untrained_positions
 from trainer.config.run_config import RunConfig
 
 
@@ -15,7 +15,7 @@ def config_of(*overrides: str, preset: str = "small_cpu") -> RunConfig:
 
 PLAIN = ("data.mlm_probability=0.15", "data.final_mlm_probability=null", "data.mask_unit=token")
 PLAIN += ("data.sequence_length=128", "training.micro_batch_tokens=1024", "training.global_batch_tokens=1024")
-PLAIN += ("evaluation.max_tokens=null",)
+PLAIN += ("evaluation.max_tokens=null", "evaluation.sequence_length=null")
 
 
 def measured(*overrides: str, preset: str = "small_cpu") -> tuple[Measurement, ...]:
@@ -89,3 +89,13 @@ def test_rows_that_no_model_can_read_are_refused(length: int, code: str) -> None
     with pytest.raises(UsageError) as caught:
         config_of(f"evaluation.sequence_length={length}", preset="bert_base")
     assert caught.value.code == code
+
+
+def test_positions_that_are_evaluated_and_never_trained_are_a_warning():
+    def warning(*overrides: str, preset: str = "tiny_cpu") -> str | None:
+        return untrained_positions(config_of("evaluation.sequence_length=null", *overrides, preset=preset))
+
+    assert "rows of 128 tokens, and the run trains 64" in str(warning())
+    assert warning("evaluation.sequence_length=64") is None and warning("init_from=elsewhere") is None
+    assert warning("model.max_position_embeddings=64") is None and warning("data.sequence_length=128") is None
+    assert warning("data.sequence_length=64", preset="small_cpu") is None, "rotary positions"

@@ -20,6 +20,7 @@ from tests.support import tiny_glue
 from tests.support.error_codes import coded
 from tests.support.tracked_runs import all_runs
 from trainer.evaluation.evaluate_suite import evaluate_suite, prepare_suite, tag_version
+from trainer.evaluation.suite_plan import check_suite, make_plan
 from trainer.evaluation.suite_result import SuiteResult
 from trainer.evaluation.suite_settings import Suite, load_suite
 from trainer.registry.model_versions import list_model_versions
@@ -302,9 +303,14 @@ def test_runs_in_mlflow_are_children_of_the_training_run(
     assert len(all_runs(database)) == 4
 
 
-def test_a_version_has_the_scores_that_gates_compare(database: str, tmp_path: Path) -> None:
+def test_a_version_has_the_scores_that_gates_compare(database: str, tmp_path: Path, own_task: Any) -> None:
     client = connect(database)
     client.create_registered_model("birds")
     client.create_model_version("birds", f"file://{tmp_path}/nothing")
-    tag_version("models:/birds/1", {"suite/glue/average": 0.5}, database)
-    assert list_model_versions("birds", database)[0].scores == {"suite/glue/average": 0.5}
+    suite = own_suite(tmp_path)
+    plan = make_plan(suite, check_suite(suite), "d" * 64)
+    result = SuiteResult(plan, {job: {"length": 0.5} for job in plan.jobs})
+    tag_version("models:/birds/1", result, database)
+    (version,) = list_model_versions("birds", database)
+    assert version.scores == {"suite/own/first": 0.5, "suite/own/average": 0.5}
+    assert version.facts == {"suite.own": plan.digest}

@@ -27,7 +27,8 @@ from trainer.evaluation.suites_in_training import SuitesInTraining
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SCORE = (
-    "import json, sys; request = json.load(sys.stdin); print('a line'); print(json.dumps({'suite/own/average': 0.5}))"
+    "import json, sys; request = json.load(sys.stdin); print('a line'); "
+    "print(json.dumps({'metrics': {'suite/own/average': 0.5}, 'facts': {'suite.own': 'd'}}))"
 )
 FAIL = (
     "import sys; sys.stdin.read(); print('error: the data is gone. Fix: get it. [gone]', file=sys.stderr); sys.exit(1)"
@@ -83,7 +84,9 @@ def test_due_checkpoints_are_evaluated_once_across_starts(config: RunConfig, mon
     assert read_late_scores(checkpoint(config, 10)).state == "pending"  # type: ignore[union-attr]
     ((step, folder, metrics),) = [(each.step, each.folder, each.metrics) for each in collected(first, 1)]
     assert (step, folder, metrics) == (10, checkpoint(config, 10), {"suite/own/average": 0.5})
-    assert read_late_scores(folder) == LateScores(state="done", suite="own", metrics={"suite/own/average": 0.5})
+    assert read_late_scores(folder) == LateScores(
+        state="done", suite="own", metrics={"suite/own/average": 0.5}, facts={"suite.own": "d"}
+    )
     first.submit(20, checkpoint(config, 20))
     first.wait(60)
     assert not first.is_complete and len(first.collect()) == 1 and first.is_complete

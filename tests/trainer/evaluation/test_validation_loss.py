@@ -32,12 +32,12 @@ BOUNDS = [40, 50, 55, 58, 60]
 
 
 def totals(*by_group: list[float], sources: int = 1) -> torch.Tensor:
-    return torch.tensor(by_group, dtype=torch.float64).reshape(sources, -1, 9)
+    return torch.tensor(by_group, dtype=torch.float64).reshape(sources, -1, 12)
 
 
 def test_means_are_over_all_predictions_and_pairs():
     metrics = metrics_of(
-        totals([12.0, 3.0, 5.0, 6.0, 2.0, 3.0, 4.0, 0, 0], [8.0, 2.0, 3.0, 4.0] + [0.0] * 5), ONE, [128]
+        totals([12.0, 3.0, 5.0, 6.0, 2.0, 3.0, 4.0] + [0.0] * 5, [8.0, 2.0, 3.0, 4.0] + [0.0] * 8), ONE, [128]
     )
     assert metrics["valid/mlm_loss"] == 2.0
     assert (metrics["valid/mlm_accuracy"], metrics["valid/mlm_accuracy_top5"]) == (0.5, 0.8)
@@ -50,19 +50,19 @@ def test_means_are_over_all_predictions_and_pairs():
 
 
 def test_nothing_is_said_of_pairs_where_there_are_none():
-    assert not any("pair" in name for name in metrics_of(totals([20.0, 5.0, 6.0, 10.0] + [0.0] * 5), ONE, []))
+    assert not any("pair" in name for name in metrics_of(totals([20.0, 5.0, 6.0, 10.0] + [0.0] * 8), ONE, []))
 
 
 def test_the_loss_as_the_run_trains_is_a_figure_of_its_own():
-    metrics = metrics_of(totals([6.0, 1.0, 2.0, 3.0] + [0.0] * 3 + [10.0, 4.0], [0.0] * 9), ONE, [128])
+    metrics = metrics_of(totals([6.0, 1.0, 2.0, 3.0] + [0.0] * 3 + [10.0, 4.0, 0, 0, 0], [0.0] * 12), ONE, [128])
     assert (metrics["valid/mlm_loss"], metrics["valid/own_mlm_loss"]) == (2.0, 2.5)
     assert metrics["valid/length/0-127/own_mlm_loss"] == 2.5
-    assert not any("own" in name for name in metrics_of(totals([6.0, 1.0, 2.0, 3.0] + [0.0] * 5), ONE, []))
+    assert not any("own" in name for name in metrics_of(totals([6.0, 1.0, 2.0, 3.0] + [0.0] * 8), ONE, []))
 
 
 def test_sources_and_components_have_figures_of_their_own():
     mixed = Origins(("books", "web", "web"), (0, 0, 1), ("one", "two"))
-    rows = [[float(n), 0.0, 0.0, 1.0] + [0.0] * 5 for n in (1, 2, 6)]
+    rows = [[float(n), 0.0, 0.0, 1.0] + [0.0] * 8 for n in (1, 2, 6)]
     metrics = metrics_of(totals(*rows, sources=3), mixed, [])
     assert metrics["valid/mlm_loss"] == 3.0
     assert [metrics[f"valid/source/{name}/mlm_loss"] for name in ("books", "web", "web-2")] == [1.0, 2.0, 6.0]
@@ -71,7 +71,7 @@ def test_sources_and_components_have_figures_of_their_own():
 
 def test_of_very_many_sources_the_largest_are_told_and_the_others_together():
     number = 60
-    rows = [[0.0, 0.0, 0.0, float(n + 1)] + [0.0] * 5 for n in range(number)]
+    rows = [[0.0, 0.0, 0.0, float(n + 1)] + [0.0] * 8 for n in range(number)]
     origins = Origins(tuple(f"s{n}" for n in range(number)), (0,) * number, ("one",))
     metrics = metrics_of(totals(*rows, sources=number), origins, [])
     told = {name.split("/")[2] for name in metrics if name.startswith("valid/source/")}
@@ -122,7 +122,7 @@ def batches_of(config: RunConfig, rank: int = 0, world_size: int = 1) -> list[Ev
 
 def in_plain_words(model: PretrainingModel, batches: list[EvaluationBatch]) -> dict[str, list[float]]:
     """Sums by length, prediction by prediction."""
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * 9)
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * 12)
     for batch in (b.batch for b in batches):
         with torch.no_grad():
             predictions = model.predict(batch)
@@ -218,7 +218,7 @@ def test_the_sums_of_all_ranks_are_those_of_one(setting, world_size):
     config, model = setting
 
     def add_up(batches: list[EvaluationBatch]) -> torch.Tensor:
-        sums = torch.zeros(1, len(BOUNDS) + 1, 9, dtype=torch.float64)
+        sums = torch.zeros(1, len(BOUNDS) + 1, 12, dtype=torch.float64)
         with torch.no_grad():
             for batch in batches:
                 add_scores(sums, batch, model(batch.batch, scored=True), torch.tensor(BOUNDS))
@@ -242,6 +242,6 @@ def test_a_length_leaves_out_as_many_special_tokens_as_there_are(num_tokens: int
     ids = torch.full((places,), 7)
     micro = Batch(ids, ids, types, ends, torch.tensor([5]), torch.tensor([7]), torch.zeros(4).long(), unused, places)
     scores = PredictionScores(one, one, one, torch.zeros(4), torch.zeros(4))
-    sums = torch.zeros(1, 2, 9, dtype=torch.float64)
+    sums = torch.zeros(1, 2, 12, dtype=torch.float64)
     add_scores(sums, EvaluationBatch(micro, torch.zeros(places).long()), scores, torch.tensor([128]))
     assert sums[0, :, 3].tolist() == [float(group == 0), float(group == 1)]

@@ -125,6 +125,19 @@ def test_memory_files_and_threads_do_not_grow_with_the_number_of_runs(
     assert tenth[1] - third[1] < 10 and tenth[2] - third[2] < 4, (third, tenth)
 
 
+def test_a_checkpoint_states_its_scores_and_how_they_were_measured(
+    ran: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    evaluation = json.loads((folder / "run/checkpoints/step-00000008/evaluation.json").read_text())
+    measured = {"mlm_loss", "mlm_perplexity", "pair_accuracy", "own_mlm_loss", "word_bits_per_byte"}
+    assert {f"valid/{name}" for name in measured} <= evaluation["metrics"].keys()
+    facts = evaluation["facts"]
+    settings = {"mlm_probability": "0.15", "mask_unit": "token", "seed": "0", "sequence_length": "64", "rows": "8"}
+    assert settings.items() <= facts.items() and facts["sentence_pairs"] == "next_sentence"
+    assert "length 32" in facts["own"] and {"valid_split", "tokenizer", "words"} <= facts.keys()
+    assert json.loads((folder / "run/status.json").read_text())["evaluation"] == facts
+
+
 def test_a_longer_run_after_a_decay_warns_of_both_learning_rates(ran: subprocess.CompletedProcess[str]) -> None:
     (warning,) = [line for line in ran.stderr.splitlines() if "learning rate jumps" in line]
     assert "from 4 to 8" in warning and "warmup_stable_decay" in warning

@@ -119,7 +119,9 @@ def test_a_long_evaluation_is_announced_and_a_short_one_is_not():
         evaluation = CONFIG.evaluation.model_copy(update={"max_tokens": max_tokens})
         valid = SimpleNamespace(valid=SimpleNamespace(tokens=3_000_000))
         run = SimpleNamespace(
-            config=CONFIG.model_copy(update={"evaluation": evaluation}), shard_sets=[SimpleNamespace(manifest=valid)]
+            config=CONFIG.model_copy(update={"evaluation": evaluation}),
+            shard_sets=[SimpleNamespace(manifest=valid)],
+            hidden_words=None,
         )
         metrics = {"train/tokens_per_second": speed} if speed else {}
         return long_evaluation(run, TrainState(), Progress(NonFiniteSteps(20), metrics=metrics))
@@ -168,6 +170,7 @@ class Evaluated:
             tracker=SimpleNamespace(log=lambda step, metrics: self.logged.update(metrics)),
             log=lambda text: None,
             pair_task="nsp",
+            facts_of=lambda step: {"seed": str(step)},
         )
         self.due = Progress(NonFiniteSteps(3), saved_step=20, evaluation_is_due=True, average_is_due=True)
 
@@ -180,7 +183,8 @@ def test_a_complete_evaluation_is_attached_and_then_its_checkpoint_is_registered
     progress, is_stopping = evaluated.evaluate()
     assert not is_stopping and not progress.is_scored_later
     assert evaluated.did == ["evaluate", "average", "register 20"]
-    assert evaluation_of(evaluated.folder) == {**METRICS, "average/mlm_loss": 2.5}
+    assert evaluation_of(evaluated.folder).metrics == {**METRICS, "average/mlm_loss": 2.5}
+    assert evaluation_of(evaluated.folder).facts == {"seed": "20"}, "how they were measured"
     assert not is_pending(evaluated.folder) and evaluated.logged == METRICS
 
 
@@ -193,14 +197,16 @@ def test_a_stop_drops_what_is_incomplete_and_leaves_it_pending(stop_in, did, att
     progress, is_stopping = evaluated.evaluate()
     assert is_stopping and progress.is_scored_later
     assert evaluated.did == did and evaluated.logged == attached, "nothing is registered without its scores"
-    assert read_late_scores(evaluated.folder, EVALUATION_NAME) == LateScores(state="pending", metrics=attached)
+    facts = {"seed": "20"} if attached else {}
+    left = LateScores(state="pending", metrics=attached, facts=facts)
+    assert read_late_scores(evaluated.folder, EVALUATION_NAME) == left
 
 
 def test_nothing_is_attached_where_the_step_was_not_saved(tmp_path, monkeypatch):
     evaluated = Evaluated(tmp_path, monkeypatch)
     progress = Progress(NonFiniteSteps(3), saved_step=10, evaluation_is_due=True, average_is_due=True)
     assert evaluated.evaluate(progress)[1] is False
-    assert evaluation_of(evaluated.folder) == {} and evaluated.did == ["evaluate", "average"]
+    assert evaluation_of(evaluated.folder).metrics == {} and evaluated.did == ["evaluate", "average"]
 
 
 def test_nothing_is_evaluated_where_nothing_is_due(tmp_path, monkeypatch):
@@ -214,4 +220,4 @@ def test_metrics_that_are_not_finite_go_to_mlflow_and_not_into_the_checkpoint(tm
     evaluated.evaluate()
     assert evaluated.logged == metrics
     kept = {"valid/mlm_loss", "valid/mlm_accuracy", "valid/mlm_accuracy_top5", "average/mlm_loss"}
-    assert set(evaluation_of(evaluated.folder)) == kept
+    assert set(evaluation_of(evaluated.folder).metrics) == kept

@@ -17,6 +17,19 @@ from trainer.registry.registration import lineage_tags
 from trainer.tracking.mlflow_server import connect
 
 FIRST, SECOND, OTHER = "a" * 64, "b" * 64, "c" * 64
+FACTS = {
+    f"clozeworks.evaluation.{name}": value
+    for name, value in {
+        "mlm_probability": "0.15",
+        "mask_unit": "token",
+        "seed": "0",
+        "sequence_length": "128",
+        "rows": "40",
+        "valid_split": "a" * 64,
+        "tokenizer": "b" * 64,
+        "words": "c" * 64,
+    }.items()
+}
 BETTER = parse_conditions("valid/mlm_loss < champion")
 
 
@@ -32,6 +45,7 @@ def store(database: str, tmp_path: Path) -> str:
             "clozeworks.data_lineage": lineage,
             "clozeworks.tokens_seen": "1234567",
             "clozeworks.git_revision": "0123456789abcdef-dirty",
+            **FACTS,
         }
         client.create_model_version("birds", f"file://{tmp_path}/nothing", tags=tags)
     return database
@@ -63,6 +77,58 @@ def test_the_models_description_is_that_of_the_promoted_version(database: str, t
     assert client.get_registered_model("birds").description == "the first card"
     promote("birds", "2", "champion", (), database)  # of somebody else's, without a card
     assert client.get_registered_model("birds").description == "the first card"
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"mlm_probability": "0.3"}, "evaluation.mlm_probability 0.3 and 0.15"),
+        ({"mask_unit": "word"}, "evaluation.mask_unit word and token"),
+        ({"seed": "1"}, "evaluation.seed 1 and 0"),
+        ({"sequence_length": "64"}, "evaluation.sequence_length 64 and 128"),
+        ({"rows": "4"}, "evaluation.rows 4 and 40"),
+        ({"valid_split": "d" * 64}, "evaluation.valid_split dddddddddddd and aaaaaaaaaaaa"),
+        ({"tokenizer": "d" * 64}, "evaluation.tokenizer dddddddddddd and bbbbbbbbbbbb"),
+        ({"seed": None}, "evaluation.seed not recorded and 0"),
+        (dict.fromkeys(name.rpartition(".")[2] for name in FACTS), "how the former was measured is not recorded"),
+    ],
+)
+def test_versions_that_were_evaluated_differently_are_not_compared(
+    store: str, changed: dict[str, str | None], named: str
+) -> None:
+    promote("birds", "1", "champion", BETTER, store)
+    for name, value in changed.items():
+        tag = f"clozeworks.evaluation.{name}"
+        if value is None:
+            connect(store).delete_model_version_tag("birds", "2", tag)
+        else:
+            connect(store).set_model_version_tag("birds", "2", tag, value)
+    with pytest.raises(NotPromoted, check=coded("evaluations-differ")) as refused:
+        promote("birds", "2", "champion", BETTER, store)
+    assert named in refused.value.problem and refused.value.exit_status == 3
+    assert aliases(store) == {"champion": 1}, "no alias moves"
+    verdict = promote("birds", "2", "champion", BETTER, store, allow_different_evaluation=True)
+    assert aliases(store)["champion"] == 2 and named in " ".join(verdict.reasons)
+
+
+def test_bits_per_byte_of_the_same_words_compare_across_tokenizers(store: str) -> None:
+    client, better = connect(store), parse_conditions("valid/word_bits_per_byte < champion")
+    for version, bits in (("1", "2.5"), ("2", "2.0"), ("3", "1.5")):
+        client.set_model_version_tag("birds", version, "clozeworks.scores.valid/word_bits_per_byte", bits)
+    client.set_model_version_tag("birds", "2", "clozeworks.evaluation.tokenizer", "d" * 64)
+    client.set_model_version_tag("birds", "2", "clozeworks.evaluation.valid_split", "d" * 64)
+    client.set_model_version_tag("birds", "3", "clozeworks.evaluation.words", "d" * 64)
+    promote("birds", "1", "champion", better, store)
+    promote("birds", "2", "champion", better, store)
+    with pytest.raises(NotPromoted, match="evaluation.words", check=coded("evaluations-differ")):
+        promote("birds", "3", "champion", better, store)
+
+
+def test_a_number_is_compared_with_any_version(store: str) -> None:
+    connect(store).delete_model_version_tag("birds", "2", "clozeworks.evaluation.seed")
+    promote("birds", "2", "champion", parse_conditions("valid/mlm_loss < 2.2"), store)
+    promote("birds", "2", "champion", parse_conditions("valid/mlm_loss <= champion"), store)  # with itself
+    assert aliases(store) == {"champion": 2}
 
 
 def test_a_slip_in_the_alias_of_a_condition_moves_nothing(store: str) -> None:
@@ -135,9 +201,15 @@ def test_the_table_of_fitted_models_shows_their_scores(database: str, tmp_path: 
     client.create_registered_model("moods")
     for accuracy in (0.8, 0.9):
         tags = {"clozeworks.scores.test/accuracy": str(accuracy), "clozeworks.scores.test/mcc": "0.5"}
+        tags |= {"clozeworks.evaluation.task": "classification", "clozeworks.evaluation.examples.test": "e" * 64}
         client.create_model_version("moods", f"file://{tmp_path}/nothing", tags=tags)
     lines = list(version_lines(list_model_versions("moods", database)))
     assert "test/accuracy  test/mcc" in lines[0] and "0.9000" in lines[2].split() and "0.8000" in lines[1].split()
     promote("moods", "1", "champion", (), database)
-    promote("moods", "2", "champion", parse_conditions("test/accuracy > champion"), database)
+    better = parse_conditions("test/accuracy > champion")
+    client.set_model_version_tag("moods", "2", "clozeworks.evaluation.examples.test", "f" * 64)
+    with pytest.raises(NotPromoted, match="evaluation.examples.test", check=coded("evaluations-differ")):
+        promote("moods", "2", "champion", better, database)
+    client.set_model_version_tag("moods", "2", "clozeworks.evaluation.examples.test", "e" * 64)
+    promote("moods", "2", "champion", better, database)
     assert client.get_model_version_by_alias("moods", "champion").version == 2

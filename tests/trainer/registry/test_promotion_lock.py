@@ -12,6 +12,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tests.support import fork_server
+from trainer.config.comparability import facts_of_metric
 from trainer.registry import promotion_lock as module
 from trainer.registry.promotion_lock import lock_prefix, promotion_lock
 from trainer.tracking.mlflow_server import connect
@@ -68,6 +69,7 @@ def test_the_better_of_two_promotions_at_once_stays(database: str, tmp_path: Pat
     client.create_registered_model("birds")
     for loss in (3.0, 2.0, 2.5):
         tags = {"clozeworks.scores.valid/mlm_loss": str(loss)}
+        tags |= {f"clozeworks.evaluation.{name}": "same" for name in facts_of_metric("valid/mlm_loss")}
         client.create_model_version("birds", f"file://{tmp_path}/nothing", tags=tags)
     client.set_registered_model_alias("birds", "champion", "1")
     worse, better = promotion(3, database, tmp_path), promotion(2, database, tmp_path)

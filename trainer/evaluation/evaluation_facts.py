@@ -1,0 +1,66 @@
+"""How a run measures its scores: facts that decide whether scores compare (`trainer/config/comparability.py`)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from trainer.config.measurements import Measurement, measurements_of
+from trainer.config.stages import Stage
+from trainer.data.hidden_words import HiddenWords
+from trainer.data.packing import num_document_rows
+from trainer.data.shard_set import ShardSet
+from trainer.evaluation.pairs_in_training import MinimalPairs
+
+
+def facts_of_run(
+    stage: Stage, shard_sets: Sequence[ShardSet], words: HiddenWords | None, minimal_pairs: MinimalPairs | None
+) -> dict[str, str]:
+    """Return the facts about an evaluation in the stage: settings, valid split and tokenizer by name."""
+    common, *others = measurements_of(stage)
+    facts = {
+        "mlm_probability": f"{common.data.mlm_probability:g}",
+        "mask_unit": common.data.mask_unit,
+        "seed": str(common.seed),
+        "sequence_length": str(common.shape.sequence_length),
+        "rows": str(num_rows(common, shard_sets)),
+        "valid_split": valid_digest(shard_sets),
+        "tokenizer": shard_sets[0].manifest.tokenizer.fingerprint,
+    }
+    for each in others:
+        if "pair" in each.metrics:
+            facts["sentence_pairs"] = each.data.sentence_pairs
+        if "own_mlm" in each.metrics:
+            facts["own"] = _described(each)
+    if words is not None and words.num_rows:
+        facts["words"] = words.digest
+    if minimal_pairs is not None:
+        facts["minimal_pairs"] = minimal_pairs.digest
+    return facts
+
+
+def valid_digest(shard_sets: Sequence[ShardSet]) -> str:
+    """sha256 over the valid shards, whatever the order of the data sets."""
+    shards = sorted(record.sha256 for shard_set in shard_sets for record in shard_set.manifest.valid.shards)
+    return hashlib.sha256("".join(shards).encode()).hexdigest()
+
+
+def num_rows(measurement: Measurement, shard_sets: Sequence[ShardSet]) -> int:
+    """Return the number of rows without sentence pairs that a measurement reads."""
+    length, limit = measurement.shape.sequence_length, measurement.max_tokens
+    records = [record for shard_set in shard_sets for record in shard_set.manifest.valid.shards]
+    rows = sum(num_document_rows(record.tokens, record.documents, length) for record in records if record.documents)
+    return rows if limit is None else min(rows, max(1, limit // length))
+
+
+def _described(measurement: Measurement) -> str:
+    data = measurement.data
+    values = (
+        f"rate {data.evaluated_mlm_probability:g}",
+        f"unit {data.mask_unit}" + (f" of {data.mean_span_words:g} words" if data.mask_unit == "span" else ""),
+        f"masked {data.mask_share:g}",
+        f"random {data.random_share:g}",
+        f"length {measurement.shape.sequence_length}",
+        f"pairs {data.sentence_pairs}" + (f" ({data.short_seq_probability:g})" if data.has_sentence_pairs else ""),
+    )
+    return ", ".join(values)
