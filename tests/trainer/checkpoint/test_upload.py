@@ -244,7 +244,7 @@ def test_the_store_keeps_the_best_by_scores_that_followed_its_save(tmp_path):
         run.uploader.submit_scores(folder)
     assert run.uploader.close() and run.warnings == []
     assert steps_in(run.url)[0] == [40, 20] == sorted(list_steps(run.folder)[0], reverse=True)
-    assert evaluation_of(tmp_path / "store" / "step-00000040") == {"valid/mlm_loss": 2.0}
+    assert evaluation_of(tmp_path / "store" / "step-00000040").metrics == {"valid/mlm_loss": 2.0}
 
 
 def test_a_checkpoint_without_its_scores_stays_and_another_disk_evaluates_it(tmp_path):
@@ -262,7 +262,7 @@ def test_scores_of_an_earlier_save_do_not_stay_with_a_new_one(tmp_path):
     assert run.uploader.close()
     again = Run(tmp_path / "run", str(tmp_path / "store"))
     again.save(10, StillEngine(learning_rate=0.7))
-    assert again.uploader.close() and evaluation_of(tmp_path / "store" / "step-00000010") == {}
+    assert again.uploader.close() and evaluation_of(tmp_path / "store" / "step-00000010").metrics == {}
 
 
 @pytest.mark.parametrize("damage", ["tensors gone", "tensors flipped", "marker gone", "state empty"])
