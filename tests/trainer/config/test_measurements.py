@@ -96,6 +96,7 @@ def test_positions_that_are_evaluated_and_never_trained_are_a_warning():
         return untrained_positions(config_of("evaluation.sequence_length=null", *overrides, preset=preset))
 
     assert "rows of 128 tokens, and the run trains 64" in str(warning())
-    assert warning("evaluation.sequence_length=64") is None and warning("init_from=elsewhere") is None
+    scratch = ("init_from=elsewhere", "model.output_bias=zeros")
+    assert warning("evaluation.sequence_length=64") is None and warning(*scratch) is None
     assert warning("model.max_position_embeddings=64") is None and warning("data.sequence_length=128") is None
     assert warning("data.sequence_length=64", preset="small_cpu") is None, "rotary positions"
