@@ -20,8 +20,6 @@ from data_prep.base.logs import logger
 from data_prep.base.setting_errors import MIN_LIKENESS, violations
 from data_prep.base.settings import Settings
 
-LOG = logger(__name__)
-
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
@@ -118,7 +116,7 @@ def _warn_of_repetition(overrides: Sequence[str]) -> None:
     texts: dict[str, str] = {}
     for name, _, text in (override.partition("=") for override in overrides):
         if texts.get(name, text) != text:
-            LOG.warning(f"{name} is given twice with different values; the last one counts")
+            logger(__name__).warning(f"{name} is given twice with different values; the last one counts")
         texts[name] = text
 
 
