@@ -101,11 +101,10 @@ def unbroken(evaluated: Callable[[], Training]) -> Callable[[int], Training]:
     ("num_ranks", "stops"),
     [
         (2, [(6, "evaluating after step 6: micro-batch 1")]),
-        pytest.param(
+        (
             1,
             [
                 (6, "evaluating after step 6: micro-batch 1"),
-                (6, "evaluating after step 6: micro-batch 0"),
                 (6, "evaluating minimal pairs: micro-batch 1"),
                 (12, "evaluating after step 12: micro-batch 2"),
             ],
@@ -144,7 +143,7 @@ def test_row_62_a_stop_in_an_evaluation_saves_and_leaves_it_to_the_next_start(
     fault="SIGKILL and SIGTERM in the mean of the newest checkpoints",
     required="the validation of that step stays; the next start evaluates the mean; the curve is bitwise",
 )
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_row_62_a_mean_that_was_cut_short_is_evaluated_by_the_next_start(
     number: int, evaluated: Callable[[], Training], unbroken: Callable[[int], Training]
 ) -> None:
@@ -163,7 +162,7 @@ def test_row_62_a_mean_that_was_cut_short_is_evaluated_by_the_next_start(
     fault="evaluations that mask nothing, with sentence pairs and without, a best checkpoint and a mean",
     required="a line says so; the run goes on and finishes",
 )
-@pytest.mark.parametrize("pairs", ["next_sentence", "none"])
+@pytest.mark.parametrize("pairs", ["next_sentence", pytest.param("none", marks=pytest.mark.slow)])
 def test_row_69_an_evaluation_in_which_nothing_is_masked_ends_no_run(
     pairs: str, training: Callable[..., Training]
 ) -> None:

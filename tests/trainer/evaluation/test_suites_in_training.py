@@ -126,22 +126,24 @@ def kill_child() -> None:
     pytest.fail("no process was started")
 
 
-@pytest.mark.parametrize("bounded", [False, True], ids=["a stop of the run", "the bound of its end"])
-def test_a_suite_that_is_stopped_stays_pending(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch, bounded: bool
-) -> None:
+@pytest.mark.parametrize("cause", ["a stop of the run", "a stop of its end", "the bound of its end"])
+def test_a_suite_that_is_stopped_stays_pending(config: RunConfig, monkeypatch: pytest.MonkeyPatch, cause: str) -> None:
     runs(monkeypatch, HANG)
     warnings = Lines()
     suites = SuitesInTraining(config, warnings, Lines())
     for step in (10, 20):
         suites.submit(step, checkpoint(config, step))
     started_at = time.monotonic()
-    if bounded:
+    if cause == "the bound of its end":
         suites.wait(0.2)
+    elif cause == "a stop of its end":
+        suites.wait(600, should_stop=lambda: True)
     else:
         suites.stop()
     assert time.monotonic() - started_at < 30 and suites.collect() == []
-    assert len(warnings) == bounded and not any(HANG in child.cmdline() for child in psutil.Process().children())
+    assert len(warnings) == (cause == "the bound of its end") and not any(
+        HANG in child.cmdline() for child in psutil.Process().children()
+    )
     for step in (10, 20):
         assert read_late_scores(checkpoint(config, step)).state == "pending"  # type: ignore[union-attr]
 
