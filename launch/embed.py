@@ -175,7 +175,7 @@ def write_vectors(path: Path, texts: list[str], vectors: np.ndarray) -> None:
     else:
         import pandas
 
-        from trainer.finetuning.labeled_tables import write_table
+        from trainer.finetuning.written_tables import write_table
 
         write_table(pandas.DataFrame({"text": texts, "embedding": list(vectors)}), path)
 

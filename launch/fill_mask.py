@@ -11,7 +11,6 @@ so; with --json, `window_tokens` is their number, otherwise null.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from data_prep.base.arguments import at_least
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.logs import logger
+from data_prep.base.terminal import json_line
 from launch.options import add_model, add_tracking_uri, check_utf8, command_parser, lines_of_stdin
 
 LOG = logger(__name__)
@@ -143,7 +143,7 @@ def show_filled(model: FillMask, texts: list[Text], arguments: argparse.Namespac
             warn_of_skipped(source, error, len(texts))
             continue
         warn_of_window(source, prediction)
-        print(json.dumps(as_json(prediction), ensure_ascii=False) if arguments.json else "\n".join(report(prediction)))
+        print(json_line(as_json(prediction)) if arguments.json else "\n".join(report(prediction)))
         num_filled += 1
     if not num_filled:
         raise no_mask(model.mask_token)
@@ -165,7 +165,7 @@ def show_random(model: FillMask, texts: list[Text], arguments: argparse.Namespac
         warn_of_window(source, prediction)
         num_right += is_right(prediction, masked)
         if arguments.json:
-            print(json.dumps({**as_json(prediction, masked), "seed": seed}, ensure_ascii=False))
+            print(json_line({**as_json(prediction, masked), "seed": seed}))
         else:
             print("\n".join(report(prediction, masked)), end="\n\n")
     if len(masked_texts) > 1 and not arguments.json:

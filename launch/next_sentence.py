@@ -10,11 +10,10 @@ standard input: one pair per line, A and B separated by a tab.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from data_prep.base.errors import UsageError, run_command
-from data_prep.base.terminal import counted
+from data_prep.base.terminal import counted, json_line
 from launch.options import add_model, add_tracking_uri, check_utf8, command_parser, lines_of_stdin
 
 
@@ -42,7 +41,7 @@ def main() -> None:
         found = model.predict(first, second)
         if arguments.json:
             value = {"first": first, "second": second, "label": found.label, "probability": found.probability}
-            print(json.dumps(value, ensure_ascii=False))
+            print(json_line(value))
         else:
             print(f"{found.label} (probability {found.probability:.3f})")
 

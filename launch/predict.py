@@ -3,7 +3,8 @@
     clozeworks predict --model models:/NAME@ALIAS --input texts.tsv --output labeled.tsv
 
 The output is the input with the additional columns `predicted`, `probability` and one per class (regression: only
-`predicted`; question answering: also `start`). Both files are tsv, csv, jsonl or parquet, according to their suffix.
+`predicted`; question answering: also `start`). Both files are tsv, csv, jsonl or parquet, according to their suffix. An
+input that has such a column already is refused, unless --result-suffix gives the additional ones other names.
 """
 
 from __future__ import annotations
@@ -54,13 +55,20 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         action=OnceFlag,
         help="whether quotation marks in tsv and csv enclose cells (default: as in the training data)",
     )
+    tables.add_argument(
+        "--result-suffix",
+        default="",
+        metavar="TEXT",
+        help="text after the names of the additional columns, such as _2 (default: none)",
+    )
     add_dry_run(tables, "load the model, read the input and check its columns, but predict and write nothing")
     return parser.parse_args(arguments)
 
 
 def main() -> None:
     arguments = parse_arguments()
-    from trainer.finetuning.labeled_tables import check_suffix, write_table
+    from trainer.finetuning.labeled_tables import check_suffix, read_table
+    from trainer.finetuning.written_tables import check_table_can_be_written, write_table
 
     check_suffix(arguments.output)
     check_new_file(arguments.output)
@@ -72,12 +80,15 @@ def main() -> None:
     from trainer.finetuning.fitted_model import FittedModel  # imports torch
 
     model = FittedModel.load(folder)
+    examples, table = read_texts(model, arguments), read_table(arguments.input, arguments.quoting)
+    check_result_columns(model, table, arguments)
+    check_table_can_be_written(table, arguments.output, arguments.quoting)
     if arguments.dry_run:
-        num_texts = len(read_texts(model, arguments).texts)
-        print(f"dry run: would label {counted(num_texts, 'text')} and write {arguments.output}; nothing was written")
+        num_texts = counted(len(examples), "text")
+        print(f"dry run: would label {num_texts} and write {arguments.output}; nothing was written")
         return
-    table, num_long = predict_table(model, arguments)
-    write_table(table, arguments.output)
+    table, num_long = add_predictions(model, examples, table, arguments)
+    write_table(table, arguments.output, arguments.quoting)
     long = (
         f"; {counted(num_long, 'text')} longer than the model's {model.preprocessor.max_length} tokens"
         if num_long
@@ -139,23 +150,36 @@ def read_texts(model: FittedModel, arguments: argparse.Namespace) -> Examples:
     return examples
 
 
-def predict_table(model: FittedModel, arguments: argparse.Namespace) -> tuple[pandas.DataFrame, int]:
-    """Return the input with additional columns of predictions, and the number of truncated texts."""
+def check_result_columns(model: FittedModel, table: pandas.DataFrame, arguments: argparse.Namespace) -> None:
+    """Refuse an input that has a column of the predictions' name.
+
+    Raises:
+        UsageError: it has one.
+    """
+    names = [f"{name}{arguments.result_suffix}" for name in model.task.result_columns]
+    if taken := [name for name in names if name in table.columns]:
+        raise UsageError(
+            f"{arguments.input} already has {', '.join(map(repr, taken))}, as the columns of the predictions are named",
+            fix="give --result-suffix TEXT, such as --result-suffix _2, or rename these columns",
+            code="existing-result-columns",
+        )
+
+
+def add_predictions(
+    model: FittedModel, examples: Examples, table: pandas.DataFrame, arguments: argparse.Namespace
+) -> tuple[pandas.DataFrame, int]:
+    """Return the table with additional columns of predictions, and the number of truncated texts."""
     import pandas
 
     from trainer.finetuning.answer_task import Answer
-    from trainer.finetuning.labeled_tables import read_table
 
-    examples = read_texts(model, arguments)
     predictions, num_long = model.predict(examples, arguments.batch_size)
     labels = [one.label.text if isinstance(one.label, Answer) else one.label for one in predictions]
     columns = pandas.DataFrame([dict(one.columns) for one in predictions])
     columns.insert(0, "predicted", labels)
     if predictions[0].probability is not None:
         columns.insert(1, "probability", [one.probability for one in predictions])
-    table = read_table(arguments.input, arguments.quoting)
-    kept = table[[name for name in table.columns if name not in columns.columns]]
-    return pandas.concat([kept, columns], axis=1), num_long
+    return pandas.concat([table, columns.add_suffix(arguments.result_suffix)], axis=1), num_long
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ labels, and the share of positions that hold tokens. It reads the shards of `dat
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING
 from data_prep.base.arguments import at_least
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.load_settings import load_settings
+from data_prep.base.terminal import json_line
 from launch.options import add_config, command_parser, unknown_stage
 from trainer.config.run_config import RunConfig
 from trainer.data.sample_range import parse_ranges
@@ -78,7 +78,7 @@ def main() -> None:
     pair_labels = PAIR_LABELS[config.data.sentence_pairs]
     if arguments.json:
         for row in rows_as_data(batch, pair_labels, arguments.sample):
-            print(json.dumps(row, ensure_ascii=False))
+            print(json_line(row))
         return
     color = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
     print(LEGEND, end="\n\n")

@@ -142,5 +142,10 @@ FAULTS = {
         "It arrives as typed, or is refused",
     ),
     "69": Fault("An evaluation in which nothing is masked", "A line says so and training continues"),
+    "70": Fault("Labels of a regression have any scale, offset and sign", "They are fitted to the same quality"),
+    "71": Fault(
+        "Texts of a table have control characters, line separators or no quoting",
+        "What is written reads back the same, or is refused",
+    ),
     "75": Fault("A rank holds only padding of a parameter group", "Every optimizer steps, saves and loads"),
 }

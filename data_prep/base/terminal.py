@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
 _LONGEST_PARAGRAPH = 4_000  # characters
 
 # C0 and C1 controls (escape sequences begin with one), line separators, the characters that override the direction
 # of what follows them (Unicode TR 9, and the "trojan source" attack), and lone surrogates, which cannot be encoded.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_SEPARATORS = re.compile("[\x7f-\x9f\u2028\u2029]")  # JSON escapes those below a space itself
 
 
 def printable(text: str) -> str:
@@ -17,6 +21,16 @@ def printable(text: str) -> str:
     Letters of right-to-left scripts stay as they are: each line has its own direction.
     """
     return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def json_line(value: Any) -> str:
+    """Return a value as JSON on one line, also for programs that split at other separators than line feeds.
+
+    Raises:
+        TypeError, ValueError: JSON cannot hold it, such as infinity.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return _SEPARATORS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def counted(number: int, noun: str) -> str:

@@ -13,13 +13,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from launch import embed, finetune, predict, register
 from tests.support.error_codes import coded
-from trainer.finetuning.examples import Columns
+from trainer.finetuning.examples import Columns, Examples
 from trainer.finetuning.task_data import make_task
+from trainer.finetuning.tasks import Prediction
 from trainer.inference.pulled_model import pull
 from trainer.tracking.mlflow_server import connect
 
@@ -61,9 +63,10 @@ def labeled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, model: Path | str, labeled: Path, *more: str) -> None:
-    given = ["--model", str(model), "--train", str(labeled), "--text-column", "sentence", "--label-column", "animal"]
-    task = [] if "--task" in more else ["--task", "classification"]
-    monkeypatch.setattr(sys, "argv", ["finetune.py", *given, *task, *more])
+    usual = {"--train": str(labeled), "--text-column": "sentence", "--label-column": "animal"}
+    given = {"--model": str(model), "--task": "classification", **usual}
+    words = [word for option, value in given.items() if option not in more for word in (option, value)]
+    monkeypatch.setattr(sys, "argv", ["finetune.py", *words, *more])
     finetune.main()
 
 
@@ -201,7 +204,8 @@ import sys
 from data_prep.base.errors import UserError
 from launch import finetune
 for options in sys.argv[1:]:
-    sys.argv = ["finetune.py", *GIVEN, *options.split()]
+    more = options.split()
+    sys.argv = ["finetune.py", *(word for pair in GIVEN if pair[0] not in more for word in pair), *more]
     try:
         finetune.main()
     except UserError as error:
@@ -227,7 +231,8 @@ def test_wrong_arguments_are_told_before_torch_is_loaded(labeled: Path) -> None:
     }
     Path("header.tsv").write_text("sentence\tanimal\n")
     Path("gaps.tsv").write_text("sentence\tanimal\na cat\tcat\na dog\t\n")
-    given = ["--model", "nowhere", "--train", "animals.tsv", "--text-column", "sentence", "--label-column", "animal"]
+    given = [("--model", "nowhere"), ("--train", "animals.tsv")]
+    given += [("--text-column", "sentence"), ("--label-column", "animal")]
     command = [sys.executable, "-c", REFUSED.replace("GIVEN", repr(given)), *told]
     environment = os.environ | {"PYTHONPATH": str(Path(finetune.__file__).parents[1])}
     done = subprocess.run(command, capture_output=True, text=True, cwd=labeled.parent, env=environment, timeout=500)
@@ -277,6 +282,26 @@ def test_predictions_go_neither_over_their_input_nor_into_a_folder_that_is_not_t
         monkeypatch.setattr(sys, "argv", ["predict.py", *arguments])
         with pytest.raises(UsageError, check=coded(code)):
             predict.main()
+
+
+def test_columns_of_the_input_named_as_those_of_the_predictions_are_kept_under_a_suffix_or_refused(
+    tmp_path: Path,
+) -> None:
+    table = pandas.DataFrame({"text": ["a"], "predicted": ["old"], "probability_x": ["1"]}, dtype=object)
+    task = make_task("classification", ("x", "y"))
+    prediction = Prediction("x", 0.75, {"probability_x": 0.75, "probability_y": 0.25})
+    model: Any = SimpleNamespace(task=task, predict=lambda examples, batch_size: ([prediction], 0))
+    given = ["--model", "m", "--input", "in.tsv", "--output", "out.tsv"]
+    for more in ([], ["--result-suffix", ""]):
+        with pytest.raises(UsageError, match="'predicted', 'probability_x'", check=coded("existing-result-columns")):
+            predict.check_result_columns(model, table, predict.parse_arguments([*given, *more]))
+    arguments = predict.parse_arguments([*given, "--result-suffix", "_2"])
+    predict.check_result_columns(model, table, arguments)
+    found, _ = predict.add_predictions(model, Examples(["a"], None, None), table, arguments)
+    assert found.iloc[0].to_dict() == {
+        **{"text": "a", "predicted": "old", "probability_x": "1"},
+        **{"predicted_2": "x", "probability_2": 0.75, "probability_x_2": 0.75, "probability_y_2": 0.25},
+    }
 
 
 def test_unpaired_quotation_marks_are_warned_of_and_quoting_is_remembered(

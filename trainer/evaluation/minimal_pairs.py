@@ -29,6 +29,8 @@ SUFFIXES = (".jsonl", ".jsonl.gz")
 BATCH_TOKENS = 4096
 """Tokens of the masked copies that are scored at once: on a CPU a quarter faster than 16,384, which leave its cache."""
 NUM_RESAMPLES = 10_000
+CHANCE = 0.5
+"""Accuracy of a coin."""
 FEWEST_PAIRS = 30
 """A bootstrap interval of fewer pairs says little, and of one that is always right it has no width."""
 _SHOWN_CHARACTERS = 60
@@ -323,7 +325,8 @@ def report_lines(report: Report) -> Iterator[str]:
         if group:
             yield ""
     mean = f"{100 * report.mean_of_paradigms:.2f}%"
-    yield f"overall is the share of all pairs; the mean of the paradigms is {mean}. A tie is wrong."
+    yield f"overall is the share of all pairs; the mean of the paradigms is {mean}."
+    yield f"A tie is wrong; chance is {CHANCE:.0%}."
     if any(
         each.num_pairs < FEWEST_PAIRS for each in (report.overall, *report.fields.values(), *report.paradigms.values())
     ):

@@ -10,6 +10,7 @@ from typing import Any
 from data_prep.base.errors import UserError
 from data_prep.base.table import aligned
 from trainer.evaluation.suite_plan import Job, Plan
+from trainer.evaluation.suite_tasks import BASELINE
 
 
 class SuiteFailed(UserError):
@@ -65,7 +66,10 @@ def report_lines(result: SuiteResult) -> Iterator[str]:
     for task, entry in suite.tasks.items():
         jobs = result.plan.of(task)
         done = [result.metrics[job] for job in jobs if job in result.metrics]
-        parts = [f"{name} {_mean_and_spread([values[name] for values in done])}" for name in entry.metrics]
+        parts = [
+            f"{name} {_mean_and_spread([values[name] for values in done])}{_yardstick(done, name)}"
+            for name in entry.metrics
+        ]
         seeds = str(len(jobs)) if len(done) == len(jobs) else f"{len(done)} of {len(jobs)}"
         score = _mean_and_spread(list(result.scores(task).values()))
         rows.append((task, seeds, score, ", ".join(parts) if done else "missing"))
@@ -75,6 +79,8 @@ def report_lines(result: SuiteResult) -> Iterator[str]:
             ("average", "", "missing" if average is None else f"{average:.4f}", f"mean of {len(suite.tasks)} tasks")
         )
     yield f"suite {suite.name}: mean ± standard deviation over seeds; a task's score is the mean of its metrics"
+    if any("(baseline " in metrics for *_, metrics in rows):
+        yield "baseline: the metric of predictions that use no text (the most frequent label, the mean, or chance)"
     if suite.source:
         yield f"settings: {suite.source}"
     yield from aligned(rows)
@@ -112,6 +118,12 @@ def check_complete(result: SuiteResult) -> None:
             fix="correct the cause and rerun the same command, which repeats the failed ones only",
             code="suite-incomplete",
         )
+
+
+def _yardstick(done: Sequence[Mapping[str, float]], name: str) -> str:
+    """Return the baseline of a metric in parentheses, if the task's function has one."""
+    values = [each[f"{BASELINE}{name}"] for each in done if f"{BASELINE}{name}" in each]
+    return f" (baseline {fmean(values):.4f})" if values else ""
 
 
 def _mean_and_spread(values: Sequence[float]) -> str:

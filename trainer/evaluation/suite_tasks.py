@@ -33,6 +33,8 @@ from trainer.inference.pretrained import SHORTEST
 Metrics = Mapping[str, float]
 Function = Callable[[Path, Mapping[str, Any]], Metrics]
 _VALID_PARTS = ("train", "valid")
+BASELINE = "baseline/"
+"""Prefix of a metric's name: the same metric of a yardstick, which knows nothing of the text."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,13 @@ class FinetuneTaskSettings(Settings):
 class Finetune:
     """Fine-tune with one seed and score: `valid/METRIC`, and `NAME/METRIC` where a third file is called NAME.
 
+    `baseline/valid/METRIC` and `baseline/NAME/METRIC` are the scores of the task's yardstick, which reads no text.
+
     A text is truncated to `max_length` tokens, or to what the model takes if that is less.
     """
 
-    version = "1"
+    version = "2"
+    """Of regression, version 1 fitted labels as they are; it had no baseline."""
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Check settings, files and columns."""
@@ -127,6 +132,7 @@ class Finetune:
         yield from (f"valid/{name}" for name in ("loss", *names))
         if third is not None:
             yield from (f"{third}/{name}" for name in names)
+        yield from (f"{BASELINE}{part}/{name}" for part in ("valid", third) if part is not None for name in names)
         yield from ("learning_rate", "epoch", "skipped_rows")
 
     def __call__(self, model: Path, settings: Mapping[str, Any]) -> Metrics:
@@ -160,6 +166,9 @@ class Finetune:
         scores = {f"valid/{name}": value for name, value in best.fit.valid_scores.items()}
         if third is not None:
             scores |= {f"{third}/{name}": value for name, value in best.fit.scores.items()}
+        for part, name in {"valid": "valid", **({} if third is None else {"test": third})}.items():
+            yardstick = experiment.data.baseline_scores(part)
+            scores |= {f"{BASELINE}{name}/{metric}": value for metric, value in yardstick.items()}
         num_skipped = sum(part.examples.num_incomplete for part in experiment.data.parts.values())
         others = {"learning_rate": best.fit.learning_rate, "epoch": best.fit.best_epoch, "skipped_rows": num_skipped}
         return {**scores, **others}
@@ -185,7 +194,7 @@ class ScoreMinimalPairs:
         from trainer.evaluation.minimal_pairs import read_minimal_pairs
 
         pairs = read_minimal_pairs(self._path(settings))
-        yield from ("accuracy", "ties")
+        yield from ("accuracy", f"{BASELINE}accuracy", "ties")
         yield from dict.fromkeys(f"field/{pair.field}" for pair in pairs if pair.field)
         yield from dict.fromkeys(f"paradigm/{pair.paradigm}" for pair in pairs)
 
@@ -193,7 +202,7 @@ class ScoreMinimalPairs:
         import torch
 
         from trainer.evaluation.masked_scorers import SentenceEncoder, scorer_of
-        from trainer.evaluation.minimal_pairs import judge, pair_scores, read_minimal_pairs
+        from trainer.evaluation.minimal_pairs import CHANCE, judge, pair_scores, read_minimal_pairs
         from trainer.inference.fill_mask import FillMask
 
         pairs, filler = read_minimal_pairs(self._path(settings)), FillMask.load(model)
@@ -206,6 +215,7 @@ class ScoreMinimalPairs:
         report = judge(pairs, scores)
         return {
             "accuracy": report.overall.share,
+            f"{BASELINE}accuracy": CHANCE,
             "ties": float(report.overall.num_ties),
             **{f"field/{name}": each.share for name, each in report.fields.items()},
             **{f"paradigm/{name}": each.share for name, each in report.paradigms.items()},

@@ -5,6 +5,8 @@ A context that exceeds the maximum length is read in windows that overlap by hal
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from trainer.finetuning.examples import Examples, text_of
+from trainer.finetuning.labeled_tables import is_missing
 from trainer.finetuning.scores import answer_f1, answer_scores
 from trainer.finetuning.tasks import Encoded, Output, Prediction, Task, num_longer, softmax
 from trainer.inference.pretrained import Preprocessor, Row
 
 MAX_ANSWER_TOKENS = 30
 NUM_CANDIDATES = 20
+_JSON_ANSWERS = re.compile(r"\s*(?:\[\s*)?\{.*\"text\"", re.DOTALL)
 _NO_ANSWER = "there is no answer, and each question needs one from its context"
 
 
@@ -48,15 +52,26 @@ class AnswerTask(Task):
     metrics = ("f1", "exact_match")
     example_score = "F1"
     needs_pair = True
+    baseline_name = "context"
 
     def head_options(self) -> dict[str, Any]:
         return {}
 
+    @property
+    def result_columns(self) -> tuple[str, ...]:
+        return (*super().result_columns, "start")
+
     def parse_label(self, cell: Any, text: Any) -> Answer:
-        """Parse an answer's text, or SQuAD's `{"text": [...], "answer_start": [...]}`; the first answer is learned."""
+        """Parse an answer's text, or SQuAD's answers; the first one is learned, and all count as right.
+
+        SQuAD's files have a list of `{"text": ..., "answer_start": ...}`, its tables one such object whose values are
+        lists, and its predictions one with plain values. A cell of tsv or csv holds such a value as JSON.
+        """
         start, others = None, tuple[str, ...]()
+        cell = _squad_answers(cell)
         if isinstance(cell, dict):
-            texts, starts = [text_of(one) for one in cell.get("text", [])], list(cell.get("answer_start", []))
+            texts = [text_of(one) for one in _as_list(cell.get("text"))]
+            starts = _as_list(cell.get("answer_start"))
             if not texts or len(texts) != len(starts):
                 raise ValueError(_NO_ANSWER)
             cell, start, others = texts[0], _character(starts[0]), tuple(texts[1:])
@@ -107,8 +122,52 @@ class AnswerTask(Task):
     def score_example(self, label: Answer, prediction: Prediction) -> float:
         return max(answer_f1(text, prediction.label.text) for text in label.texts)
 
+    def baseline(self, train: Sequence[Answer], examples: Examples) -> list[Prediction]:
+        return [Prediction(Answer(context.strip(), 0)) for context in examples.texts]
+
+    def baseline_text(self, train: Sequence[Answer]) -> str:
+        return "the whole context as the answer"
+
+    def is_constant(self, labels: Sequence[Answer], predictions: Sequence[Prediction]) -> bool:
+        """Return whether every answer is empty."""
+        return not any(prediction.label.text for prediction in predictions)
+
+    def constant_label(self, labels: Sequence[Answer]) -> str | None:
+        return None
+
     def show_label(self, label: Answer) -> str:
         return label.text
+
+
+def _squad_answers(cell: Any) -> Any:
+    """Return SQuAD's answers in any of their forms as an object with lists; anything else unchanged.
+
+    Raises:
+        ValueError: a list has no answers, or something else in it.
+    """
+    if isinstance(cell, str) and _JSON_ANSWERS.match(cell):
+        try:
+            cell = json.loads(cell)
+        except (ValueError, RecursionError):
+            return cell  # an answer that begins like JSON
+    if isinstance(cell, np.ndarray):
+        cell = cell.tolist()
+    if isinstance(cell, dict) and "answers" in cell:
+        return _squad_answers(cell["answers"])
+    if not isinstance(cell, list):
+        return cell
+    if not cell or not all(isinstance(each, dict) for each in cell):
+        raise ValueError(_NO_ANSWER)
+    return {name: [value for each in cell for value in _as_list(each.get(name))] for name in ("text", "answer_start")}
+
+
+def _as_list(cell: Any) -> list[Any]:
+    """Return the values of a list (numpy's for Parquet), or a plain value as the only one; none for a missing one."""
+    if isinstance(cell, np.ndarray):
+        cell = cell.tolist()
+    if isinstance(cell, list | tuple):
+        return list(cell)
+    return [] if is_missing(cell) else [cell]
 
 
 def _character(cell: Any) -> int:

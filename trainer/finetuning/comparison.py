@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from data_prep.base.terminal import counted, duration
 from trainer.finetuning.experiment import Experiment, Fit, VariantResult
 from trainer.finetuning.task_data import TaskData
+from trainer.finetuning.tasks import Prediction
 from trainer.inference.fill_mask import shorten
 from trainer.tracking.figures import Curve, draw_curves
 from trainer.tracking.tracker import MetricLog
@@ -20,11 +21,14 @@ NUM_FAILURES = 5
 
 
 def report_lines(experiment: Experiment, results: Sequence[VariantResult]) -> Iterator[str]:
-    """Yield the lines of the report: scores, chosen learning rates, scores by length, and errors of the best models."""
+    """Yield the lines of the report: scores beside their yardstick, learning rates, scores by length, and errors."""
     data, metric = experiment.data, experiment.metric
-    yield from score_lines(results, data.task.metrics, metric, data.scored_on)
-    yield from rate_lines(results, metric)
     best = [result.best(metric) for result in results]
+    yardstick = data.baseline_scores(data.scored_on)
+    yield from score_lines(results, data.task.metrics, metric, data.scored_on, (data.task.baseline_name, yardstick))
+    yield f"{data.task.baseline_name}: {data.task.baseline_text(data.train_labels)}"
+    yield from yardstick_warnings(results, best, data, metric, yardstick)
+    yield from rate_lines(results, metric, f"; {valid_yardstick(data, metric)}")
     yield ""
     yield from length_lines(best, data)
     for one in best:
@@ -32,8 +36,17 @@ def report_lines(experiment: Experiment, results: Sequence[VariantResult]) -> It
         yield from failure_lines(one, data, NUM_FAILURES)
 
 
-def score_lines(results: Sequence[VariantResult], metrics: Sequence[str], metric: str, scored_on: str) -> Iterator[str]:
-    """Yield a row per variant, the best by `metric` first: mean and standard deviation of `metrics` over the seeds."""
+def score_lines(
+    results: Sequence[VariantResult],
+    metrics: Sequence[str],
+    metric: str,
+    scored_on: str,
+    yardstick: tuple[str, Mapping[str, float]],
+) -> Iterator[str]:
+    """Yield a row per variant, the best by `metric` first: mean and standard deviation of `metrics` over the seeds.
+
+    The last row is that of the yardstick, given by its name and scores.
+    """
     part = "test" if scored_on == "test" else "valid, which also chose the learning rate and epoch"
     num_seeds = len(results[0].fits)
     what = (
@@ -46,13 +59,44 @@ def score_lines(results: Sequence[VariantResult], metrics: Sequence[str], metric
     for result in sorted(results, key=lambda one: -one.mean_and_spread(metric)[0]):
         cells = "".join(f"{_mean_and_spread(result, metric):>18}" for metric in metrics)
         yield f"{result.variant:<9}{result.learning_rate:>9g}{cells}"
+    name, scores = yardstick
+    yield f"{name:<9}{'-':>9}" + "".join(f"{figure(scores[metric]):>18}" for metric in metrics)
 
 
-def rate_lines(results: Sequence[VariantResult], metric: str) -> Iterator[str]:
-    """Yield the valid scores that selected the learning rates."""
+def valid_yardstick(data: TaskData, metric: str) -> str:
+    """Return the valid score of the yardstick in words."""
+    return f"{data.task.baseline_name} {figure(data.baseline_scores('valid')[metric])}"
+
+
+def yardstick_warnings(
+    results: Sequence[VariantResult],
+    best: Sequence[Fit],
+    data: TaskData,
+    metric: str,
+    yardstick: Mapping[str, float],
+) -> Iterator[str]:
+    """Yield warnings about variants whose predictions hardly vary, or are not better than the yardstick."""
+    task, labels = data.task, data.reported.examples.labels or []
+    metric = "rmse" if "rmse" in task.metrics else metric  # correlations do not notice a wrong scale
+    for result, one in zip(results, best, strict=True):
+        if task.is_constant(labels, one.predictions):
+            yield (
+                f"warning: {result.variant}: the predictions are nearly the same for every text, so the fit learned "
+                "hardly more than the most likely label; try more epochs or other --learning-rates"
+            )
+        mean, _ = result.mean_and_spread(metric)
+        if mean >= yardstick[metric] if metric == "rmse" else mean <= yardstick[metric]:
+            yield (
+                f"warning: {result.variant} is not better than {task.baseline_name} on {data.scored_on}: {metric} "
+                f"{figure(mean)} and {figure(yardstick[metric])}"
+            )
+
+
+def rate_lines(results: Sequence[VariantResult], metric: str, yardstick: str = "") -> Iterator[str]:
+    """Yield the valid scores that selected the learning rates, and `yardstick` after them."""
     for result in results:
-        tried = ", ".join(f"{rate:g}: {score:.4f}" for rate, score in result.tried.items())
-        yield f"{result.variant}: valid {metric} of the first seed by learning rate: {tried}{_edge(result)}"
+        tried = ", ".join(f"{rate:g}: {figure(score)}" for rate, score in result.tried.items())
+        yield f"{result.variant}: valid {metric} of the first seed by learning rate: {tried}{yardstick}{_edge(result)}"
         if result.diverged:
             rates = ", ".join(f"{rate:g}" for rate in result.diverged)
             yield f"warning: {result.variant}: fits at learning rate {rates} diverged and are excluded"
@@ -63,20 +107,22 @@ def length_lines(fits: Sequence[Fit], data: TaskData) -> Iterator[str]:
     lengths = data.reported.encoded.num_tokens
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     size = -(-len(order) // NUM_LENGTH_GROUPS)
-    scores = [_example_scores(one, data) for one in fits]
+    scores = [*(_example_scores(one.predictions, data) for one in fits)]
+    scores.append(_example_scores(data.baseline(data.scored_on), data))
+    names = [*(one.variant for one in fits), data.task.baseline_name]
     yield f"{data.task.example_score} by length of the text"
-    yield f"{'tokens':<14}{'examples':>9}" + "".join(f"{one.variant:>10}" for one in fits)
+    yield f"{'tokens':<14}{'examples':>9}" + "".join(f"{name:>11}" for name in names)
     for start in range(0, len(order), size):
         group = order[start : start + size]
         span = f"{lengths[group[0]]:,} to {lengths[group[-1]]:,}"
         means = [fmean(of_fit[number] for number in group) for of_fit in scores]
-        yield f"{span:<14}{len(group):>9,}" + "".join(f"{mean:>10.4f}" for mean in means)
+        yield f"{span:<14}{len(group):>9,}" + "".join(f"{figure(mean):>11}" for mean in means)
 
 
 def failure_lines(one: Fit, data: TaskData, count: int) -> Iterator[str]:
     """Yield the worst predictions of a fit, those with the highest probability first among equals."""
     examples, task = data.reported.examples, data.task
-    labels, scores = examples.labels or [], _example_scores(one, data)
+    labels, scores = examples.labels or [], _example_scores(one.predictions, data)
     sign = -1.0 if task.example_score == "error" else 1.0
     order = sorted(
         range(len(scores)), key=lambda number: (sign * scores[number], -(one.predictions[number].probability or 0.0))
@@ -97,11 +143,14 @@ def failure_lines(one: Fit, data: TaskData, count: int) -> Iterator[str]:
         yield f"  is {label}, predicted {predicted}{sure}: {display}"
 
 
-def progress_line(result: VariantResult, metric: str) -> str:
+def progress_line(experiment: Experiment, result: VariantResult) -> str:
     """Return the score of a variant in one line, once it is fitted completely."""
+    data, metric = experiment.data, experiment.metric
+    yardstick = f"{data.task.baseline_name} {figure(data.baseline_scores(data.scored_on)[metric])}"
     seconds = sum(one.seconds for one in result.fits)
     fits = counted(len(result.fits), "chosen fit")
-    return f"{result.variant}: {metric} {_mean_and_spread(result, metric)}; {fits} in {duration(seconds)}"
+    score = _mean_and_spread(result, metric)
+    return f"{result.variant}: {metric} {score} ({yardstick}); {fits} in {duration(seconds)}"
 
 
 def draw_comparison(results: Sequence[VariantResult], metric: str, title: str) -> bytes:
@@ -117,13 +166,22 @@ def draw_comparison(results: Sequence[VariantResult], metric: str, title: str) -
 
 
 def write_scores(path: Path, experiment: Experiment, results: Sequence[VariantResult]) -> None:
-    """Write the report as JSON: by variant the scores of each seed, their mean and deviation, and the rates."""
+    """Write the report as JSON: by variant the scores of each seed, their mean and deviation, and the rates.
+
+    `baseline` has the scores of the yardstick.
+    """
     data = experiment.data
     value = {
         "task": data.task.name,
         "metric": experiment.metric,
         "scored_on": data.scored_on,
         "num_examples": data.num_examples,
+        "baseline": {
+            "name": data.task.baseline_name,
+            "predicts": data.task.baseline_text(data.train_labels),
+            "scores": data.baseline_scores(data.scored_on),
+            "valid_scores": data.baseline_scores("valid"),
+        },
         "variants": {result.variant: _figures(result, data.task.metrics) for result in results},
     }
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
@@ -132,10 +190,11 @@ def write_scores(path: Path, experiment: Experiment, results: Sequence[VariantRe
 def log_results(
     run: MetricLog, experiment: Experiment, results: Sequence[VariantResult], report: str, picture: Path
 ) -> None:
-    """Log means and spreads to the parent run, with report and picture."""
-    scores: dict[str, float] = {}
+    """Log means, spreads and the yardstick to the parent run, with report and picture."""
+    data = experiment.data
+    scores = {f"baseline/{name}": value for name, value in data.baseline_scores(data.scored_on).items()}
     for result in results:
-        for metric in experiment.data.task.metrics:
+        for metric in data.task.metrics:
             mean, spread = result.mean_and_spread(metric)
             scores |= {f"{result.variant}/{metric}_mean": mean, f"{result.variant}/{metric}_spread": spread}
     run.log(0, scores)
@@ -146,7 +205,12 @@ def log_results(
 def _mean_and_spread(result: VariantResult, metric: str) -> str:
     """Return mean and deviation as text; one seed has no deviation."""
     mean, spread = result.mean_and_spread(metric)
-    return f"{mean:.4f} ± {spread:.4f}" if len(result.fits) > 1 else f"{mean:.4f}"
+    return f"{figure(mean)} ± {figure(spread)}" if len(result.fits) > 1 else figure(mean)
+
+
+def figure(value: float) -> str:
+    """Return a score with four decimals; an error in the unit of labels can be much smaller or larger than 1."""
+    return f"{value:.4f}" if value == 0.0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"
 
 
 def _edge(result: VariantResult) -> str:
@@ -158,9 +222,9 @@ def _edge(result: VariantResult) -> str:
     return f" (the best is at the edge: --learning-rates {beyond} than {result.learning_rate:g} may be better)"
 
 
-def _example_scores(one: Fit, data: TaskData) -> list[float]:
+def _example_scores(predictions: Sequence[Prediction], data: TaskData) -> list[float]:
     labels = data.reported.examples.labels or []
-    return [data.task.score_example(label, guess) for label, guess in zip(labels, one.predictions, strict=True)]
+    return [data.task.score_example(label, guess) for label, guess in zip(labels, predictions, strict=True)]
 
 
 def _mean_curve(fits: Sequence[Fit], name: str) -> Curve:

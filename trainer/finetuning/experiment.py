@@ -207,12 +207,6 @@ def make_model(experiment: Experiment, variant: str, seed: int) -> PreTrainedMod
         model = getattr(transformers, task.auto_class).from_config(model.config).eval()
     if variant == "frozen":
         freeze_encoder(model)
-    if task.name == "regression":
-        labels = experiment.data.parts["train"].examples.labels or []
-        with torch.no_grad():  # a head that starts at the mean does not have to learn it at a small rate
-            bias = model.get_submodule("classifier").bias
-            assert isinstance(bias, torch.Tensor)
-            bias.fill_(fmean(labels))
     if torch.cuda.is_available():
         model.to("cuda")  # type: ignore[arg-type]  # transformers wraps `to` and loses its overloads
     return model
@@ -265,6 +259,7 @@ def _fit_once(
     part = data.reported
     predictions = data.task.decode(outputs, part.encoded, part.examples)
     scores = data.task.score(part.examples.labels or [], predictions)
+    data.task.finish(model)
     seconds = time.perf_counter() - started_at
     one = Fit(variant, seed, rate, result.points, result.best_epoch, seconds, result.scores, scores, predictions)
     run.finish(scores, one.best_epoch, seconds)
@@ -278,10 +273,9 @@ def _valid_score(experiment: Experiment, rows: Sequence[Row]) -> Score:
     def score(model: torch.nn.Module) -> dict[str, float]:
         outputs, loss = predict(model, rows, experiment.collate, experiment.settings.batch_size)
         if not all(np.isfinite(logits).all() for output in outputs for logits in output.values()):
-            scale = " or labels closer to 1" if task.name == "regression" else ""
             raise Diverged(
                 "the fit diverged: its outputs are not finite",
-                fix=f"give smaller --learning-rates{scale}",
+                fix="give smaller --learning-rates",
                 code="fit-diverged",
             )
         predictions = task.decode(outputs, part.encoded, part.examples)

@@ -38,6 +38,8 @@ class FinetuneResult:
     """By variant: the fits of all seeds with their scores, and the learning rates tried."""
     report: str
     """The report as text; also `report.txt` in the output directory, beside `scores.json` and `curves.png`."""
+    baseline: dict[str, float]
+    """Scores of the yardstick, which reads no text: the most frequent class or tag, the mean, or the whole context."""
     registration: Registration | None = None
 
     @property
@@ -191,7 +193,7 @@ def _fit_all(
     results = []
     for variant in experiment.learning_rates:
         results.append(run_variant(experiment, variant, runs.child, best.keep))
-        log(progress_line(results[-1], experiment.metric))
+        log(progress_line(experiment, results[-1]))
     report = "\n".join(report_lines(experiment, results))
     log(f"\n{report}")  # before anything is written, so that a full disk loses no result
     picture = output / "curves.png"
@@ -208,8 +210,9 @@ def _fit_all(
         ) from None
     folder = _save_best(settings, experiment, best, runs.parent.run_id)
     log_results(runs.parent, experiment, results, report, picture)
-    log(f"\ncurves: {picture}\nmodel: {folder}\n{_saved_line(best)}")
-    return FinetuneResult(folder, experiment.metric, tuple(results), report)
+    log(f"\ncurves: {picture}\nmodel: {folder}\n{_saved_line(best, experiment)}")
+    baseline = experiment.data.baseline_scores(experiment.data.scored_on)
+    return FinetuneResult(folder, experiment.metric, tuple(results), report, baseline)
 
 
 def _run_params(settings: FinetuneSettings, experiment: Experiment) -> dict[str, Any]:
@@ -256,6 +259,8 @@ def _save_best(settings: FinetuneSettings, experiment: Experiment, best: Best, r
         valid_scores=one.valid_scores,
         scores=one.scores,
         scored_on=data.scored_on,
+        baseline=data.task.baseline_text(data.train_labels),
+        baseline_scores=data.baseline_scores(data.scored_on),
         train_sha256=storage.sha256_of(settings.files.train),
         scored_sha256=storage.sha256_of(settings.files.given[data.scored_on]),
         quoting=settings.files.quoting,
@@ -265,13 +270,16 @@ def _save_best(settings: FinetuneSettings, experiment: Experiment, best: Best, r
     return folder
 
 
-def _saved_line(best: Best) -> str:
+def _saved_line(best: Best, experiment: Experiment) -> str:
     """Return the line that names the saved fit and what selected it."""
+    from trainer.finetuning.comparison import valid_yardstick
+
     one = best.fit
     assert one is not None, "there was a fit"
     return (
         f"saved: {one.variant}, seed {one.seed}, learning rate {one.learning_rate:g}, "
-        f"selected by valid {best.metric} {one.valid_scores[best.metric]:.4f}"
+        f"selected by valid {best.metric} {one.valid_scores[best.metric]:.4f} "
+        f"({valid_yardstick(experiment.data, best.metric)})"
     )
 
 

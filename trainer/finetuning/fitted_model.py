@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,6 +57,10 @@ class FitFacts:
     """Of the file that `scores` were measured on."""
     quoting: bool = True
     """Whether quotation marks of its tables enclose cells."""
+    baseline: str = ""
+    """What the yardstick of the scores predicts."""
+    baseline_scores: dict[str, float] = field(default_factory=dict)
+    """Scores of this yardstick."""
 
 
 def read_facts(folder: Path) -> FitFacts | None:
@@ -189,7 +193,11 @@ def _card(facts: FitFacts) -> str:
     base = facts.base_model.removeprefix("models:/").removeprefix("runs:/")
     task = facts.task.replace("_", " ")
     tag = {"token_classification": "token-classification", "question_answering": "question-answering"}
-    scores = "\n".join(f"- {metric} on {facts.scored_on}: {value:.4f}" for metric, value in facts.scores.items())
+    beside = {metric: f" ({facts.baseline}: {value:.4g})" for metric, value in facts.baseline_scores.items()}
+    scores = "\n".join(
+        f"- {metric} on {facts.scored_on}: {value:.4g}{beside.get(metric, '')}"
+        for metric, value in facts.scores.items()
+    )
     counts = ", ".join(f"{count:,} {part}" for part, count in facts.num_examples.items())
     return (
         f"---\nlibrary_name: transformers\npipeline_tag: {tag.get(facts.task, 'text-classification')}\n"

@@ -1,4 +1,4 @@
-"""Tables from files: tsv, csv, jsonl and parquet, read and written by the names of their columns."""
+"""Tables from files: tsv, csv, jsonl and parquet, read by the names of their columns."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import numpy
 import pandas
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.storage import storage
 from data_prep.storage.parquet import DamagedTable, read_whole
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".parquet")
@@ -56,7 +54,7 @@ def read_table(path: Path, quoting: bool = True, header: bool = True, ragged: bo
         if path.suffix == ".jsonl":
             return pandas.DataFrame(list(_json_lines(text, path)), dtype=object)
         separator = "\t" if path.suffix == ".tsv" else ","
-        return _read_ragged(text, separator, header) if ragged else _read_separated(text, separator, quoting, header)
+        return _read_ragged(text, separator, header) if ragged else read_separated(text, separator, quoting, header)
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist", fix="give the path of a table", code="missing-path") from None
     except (OSError, ValueError) as error:  # reading errors of pandas and pyarrow are ValueErrors
@@ -71,6 +69,30 @@ def read_table(path: Path, quoting: bool = True, header: bool = True, ragged: bo
             fix=f"correct the file{unquoted}",
             code="unreadable-table",
         ) from None
+
+
+def read_separated(text: str, separator: str, quoting: bool, header: bool = True) -> pandas.DataFrame:
+    """Return the table of a text as pandas reads it, all cells as text.
+
+    Raises:
+        ValueError: it is not such a table.
+    """
+    how = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
+    options: dict[str, Any] = {"sep": separator, "dtype": str, "keep_default_na": False, "quoting": how}
+    options["index_col"] = False  # else rows with one cell too many silently shift all columns by one
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        try:
+            first_line: Any = "infer" if header else None
+            table: pandas.DataFrame = pandas.read_csv(io.StringIO(text), header=first_line, **options)
+        except pandas.errors.ParserWarning:
+            raise ValueError("its rows have more cells than the first line has names") from None
+    if not header:
+        table.columns = pandas.Index([str(number) for number in range(1, table.shape[1] + 1)])
+        return table
+    first = pandas.read_csv(io.StringIO(text), header=None, nrows=1, **options)
+    table.attrs[REPEATED] = _repeated([name for name in first.iloc[0].tolist() if name])
+    return table
 
 
 def column(table: pandas.DataFrame, name: str, path: Path, option: str) -> list[Any]:
@@ -93,30 +115,6 @@ def column(table: pandas.DataFrame, name: str, path: Path, option: str) -> list[
             code="repeated-column",
         )
     return table[name].tolist()
-
-
-def write_table(table: pandas.DataFrame, path: Path) -> None:
-    """Write a table atomically in the format of the file's extension; lists in tsv and csv become text with spaces.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    check_suffix(path)
-    try:
-        with storage.local_write(path) as partial:
-            if path.suffix == ".parquet":
-                table.to_parquet(partial, index=False)
-            elif path.suffix == ".jsonl":
-                table.to_json(partial, orient="records", lines=True, force_ascii=False)
-            else:
-                table.map(_flat).to_csv(partial, sep="\t" if path.suffix == ".tsv" else ",", index=False)
-    except (ValueError, TypeError) as error:  # of pyarrow, for a column with values of several types
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{path} cannot hold this table ({reason})",
-            fix="write .jsonl instead",
-            code="table-not-writable",
-        ) from None
 
 
 def check_readable(path: Path) -> None:
@@ -184,11 +182,6 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
     return table
 
 
-def _flat(cell: Any) -> Any:
-    """Return lists (also numpy's, which Parquet gives) as text joined by spaces; anything else unchanged."""
-    return " ".join(map(str, cell)) if isinstance(cell, (list, tuple, numpy.ndarray)) else cell
-
-
 def _utf8_text(path: Path) -> str:
     """Return the file's text without a byte order mark.
 
@@ -247,25 +240,6 @@ def _read_ragged(text: str, separator: str, header: bool) -> pandas.DataFrame:
     names = rows.pop(0) if header else [str(number) for number in range(1, width + 1)]
     table = pandas.DataFrame(rows, columns=names, dtype=object)
     table.attrs[REPEATED] = _repeated(names)
-    return table
-
-
-def _read_separated(text: str, separator: str, quoting: bool, header: bool) -> pandas.DataFrame:
-    how = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
-    options: dict[str, Any] = {"sep": separator, "dtype": str, "keep_default_na": False, "quoting": how}
-    options["index_col"] = False  # else rows with one cell too many silently shift all columns by one
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", pandas.errors.ParserWarning)
-        try:
-            first_line: Any = "infer" if header else None
-            table: pandas.DataFrame = pandas.read_csv(io.StringIO(text), header=first_line, **options)
-        except pandas.errors.ParserWarning:
-            raise ValueError("its rows have more cells than the first line has names") from None
-    if not header:
-        table.columns = pandas.Index([str(number) for number in range(1, table.shape[1] + 1)])
-        return table
-    first = pandas.read_csv(io.StringIO(text), header=None, nrows=1, **options)
-    table.attrs[REPEATED] = _repeated([name for name in first.iloc[0].tolist() if name])
     return table
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -38,14 +40,18 @@ def classification_scores(labels: Sequence[str], predicted: Sequence[str], names
 
 def regression_scores(labels: Sequence[float], predicted: Sequence[float]) -> dict[str, float]:
     """Return Spearman's and Pearson's correlation (0 for a constant), and the root mean squared error."""
-    error = float(np.sqrt(np.mean((np.asarray(labels) - np.asarray(predicted)) ** 2)))
+    differences = np.asarray(labels, np.float64) - np.asarray(predicted, np.float64)
+    scale = float(np.abs(differences).max()) or 1.0  # squares of tiny and of huge differences leave float64's range
+    error = scale * float(np.sqrt(np.mean((differences / scale) ** 2)))
     if len(set(labels)) < 2 or len(set(predicted)) < 2:
         return {"spearman": 0.0, "pearson": 0.0, "rmse": error}
-    return {
-        "spearman": float(spearmanr(labels, predicted).statistic),
-        "pearson": float(pearsonr(labels, predicted).statistic),
-        "rmse": error,
-    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of inputs that hardly vary, which the report names
+        correlations = {
+            "spearman": float(spearmanr(labels, predicted).statistic),
+            "pearson": float(pearsonr(labels, predicted).statistic),
+        }
+    return {**{name: value if math.isfinite(value) else 0.0 for name, value in correlations.items()}, "rmse": error}
 
 
 def tagging_scores(labels: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:

@@ -13,7 +13,8 @@ from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted
 from trainer.finetuning.answer_task import AnswerTask
 from trainer.finetuning.examples import Columns, Examples, count_swallowing, read_examples, swallowing_warning
-from trainer.finetuning.tasks import ClassificationTask, Encoded, RegressionTask, Task, TokenTask
+from trainer.finetuning.regression_task import RegressionTask
+from trainer.finetuning.tasks import ClassificationTask, Encoded, Prediction, Task, TokenTask
 from trainer.inference.pretrained import Preprocessor
 from trainer.model.quiet_transformers import quiet_transformers
 
@@ -71,6 +72,19 @@ class TaskData:
     def reported(self) -> Part:
         """That part."""
         return self.parts[self.scored_on]
+
+    @property
+    def train_labels(self) -> list[Any]:
+        """Labels of the training examples."""
+        return self.parts["train"].examples.labels or []
+
+    def baseline(self, part: str) -> list[Prediction]:
+        """Return the predictions of the task's yardstick for a part."""
+        return self.task.baseline(self.train_labels, self.parts[part].examples)
+
+    def baseline_scores(self, part: str) -> dict[str, float]:
+        """Return the scores of these predictions."""
+        return self.task.score(self.parts[part].examples.labels or [], self.baseline(part))
 
     @property
     def num_examples(self) -> dict[str, int]:
@@ -146,6 +160,8 @@ def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Tas
             fix="give more examples, or a --valid file",
             code="too-few-examples",
         )
+    if isinstance(task, RegressionTask):
+        task = task.standardized(examples["train"].labels or [])
     return task, {part: examples[part] for part in ("train", "valid", "test") if part in examples}
 
 
@@ -227,6 +243,16 @@ def data_lines(data: TaskData) -> Iterator[str]:
     if data.num_repeated:
         repeated = counted(data.num_repeated, "example")
         yield f"warning: {repeated} of valid and test with the text of a training example"
+    yield from (f"warning: {text}" for text in data.task.label_warnings(data.train_labels))
+    for name, part in data.parts.items():
+        constant = data.task.constant_label(part.examples.labels or [])
+        if constant is not None:
+            effect = {
+                "train": "a fit learns nothing else",
+                "valid": "scores of valid cannot tell learning rates and epochs apart; the loss selects them",
+                "test": "the reported scores cannot tell fits apart",
+            }
+            yield f"warning: every label of {name} is {constant}, so {effect[name]}"
     alike: dict[str, list[str]] = {}
     for name in data.task.names:
         alike.setdefault(name.casefold(), []).append(name)

@@ -1,14 +1,15 @@
 """Tasks: reading of cells, encoding of texts, decoding of outputs, scoring of predictions.
 
-Everything else (fits, comparison, prediction) uses only the methods of `Task`. `AnswerTask` has its own module.
+Everything else (fits, comparison, prediction) uses only the methods of `Task`. `RegressionTask` and `AnswerTask` have
+their own modules.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -17,7 +18,7 @@ import numpy as np
 from data_prep.base.errors import UsageError
 from trainer.finetuning.examples import Examples, text_of
 from trainer.finetuning.labeled_tables import is_missing
-from trainer.finetuning.scores import classification_scores, regression_scores, tagging_scores
+from trainer.finetuning.scores import classification_scores, tagging_scores
 from trainer.inference.pretrained import Preprocessor, Row
 
 TaskName = Literal["classification", "pair_classification", "regression", "token_classification", "question_answering"]
@@ -25,7 +26,6 @@ TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)
 IGNORED = -100
 """Label of a position that counts for nothing in transformers' losses."""
 OUTSIDE = "O"
-LARGEST_LABEL = float(np.finfo(np.float32).max)
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0")
 
 Output = Mapping[str, np.ndarray]
@@ -66,6 +66,8 @@ class Task(ABC):
     """The first chooses between fits; greater is better for it."""
     example_score: str
     """What `score_example` measures, as the heading of a table."""
+    baseline_name = "majority"
+    """Name of the yardstick in tables."""
     needs_pair = False
     names: tuple[str, ...] = ()
     """The classes in the order of the model's outputs; empty where labels are no classes, or not known yet."""
@@ -77,6 +79,11 @@ class Task(ABC):
             "id2label": dict(enumerate(self.names)),
             "label2id": {name: number for number, name in enumerate(self.names)},
         }
+
+    @property
+    def result_columns(self) -> tuple[str, ...]:
+        """Names of the columns that a table of predictions has."""
+        return ("predicted", "probability")
 
     def parse_text(self, cell: Any) -> Any:
         """Return the text of a cell.
@@ -103,6 +110,30 @@ class Task(ABC):
     @abstractmethod
     def score_example(self, label: Any, prediction: Prediction) -> float:
         """Return the score of one example, from 0 to 1, or its error (regression)."""
+
+    @abstractmethod
+    def baseline(self, train: Sequence[Any], examples: Examples) -> list[Prediction]:
+        """Return the yardstick of every score: predictions from the training labels alone, which read no text."""
+
+    @abstractmethod
+    def baseline_text(self, train: Sequence[Any]) -> str:
+        """Return what the yardstick predicts, in words."""
+
+    def is_constant(self, labels: Sequence[Any], predictions: Sequence[Prediction]) -> bool:
+        """Return whether the predictions are (nearly) the same for every text, although the labels are not."""
+        return len(_values(labels)) > 1 and len(_values([prediction.label for prediction in predictions])) == 1
+
+    def constant_label(self, labels: Sequence[Any]) -> str | None:
+        """Return the label that all examples have in common, as text; None if there are several."""
+        values = _values(labels)
+        return str(*values) if len(values) == 1 else None
+
+    def label_warnings(self, train: Sequence[Any]) -> Iterator[str]:
+        """Yield sentences about training labels that a fit hardly learns."""
+        yield from ()
+
+    def finish(self, model: Any) -> None:  # noqa: B027
+        """Change the head of a fitted model such that its outputs mean labels without this task; here, nothing."""
 
     def show_label(self, label: Any) -> str:
         """Return a label as text."""
@@ -139,6 +170,10 @@ class ClassificationTask(SequenceTask):
     def head_options(self) -> dict[str, Any]:
         return {**super().head_options(), "problem_type": "single_label_classification"}
 
+    @property
+    def result_columns(self) -> tuple[str, ...]:
+        return (*super().result_columns, *(f"probability_{name}" for name in self.names))
+
     def parse_label(self, cell: Any, text: Any) -> str:
         # A file with gaps stores a whole number as 1.0; it is the class "1" in every file format.
         label = text_of(cell).strip()
@@ -163,46 +198,11 @@ class ClassificationTask(SequenceTask):
     def score_example(self, label: str, prediction: Prediction) -> float:
         return float(label == prediction.label)
 
+    def baseline(self, train: Sequence[str], examples: Examples) -> list[Prediction]:
+        return [Prediction(_most_frequent(train))] * len(examples)
 
-class RegressionTask(SequenceTask):
-    """One number for each text, or for each pair of texts."""
-
-    name = "regression"
-    metrics = ("spearman", "pearson", "rmse")
-    example_score = "error"
-
-    def __init__(self, pair: bool = False) -> None:
-        self.needs_pair = pair
-
-    def head_options(self) -> dict[str, Any]:
-        return {"num_labels": 1, "problem_type": "regression"}
-
-    def parse_label(self, cell: Any, text: Any) -> float:
-        try:
-            value = float(cell)
-        except (TypeError, ValueError):
-            raise ValueError(f"{cell!r} is not a number, and regression needs one") from None
-        except OverflowError:
-            value = math.inf
-        if not abs(value) <= LARGEST_LABEL:
-            raise ValueError(f"{cell!r:.40} is not finite as a float32, and regression needs a finite number")
-        return value
-
-    def model_label(self, label: float) -> float:
-        return float(label)
-
-    def decode(self, outputs: Sequence[Output], encoded: Encoded, examples: Examples) -> list[Prediction]:
-        return [Prediction(float(output["logits"][0])) for output in outputs]
-
-    def score(self, labels: Sequence[float], predictions: Sequence[Prediction]) -> dict[str, float]:
-        return regression_scores(labels, [prediction.label for prediction in predictions])
-
-    def score_example(self, label: float, prediction: Prediction) -> float:
-        difference: float = label - prediction.label
-        return abs(difference)
-
-    def show_label(self, label: float) -> str:
-        return f"{label:.3f}"
+    def baseline_text(self, train: Sequence[str]) -> str:
+        return f"the most frequent training class, {_most_frequent(train)!r}"
 
 
 class TokenTask(Task):
@@ -221,6 +221,10 @@ class TokenTask(Task):
         self.names = tuple(names)
         # A truncated word has no prediction and gets the most frequent tag.
         self.default = OUTSIDE if OUTSIDE in self.names or not self.names else self.names[0]
+
+    @property
+    def result_columns(self) -> tuple[str, ...]:
+        return (*super().result_columns, "probabilities")
 
     def parse_text(self, cell: Any) -> list[str]:
         words = [text_of(word) for word in _items(cell, "words")]
@@ -277,6 +281,13 @@ class TokenTask(Task):
         guesses: Sequence[str] = prediction.label
         return sum(tag == guess for tag, guess in zip(label, guesses, strict=True)) / len(label)
 
+    def baseline(self, train: Sequence[Sequence[str]], examples: Examples) -> list[Prediction]:
+        tag = _most_frequent([tag for tags in train for tag in tags])
+        return [Prediction([tag] * len(words)) for words in examples.texts]
+
+    def baseline_text(self, train: Sequence[Sequence[str]]) -> str:
+        return f"the most frequent training tag, {_most_frequent([tag for tags in train for tag in tags])!r}"
+
     def show_label(self, label: Sequence[str]) -> str:
         return " ".join(label)
 
@@ -296,6 +307,16 @@ def choosing_metric(task: Task, asked: str | None) -> str:
             code="unknown-metric",
         )
     return metric
+
+
+def _values(labels: Sequence[Any]) -> set[Any]:
+    """Return the different labels; those of all words for lists of tags."""
+    return {each for label in labels for each in (label if isinstance(label, list) else [label])}
+
+
+def _most_frequent(labels: Sequence[str]) -> str:
+    """Return the most frequent label; the first one in alphabetical order among equals."""
+    return min(Counter(labels).items(), key=lambda item: (-item[1], item[0]))[0]
 
 
 def num_longer(lengths: Sequence[int], preprocessor: Preprocessor) -> int:

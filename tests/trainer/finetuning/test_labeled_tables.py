@@ -12,7 +12,8 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
-from trainer.finetuning.labeled_tables import check_readable, column, is_missing, read_table, write_table
+from trainer.finetuning.labeled_tables import check_readable, column, is_missing, read_table
+from trainer.finetuning.written_tables import write_table
 
 ROWS = {"text": ["a cat", 'said "no"', "été"], "label": ["1", "0", "1"]}
 

@@ -86,6 +86,34 @@ def test_any_of_several_answers_is_right() -> None:
     assert task.score([label], [said]) == {"f1": 1.0, "exact_match": 1.0} and task.score_example(label, said) == 1.0
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        {"text": "cat", "answer_start": 8},
+        {"text": "cat", "answer_start": 8.0},
+        {"text": np.array(["cat"], object), "answer_start": np.array([8])},
+        {"answers": {"text": ["cat"], "answer_start": [8]}},
+        [{"text": "cat", "answer_start": 8}],
+        np.array([{"text": "cat", "answer_start": 8}], object),
+        '{"text": ["cat"], "answer_start": [8]}',
+        '[{"text": "cat", "answer_start": 8}]',
+    ],
+)
+def test_every_form_of_squads_answers_is_read(cell: object) -> None:
+    assert AnswerTask().parse_label(cell, "cat and cat") == Answer("cat", 8)
+
+
+@pytest.mark.parametrize("cell", [[], {"text": "", "answer_start": 0}, {"answer_start": 0}, {"answers": []}, ["cat"]])
+def test_an_answer_without_text_is_refused(cell: object) -> None:
+    with pytest.raises(ValueError, match="there is no answer"):
+        AnswerTask().parse_label(cell, "the cat")
+
+
+def test_an_answer_that_looks_like_json_is_a_text() -> None:
+    text = 'write {"text" there'
+    assert AnswerTask().parse_label('{"text" there', text) == Answer('{"text" there', 6)
+
+
 @pytest.mark.parametrize("cell", ["cat ", " cat", {"text": [" cat "], "answer_start": [3]}])
 def test_white_space_around_an_answer_is_none_of_its_tokens(preprocessor: Preprocessor, cell: Any) -> None:
     context = "the cat sat"

@@ -71,6 +71,26 @@ def test_a_long_text_is_cut_where_fitting_cut_it(registered: Register) -> None:
     assert answer(LONG)["score"].tolist() == pytest.approx([cut[0]["score"]])
 
 
+@pytest.mark.parametrize("kind", ["class", "pair", "number", "tags"])
+def test_a_long_text_in_a_batch_leaves_the_answers_of_the_others(registered: Register, kind: str) -> None:
+    if kind == "tags":
+        _, answer = registered(AutoModelForTokenClassification, id2label={0: "O", 1: "O"}, label2id={"O": 0})
+    else:
+        head = {"num_labels": 1, "problem_type": "regression"} if kind == "number" else {"num_labels": 2}
+        _, answer = registered(AutoModelForSequenceClassification, "second" if kind == "pair" else None, **head)
+    texts = [TEXT, LONG * 50, OTHER]
+    batch = [{"text": text, "text_pair": text} for text in texts] if kind == "pair" else texts
+    forms = [batch, pandas.DataFrame(batch) if kind == "pair" else pandas.DataFrame({"text": batch})]
+    alone = [answer([each]) for each in batch]
+    for form in forms:
+        answers = answer(form)
+        assert len(answers) == 3
+        if kind == "tags":
+            assert list(answers) == [each[0] for each in alone]
+        else:
+            assert answers["score"].tolist() == pytest.approx([each["score"].iloc[0] for each in alone], rel=1e-4)
+
+
 def test_a_tagger_gives_every_piece_a_tag(registered: Register) -> None:
     _, answer = registered(AutoModelForTokenClassification, id2label={0: "O", 1: "O"}, label2id={"O": 0})
     assert answer("the cat sat") == ["O,O,O"]  # by themselves MLflow and transformers leave O out, or fail
