@@ -135,7 +135,7 @@ def main() -> None:
     environment.check_rank_environment()
     config = load_config(arguments.config, [*arguments.overrides, *branch_settings(arguments)])
     explains = arguments.print_config or arguments.dry_run
-    check_output_dir(config.output_dir)
+    check_output_dir(config.output_dir, config.checkpoint.upload_to)
     config = with_deepspeed_file(config, arguments.deepspeed_config)
     branch = branch_of(arguments)
     if explains or world_size(arguments) == 1:  # several ranks compare first, and fail together

@@ -137,6 +137,10 @@ FAULTS = {
     "63": Fault("Source is edited between start and resume", "The edited files are listed, the diff is an artifact"),
     "65": Fault("An addition lacks the filters of the data set", "They are inherited, or it is refused with the list"),
     "66": Fault("A takedown lists values that are not present", "They are remembered and additions leave them out"),
+    "67": Fault(
+        "A name in a folder or store has characters of patterns and URLs",
+        "It is taken literally, or refused before any work",
+    ),
     "68": Fault(
         "A setting has ` #`, `&`, `~` or `$NAME`, or looks like a number, date or Boolean value",
         "It arrives as typed, or is refused",

@@ -8,8 +8,17 @@ from pathlib import Path
 from urllib.parse import unquote
 
 WEB_SCHEMES = ("http", "https")
+HIDDEN = "(hidden)"
+# Of paths with a query, which stand in errors of requests; of whole web addresses the query goes in any case.
+SECRET_QUERY = re.compile(
+    r"(?i)([?&](?:x-amz-[\w-]+|x-goog-[\w-]+|awsaccesskeyid|sig|signature|token|access_token|api_key|key|password)=)"
+    r"[^&\s\"']+"
+)
 
-_URL_IN_TEXT = re.compile(r"\w://[^\s'\"]+")
+OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "memory", "az", "abfs", "abfss", "adl", "oci", "oss", "r2")
+_OF_VERSION = "?versionId="  # of a key of S3, the only query that a store takes
+
+_URL_IN_TEXT = re.compile(r"(?<![\w+.-])[\w+.-]*\w://[^\s'\"]+")
 # A password may contain "/", "?" and "#" (in SQLAlchemy): then the last "@" ends it, unless they follow a port.
 _USER_INFO = re.compile(r"(?<=://)(?:[^/:?#]*:(?!\d*(?:[/?#]|$)).*@|[^/?#]*@)", re.DOTALL)
 _PASSWORD = re.compile(r"://[^/\s@:]*:(?!\d+/)[^\s@]+@")  # a password may hold "/", which a port does not
@@ -55,14 +64,32 @@ def scheme(url: str | Path) -> str:
     return str(url).partition("://")[0] if "://" in str(url) else ""
 
 
+def name_of(url: str | Path) -> str:
+    """Return the last part of a URL's path, without the query of a web address."""
+    return redact(url).rstrip("/").rpartition("/")[2]
+
+
+def has_no_query(url: str | Path) -> bool:
+    """Whether `?` and `#` in the URL are parts of a name, as in object stores; only a version of S3 is none."""
+    return scheme(url) in OBJECT_STORES and _OF_VERSION not in str(url)
+
+
 def redact(url: str | Path) -> str:
     """Return the URL without user, password, query and fragment, for messages, manifests and logs."""
-    return re.split("[?#]", _without_user(str(url)), maxsplit=1)[0] if is_remote(url) else str(url)
+    if not is_remote(url):
+        return str(url)
+    text = _without_user(str(url))
+    return SECRET_QUERY.sub(rf"\1{HIDDEN}", text) if has_no_query(url) else re.split("[?#]", text, maxsplit=1)[0]
 
 
 def redact_text(text: str) -> str:
     """Remove user, password and query of every URL in a text; servers' errors often quote them."""
-    return _URL_IN_TEXT.sub(lambda found: _without_user(found.group()).partition("?")[0], text)
+    return _URL_IN_TEXT.sub(lambda found: _without_query(found.group()), text)
+
+
+def has_login(url: str | Path) -> bool:
+    """Whether a URL names a user, as in s3://KEY:SECRET@bucket; the container of an Azure URL is none."""
+    return not scheme(url).startswith("abfs") and _without_user(str(url)) != str(url)
 
 
 def has_password(text: str) -> bool:
@@ -72,3 +99,7 @@ def has_password(text: str) -> bool:
 
 def _without_user(url: str) -> str:
     return _USER_INFO.sub("", url)
+
+
+def _without_query(url: str) -> str:
+    return redact(url) if has_no_query(url) else _without_user(url).partition("?")[0]

@@ -123,9 +123,10 @@ def _saved_dataset(folder: str) -> list[str]:
     Raises:
         UsageError: the folder holds several splits, or a table of indices that orders the rows.
     """
-    if folder.startswith(("http://", "https://")) or any(character in folder for character in "*?["):
+    is_remote = storage.is_remote(folder)
+    if folder.startswith(("http://", "https://")) or (is_remote and any(character in folder for character in "*?[")):
         return []
-    if not storage.is_remote(folder) and not os.path.isdir(storage.local_path(folder)):
+    if not is_remote and not os.path.isdir(storage.local_path(folder)):
         return []
     name = storage.redact(folder)
     if is_supported(folder):
@@ -164,6 +165,8 @@ def _without_braces(pattern: str) -> list[str]:
     is_web = pattern.startswith(("http://", "https://"))
     if "{" not in pattern or (not is_web and storage.exists(pattern)):
         return [pattern]
+    whole, literal = pattern, "" if is_web else _named_folder(pattern)
+    pattern = pattern[len(literal) :]
     # Both are looked at first: braceexpand goes down a stack with every brace, and makes a list of every range.
     is_small = pattern.count("{") <= _MOST_BRACES
     names: list[str] = []
@@ -171,15 +174,21 @@ def _without_braces(pattern: str) -> list[str]:
         if is_small and all(_length(*found) <= _MOST_NAMES for found in _RANGE.findall(pattern)):
             names = list(islice(braceexpand(pattern, escape=False), _MOST_NAMES + 1))
     except ValueError:  # unbalanced braces stand for themselves
-        return [pattern]
+        return [whole]
     if not 0 < len(names) <= _MOST_NAMES:
         limit = f"{_MOST_NAMES:,} files" if is_small else f"{_MOST_BRACES} sets of braces"
         raise UsageError(
-            f"{storage.redact(pattern)} expands to more than {limit}",
+            f"{storage.redact(whole)} expands to more than {limit}",
             fix="use several patterns, or one with *",
             code="pattern-too-large",
         )
-    return names
+    return [literal + name for name in names]
+
+
+def _named_folder(pattern: str) -> str:
+    """Return the longest beginning of a pattern that is the name of a folder with braces, with its slash."""
+    ends = [found.end() for found in re.finditer("(?<=[^:/])/", pattern)]
+    return next((pattern[:end] for end in reversed(ends) if "{" in pattern[:end] and storage.exists(pattern[:end])), "")
 
 
 def _length(first: str, last: str, step: str) -> int:

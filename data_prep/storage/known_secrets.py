@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from data_prep.base.urls import has_password, redact_text
-
-HIDDEN = "(hidden)"
+from data_prep.base.urls import HIDDEN as HIDDEN
+from data_prep.base.urls import SECRET_QUERY, has_password, redact_text
 
 # Names of secrets in the options of s3fs, gcsfs, adlfs and aiohttp. An AWS key id is one of the two halves of a login.
 _SECRET_OPTION = re.compile(
@@ -27,11 +26,6 @@ _SECRET_VARIABLE = re.compile(
 )
 _NOT_SECRET = re.compile(r"GOOGLE_APPLICATION_CREDENTIALS|.*_(FILE|PATH|DIR)", re.IGNORECASE)
 _SHORTEST_SECRET = 6  # shorter values stand in ordinary words by chance
-# Of paths with a query, which stand in errors of requests; of whole URLs the query goes in any case.
-_SECRET_QUERY = re.compile(
-    r"(?i)([?&](?:x-amz-[\w-]+|x-goog-[\w-]+|awsaccesskeyid|sig|signature|token|access_token|api_key|key|password)=)"
-    r"[^&\s\"']+"
-)
 
 
 def is_secret_option(name: str) -> bool:
@@ -66,7 +60,7 @@ def without_secrets(text: str, secrets: Iterable[str], environment: Mapping[str,
     for value in sorted({*secrets, *named}, key=len, reverse=True):
         if len(value) >= _SHORTEST_SECRET:
             text = text.replace(value, HIDDEN)
-    return _SECRET_QUERY.sub(rf"\1{HIDDEN}", redact_text(text))
+    return SECRET_QUERY.sub(rf"\1{HIDDEN}", redact_text(text))
 
 
 def _is_secret_variable(name: str) -> bool:

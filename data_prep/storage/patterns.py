@@ -20,8 +20,8 @@ _Identity = tuple[int, int]  # device and inode of a folder
 def local_matches(path: Path) -> list[str]:
     """Return the sorted files of a path or a pattern (`*`, `?`, `[...]`, `**`); empty if nothing matches.
 
-    A file whose name equals the pattern wins over the pattern. Hidden names match only patterns that begin with a dot.
-    Links are followed, except back into a folder that contains them.
+    A file or folder whose name equals a part of the pattern wins over the pattern. Hidden names match only patterns
+    that begin with a dot. Links are followed, except back into a folder that contains them.
 
     Raises:
         UsageError: the pattern matches a folder but none of its files, a dangling link, or a pipe or device.
@@ -51,6 +51,17 @@ def local_matches(path: Path) -> list[str]:
             code="input-not-a-file",
         )
     return files
+
+
+def matching_names(names: Sequence[str], pattern: str) -> list[str]:
+    """Return the names in a folder that one part of a pattern matches; a name that equals it wins over the pattern."""
+    if pattern in names and pattern != "**":
+        return [pattern]
+    return [
+        name
+        for name in names
+        if fnmatch.fnmatchcase(name, pattern) and (pattern.startswith(".") or not name.startswith("."))
+    ]
 
 
 def refuse_unread(pattern: str, files: Sequence[str], folders: Sequence[str], separator: str = os.sep) -> None:
@@ -96,10 +107,8 @@ def _walk(folder: str, parts: tuple[str, ...], above: tuple[_Identity, ...], was
         return
     if first == "**" and rest:
         yield from _walk(folder, rest, above, was_found=True)
-    for name in _names(folder):
+    for name in matching_names(_names(folder), first):
         path = os.path.join(folder, name)
-        if (name.startswith(".") and not first.startswith(".")) or not fnmatch.fnmatchcase(name, first):
-            continue
         if not rest:
             yield path
         if not _is_folder(path):

@@ -7,7 +7,6 @@ threads, but not by forked processes: workers are spawned.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import glob
 import posixpath
 import shutil
@@ -17,8 +16,9 @@ from typing import Any, BinaryIO, TypeVar
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.packages import install_command
-from data_prep.base.urls import WEB_SCHEMES, redact, scheme
-from data_prep.storage.patterns import refuse_unread
+from data_prep.base.urls import OBJECT_STORES, WEB_SCHEMES, has_login, has_no_query, redact, scheme
+from data_prep.storage.exact_keys import abort_s3_uploads, is_s3, remove_path
+from data_prep.storage.patterns import matching_names, refuse_unread
 from data_prep.storage.remote_reader import open_ranges
 from data_prep.storage.remote_reader import tag as tag
 from data_prep.storage.retries import with_retries
@@ -100,7 +100,7 @@ def replace(url: str, data: bytes, expected: Mapping[str, Any], seconds: float |
     """Publish the bytes if the file still is the one that `info` described as `expected`; False if it is not."""
 
     def replace_or_check(filesystem: Any, path: str) -> None:
-        if _is_s3(filesystem):
+        if is_s3(filesystem):
             with contextlib.suppress(NotImplementedError):
                 filesystem.pipe_file(path, data, IfMatch=expected["ETag"])
                 return
@@ -152,16 +152,26 @@ def remove(url: str, seconds: float | None = None) -> None:
     _refuse_web(url, "removed")
     with explained(url, "removed"):
         filesystem, path = _filesystem(url)
+        with_retries(url, "removed", lambda: remove_path(filesystem, path), seconds)
 
-        def remove_all() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                filesystem.rm(path, recursive=True)
-            # s3fs is silent about keys that the store did not delete.
-            if filesystem.exists(path):
-                raise IncompleteTransfer("that files are left")
 
-        if with_retries(url, "removed", lambda: filesystem.exists(path), seconds):
-            with_retries(url, "removed", remove_all, seconds)
+def check_name(url: str) -> None:
+    """Check that a file or folder of this name may be written to its store.
+
+    Other tools, and earlier releases of this one, read `*` and `?` in a key as a pattern of other keys.
+
+    Raises:
+        UsageError: the name contains one of them.
+        UserError: it is a web address.
+    """
+    _refuse_web(url, "written")
+    found = next((character for character in url if character in "*?"), None)
+    if found:
+        raise UsageError(
+            f"{redact(url)} cannot be written: in object stores, {found} in a name is read as a pattern of other names",
+            fix="choose a name without * and ?",
+            code="pattern-in-output",
+        )
 
 
 def abort_uploads(url: str) -> None:
@@ -171,12 +181,12 @@ def abort_uploads(url: str) -> None:
     """
     with contextlib.suppress(Exception):
         filesystem, path = _filesystem(url)
-        if _is_s3(filesystem):
-            _abort_uploads(filesystem, path)
+        if is_s3(filesystem):
+            abort_s3_uploads(filesystem, path)
 
 
 def _publish(url: str, size: int, put: Callable[[Any, str], None]) -> None:
-    _refuse_web(url, "written")
+    check_name(url)
     failures = 0
     with explained(url, "written"):
         filesystem, path = _filesystem(url)
@@ -199,14 +209,14 @@ def _publish(url: str, size: int, put: Callable[[Any, str], None]) -> None:
 
 
 def _put(filesystem: Any, file: str, path: str) -> None:
-    if _is_s3(filesystem):
+    if is_s3(filesystem):
         filesystem.put_file(file, path, chunksize=_PART_BYTES, max_concurrency=4)
     else:
         filesystem.put_file(file, path)
 
 
 def _conditional(url: str, write: Callable[[Any, str], None], seconds: float | None) -> bool:
-    _refuse_web(url, "written")
+    check_name(url)
     with explained(url, "written"):
         filesystem, path = _filesystem(url)
         try:
@@ -224,14 +234,6 @@ def _write_if(condition: bool, filesystem: Any, path: str, data: bytes) -> None:
     if not condition:
         raise FileExistsError(path)
     filesystem.pipe_file(path, data)
-
-
-def _abort_uploads(filesystem: Any, path: str) -> None:
-    bucket, key, _ = filesystem.split_path(path)
-    answer = filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key)
-    for found in answer.get("Uploads", []):
-        if found["Key"] == key or found["Key"].startswith(key.rstrip("/") + "/"):
-            filesystem.call_s3("abort_multipart_upload", Bucket=bucket, Key=found["Key"], UploadId=found["UploadId"])
 
 
 def _list(url: str, filesystem: Any, path: str) -> list[dict[str, Any]]:
@@ -264,21 +266,16 @@ def _walk(url: str, filesystem: Any, folder: str, pattern: str) -> Iterator[tupl
         return
     if first == "**" and rest:
         yield from _walk(url, filesystem, folder, rest)
-    for entry in _list(url, filesystem, folder):
+    entries = {entry["name"].rstrip("/").rpartition("/")[2]: entry for entry in _list(url, filesystem, folder)}
+    for name in matching_names(list(entries), first):
+        entry = entries[name]
         path, is_folder = entry["name"].rstrip("/"), entry["type"] == "directory"
-        name = path.rpartition("/")[2]
-        if (name.startswith(".") and not first.startswith(".")) or not fnmatch.fnmatchcase(name, first):
-            continue
         if not rest:
             yield entry["name"], is_folder
         if is_folder and first == "**":
             yield from _walk(url, filesystem, path, pattern)
         elif is_folder and rest:
             yield from _walk(url, filesystem, path, rest)
-
-
-def _is_s3(filesystem: Any) -> bool:
-    return "s3" in filesystem.protocol
 
 
 def _refuse_web(url: str, what: str) -> None:
@@ -292,13 +289,29 @@ def _refuse_web(url: str, what: str) -> None:
 
 def _filesystem(url: str) -> tuple[Any, str]:
     """The filesystem of fsspec for the URL, with its options, and the path on it."""
+    if "::" in (url if scheme(url) not in (*OBJECT_STORES, *WEB_SCHEMES) else scheme(url)):
+        raise UsageError(
+            f"{redact(url)} is a chain of filesystems", fix="give the URL of the file or folder", code="invalid-url"
+        )
+    if has_no_query(url) and has_login(url):
+        raise UsageError(
+            f"{redact(url)} is given with a user or password, which URLs of this store do not have",
+            fix="remove it, and set AWS_PROFILE, variables such as AWS_ACCESS_KEY_ID, or storage_options for this URL",
+            code="credentials-in-url",
+        )
     import fsspec  # here: work on local files starts sooner without it
 
-    given = options_for(url)
-    if scheme(url) in ("s3", "s3a"):
+    given, protocol = options_for(url), scheme(url)
+    if protocol in ("s3", "s3a"):
         given = {"max_concurrency": 1} | given | {"config_kwargs": _S3_DEFAULTS | given.get("config_kwargs", {})}
     try:
-        filesystem, path = fsspec.core.url_to_fs(url, **{"use_listings_cache": False} | given)
+        # Not `url_to_fs`, which takes "::" in a key for a chain of filesystems, and # in one for a version of it.
+        kind = fsspec.get_filesystem_class(protocol)
+        of_url = {} if has_no_query(url) else kind._get_kwargs_from_urls(url)
+        filesystem = fsspec.filesystem(protocol, **{"use_listings_cache": False} | of_url | given)
+        path = kind._strip_protocol(url)
+        if protocol == "memory" and path:
+            path = f"/{path.lstrip('/')}"  # which fsspec omits where a name contains "::"
     except ImportError as error:
         extra = EXTRAS.get(scheme(url))
         raise UsageError(
@@ -312,6 +325,6 @@ def _filesystem(url: str) -> tuple[Any, str]:
             fix="check the URL and storage_options",
             code="invalid-url",
         ) from None
-    if _is_s3(filesystem):
+    if is_s3(filesystem):
         filesystem.retries = 1
     return filesystem, path

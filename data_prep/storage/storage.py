@@ -13,10 +13,9 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, BinaryIO
 
 from data_prep.base import urls
 from data_prep.base.errors import UsageError, UserError
@@ -26,6 +25,7 @@ from data_prep.base.urls import join as join
 from data_prep.base.urls import local_path as local_path
 from data_prep.base.urls import redact as redact
 from data_prep.storage import remote_files
+from data_prep.storage.exact_keys import map_at_once as map_at_once
 from data_prep.storage.locks import hold_lock as hold_lock
 from data_prep.storage.patterns import local_matches
 from data_prep.storage.storage_options import configure as configure
@@ -37,10 +37,6 @@ from data_prep.storage.store_errors import RESUME, UNUSABLE
 
 PARTIAL_SUFFIX = ".partial"
 _COPY_BYTES = 1 << 20
-_REQUESTS_AT_ONCE = 16
-
-Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
 
 
 def exists(url: str | Path) -> bool:
@@ -72,11 +68,14 @@ def folder_of_file(url: str | Path) -> str | None:
 
 
 def check_folder(option: str, folder: str) -> None:
-    """Check that a folder to write is not an existing file.
+    """Check that a folder to write is not an existing file, and that its store takes its name.
 
     Raises:
-        UsageError: it is one.
+        UsageError: it is one, or contains a character of a pattern.
+        UserError: it is a web address.
     """
+    if is_remote(folder):
+        remote_files.check_name(folder)
     if folder_of_file(folder):
         raise UsageError(f"{option}={folder} is a file", fix="name a folder", code="output-is-a-file")
 
@@ -246,7 +245,7 @@ def local_copy(url: str | Path, cache_dir: str | Path, sha256: str) -> Path:
         if not is_there:
             raise UserError(f"{url} is missing", fix="restore it, or rebuild the data set", code="missing-file")
         return local_path(url)
-    copy = Path(cache_dir) / f"{sha256[:16]}-{urlsplit(str(url)).path.rpartition('/')[2]}"
+    copy = Path(cache_dir) / f"{sha256[:16]}-{urls.name_of(url)}"
     if not copy.is_file():
         with local_write(copy) as partial:
             remote_files.download(str(url), partial)
@@ -277,7 +276,7 @@ def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path 
     if not wanted:
         raise UserError(f"{redact(url)} contains none of {', '.join(names)}", fix="check its name", code="missing-file")
     key = hashlib.sha256(repr((str(url), sorted(wanted.items()))).encode()).hexdigest()[:16]
-    copy = Path(cache_dir or _cache_dir()) / f"{key}-{urlsplit(str(url)).path.strip('/').rpartition('/')[2]}"
+    copy = Path(cache_dir or _cache_dir()) / f"{key}-{urls.name_of(url)}"
     if not copy.is_dir():
         with explained(copy, "written"):
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -302,16 +301,6 @@ def matches(pattern: str) -> list[str]:
     if is_remote(pattern):
         return remote_files.matching(pattern)
     return local_matches(local_path(pattern))
-
-
-def map_at_once(request: Callable[[Asked], Answer], over: Sequence[Asked]) -> list[Answer]:
-    """Return the result of a request to a store for each item, in order; many requests wait at the same time."""
-    if len(over) < 2:
-        return [request(item) for item in over]
-    from concurrent.futures import ThreadPoolExecutor  # takes as long to import as a small command has work
-
-    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
-        return list(threads.map(request, over))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import load_settings
 from data_prep.base.urls import redact
+from data_prep.storage import storage
 from trainer.config.run_config import RunConfig
 
 Overrides = Sequence[str] | Mapping[str, object]
@@ -43,14 +44,16 @@ def resolve_config(config: RunConfig | str | Path, overrides: Overrides = ()) ->
     return config
 
 
-def check_output_dir(output_dir: str) -> None:
-    """Check that the output directory is a local path that can be created.
+def check_output_dir(output_dir: str, upload_to: str | None = None) -> None:
+    """Check that the output directory is a local path that can be created, and the name of `checkpoint.upload_to`.
 
     The schema accepts a URL, because checkpoints of earlier releases may have one.
 
     Raises:
-        UsageError: it is a URL, or a file or a dangling link is in its path.
+        UsageError: it is a URL, or a file or a dangling link is in its path; or `upload_to` cannot be written.
     """
+    if upload_to is not None:
+        storage.check_folder("checkpoint.upload_to", upload_to)
     fix = "set a path, and checkpoint.upload_to to the URL to upload checkpoints there"
     if "://" in output_dir:
         raise UsageError(f"output_dir={redact(output_dir)} is a URL", fix=fix, code="output-dir-is-url")

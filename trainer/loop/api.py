@@ -63,7 +63,7 @@ def train(
         UserError: a setting is wrong, data or checkpoints are unusable, or training failed; `.code` names the rule.
     """
     config = resolve_config(config, overrides)
-    check_output_dir(config.output_dir)
+    check_output_dir(config.output_dir, config.checkpoint.upload_to)
     if branch is None and not allow_change and (found := find_finished_run(config)) is not None:
         return TrainResult(
             found.output_dir,

@@ -110,7 +110,7 @@ def _encode_minimal_pairs(run: PlannedRun) -> Iterable[Finding]:
 
 
 CHECKS = (
-    Check("output_dir", lambda run: check_output_dir(run.config.output_dir)),
+    Check("output_dir", lambda run: check_output_dir(run.config.output_dir, run.config.checkpoint.upload_to)),
     Check("batch", look=lambda run: check_batches(run.config, run.world_size), warns=True),
     Check(
         "deepspeed",

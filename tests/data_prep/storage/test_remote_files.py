@@ -385,7 +385,7 @@ def test_a_missing_package_names_the_extra(url: str, extra: str, monkeypatch: py
     def refuse(*arguments: object, **options: object) -> None:
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
+    monkeypatch.setattr("fsspec.get_filesystem_class", refuse)
     with pytest.raises(UsageError, match=rf"\[{extra}\]", check=coded("missing-extra")):
         storage.read_bytes(url)
 

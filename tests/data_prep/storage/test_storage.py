@@ -171,7 +171,9 @@ def test_a_remote_folder_is_copied_and_again_when_it_changes(tmp_path: Path) -> 
 
 
 def test_messages_show_no_password() -> None:
-    assert storage.redact("s3://user:secret@host/bucket/key?token=1") == "s3://host/bucket/key"
+    assert storage.redact("https://user:secret@host/bucket/key?token=1#part") == "https://host/bucket/key"
+    assert storage.redact("s3://user:secret@bucket/key?token=1") == "s3://bucket/key?token=(hidden)"
+    assert storage.redact("s3://bucket/what?#1") == "s3://bucket/what?#1"
     assert storage.redact("/plain/pa?th") == "/plain/pa?th"
     assert storage.redact("sqlite:////data/me@work/here.db") == "sqlite:////data/me@work/here.db"
     assert storage.redact("s3://bucket/mail:me@home/key") == "s3://bucket/mail:me@home/key"
