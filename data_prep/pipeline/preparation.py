@@ -56,6 +56,8 @@ from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 _SHOWN = 5
+_MOST_NEAR_DUPLICATES = 0.9
+"""Share of a source's documents; a source that loses more of them to near-duplicate search is warned about."""
 
 
 def prepare_shards(
@@ -223,7 +225,7 @@ def _report_repetition(plan: Plan, train_tokens: Sequence[int]) -> None:
 
 
 def _check_sources(plan: Plan, mapped: MapSummary, summary: MapSummary, totals: ShardTotals) -> None:
-    """Warn about sources whose documents are all duplicates or removed; empty sources were reported before.
+    """Warn about sources whose documents are all, or nearly all, duplicates; empty sources were reported before.
 
     Raises:
         UserError: such a source has a weight, max_tokens or epochs, or shares total_tokens.
@@ -232,3 +234,9 @@ def _check_sources(plan: Plan, mapped: MapSummary, summary: MapSummary, totals: 
     held = totals.source_counts[plan.first_source :, 0].tolist()
     is_known = [now == before for now, before in zip(dropped, mapped.dropped, strict=True)]
     check_sources(plan, dropped, [count or int(known) for count, known in zip(held, is_known, strict=True)], {})
+    for source, reasons, count in zip(plan.config.sources, dropped, held, strict=True):
+        near = reasons["near duplicate"]
+        if count and near > _MOST_NEAR_DUPLICATES * (near + count):
+            what = f"{near:,} of its {near + count:,} documents were dropped as near-duplicates; documents that are linked"
+            settings = f"deduplication.threshold={plan.config.deduplication.threshold:g}"
+            warn_of_source(source, f"{what} by a chain of similar ones count as one, so compare some, or raise {settings}")

@@ -90,6 +90,22 @@ def test_near_duplicates_go_and_are_counted_and_the_first_stays(tokenizer: Token
     assert manifest.steps[2].documents_in == 56 and manifest.steps[2].documents_out == 45
 
 
+@pytest.mark.parametrize(("shared_words", "is_warned_of"), [(110, True), (60, False)])
+def test_a_source_that_a_chain_of_similar_documents_swallows_is_warned_about(
+    shared_words: int, is_warned_of: bool, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each document shares most of its words with the next, and none with the one after many."""
+    generator = random.Random(3)
+    words = generator.choices(WORDS, k=120 + 29 * (120 - shared_words))
+    starts = range(0, 30 * (120 - shared_words), 120 - shared_words)
+    chain = [" ".join(words[start : start + 120]) + "." for start in starts]
+    sources = {"chain": write(tmp_path / "chain.jsonl", chain), "rest": write(tmp_path / "rest.jsonl", texts(20, 4))}
+    manifest = make(config_of(sources, near=True), tokenizer, tmp_path / "out")
+    assert (manifest.sources[0].dropped == {"near duplicate": 29}) == is_warned_of
+    warned = "warning: source chain: 29 of its 30 documents were dropped as near-duplicates" in capsys.readouterr().err
+    assert warned == is_warned_of and manifest.sources[1].dropped == {}
+
+
 def test_where_all_held_out_documents_are_near_duplicates_another_is_held_out(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
