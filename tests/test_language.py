@@ -17,7 +17,7 @@ FILES = sorted(
     for path in (REPOSITORY / folder).rglob("*")
     if path.is_file() and path.suffix in ENDINGS and "__pycache__" not in path.parts
 )
-PAGES = sorted(path for path in (REPOSITORY / "tests").rglob("README.md") if "golden" not in path.parts)
+PAGES = sorted(path for path in (REPOSITORY / "tests").rglob("*.md") if "golden" not in path.parts)
 
 
 @pytest.mark.parametrize("text", ["Reckoned with.", "they\nare told so", "a dead place", "two trainings", "mends it"])

@@ -13,9 +13,10 @@ from tests.test_layout import tracked_files
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDERS = ("configs", "data_prep", "launch", "tests", "tests/benchmarks", "tests/gpu", "tests/system", "trainer")
+REPORTS = REPOSITORY / "tests" / "system" / "public_reports.md"
 PAGES = {
     path: path.read_text(encoding="utf-8")
-    for path in (REPOSITORY / "README.md", *(REPOSITORY / folder / "README.md" for folder in FOLDERS))
+    for path in (REPOSITORY / "README.md", *(REPOSITORY / folder / "README.md" for folder in FOLDERS), REPORTS)
 }
 FRONT = PAGES[REPOSITORY / "README.md"]
 EVERY_PAGE = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
@@ -144,7 +145,7 @@ def test_subcommands_exist(path: Path) -> None:
 def test_links_lead_to_pages_headings_and_pictures(path: Path) -> None:
     page = re.sub(r"```.*?```", "", PAGES[path], flags=re.DOTALL)
     wrong = []
-    for link in re.findall(r"\]\(([^)]+)\)", page):
+    for link in re.findall(r"\]\((?!https://)([^)]+)\)", page):
         name, _, anchor = link.partition("#")
         target = (path.parent / name).resolve() if name else path
         if not target.exists() or (anchor and anchor not in anchors(PAGES[target])):

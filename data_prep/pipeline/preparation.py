@@ -237,6 +237,7 @@ def _check_sources(plan: Plan, mapped: MapSummary, summary: MapSummary, totals: 
     for source, reasons, count in zip(plan.config.sources, dropped, held, strict=True):
         near = reasons["near duplicate"]
         if count and near > _MOST_NEAR_DUPLICATES * (near + count):
-            what = f"{near:,} of its {near + count:,} documents were dropped as near-duplicates; documents that are linked"
-            settings = f"deduplication.threshold={plan.config.deduplication.threshold:g}"
-            warn_of_source(source, f"{what} by a chain of similar ones count as one, so compare some, or raise {settings}")
+            share = f"{near:,} of its {near + count:,} documents were dropped as near-duplicates"
+            setting = f"deduplication.threshold={plan.config.deduplication.threshold:g}"
+            advice = f"a chain of similar documents keeps its first one; compare some, or raise {setting}"
+            warn_of_source(source, f"{share}: {advice}")

@@ -105,15 +105,6 @@ def test_the_random_token_is_of_the_tokenizers_whole_vocabulary() -> None:
     assert set(masked.input_ids[masked.masked_positions[masked.labels != IGNORED]]) == {5, 6, 7}
 
 
-def test_shares_of_zero_and_one() -> None:
-    ids = text_rows(20, 64)
-    kept = mask_rows(ids, keys(20), Masking(0.15, 0.0, 0.0, VOCAB_SIZE))
-    assert np.array_equal(kept.input_ids, ids.reshape(-1))
-    assert (kept.labels != IGNORED).any()
-    hidden = mask_rows(ids, keys(20), Masking(0.15, 1.0, 0.0, VOCAB_SIZE))
-    assert (hidden.input_ids[hidden.masked_positions[hidden.labels != IGNORED]] == MASK_TOKEN_ID).all()
-
-
 def test_rates_agree_with_transformers() -> None:
     """Rates only: the collator draws every token alone, so its number a row varies more than ours."""
     from tokenizers import Tokenizer
@@ -142,6 +133,20 @@ def test_rates_agree_with_transformers() -> None:
 def kinds() -> np.ndarray:
     """A vocabulary in which every third piece begins a word."""
     return np.where(np.arange(VOCAB_SIZE) % 3 == 0, PieceKind.OPENS, PieceKind.JOINS).astype(np.int8)
+
+
+@pytest.mark.parametrize("unit", ["token", "word", "span"])
+def test_shares_of_zero_and_one(unit: str, kinds: np.ndarray) -> None:
+    ids = text_rows(20, 64)
+    masking = Masking(0.15, 0.0, 0.0, VOCAB_SIZE, unit=unit, kinds=None if unit == "token" else kinds)
+    kept = mask_rows(ids, keys(20), masking)
+    assert np.array_equal(kept.input_ids, ids.reshape(-1))
+    assert (kept.labels != IGNORED).any()
+    hidden = mask_rows(ids, keys(20), replace(masking, mask_share=1.0))
+    assert (hidden.input_ids[hidden.masked_positions[hidden.labels != IGNORED]] == MASK_TOKEN_ID).all()
+    drawn = mask_rows(ids, keys(20), replace(masking, random_share=1.0))
+    seen = drawn.input_ids[drawn.masked_positions[drawn.labels != IGNORED]]
+    assert (seen >= len(SPECIAL_TOKENS)).all() and not np.array_equal(drawn.input_ids, ids.reshape(-1))
 
 
 def test_words_are_masked_whole(kinds: np.ndarray) -> None:
