@@ -19,6 +19,7 @@ from trainer.config.promotion import parse_conditions
 from trainer.distributed.side_process import end_with_parent
 from trainer.hf_export.export import export_checkpoint
 from trainer.registry.model_versions import NotPromoted, promote
+from trainer.registry.registrar import register_command
 from trainer.registry.registration import Registration, register
 
 
@@ -62,11 +63,9 @@ def register_checkpoint(request: Request) -> tuple[Registration, str]:
     except NotPromoted as error:
         return registration, error.problem
     except UserError as error:
-        command = f"clozeworks register --name {request.name} --version {registration.version}"
-        return (
-            registration,
-            f"the promotion failed ({error.problem}); repeat it with `{command} --promote {request.promote_to}`",
-        )
+        options = ["--name", request.name, "--version", str(registration.version), "--promote", request.promote_to]
+        command = register_command(options, request.tracking_uri)
+        return registration, f"the promotion failed ({error.problem}); repeat it with `{command}`"
     return registration, f"promoted to {request.promote_to} ({'; '.join(verdict.reasons) or 'no condition'})"
 
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import queue
+import shlex
 import subprocess
 import sys
 import threading
@@ -34,6 +35,14 @@ STOP_SECONDS = 10.0
 """How long a stop waits for the registration under way; a scheduler may kill the run after 30 seconds."""
 KILL_SECONDS = 5.0
 """How long a registration that is ended may take to mark its model as failed."""
+
+
+def register_command(options: list[str], tracking_uri: str | None) -> str:
+    """The command line with which a person does by hand what failed here; a server with a login is not written out."""
+    server = (
+        [] if tracking_uri is None or storage.redact(tracking_uri) != tracking_uri else ["--tracking-uri", tracking_uri]
+    )
+    return shlex.join(["clozeworks", "register", *options, *server])
 
 
 class Registrar:
@@ -128,8 +137,7 @@ class Registrar:
                 )
                 self._warn(
                     f"the checkpoint of step {step:,} was not registered as {self._config.registry.name}: "
-                    f"{reason}. It is in {folder}: register it with `clozeworks register --checkpoint`, or rerun the "
-                    "same command"
+                    f"{reason}. Register it with `{self._command(folder)}`, or rerun the same command"
                 )
             else:
                 self._registered.add(step)
@@ -142,17 +150,21 @@ class Registrar:
         if answer.returncode:
             raise UserError(
                 failure_reason(answer.returncode, answer.stderr, "registering"),
-                fix="register the checkpoint with `clozeworks register --checkpoint`",
+                fix=f"register the checkpoint with `{self._command(request.checkpoint)}`",
                 code="registration-failed",
             )
         if not answer.stdout.strip():
             raise UserError(
                 "the registering process ended without an answer",
-                fix="register the checkpoint with `clozeworks register --checkpoint`",
+                fix=f"register the checkpoint with `{self._command(request.checkpoint)}`",
                 code="registration-failed",
             )
         value: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
         return value
+
+    def _command(self, checkpoint: str | Path) -> str:
+        options = ["--checkpoint", str(checkpoint), "--name", self._config.registry.name or ""]
+        return register_command(options, self._config.tracking.uri)
 
     def _report(self, step: int, value: dict[str, Any]) -> None:
         newest = max(self._registered)
