@@ -262,7 +262,7 @@ def _save_best(settings: FinetuneSettings, experiment: Experiment, best: Best, r
         baseline=data.task.baseline_text(data.train_labels),
         baseline_scores=data.baseline_scores(data.scored_on),
         train_sha256=storage.sha256_of(settings.files.train),
-        scored_sha256=storage.sha256_of(settings.files.given[data.scored_on]),
+        scored_sha256=settings.files.examples_sha256(data.scored_on, settings.split_seed),
         quoting=settings.files.quoting,
     )
     folder = settings.output / "model"

@@ -54,7 +54,7 @@ class FitFacts:
     scored_on: str
     train_sha256: str
     scored_sha256: str | None = None
-    """Of the file that `scores` were measured on."""
+    """Of the examples that `scores` were measured on, by `Files.examples_sha256`."""
     quoting: bool = True
     """Whether quotation marks of its tables enclose cells."""
     baseline: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted
+from data_prep.storage import storage
 from trainer.finetuning.answer_task import AnswerTask
 from trainer.finetuning.examples import Columns, Examples, count_swallowing, read_examples, swallowing_warning
 from trainer.finetuning.regression_task import RegressionTask
@@ -40,6 +42,12 @@ class Files:
         """Return the files by part."""
         named = {"train": self.train, "valid": self.valid, "test": self.test}
         return {part: path for part, path in named.items() if path is not None}
+
+    def examples_sha256(self, part: str, split_seed: int) -> str:
+        """Return a digest of what a part is: of its file, or of the training file and the seed that split it off."""
+        if part in self.given:
+            return storage.sha256_of(self.given[part])
+        return hashlib.sha256(f"{storage.sha256_of(self.train)} {part} {split_seed}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pandas
@@ -170,6 +171,19 @@ def test_long_texts_are_counted_with_the_length_and_where_it_comes_from(
 
 def shortened(preprocessor: Preprocessor) -> Preprocessor:
     return replace(preprocessor, max_length=16, is_shortened=True)
+
+
+def test_examples_have_a_digest_of_their_file_or_of_what_they_were_split_from(tmp_path: Path) -> None:
+    train, test = write(tmp_path, *many("1")), write(tmp_path, "text,label", "a,1", name="test.csv")
+    split, separate = Files(train), Files(train, test=test)
+    assert (
+        separate.examples_sha256("test", 0)
+        == separate.examples_sha256("test", 1)
+        == sha256(test.read_bytes()).hexdigest()
+    )
+    digests = {split.examples_sha256(part, seed) for part in ("valid", "test") for seed in (0, 1)}
+    assert len(digests | {sha256(train.read_bytes()).hexdigest()}) == 5
+    assert split.examples_sha256("test", 0) == Files(train).examples_sha256("test", 0)
 
 
 def test_labels_that_training_lacks_are_named(tmp_path: Path) -> None:
