@@ -222,7 +222,7 @@ def _check_ending(head: bytes, where: str, item: Format, ending: str, compressio
     found_format = sniffed(head)
     wanted = compression or (ending if item.kind else "")
     found = detect_compression(head) or ("" if found_format is None else found_format.endings[0])
-    if found == wanted:
+    if found == wanted or (not compression and found_format is item):
         return
     names = {ending: f"{name}-compressed" for ending, name in COMPRESSIONS.items()}
     names |= {ending: each.kind for each in (item, found_format) if each is not None for ending in each.endings}

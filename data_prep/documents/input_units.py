@@ -8,6 +8,7 @@ from typing import Literal
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.formats.format_registry import format_by_ending, format_of
 from data_prep.documents.formats.input_format import Cut, Format
+from data_prep.storage import storage
 
 _COMPRESSED_GROWTH = 3.0  # text bytes of a compressed byte, about
 
@@ -89,5 +90,7 @@ def split_into_units(
     """
     item, _, compression = format_of(url)
     whole = [Cut(0, file_bytes, file_bytes)]
-    cuts = whole if compression else item.cuts(url, file_bytes, unit_bytes, txt_documents)
+    may_be_cut = type(item).cuts is not Format.cuts and (item.needs_seeking or file_bytes > unit_bytes)
+    is_whole = bool(compression) or (may_be_cut and not storage.gives_ranges(url))
+    cuts = whole if is_whole else item.cuts(url, file_bytes, unit_bytes, txt_documents)
     return [InputUnit(url, cut.start, cut.stop, len(cuts) == 1, source, cut.bytes) for cut in cuts]

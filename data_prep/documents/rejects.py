@@ -40,6 +40,26 @@ class Fault(Exception):
         self.remedy = remedy
 
 
+def returns_alone() -> Fault:
+    """Return the fault of a file whose lines end as those of old Macintosh files: it would be a single line."""
+    return Fault(
+        "has carriage returns without line feeds, which end no line here",
+        "carriage returns",
+        "end every line with a line feed, for example with tr '\\r' '\\n' < FILE > NEW",
+    )
+
+
+def check_line_ends(head: bytes, where: str) -> None:
+    """Refuse a file of lines that begins with these bytes if carriage returns alone end its lines.
+
+    Raises:
+        BadInput: they do.
+    """
+    if b"\n" not in head and b"\r" in head.rstrip(b"\r"):
+        fault = returns_alone()
+        raise BadInput(f"{where} {fault.what}", fault.reason, spoils_file=True, fix=fault.remedy)
+
+
 class Rejects:
     """Documents of one input unit that are dropped.
 

@@ -1,16 +1,21 @@
-"""Reading Arrow IPC streams row by row, and the files that wrap one; a stream that was cut short is noticed."""
+"""Reading Arrow IPC streams row by row, one after the other, and the files that wrap one.
+
+A stream that was cut short is noticed, and so are bytes that belong to no stream: nothing of a file is ignored.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
-from data_prep.storage.parquet import DamagedTable, damage, json_values
+from data_prep.storage.json_columns import json_values
+from data_prep.storage.parquet import DamagedTable, damage
 
-_BYTES = ("binary", "large_binary", "binary_view")
 _FILE_MAGIC = b"ARROW1\0\0"
 _CONTINUES = b"\xff\xff\xff\xff"
 _END = _CONTINUES + bytes(4)
+_FILE_END = b"ARROW1"  # after the footer and its length, four bytes
+_PIECE_BYTES = 1 << 20
 
 
 def looks_like_arrow(head: bytes) -> bool:
@@ -19,13 +24,13 @@ def looks_like_arrow(head: bytes) -> bool:
 
 
 class ArrowRows:
-    """The rows of a stream.
+    """The rows of a file of one or several streams, or of a file with a footer, which wraps one stream.
 
     Attributes:
         columns: names of its columns.
 
     Raises:
-        DamagedTable: the stream is damaged or cut short.
+        DamagedTable: a stream is damaged or cut short, has other columns than the first one, or other bytes follow it.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -34,7 +39,8 @@ class ArrowRows:
         self._stream = _Tail(stream)
         self._row = 0
         head = self._stream.read(len(_FILE_MAGIC))
-        if head != _FILE_MAGIC:
+        self._has_footer = head == _FILE_MAGIC
+        if not self._has_footer:
             self._stream.push_back(head)
         try:
             self._reader = pa.ipc.open_stream(self._stream)
@@ -45,12 +51,9 @@ class ArrowRows:
             raise DamagedTable("its schema", error) from None
 
     def values(self, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """The rows as objects of these columns, values as JSON has them; those of a column of bytes stay bytes."""
+        """The rows as objects of these columns, as `json_values` gives them."""
         while (batch := self._next()) is not None:
-            columns = [
-                column.to_pylist() if str(column.type) in _BYTES else json_values(column)
-                for column in map(batch.column, names)
-            ]
+            columns = [json_values(batch.column(name)) for name in names]
             for values in zip(*columns, strict=True) if columns else ():
                 yield dict(zip(names, values, strict=True))
 
@@ -62,18 +65,58 @@ class ArrowRows:
         return num_rows
 
     def _next(self) -> Any:
+        while True:
+            try:
+                batch = self._reader.read_next_batch()
+                batch.validate(full=True)
+            except StopIteration:
+                if not self._open_next_stream():
+                    return None
+            except damage() as error:
+                raise DamagedTable(f"a batch of rows that begins with row {self._row + 1}", error) from None
+            else:
+                self._row += batch.num_rows
+                return batch
+
+    def _open_next_stream(self) -> bool:
+        """Check the end of a stream; return whether another one follows it, which is then open."""
+        import pyarrow as pa
+
         try:
-            batch = self._reader.read_next_batch()
-            batch.validate(full=True)
-        except StopIteration:
             if self._stream.last != _END:
-                error = ValueError("it has no mark of its end, so it was cut short")
-                raise DamagedTable(f"its end, after row {self._row}", error) from None
-            return None
+                raise ValueError("it has no mark of its end, so it was cut short")
+            if self._has_footer:
+                self._check_footer()
+                return False
+            head = self._stream.read(len(_END))
+            if not head:
+                return False
+            if not looks_like_arrow(head + b"\0"):
+                raise ValueError(f"other bytes follow its end, the first of them {head!r}")
+            self._stream.push_back(head)
+            schema, self._reader = self._reader.schema, pa.ipc.open_stream(self._stream)
+            if not self._reader.schema.equals(schema):
+                raise ValueError("another stream follows, which has other columns or types")
         except damage() as error:
-            raise DamagedTable(f"a batch of rows that begins with row {self._row + 1}", error) from None
-        self._row += batch.num_rows
-        return batch
+            raise DamagedTable(f"its end, after row {self._row}", error) from None
+        return True
+
+    def _check_footer(self) -> None:
+        """Check that a single footer is all that is left, so that no other file was joined with this one.
+
+        Raises:
+            ValueError: there is more, or the footer is cut short.
+        """
+        num_bytes, last = 0, b""
+        while piece := self._stream.read(_PIECE_BYTES):
+            num_bytes += len(piece)
+            last = (last + piece)[-4 - len(_FILE_END) :]
+        length = int.from_bytes(last[:4], "little")
+        if not last.endswith(_FILE_END):
+            raise ValueError("its footer is cut short, or other bytes follow it")
+        if num_bytes != length + len(last):
+            left = num_bytes - length - len(last)
+            raise ValueError(f"its footer does not describe {left} bytes: another file was joined with it")
 
 
 def open_arrow(stream: BinaryIO) -> ArrowRows:

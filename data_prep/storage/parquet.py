@@ -10,14 +10,16 @@ import io
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from data_prep.storage.hashing_files import RangeHashingFile
+from data_prep.storage.json_columns import bytes_of, json_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_MAGIC = b"PAR1"
+_END = bytes(4) + _MAGIC  # the length of the footer and the magic bytes are all that follows it
 _HEAD = re.compile(rb"PAR(1\x15|E)")  # the magic bytes, and the first of the structure after them
 _READ_BYTES = 1 << 20
 _BATCH_ROWS = 64  # texts of a megabyte each stay under 100 MB; more rows are hardly faster
@@ -99,20 +101,43 @@ class ParquetRows:
                 for group in groups
             ]
 
+    def check_all_described(self) -> None:
+        """Check that no other file lies before the footer: of files that were joined only the last one would be read.
+
+        Raises:
+            DamagedTable: another file was joined with it.
+        """
+        with self._footer():
+            num_bytes = self._file.seek(0, io.SEEK_END)
+            self._file.seek(num_bytes - len(_END))
+            footer = num_bytes - len(_END) - int.from_bytes(self._file.read(4), "little")
+            position = max((stop for _, stop in self._ranges(range(len(self._rows_of_groups)))), default=len(_MAGIC))
+            self._file.seek(position)
+            tail = b""  # of column indexes and Bloom filters, which take little space
+            while position < footer and (piece := self._file.read(min(_READ_BYTES, footer - position))):
+                position += len(piece)
+                if _MAGIC + _MAGIC in tail + piece:
+                    raise ValueError("several Parquet files were joined to one, of which only the last can be read")
+                tail = piece[1 - 2 * len(_MAGIC) :]
+
     def column_ranges(self, names: Collection[str]) -> list[tuple[int, int]]:
         """(start, stop) of the stored bytes of these columns, and of the columns within them.
 
         Raises:
             DamagedTable: the footer is damaged.
         """
+        return self._ranges(self._groups, names)
+
+    def _ranges(self, groups: range, names: Collection[str] | None = None) -> list[tuple[int, int]]:
         ranges = []
-        within = tuple(f"{name}." for name in names)
+        within = tuple(f"{name}." for name in names or ())
         with self._footer():
             num_bytes = self._file.seek(0, io.SEEK_END)
-            for number in self._groups:
+            for number in groups:
                 group = self._parquet.metadata.row_group(number)
                 for column in (group.column(index) for index in range(group.num_columns)):
-                    if column.path_in_schema in names or column.path_in_schema.startswith(within):
+                    path = column.path_in_schema
+                    if names is None or path in names or path.startswith(within):
                         offsets = (column.dictionary_page_offset, column.data_page_offset)
                         start = min(offset for offset in offsets if offset)  # 0 and None: there is no dictionary
                         stop = start + column.total_compressed_size
@@ -124,7 +149,7 @@ class ParquetRows:
     def values(self, names: Sequence[str], of_any_type: Collection[str] = ()) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of these columns; None means null.
 
-        Columns hold text, which is given as bytes; those `of_any_type` are given as the values of JSON.
+        Columns hold text, which is given as bytes; those `of_any_type` are given as `json_values`.
 
         Raises:
             DamagedTable: the file is damaged.
@@ -139,7 +164,7 @@ class ParquetRows:
                     num_read += batch.num_rows
                     columns = ((name, self._column(batch, name)) for name in names)
                     yield from zip(
-                        *(json_values(c) if name in of_any_type else _bytes_of(c) for name, c in columns), strict=True
+                        *(json_values(c) if name in of_any_type else bytes_of(c) for name, c in columns), strict=True
                     )
                 if num_read != num_rows:
                     raise ValueError(f"it holds {num_read} rows")
@@ -221,34 +246,6 @@ def damage() -> tuple[type[Exception], ...]:
     import pyarrow as pa
 
     return pa.ArrowException, OSError, MemoryError, ValueError
-
-
-def _bytes_of(column: pa.Array) -> list[bytes | None]:
-    import pyarrow as pa
-
-    # As bytes, since a file may hold in a text column what is no UTF-8.
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
-    return values
-
-
-def json_values(column: pa.Array) -> list[Any]:
-    """The values of a column as JSON has them: what it has no type for, such as dates, as text."""
-    values: list[Any] = column.to_pylist()
-    return [value if isinstance(value, (str, int, float, NoneType)) else _json_value(value) for value in values]
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _json_value(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_json_value(item) for item in value]
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    if isinstance(value, (str, int, float, NoneType)):
-        return value
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _first_line(error: BaseException) -> str:

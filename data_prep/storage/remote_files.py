@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.packages import install_command
 from data_prep.base.urls import OBJECT_STORES, WEB_SCHEMES, has_login, has_no_query, redact, scheme
+from data_prep.storage import remote_reader
 from data_prep.storage.exact_keys import abort_s3_uploads, is_s3, remove_path
 from data_prep.storage.patterns import matching_names, refuse_unread
 from data_prep.storage.remote_reader import open_ranges
@@ -49,11 +50,49 @@ def info(url: str, seconds: float | None = None) -> dict[str, Any] | None:
             return None
 
 
+def existing(url: str) -> dict[str, Any]:
+    """Return the `info` of a file.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = info(url)
+    if found is None:
+        raise UserError(
+            f"{redact(url)} cannot be read: there is no such file", fix="check its name", code="missing-file"
+        )
+    return found
+
+
+def size(url: str) -> int:
+    """Return the size of a file in bytes.
+
+    Raises:
+        UserError: there is no such file, or a web server does not state the size.
+    """
+    found: int | None = existing(url)["size"]
+    if found is None:
+        raise UserError(
+            f"{redact(url)} cannot be read: the web server does not state its size, or sends it with a "
+            "Content-Encoding",
+            fix="download it, for example with curl --remote-name, and name the local file",
+            code="unknown-size",
+        )
+    return found
+
+
 def open_file(url: str) -> BinaryIO:
     """Open for reading; seekable. Reading fails once the object is another one than when it was opened."""
     with explained(url, "read"):
         filesystem, path = _filesystem(url)
         return open_ranges(url, filesystem, path)
+
+
+def gives_ranges(url: str) -> bool:
+    """Whether parts of a file can be fetched; some web servers give whole files only."""
+    with explained(url, "read"):
+        filesystem, path = _filesystem(url)
+        return remote_reader.gives_ranges(url, filesystem, path)
 
 
 def download(url: str, file: Path) -> None:
@@ -304,6 +343,8 @@ def _filesystem(url: str) -> tuple[Any, str]:
     given, protocol = options_for(url), scheme(url)
     if protocol in ("s3", "s3a"):
         given = {"max_concurrency": 1} | given | {"config_kwargs": _S3_DEFAULTS | given.get("config_kwargs", {})}
+    if protocol in WEB_SCHEMES:  # a compressed answer has no length, and no range of the file
+        given = given | {"headers": {"Accept-Encoding": "identity"} | given.get("headers", {})}
     try:
         # Not `url_to_fs`, which takes "::" in a key for a chain of filesystems, and # in one for a version of it.
         kind = fsspec.get_filesystem_class(protocol)

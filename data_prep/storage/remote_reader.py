@@ -23,8 +23,10 @@ def open_ranges(url: str, filesystem: Any, path: str) -> BinaryIO:
     elsewhere the store is asked again where the file ends.
     """
     found = with_retries(url, "read", lambda: filesystem.info(path))
-    if scheme(url) in WEB_SCHEMES and not _gives_ranges(url, filesystem, path, found):
-        return _spooled(url, filesystem, path)
+    if scheme(url) in WEB_SCHEMES:
+        copy = _copy_without_ranges(url, filesystem, path, found.get("size"))
+        if copy is not None:
+            return copy
     fetch_range = _range_fetcher(url, filesystem, path)
 
     def fetch(start: int, stop: int) -> bytes:
@@ -145,28 +147,54 @@ def _exactly(data: bytes, size: int) -> bytes:
     return data
 
 
-def _gives_ranges(url: str, filesystem: Any, path: str, info: Mapping[str, Any]) -> bool:
-    if not info.get("size"):
-        return False
-    file = filesystem.open(path, "rb", cache_type="none")
-    if not file.seekable():
-        return False
-    file.seek(info["size"] - 1)
-    try:
-        return len(with_retries(url, "read", lambda: file.read(1))) == 1
-    except ValueError:  # fsspec's word for an answer that is no range
-        return False
+def gives_ranges(url: str, filesystem: Any, path: str) -> bool:
+    """Return whether a store gives a part of a file; some web servers give whole files only."""
+    if scheme(url) not in WEB_SCHEMES:
+        return True
+    size = with_retries(url, "read", lambda: filesystem.info(path)).get("size")
+    return bool(size) and with_retries(url, "read", lambda: _request_last_byte(filesystem, path, size, None))
 
 
-def _spooled(url: str, filesystem: Any, path: str) -> BinaryIO:
-    """A local copy without a name, for a web server that gives whole files only."""
+def _copy_without_ranges(url: str, filesystem: Any, path: str, size: int | None) -> BinaryIO | None:
+    """Return a local copy without a name if a web server gives whole files only; None if it gives ranges.
+
+    The answer to the request that finds it out is the copy, so the file is fetched once.
+    """
     file = tempfile.TemporaryFile()
 
-    def fetch() -> None:
+    def fetch() -> bool:
         file.seek(0)
         file.truncate()
-        filesystem.get_file(path, file)
+        return _request_last_byte(filesystem, path, size, file)
 
-    with_retries(url, "read", fetch)
+    if with_retries(url, "read", fetch):
+        file.close()
+        return None
     file.seek(0)
     return file
+
+
+def _request_last_byte(filesystem: Any, path: str, size: int | None, copy: BinaryIO | None) -> bool:
+    """Return whether the server answers with the last byte alone; the whole file goes to `copy`.
+
+    Without a size the whole file is requested.
+    """
+    from fsspec.asyn import sync
+
+    async def request() -> bool:
+        options = dict(filesystem.kwargs)
+        headers = {**options.pop("headers", {}), **({"Range": f"bytes={size - 1}-{size - 1}"} if size else {})}
+        session = await filesystem.set_session()
+        async with session.get(filesystem.encode_url(path), headers=headers, **options) as response:
+            filesystem._raise_not_found_for_status(response, path)
+            if response.status == 206:
+                return True
+            num_bytes = 0
+            while copy is not None and (piece := await response.content.read(LARGEST_BLOCK_BYTES)):
+                num_bytes += copy.write(piece)
+            if copy is not None and size is not None and num_bytes != size:
+                raise IncompleteTransfer(f"{num_bytes} of {size} bytes")
+            return False
+
+    found: bool = sync(filesystem.loop, request)
+    return found

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from data_prep.base import urls
 from data_prep.base.errors import UsageError, UserError
@@ -83,10 +83,14 @@ def check_folder(option: str, folder: str) -> None:
 def size(url: str | Path) -> int:
     """Size of the file in bytes."""
     if is_remote(url):
-        size_bytes: int = _remote_info(url)["size"]
-        return size_bytes
+        return remote_files.size(str(url))
     with explained(url, "read"):
         return local_path(url).stat().st_size
+
+
+def gives_ranges(url: str | Path) -> bool:
+    """Whether parts of the file can be fetched without the rest; some web servers give whole files only."""
+    return not is_remote(url) or remote_files.gives_ranges(str(url))
 
 
 def stamp(url: str | Path) -> str:
@@ -95,7 +99,7 @@ def stamp(url: str | Path) -> str:
     The mark is the store's own tag, or the size, times and inode of a local file (an mtime alone can be set back).
     """
     if is_remote(url):
-        return remote_files.tag(_remote_info(url))
+        return remote_files.tag(remote_files.existing(str(url)))
     with explained(url, "read"):
         status = local_path(url).stat()
         return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}"
@@ -314,15 +318,6 @@ def explained(url: str | Path, what: str) -> Iterator[None]:
             fix=RESUME if what == "written" else "check the path and its permissions",
             code=UNUSABLE[what],
         ) from None
-
-
-def _remote_info(url: str | Path) -> dict[str, Any]:
-    found = remote_files.info(str(url))
-    if found is None:
-        raise UserError(
-            f"{redact(url)} cannot be read: there is no such file", fix="check its name", code="missing-file"
-        )
-    return found
 
 
 @contextlib.contextmanager

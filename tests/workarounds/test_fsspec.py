@@ -51,7 +51,7 @@ def test_fsspec_cannot_read_ranges_of_a_server_that_gives_whole_files(web: str) 
     with pytest.raises(ValueError, match=r"(?i)range"):
         file.seek(5)
         file.read(1)
-        pytest.fail("_spooled of storage/remote_reader.py may be taken out")
+        pytest.fail("_copy_without_ranges of storage/remote_reader.py may be taken out")
 
 
 def test_open_files_of_the_memory_filesystem_share_one_position() -> None:

@@ -1,4 +1,4 @@
-"""Arrow files, as the library `datasets` saves them: a sequence of record batches, in which a row is a document."""
+"""Arrow files, as the library `datasets` saves them: sequences of record batches, in which a row is a document."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from data_prep.storage.arrow_stream import looks_like_arrow, open_arrow
 
 
 class ArrowFormat(Format):
-    """`.arrow`: the stream format, and the file format that wraps one. A file is one unit."""
+    """`.arrow` and `.feather`: streams, and the file format that wraps one. A file is one unit."""
 
-    endings = (".arrow",)
+    endings = (".arrow", ".feather")
     kind = "an Arrow file"
 
     def documents(self, stream: BinaryIO, reading: Reading) -> Iterator[Document]:
@@ -26,12 +26,6 @@ class ArrowFormat(Format):
             return
         wanted = {name for field in fields.names for name in (field, field.partition(".")[0])}
         for number, values in enumerate(rows.values([name for name in rows.columns if name in wanted]), 1):
-            try:
-                for name in [name for name, value in values.items() if isinstance(value, bytes)]:
-                    values[name] = values[name].decode(errors="replace" if name in fields.metadata else "strict")
-            except UnicodeDecodeError as error:
-                rejects.bad(f"row {number}", Fault(f"is not UTF-8 (byte {error.start})", "invalid UTF-8"))
-                continue
             text = value_at(values, fields.text)
             if isinstance(text, str) and len(text) > reading.limit // 4 and len(text.encode()) > reading.limit:
                 rejects.too_long(len(text.encode()))

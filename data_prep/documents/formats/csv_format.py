@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 from data_prep.documents.document import Document
 from data_prep.documents.formats.input_format import NAME_THE_FIELD, Format, Reading, document_of, listed
 from data_prep.documents.lines import Line, bounded_lines
-from data_prep.documents.rejects import BadInput, Fault
+from data_prep.documents.rejects import BadInput, Fault, check_line_ends, returns_alone
 
 _SEPARATORS = ",;|\t"
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,30})?([eE][-+]?[0-9]{1,2})?")
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,19})(\.[0-9]{1,30})?([eE][-+]?[0-9]{1,2})?")
 
 
 class CsvFormat(Format):
@@ -46,8 +46,11 @@ class CsvFormat(Format):
             if _is_blank(row):
                 continue
             try:
+                _check_no_header(row, names, f"{rejects.where} line {lines.first.number}")
                 if len(row) != len(names):
                     what = f"has {len(row)} cells, and the header has {len(names)}"
+                    if fields.text in row:
+                        what += "; it looks like the header of another table, which needs a file of its own"
                     if not self.has_quotes and any('"' in cell for cell in row):
                         what += "; quotation marks have no meaning in TSV"
                         raise Fault(what, "invalid CSV", "write the table as CSV, whose quoted cells may hold anything")
@@ -67,6 +70,9 @@ class CsvFormat(Format):
                 else:
                     rejects.bad_line(lines.first, Fault(f"has no text in {fields.text!r}", "missing field"))
 
+    def check_content(self, head: bytes, where: str) -> None:
+        check_line_ends(head, where)
+
     def _rows(self, lines: _Lines, reading: Reading) -> Iterator[list[str]]:
         """Yield the rows; a wrong quotation mark spoils the file, because all rows after it could be read wrongly."""
         reader = csv.reader(lines, strict=True)
@@ -77,12 +83,18 @@ class CsvFormat(Format):
             try:
                 row = next(reader, None)
             except csv.Error as error:
-                raise BadInput(
-                    f"{reading.rejects.where} line {lines.first.number} is not CSV ({error})",
+                found = Fault(
+                    f"is not CSV ({error})",
                     "invalid CSV",
-                    spoils_file=True,
-                    fix="write quotation marks within a cell twice and close every quoted cell",
-                ) from None
+                    "write quotation marks within a cell twice and close every quoted cell",
+                )
+                if "new-line character" in str(error) and lines.first.number == 1:
+                    found = returns_alone()
+                elif "new-line character" in str(error):
+                    what = "is not CSV: it has a carriage return outside quotation marks"
+                    found = Fault(what, found.reason, "put the cell in quotation marks, or end lines with line feeds")
+                place = f"{reading.rejects.where} line {lines.first.number}"
+                raise BadInput(f"{place} {found.what}", found.reason, spoils_file=True, fix=found.remedy) from None
             if row is None:
                 return
             yield row
@@ -137,12 +149,35 @@ class _Lines:
             yield line.data.decode(errors="surrogateescape").replace("\r\n", "\n")
 
 
+def _check_no_header(row: Sequence[str], names: Sequence[str], where: str) -> None:
+    """Refuse a row that is the header once more, as where tables were joined to one file.
+
+    Raises:
+        Fault: it is the same header.
+        BadInput: its columns are in another order, so all rows after it would be read wrongly.
+    """
+    if not row or row[0].strip() not in names:
+        return
+    cells = [cell.strip() for cell in row]
+    if cells == names:
+        raise Fault("repeats the header: several tables were joined to this file", "repeated header", "remove the line")
+    if sorted(cells) == sorted(names):
+        raise BadInput(
+            f"{where} is the header of another table, whose columns are in another order",
+            "repeated header",
+            spoils_file=True,
+            fix="divide the file there: every table needs a file of its own",
+        )
+
+
 def _is_blank(row: Sequence[str]) -> bool:
     """Whether the row is a blank line, or a single cell without text."""
     return not row or (len(row) == 1 and not row[0].strip())
 
 
 def _header_fault(names: Sequence[str], wanted: Sequence[str], text: str) -> Fault | None:
+    if any("\r" in name for name in names):
+        return returns_alone()
     if text not in names:
         if not all(map(_is_utf8, names)):
             return Fault("is not UTF-8", "invalid UTF-8", "convert the file, for example with iconv")

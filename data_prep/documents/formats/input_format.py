@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -15,6 +16,7 @@ from data_prep.storage.hashing_files import RangeHashingFile
 
 TxtDocuments = Literal["file", "blank_lines"]
 NAME_THE_FIELD = "name it with documents.text_field=NAME, or with the source's own text_field"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _LISTED_NAMES = 10
 _LISTED_CHARACTERS = 40
 
@@ -168,9 +170,13 @@ def document_of(values: Mapping[str, Any], fields: Fields) -> Document:
         what = f"has no field {fields.text!r} (its fields: {listed(list(values))})"
         raise Fault(what, "missing field", NAME_THE_FIELD)
     language = None if fields.language is None else value_at(values, fields.language)
+    if isinstance(text, bytes):
+        raise _not_utf8(text, fields.text)
     if not isinstance(text, str):
         reason = "missing field" if text is None else "not text"
         raise Fault(f"has {kind_of(text)} for {fields.text!r}, not text", reason)
+    if isinstance(language, bytes):
+        raise _not_utf8(language, fields.language)
     if language is not None and language is not ABSENT and not isinstance(language, str):
         raise Fault(f"has {kind_of(language)} for {fields.language!r}, not text", "not text")
     language = language if isinstance(language, str) and language else None
@@ -205,8 +211,14 @@ def _json_value(values: Mapping[str, Any], name: str) -> Any:
     value = value_at(values, name)
     if value is ABSENT or value is None or isinstance(value, str | int):
         return None if value is ABSENT else value
+
+    def refused(part: Any) -> Any:
+        if isinstance(part, bytes):
+            raise _not_utf8(part, name)
+        raise TypeError
+
     try:
-        return json.loads(json.dumps(value), parse_constant=lambda not_finite: None)
+        return json.loads(json.dumps(value, default=refused), parse_constant=lambda not_finite: None)
     except (TypeError, ValueError, RecursionError):
         raise Fault(f"has a {type(value).__name__} for {name!r}, which JSON cannot hold", "not text") from None
 
@@ -215,9 +227,23 @@ def _text_or_integer(values: Mapping[str, Any], name: str | None) -> str | None:
     value = ABSENT if name is None else value_at(values, name)
     if value is ABSENT or value is None or value == "":
         return None
+    if isinstance(value, bytes):
+        raise _not_utf8(value, name)
+    if isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
+        raise Fault(f"has a lone surrogate in {name!r}, which is no character", "invalid UTF-8")
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise Fault(f"has {kind_of(value)} for {name!r}, not text or an integer", "not text")
     return str(value)
+
+
+def _not_utf8(value: bytes, name: str | None) -> Fault:
+    """Return the fault of bytes that are not UTF-8: replaced characters would make different ids equal."""
+    try:
+        start = len(value.decode())
+    except UnicodeDecodeError as error:
+        start = error.start
+    remedy = "write the column as text, such as hexadecimal digits"
+    return Fault(f"is not UTF-8 in {name!r} (byte {start})", "invalid UTF-8", remedy)
 
 
 class NotText(Exception):

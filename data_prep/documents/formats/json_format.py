@@ -11,7 +11,7 @@ from data_prep.documents.document import Document
 from data_prep.documents.formats.input_format import Cut, Fields, Format, Reading, byte_cuts, document_of, kind_of
 from data_prep.documents.formats.text_format import first_line
 from data_prep.documents.lines import BYTE_ORDER_MARK, bounded_lines
-from data_prep.documents.rejects import BadInput, Fault
+from data_prep.documents.rejects import BadInput, Fault, check_line_ends, returns_alone
 
 _BRACKETED_JSON = re.compile(rb"\s*(\[\s*([\r\n{]|$)|\{\s*([\r\n]|$))")  # "[", "[{" or "{" is all of the first line
 
@@ -42,6 +42,7 @@ class JsonLinesFormat(Format):
         return byte_cuts(file_bytes, unit_bytes)
 
     def check_content(self, head: bytes, where: str) -> None:
+        check_line_ends(head, where)
         if _BRACKETED_JSON.match(head.removeprefix(BYTE_ORDER_MARK)):
             raise BadInput(
                 f"{where} line 1 begins an array of JSON objects, or an object of several lines; JSON lines contain "
@@ -58,6 +59,8 @@ def _document(data: bytes, fields: Fields) -> Document:
     except UnicodeDecodeError as error:
         raise Fault(f"is not UTF-8 (byte {error.start} of the line)", "invalid UTF-8") from None
     except (ValueError, RecursionError) as error:
+        if b"\r" in data.strip():
+            raise returns_alone() from None
         raise Fault(f"is not JSON ({error})", "invalid JSON") from None
     if not isinstance(values, dict):
         raise Fault(f"holds {kind_of(values)}, not an object with a field {fields.text!r}", "no object")

@@ -61,6 +61,8 @@ class ParquetFormat(Format):
 
     def outline(self, file: RangeHashingFile, part: Part, fields: Fields) -> Outline:
         rows = ParquetRows(file, part.start, part.stop)
+        if part.start == 0:
+            rows.check_all_described()
         return Outline(rows.column_ranges(fields.names), rows.num_rows)
 
     def cuts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import BinaryIO, Literal
 
@@ -9,9 +10,10 @@ from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.formats.input_format import Cut, Format, NotText, Part, Reading, byte_cuts, decoded
 from data_prep.documents.lines import BYTE_ORDER_MARK, Line, blank_line_blocks, bounded_lines, skip_to_line
-from data_prep.documents.rejects import BadInput, Fault
+from data_prep.documents.rejects import BadInput, Fault, returns_alone
 
 _BUFFER_BYTES = 1 << 20
+_PARAGRAPHS_OF_RETURNS = re.compile(rb"\r[ \t]*\r(?!\n)")
 
 
 class TextFormat(Format):
@@ -82,6 +84,9 @@ def _blocks(stream: BinaryIO, reading: Reading) -> Iterator[Document]:
     for block in blank_line_blocks(lines, reading.limit, part.start == 0, part.stop):
         if block.num_bytes > reading.limit:
             rejects.too_long(block.num_bytes)
+            continue
+        if _PARAGRAPHS_OF_RETURNS.search(block.data) and b"\n" not in block.data.rstrip():
+            rejects.bad_line(block, returns_alone())
             continue
         try:
             document = Document(decoded(block.data), source=reading.fields.source)

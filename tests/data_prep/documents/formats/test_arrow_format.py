@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import feather
 
 from data_prep.base.errors import UsageError
 from data_prep.config.preparation_config import DocumentSettings
@@ -87,10 +88,50 @@ def test_a_stream_that_was_cut_short_or_damaged_is_refused(tmp_path: Path) -> No
 def test_bytes_are_text_if_they_are_utf8(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     path.write_bytes(arrow(pa.table({"text": [b"caf\xc3\xa9", b"caf\xe9"], "note": [b"\xff", b""]})))
-    with pytest.raises(BadInput, match=r"row 2 is not UTF-8 \(byte 3\)"):
+    with pytest.raises(BadInput, match=r"row 2 is not UTF-8 in 'text' \(byte 3\)"):
         read(path, DocumentSettings())
     settings = DocumentSettings(on_bad_input="skip", metadata_fields=("note",))
-    assert read(path, settings) == [Document("café", metadata={"note": "\ufffd"})]
+    assert read(path, settings) == []
+    path.write_bytes(arrow(pa.table({"text": [b"caf\xc3\xa9", b"x"], "note": [b"\xc3\xa9", b"\xff"]})))
+    assert read(path, settings) == [Document("café", metadata={"note": "é"})]
+
+
+def joined(*tables: pa.Table) -> bytes:
+    return b"".join(map(arrow, tables))
+
+
+def test_streams_that_were_joined_give_all_their_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    path.write_bytes(joined(TABLE.slice(0, 20), TABLE.slice(20, 0), TABLE.slice(20)))
+    assert read(path) == EXPECTED
+    (tmp_path / "a.arrow.gz").write_bytes(
+        gzip.compress(arrow(TABLE.slice(0, 7))) + gzip.compress(arrow(TABLE.slice(7)))
+    )
+    assert read(tmp_path / "a.arrow.gz") == EXPECTED
+    other = TABLE.rename_columns(["doc", "number", "other"])
+    path.write_bytes(joined(other, TABLE))
+    (unit,) = split_into_units(str(path), path.stat().st_size, 10, 0)
+    reader = DocumentReader(unit, DocumentSettings(on_bad_input="skip"))
+    with pytest.raises(BadInput, match="other columns or types", check=coded("damaged-file")):
+        list(reader)
+
+
+@pytest.mark.parametrize("kind", [pa.ipc.new_stream, pa.ipc.new_file])
+@pytest.mark.parametrize("rest", [b"\0", b"x", b"\xff\xff\xff\xff", bytes(64), b"ARROW1", arrow(kind=pa.ipc.new_file)])
+def test_bytes_after_the_end_are_refused(tmp_path: Path, kind: Any, rest: bytes) -> None:
+    path = tmp_path / "a.arrow"
+    path.write_bytes(arrow(kind=kind) + rest)
+    with pytest.raises(BadInput, match="its end, after row 50", check=coded("damaged-file")) as caught:
+        read(path)
+    assert caught.value.spoils_file
+
+
+def test_feather_is_an_arrow_file(tmp_path: Path) -> None:
+    feather.write_feather(TABLE, tmp_path / "a.feather", compression="zstd")
+    assert read(tmp_path / "a.feather") == EXPECTED
+    (tmp_path / "old.feather").write_bytes(b"FEA1" + bytes(200))
+    with pytest.raises(BadInput, check=coded("wrong-ending")):
+        read(tmp_path / "old.feather")
 
 
 def test_what_is_no_arrow_or_has_no_such_column_is_named(tmp_path: Path) -> None:
