@@ -151,5 +151,13 @@ FAULTS = {
         "Texts of a table have control characters, line separators or no quoting",
         "What is written reads back the same, or is refused",
     ),
+    "72": Fault(
+        "A web server gives no ranges or no length", "A file is fetched once, or one error says what is missing"
+    ),
+    "73": Fault(
+        "An id is a date, a time, uint64 or bytes",
+        "It is the same in every format and installation",
+        "with `skip`, rows whose bytes are not UTF-8",
+    ),
     "75": Fault("A rank holds only padding of a parameter group", "Every optimizer steps, saves and loads"),
 }

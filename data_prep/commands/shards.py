@@ -1,7 +1,8 @@
 """`clozeworks shards`: Make a data set of text files: filter, clean, deduplicate, tokenize, write shards.
 
-Supported files: .txt .jsonl .json .csv .tsv .parquet .arrow .feather, also compressed (.gz .zst .bz2 .xz). An interrupted run
-resumes with the same command; the result is the same, byte for byte, for any number of workers and interruptions.
+Supported files: .txt .jsonl .json .csv .tsv .parquet .arrow .feather, also compressed (.gz .zst .bz2 .xz). An
+interrupted run resumes with the same command; the result is the same, byte for byte, for any number of workers and
+interruptions.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -125,7 +126,7 @@ class DocumentSettings(Settings):
     text_field: Annotated[str, Field(min_length=1)] = Field(
         "text", description="field or column that holds the text; text.body is the field body of the object text"
     )
-    language: str = Field("en", description="language whose rules split sentences (ISO 639-1)")
+    language: str = Field("en", description="language whose rules split sentences (ISO 639, two or three letters)")
     language_field: str | None = Field(
         None,
         description="field or column with each document's own language; if it is empty, that of the source applies",
@@ -222,6 +223,10 @@ class ShardSettings(Settings):
     )
 
 
+MAX_SOURCES = 1 << 16
+"""Shards store the number of a document's source in 16 bits."""
+
+
 class PreparationConfig(Settings):
     """All settings of data preparation."""
 
@@ -249,8 +254,14 @@ class PreparationConfig(Settings):
 
     @model_validator(mode="after")
     def _source_names_differ(self) -> PreparationConfig:
+        if len(self.sources) > MAX_SOURCES:
+            raise SettingError(
+                f"sources has {len(self.sources):,} entries, and a data set holds at most {MAX_SOURCES:,}",
+                fix="give one source several files or patterns",
+                code="too-many-sources",
+            )
         names = [source.name for source in self.sources]
-        twice = {name for name in names if names.count(name) > 1}
+        twice = {name for name, count in Counter(names).items() if count > 1}
         if twice:
             raise ValueError(f"two sources are named {min(twice)!r}; give each source another name")
         return self

@@ -10,13 +10,14 @@ from data_prep.base.errors import UsageError
 from data_prep.base.packages import install_command
 from data_prep.documents.document import Document
 from data_prep.text.cleaning import replace_surrogates
+from data_prep.text.language_codes import TWO_LETTER_CODES
 
 
 class LanguageFilter:
     """Keeps the documents of some languages, or assigns each document its language.
 
     Args:
-        keep: codes such as en (ISO 639-1); empty for all.
+        keep: codes such as en or eng (ISO 639); empty for all.
         min_probability: documents whose language is less certain are dropped as "uncertain".
         assign: the language found becomes the document's own, which selects the rules of sentence splitting.
         characters: number of characters at the beginning that are examined.
@@ -28,7 +29,8 @@ class LanguageFilter:
         self, keep: Sequence[str] = (), min_probability: float = 0.0, assign: bool = False, characters: int = 2_000
     ) -> None:
         self._identifier = _identifier()
-        codes = [keep] if isinstance(keep, str) else list(keep)
+        given = [keep] if isinstance(keep, str) else list(keep)
+        codes = [TWO_LETTER_CODES.get(str(code).lower(), str(code)) for code in given]
         known = {str(code) for code in self._identifier.nb_classes}
         unknown = sorted(set(codes) - known)
         if unknown or not (0 <= min_probability <= 1 and characters > 0) or not (codes or assign or min_probability):

@@ -13,7 +13,7 @@ import numpy as np
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.logs import logger
 from data_prep.base.terminal import counted, printable
-from data_prep.config.preparation_config import WITHOUT_EFFECT, PreparationConfig
+from data_prep.config.preparation_config import MAX_SOURCES, WITHOUT_EFFECT, PreparationConfig
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.versions import PREPARATION_WORK, next_version
 from data_prep.documents.formats.format_registry import described_formats
@@ -176,6 +176,13 @@ def _check_fits(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifes
             f"the manifest of the existing data set names no {'train shard' if parent.sources else 'source'}",
             fix="restore it if it was edited by hand, or rebuild the data set",
             code="nothing-to-add-to",
+        )
+    if len(parent.sources) + len(config.sources) > MAX_SOURCES:
+        raise UserError(
+            f"the existing data set has {len(parent.sources):,} sources and {len(config.sources):,} are added, and a "
+            f"data set holds at most {MAX_SOURCES:,}",
+            fix="give one source several files or patterns",
+            code="too-many-sources",
         )
     next_version(parent)  # raises if there is none, before work begins
     if tokenizer.fingerprint != parent.tokenizer.fingerprint:

@@ -11,6 +11,7 @@ import numpy as np
 import sentencex
 
 from data_prep.base.errors import UsageError
+from data_prep.text.language_codes import TWO_LETTER_CODES
 from data_prep.text.text_batch import TextBatch
 
 _WINDOW_CHARACTERS = 2_048
@@ -46,13 +47,13 @@ def check_language(language: str) -> None:
     """Refuse an unknown language code, for which sentencex would silently use the rules of English.
 
     Raises:
-        UsageError: neither a code of ISO 639-1 nor one of the three-letter codes without a shorter one.
+        UsageError: neither a code of ISO 639-1 or 639-3, nor one of the three-letter codes without a shorter one.
     """
     if not _is_known(_base_code(language)):
         raise UsageError(
             f"unknown language {language!r}",
-            fix="set documents.language or the language of the source to an ISO 639-1 code, such as en, de, fr, zh or "
-            "ar (a language without one has a code of three letters, such as yue)",
+            fix="set documents.language or the language of the source to an ISO 639 code of two or three letters, such "
+            "as en, deu, fr, zh or yue",
             code="unknown-language",
         )
 
@@ -181,7 +182,8 @@ def _split(text: str, code: str) -> list[str]:
 
 @cache
 def _base_code(language: str) -> str:
-    return re.split("[-_]", language.strip().lower(), maxsplit=1)[0]
+    code = re.split("[-_]", language.strip().lower(), maxsplit=1)[0]
+    return TWO_LETTER_CODES.get(code, code)
 
 
 def _is_known(code: str) -> bool:

@@ -110,7 +110,10 @@ def test_a_server_without_a_length_is_refused(
 
 TIMES = {
     "day": (pa.array([0, 2_932_897], pa.int32()).cast(pa.date32()), ["1970-01-01", "10000-01-01"]),
-    "seconds": (pa.array([0, 253_402_300_800]).cast(pa.timestamp("s")), ["1970-01-01T00:00:00", "10000-01-01T00:00:00"]),
+    "seconds": (
+        pa.array([0, 253_402_300_800]).cast(pa.timestamp("s")),
+        ["1970-01-01T00:00:00", "10000-01-01T00:00:00"],
+    ),
     "nanoseconds": (
         pa.array([1, 1_000_000_000]).cast(pa.timestamp("ns")),
         ["1970-01-01T00:00:00.000000001", "1970-01-01T00:00:01"],
