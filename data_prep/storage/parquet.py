@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from data_prep.storage.arrow_stream import DamagedTable as DamagedTable
+from data_prep.storage.arrow_stream import bytes_of, damage, json_values
 from data_prep.storage.hashing_files import RangeHashingFile
-from data_prep.storage.json_columns import bytes_of, json_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,18 +25,6 @@ _HEAD = re.compile(rb"PAR(1\x15|E)")  # the magic bytes, and the first of the st
 _READ_BYTES = 1 << 20
 _BATCH_ROWS = 64  # texts of a megabyte each stay under 100 MB; more rows are hardly faster
 _TEXT_TYPES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null"}
-
-
-class DamagedTable(Exception):
-    """The file is damaged, truncated, or uses an unsupported feature; the text is the library's.
-
-    Attributes:
-        place: where in the file, such as "row group 2 of 4, rows 101 to 200".
-    """
-
-    def __init__(self, place: str, error: BaseException) -> None:
-        super().__init__(_first_line(error))
-        self.place = place
 
 
 class RowGroup(NamedTuple):
@@ -239,14 +228,3 @@ def is_text(column_type: Any) -> bool:
     if pa.types.is_dictionary(column_type):
         column_type = column_type.value_type
     return str(column_type) in _TEXT_TYPES
-
-
-def damage() -> tuple[type[Exception], ...]:
-    """The exceptions that a damaged file raises; ValueError for names that are not UTF-8 and our own checks."""
-    import pyarrow as pa
-
-    return pa.ArrowException, OSError, MemoryError, ValueError
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")

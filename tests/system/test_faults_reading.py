@@ -82,9 +82,11 @@ def read_all(url: str, **settings: Any) -> list[str]:
     return [document.text for unit in units for document in DocumentReader(unit, documents)]
 
 
-@pytest.mark.fault("72", "a web server without ranges", "every file is fetched once, whatever its size")
+@pytest.mark.fault(
+    row="72", fault="a web server without ranges", required="every file is fetched once, whatever its size"
+)
 @pytest.mark.parametrize("name", ["jsonl", "jsonl.gz", "parquet"])
-def test_a_server_without_ranges_is_asked_for_a_file_once(
+def test_row_72_a_server_without_ranges_is_asked_for_a_file_once(
     web: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if name == "parquet":
@@ -97,9 +99,13 @@ def test_a_server_without_ranges_is_asked_for_a_file_once(
     assert Web.gets == ["identity"] * (1 + probes)
 
 
-@pytest.mark.fault("72", "a web server without length, or with a Content-Encoding", "one clear error before any work")
+@pytest.mark.fault(
+    row="72",
+    fault="a web server without length, or with a Content-Encoding",
+    required="one clear error before any work",
+)
 @pytest.mark.parametrize(("states_length", "encoding"), [(False, ""), (True, "gzip"), (False, "gzip")])
-def test_a_server_without_a_length_is_refused(
+def test_row_72_a_server_without_a_length_is_refused(
     web: str, states_length: bool, encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Web, "states_length", states_length)
@@ -129,10 +135,12 @@ TIMES = {
 }
 
 
-@pytest.mark.fault("73", "dates, times, uint64 and hashes as ids", "the same text in every format and installation")
+@pytest.mark.fault(
+    row="73", fault="dates, times, uint64 and hashes as ids", required="the same text in every format and installation"
+)
 @pytest.mark.parametrize("has_pandas", [True, False])
 @pytest.mark.parametrize("kind", TIMES)
-def test_ids_of_any_type_are_the_same_everywhere(
+def test_row_73_ids_of_any_type_are_the_same_everywhere(
     kind: str, has_pandas: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_pandas:
@@ -162,9 +170,11 @@ def read(path: Path, settings: DocumentSettings) -> list[Any]:
     return [*found, *dropped]
 
 
-@pytest.mark.fault("73", "ids that are not UTF-8", "each is a counted bad row, so no two of them become equal")
+@pytest.mark.fault(
+    row="73", fault="ids that are not UTF-8", required="each is a counted bad row, so no two of them become equal"
+)
 @pytest.mark.parametrize("field", ["id_field", "url_field", "metadata_fields"])
-def test_bytes_that_are_no_text_are_counted_and_never_replaced(tmp_path: Path, field: str) -> None:
+def test_row_73_bytes_that_are_no_text_are_counted_and_never_replaced(tmp_path: Path, field: str) -> None:
     values = [b"\xff\x01", b"\xff\x02", "caf\xe9".encode()]
     table = pa.table({"text": ["a", "b", "c"], "x": values})
     nested = pa.table({"text": ["a", "b", "c"], "x": [[value] for value in values]})
