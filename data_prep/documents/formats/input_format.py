@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Literal, NamedTuple
@@ -16,7 +15,6 @@ from data_prep.storage.hashing_files import RangeHashingFile
 
 TxtDocuments = Literal["file", "blank_lines"]
 NAME_THE_FIELD = "name it with documents.text_field=NAME, or with the source's own text_field"
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _LISTED_NAMES = 10
 _LISTED_CHARACTERS = 40
 
@@ -229,8 +227,6 @@ def _text_or_integer(values: Mapping[str, Any], name: str | None) -> str | None:
         return None
     if isinstance(value, bytes):
         raise _not_utf8(value, name)
-    if isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
-        raise Fault(f"has a lone surrogate in {name!r}, which is no character", "invalid UTF-8")
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise Fault(f"has {kind_of(value)} for {name!r}, not text or an integer", "not text")
     return str(value)
