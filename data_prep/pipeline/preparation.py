@@ -6,6 +6,7 @@ number of interruptions, processes and machines.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from data_prep.base.errors import UserError
@@ -69,6 +70,8 @@ def prepare_shards(
         UserError: input cannot be read, or `output` cannot be written, holds other work or is locked.
     """
     check_output_apart(plan, output)
+    if not fresh and (manifest := _complete_in_read_only(plan, output)) is not None:
+        return manifest, False
     with storage.hold_lock(output) as lock:
         if fresh:
             _start_over(plan, tokenizer, output)
@@ -96,6 +99,8 @@ def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor 
         UserError: as `prepare_shards`; or another job runs this range.
     """
     check_output_apart(plan, output)
+    if _complete_in_read_only(plan, output) is not None:
+        return False
     with storage.hold_lock(output, shard_range.name) as lock:
         if finished_manifest(plan, output) is not None:
             return False
@@ -116,6 +121,8 @@ def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Execut
         UserError: as `prepare_shards`; or units of some ranges are not done.
     """
     check_output_apart(plan, output)
+    if (manifest := _complete_in_read_only(plan, output)) is not None:
+        return manifest, False
     with storage.hold_lock(output) as lock:
         manifest = _complete_already(plan, output)
         if manifest is not None:
@@ -162,6 +169,20 @@ def _map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
     """Return the tasks of the map phase; tasks in this process use its loaded tokenizer."""
     keep_tokenizer(tokenizer, storage.absolute(tokenizer.url))
     return map_tasks(plan, tokenizer, output)
+
+
+def _complete_in_read_only(plan: Plan, output: str) -> Manifest | None:
+    """Return the manifest if `output` is a local folder without permission to write and holds this plan's result.
+
+    The lock, whose file cannot be made there, is not needed: nothing will be written. Returns None otherwise.
+    """
+    if storage.is_remote(output) or os.access(storage.local_path(output), os.W_OK):
+        return None
+    manifest = finished_manifest(plan, output)
+    if manifest is not None:
+        _check_sizes(manifest, output)
+        check_dropped_kept(plan)
+    return manifest
 
 
 def _complete_already(plan: Plan, output: str) -> Manifest | None:

@@ -296,3 +296,18 @@ def test_row_16_an_output_that_cannot_be_written_is_told_before_work_starts(
         read_only.chmod(0o500)
         assert command(*arguments, "--output", read_only / "out") == 1
         assert "cannot be written: Permission denied" in command.errors
+
+
+def test_a_finished_data_set_in_a_read_only_folder_is_complete(
+    command: Command, arguments: list[str], tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "disk", "size=50m"):
+        output = tmp_path / "disk" / "out"
+        assert command(*arguments, "--output", output) == 0, command.errors
+        before = files_of(output)
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path / "disk")], check=True)
+        assert command(*arguments, "--output", output) == 0, command.errors
+        assert "is complete" in command.output and files_of(output) == before
+        assert command(*arguments, "--output", output, "shards.valid_fraction=0.5") != 0, "another preparation"
+        assert command(*arguments, "--output", output, "--fresh") == 1
+        assert "cannot be written: Read-only file system" in command.errors
