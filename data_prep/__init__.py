@@ -9,13 +9,16 @@ The Python API, whose functions do what the commands `clozeworks tokenizer`, `sh
     print(dataset.num_tokens, next(iter(dataset)).text)
 
 `train_tokenizer`, `prepare`, `open_dataset` and `verify` are documented where they are defined, in `data_prep.api`;
-`Document` is what filters take. Importing this package imports nothing else: each name loads when it is first used.
+`Document` is what filters take. Importing this package imports only what follows modules of the user's own from their
+import on: each name loads when it is first used.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+import data_prep.base.imported_sources  # noqa: F401
 
 if TYPE_CHECKING:
     from data_prep.api.opened_dataset import Dataset, open_dataset, verify

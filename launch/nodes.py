@@ -28,8 +28,8 @@ from pathlib import Path
 
 from data_prep.base.arguments import LARGEST_PORT, at_least
 from data_prep.base.errors import UsageError, run_command
+from data_prep.base.known_secrets import secrets_of
 from data_prep.base.urls import has_password
-from data_prep.storage.known_secrets import secrets_of
 from launch.options import add_dry_run, command_parser
 
 PRETRAIN = Path(__file__).resolve().with_name("pretrain.py")

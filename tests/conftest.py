@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.base.known_secrets import secrets_of
 from data_prep.config.preparation_config import load_config
 from data_prep.pipeline.plan import make_plan
 from data_prep.pipeline.preparation import prepare_shards
-from data_prep.storage.known_secrets import secrets_of
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
 from tests.support import fork_server

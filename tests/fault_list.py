@@ -135,6 +135,10 @@ FAULTS = {
         "The step is saved, the partial scores are dropped and the next start evaluates it",
     ),
     "63": Fault("Source is edited between start and resume", "The edited files are listed, the diff is an artifact"),
+    "64": Fault(
+        "A filter, format or parameter file is edited in a living process",
+        "The new content is used, or the work is refused",
+    ),
     "65": Fault("An addition lacks the filters of the data set", "They are inherited, or it is refused with the list"),
     "66": Fault("A takedown lists values that are not present", "They are remembered and additions leave them out"),
     "67": Fault(
@@ -159,5 +163,6 @@ FAULTS = {
         "It is the same in every format and installation",
         "with `skip`, rows whose bytes are not UTF-8",
     ),
+    "74": Fault("Two preparations in one process have different credentials", "Each keeps its own"),
     "75": Fault("A rank holds only padding of a parameter group", "Every optimizer steps, saves and loads"),
 }

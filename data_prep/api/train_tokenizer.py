@@ -157,8 +157,9 @@ def train(request: TokenizerRequest, executor: str | Executor, scheduler: str | 
         _work_folder(output) as work_folder,
     ):
         storage.remove_unfinished(output)
+        described = _described(request)  # before the sample: a list that changes meanwhile is not what was read
         sample, counts = draw_sample(config, units, work_folder, running)
-        train_on_sample(sample, counts, output, config.tokenizer, _described(request))
+        train_on_sample(sample, counts, output, config.tokenizer, described)
 
 
 def _described(request: TokenizerRequest) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from data_prep.base.errors import UsageError
+from data_prep.base.known_secrets import hide_secrets
 from data_prep.base.local_paths import expand_home, warn_of_variables
 from data_prep.base.urls import redact
 
@@ -148,7 +149,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def refuse(self, problem: str, *, fix: str, code: str = "usage") -> NoReturn:
         """End the process with status 2 and an error of the project's form."""
-        self.exit(2, f"error: {problem}. Fix: {fix}. [{code}]\n")
+        self.exit(2, hide_secrets(f"error: {problem}. Fix: {fix}. [{code}]\n", keeps_queries=True))
 
 
 class HelpFormatter(argparse.HelpFormatter):

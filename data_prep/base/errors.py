@@ -11,10 +11,16 @@ import os
 import re
 import select
 import sys
+import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
 
+from data_prep.base.known_secrets import hide_secrets, remember_logins
+from data_prep.base.logs import hide_secrets_in_records
 from data_prep.base.standard_streams import OutputLost, lead_to_nowhere, prepare_standard_streams
 from data_prep.base.terminal import paragraph
 
@@ -36,6 +42,8 @@ class UserError(Exception):
     exit_status = 1
 
     def __init__(self, problem: str, *, fix: str = "", code: str = "") -> None:
+        # The texts may quote another library, and go from here to a screen, a file, a run or a caller.
+        problem, fix = (hide_secrets(text, keeps_queries=True) for text in (problem, fix))
         super().__init__(f"{problem.rstrip('. ')}. Fix: {fix.rstrip('. ')}." if fix else problem)
         self.problem = problem
         self.fix = fix
@@ -125,6 +133,7 @@ def run_command(command: Callable[[], None], speaks: bool = True, extra: str | N
     extra of pyproject.toml that the command needs, for the error about a library that is not installed.
     """
     prepare_standard_streams()
+    hide_secrets_of_others()
     status = 0
     try:
         status = _run(command, speaks, extra)
@@ -176,6 +185,37 @@ def _run(command: Callable[[], None], speaks: bool, extra: str | None = None) ->
     if speaks:
         print(message, file=sys.stderr, flush=True)
     return status
+
+
+def hide_secrets_of_others() -> None:
+    """Hide secrets, also those of the command's arguments, in tracebacks, and in lines and warnings of libraries."""
+    for word in sys.argv[1:]:
+        remember_logins(word)
+    if "logging" in sys.modules:  # else where what logs is imported: most commands start without it
+        hide_secrets_in_records()
+    sys.excepthook = print_traceback
+    threading.excepthook = _print_traceback_of_thread
+    if warnings.formatwarning is not _format_warning:
+        _formats.append(warnings.formatwarning)
+        warnings.formatwarning = _format_warning
+
+
+def print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an uncaught error, a bug of this project, without secrets."""
+    print(hide_secrets("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr, flush=True)
+
+
+def _print_traceback_of_thread(arguments: threading.ExceptHookArgs) -> None:
+    if arguments.exc_type is not SystemExit and arguments.exc_value is not None:
+        print_traceback(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
+
+
+_formats: list[Callable[..., str]] = []
+"""What formatted warnings before."""
+
+
+def _format_warning(*arguments: Any, **options: Any) -> str:
+    return hide_secrets(_formats[-1](*arguments, **options))
 
 
 def _is_reader_gone() -> bool:

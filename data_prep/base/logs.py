@@ -7,10 +7,15 @@ handlers or a level of this logger gets them instead, except those of worker pro
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+import traceback
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from data_prep.base.known_secrets import hide_secrets
 
 if TYPE_CHECKING:
     import logging
@@ -23,8 +28,41 @@ _setting_up = threading.RLock()
 def logger(name: str) -> logging.Logger:
     """Return the logger of a module; rank 0 alone logs what all ranks find alike."""
     with _setting_up:  # once, also where two threads log the first lines
-        project = _project()
-    return project.getChild(name)
+        child = _project().getChild(name)
+        if _hide_secrets not in child.filters:
+            child.addFilter(_hide_secrets)
+    return child
+
+
+def hide_secrets_in_records() -> None:
+    """Hide secrets in the records of all loggers, such as those of the packages of stores and MLflow."""
+    import logging
+
+    make = logging.getLogRecordFactory()
+    if make is not _record:
+        _factories.append(make)
+        logging.setLogRecordFactory(_record)
+
+
+_factories: list[Callable[..., logging.LogRecord]] = []
+"""What made records before."""
+
+
+def _record(*arguments: Any, **options: Any) -> logging.LogRecord:
+    record = _factories[-1](*arguments, **options)
+    _hide_secrets(record)
+    return record
+
+
+def _hide_secrets(record: logging.LogRecord) -> bool:
+    """Replace the message and the traceback by those without secrets; True, as a filter that keeps every record."""
+    with contextlib.suppress(
+        TypeError, ValueError
+    ):  # of a message that does not fit its arguments, which logging shows
+        record.msg, record.args = hide_secrets(record.getMessage(), keeps_queries=True), ()
+    if record.exc_info and record.exc_info[1] is not None and not record.exc_text:
+        record.exc_text = hide_secrets("".join(traceback.format_exception(record.exc_info[1])).rstrip())
+    return True
 
 
 @cache

@@ -10,20 +10,30 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from data_prep.base.imported_sources import check_unchanged, imported_digest
+
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def module_digest(found: Any) -> str | None:
-    """sha256 of the source file of a module, or of that which defines a function or class; None where there is none."""
-    module = found if inspect.ismodule(found) else sys.modules.get(getattr(found, "__module__", None) or "")
-    path = None if module is None else getattr(module, "__file__", None)
-    if path is None or not path.endswith(".py"):
-        return None
-    try:
-        with open(path, "rb") as file:
-            return hashlib.sha256(file.read()).hexdigest()
-    except OSError:
-        return None
+    """sha256 of the source file of a module, or of that which defines a function or class; None where there is none.
+
+    It is that of the import: of the code that runs.
+    """
+    return imported_digest(_module_of(found))
+
+
+def check_module_unchanged(found: Any) -> None:
+    """Check, where work begins, that the file of a module, function or class is still the code that runs.
+
+    Raises:
+        UserError: the file changed after it was imported (`module-changed`).
+    """
+    check_unchanged(_module_of(found))
+
+
+def _module_of(found: Any) -> types.ModuleType | None:
+    return found if inspect.ismodule(found) else sys.modules.get(getattr(found, "__module__", None) or "")
 
 
 def function_digest(found: Callable[..., Any]) -> str | None:
@@ -33,6 +43,9 @@ def function_digest(found: Callable[..., Any]) -> str | None:
     globals, closures and class attributes count by their value. Of an object that can be called its class counts, and
     its attributes by their values. None where a source cannot be read or a value is not plain, so that a version has to
     be given. Other modules count by name and `__version__`.
+
+    Raises:
+        UserError: the file of a module whose functions are followed changed after it was imported.
     """
     found, parts = _undecorated(found), dict[str, str]()
     if not (inspect.isfunction(found) or inspect.isclass(found)):
@@ -63,6 +76,7 @@ def _collect(found: Any, parts: dict[str, str], seen: set[int]) -> bool:
     name = f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', '')}"
     while name in parts:  # such as another lambda
         name += "'"
+    check_module_unchanged(found)  # the source below is that of the file
     try:
         # The code's own: `inspect` gives that of the function that a decorator wraps.
         parts[name] = textwrap.dedent(inspect.getsource(getattr(found, "__code__", found)))

@@ -82,9 +82,17 @@ def redact(url: str | Path) -> str:
     return SECRET_QUERY.sub(rf"\1{HIDDEN}", text) if has_no_query(url) else re.split("[?#]", text, maxsplit=1)[0]
 
 
-def redact_text(text: str) -> str:
+def redact_text(text: str, keeps_queries: bool = False) -> str:
     """Remove user, password and query of every URL in a text; servers' errors often quote them."""
+    if keeps_queries:
+        return _URL_IN_TEXT.sub(lambda found: _without_user(found.group()), text)
     return _URL_IN_TEXT.sub(lambda found: _without_query(found.group()), text)
+
+
+def logins_in(text: str) -> list[str]:
+    """User and password of every URL in a text, as they stand there; of a URL with a user alone the user."""
+    logins = (_USER_INFO.search(found.group()) for found in _URL_IN_TEXT.finditer(text))
+    return [login.group()[:-1] for login in logins if login is not None]
 
 
 def has_login(url: str | Path) -> bool:

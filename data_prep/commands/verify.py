@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     with plain_executor(arguments) as executor:
         manifest, problems = verify_shards(folder, executor, arguments.version)
     for problem in problems[1:]:
-        print(printable(f"problem: {problem}"), file=sys.stderr)
+        print(printable(f"problem: {storage.hide_secrets(problem)}"), file=sys.stderr)
     raise_problems(folder, problems)
     print(_sound(manifest))
     if manifest.removals and files_of_older_versions(folder):

@@ -64,10 +64,12 @@ class FilterFunction(NamedTuple):
     Attributes:
         payload: what `cloudpickle` makes of it.
         source_sha256: digest of its source; None where that cannot be read.
+        payload_sha256: of the payload, which may hold a list of many megabytes.
     """
 
     payload: bytes
     source_sha256: str | None
+    payload_sha256: str
 
     def load(self) -> Any:
         """The function."""

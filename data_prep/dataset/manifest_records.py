@@ -17,6 +17,7 @@ from pydantic import (
 
 from data_prep.base.errors import UserError
 from data_prep.base.validation import FileName, Sha256
+from data_prep.documents.rejects import READING_REASONS, is_format_reason
 from data_prep.filters.protocol import is_filter_reason
 from data_prep.storage import storage
 from data_prep.tokenizer.special_tokens import MAX_VOCAB_SIZE, OWN_SPECIAL_TOKENS, SpecialTokens
@@ -28,21 +29,7 @@ REBUILD = (
 """The fix for a damaged shard, index, provenance sidecar or file of token counts."""
 
 STEPS: dict[str, tuple[str, ...]] = {
-    "reading": (
-        "invalid UTF-8",
-        "invalid JSON",
-        "invalid CSV",
-        "no object",
-        "missing field",
-        "not text",
-        "binary",
-        "damaged file",
-        "wrong ending",
-        "empty file",
-        "too many bytes",
-        "unreadable",
-        "too many marks",
-    ),
+    "reading": READING_REASONS,
     "filtering": (),
     "cleaning": ("empty", "too short", "too long"),
     "deduplication": ("duplicate", "near duplicate", "in the data set already", "removed earlier"),
@@ -50,7 +37,7 @@ STEPS: dict[str, tuple[str, ...]] = {
 }
 """The steps that may leave a document out, in their order, each with its reasons; the last is the command `remove`.
 
-Filtering has the reasons of `documents.filters`, which users name: `step_of` knows them.
+Reading and filtering also have the reasons of formats and filters, which users name: `step_of` knows them.
 """
 UNKNOWN_STEP = "unknown"
 """The step of reasons that no step has, in manifests that another release or a hand wrote."""
@@ -60,6 +47,8 @@ def step_of(reason: str) -> str:
     """Return the step that drops documents for this reason."""
     if is_filter_reason(reason):
         return "filtering"
+    if is_format_reason(reason):
+        return "reading"
     return next((step for step, reasons in STEPS.items() if reason in reasons), UNKNOWN_STEP)
 
 

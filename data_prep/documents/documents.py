@@ -88,7 +88,7 @@ class DocumentReader:
 
     @property
     def dropped(self) -> Counter[str]:
-        return self._rejects.dropped
+        return Counter({self._rejects.named(reason): count for reason, count in self._rejects.dropped.items()})
 
     @property
     def place(self) -> str:
@@ -113,6 +113,7 @@ class DocumentReader:
                     self.languages.add_absent(self._absent(document))
                 yield document
         except BadInput as error:
+            error.reason = self._rejects.named(error.reason)
             if error.spoils_file and self._settings.on_bad_input == "skip":
                 self._rejects.warn_spoiled(error)
             raise
@@ -129,6 +130,7 @@ class DocumentReader:
 
     def _documents(self) -> Iterator[Document]:
         item, ending, compression = format_of(self.unit.url)
+        self._rejects.own_format = ending if item.path else ""
         with storage.open_read(self.unit.url) as raw:
             head = read_bytes_of(raw, _HEAD_BYTES, self._rejects.where)
             if not head:

@@ -48,7 +48,7 @@ def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
         UsageError: an input is missing, listed twice, a folder, of an unsupported type, or its name is not UTF-8; or a
             setting of a source is not UTF-8, or a language is unknown.
     """
-    use_formats(config.documents.formats)
+    use_formats(config.documents.formats, begins=True)
     found: list[tuple[int, str, str]] = []
     for number, source in enumerate(config.sources):
         check_language(source.language or config.documents.language)

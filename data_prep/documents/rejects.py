@@ -12,6 +12,30 @@ from data_prep.storage import storage
 from data_prep.text.cleaning import MAX_MARKS, TOO_MANY_MARKS
 
 TOO_LONG = "too many bytes"
+READING_REASONS = (
+    "invalid UTF-8",
+    "invalid JSON",
+    "invalid CSV",
+    "no object",
+    "missing field",
+    "not text",
+    "binary",
+    "damaged file",
+    "wrong ending",
+    "empty file",
+    "too many bytes",
+    "unreadable",
+    "too many marks",
+)
+"""Why reading leaves a document out; formats of the user's own may have further reasons, see `Rejects.named`."""
+
+_FORMAT_PREFIX = "format "
+_MOST_REASONS, _MOST_REASON_CHARACTERS = 1_000, 100  # of a format in one unit
+
+
+def is_format_reason(reason: str) -> bool:
+    """Return whether a reason of the manifest is one that a user's format has of its own."""
+    return reason.startswith(_FORMAT_PREFIX)
 
 
 class BadInput(UserError):
@@ -65,11 +89,13 @@ class Rejects:
 
     Attributes:
         where: name of the file for messages.
+        own_format: ending of the user's own format that reads the file; empty for another format.
         dropped: number of documents left out, by reason.
     """
 
     def __init__(self, url: str, settings: DocumentSettings, is_part: bool, begins_file: bool) -> None:
         self.where = storage.redact(url)
+        self.own_format = ""
         self.dropped: Counter[str] = Counter()
         self._url = url
         self._settings = settings
@@ -97,6 +123,25 @@ class Rejects:
         if last.isdecimal():
             return int(last)
         return None if self._place or self._line == (0, 0) else self._line[1]
+
+    def named(self, reason: str) -> str:
+        """Return a reason as the manifest counts it, such as "format .pairs: no title" for one of a user's format.
+
+        Raises:
+            UserError: it is no short printable text, or the format has too many.
+        """
+        if not self.own_format or reason in READING_REASONS:
+            return reason
+        is_text = isinstance(reason, str) and 0 < len(reason) <= _MOST_REASON_CHARACTERS and reason.isprintable()
+        if not is_text or len(self.dropped) > _MOST_REASONS:
+            problem = f"more than {_MOST_REASONS:,} reasons" if is_text else f"the reason {reason!r:.200}"
+            raise UserError(
+                f"the format {self.own_format} leaves documents of {self.where} out for {problem}",
+                fix=f"take its reasons from a small fixed set of texts of at most {_MOST_REASON_CHARACTERS} characters",
+                code="format-reasons",
+            )
+        prefix = f"{_FORMAT_PREFIX}{self.own_format}: "
+        return reason if reason.startswith(prefix) else prefix + reason
 
     def at_line(self, line: Line) -> None:
         """Record the line at which the next document begins."""

@@ -18,6 +18,7 @@ from data_prep.dataset.counts import SOURCE_COLUMNS
 from data_prep.documents.input_units import InputUnit, file_format, is_one_document
 from data_prep.estimate.sample import Sample, WrittenSample, sample_unit, write_sample
 from data_prep.executors.process_executor import ProcessExecutor
+from data_prep.filters.registry import fingerprint_of
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.map_phase import check_sources
 from data_prep.pipeline.map_task import cached_tokenizer
@@ -107,7 +108,8 @@ def estimate(plan: Plan, tokenizer: Tokenizer, start_seconds: float = 0.0) -> Es
     chosen = {unit for units in groups.values() for unit in _spread(units, few)}
     in_order = [unit for unit in plan.parts if unit in chosen]  # of equal texts the first stays
     most_characters = SAMPLE_CHARACTERS // max(len(in_order), 1)
-    samples = [sample_unit(unit, plan.config, tokenizer, most_characters) for unit in in_order]
+    fingerprint = fingerprint_of(plan.filters)
+    samples = [sample_unit(unit, plan.config, tokenizer, most_characters, fingerprint) for unit in in_order]
     is_all = len(samples) == len(plan.parts) and all(sample.is_all for sample in samples)
     real = plan.destinations
     destinations = (

@@ -51,11 +51,17 @@ class Sample:
     seconds: float
 
 
-def sample_unit(unit: InputUnit, config: PreparationConfig, tokenizer: Tokenizer, most_characters: int) -> Sample:
-    """Read and encode the unit's first documents, of about `most_characters` in all."""
+def sample_unit(
+    unit: InputUnit, config: PreparationConfig, tokenizer: Tokenizer, most_characters: int, fingerprint: str
+) -> Sample:
+    """Read and encode the unit's first documents, of about `most_characters` in all.
+
+    Args:
+        fingerprint: of the plan's filters.
+    """
     settings, source = config.documents, config.sources[unit.source]
     language = source.language or settings.language
-    reader = FilteredReader(unit, settings, source.name, source.text_field)
+    reader = FilteredReader(unit, settings, source.name, source.text_field, fingerprint)
     dropped: Counter[str] = Counter()
     parts: list[Section] = []
     num_documents = 0

@@ -25,7 +25,12 @@ from data_prep.storage import storage
 
 CONNECT_SECONDS = 20.0
 WORKER_SECONDS = 60.0
-_NOT_ON_WORKER = frozenset({"filter-not-importable", "unknown-filter", "filters-changed", "format-not-importable"})
+_NOT_ON_WORKER = frozenset(
+    {
+        *("filter-not-importable", "unknown-filter", "filters-changed"),
+        *("format-not-importable", "formats-changed", "module-changed"),
+    }
+)
 """Codes of errors that this process would have raised itself if its environment were the workers'."""
 
 _one_at_a_time = threading.Lock()  # the tokenizer of a process is not thread-safe
@@ -123,7 +128,7 @@ class DaskExecutor:
                 raise
             raise UserError(
                 f"on a Dask worker: {error.problem}",
-                fix="start every worker with the modules of your own on PYTHONPATH ('PYTHONPATH=DIR dask worker "
+                fix="restart every worker with the modules of your own on PYTHONPATH ('PYTHONPATH=DIR dask worker "
                 f"{self._scheduler} --nthreads 1') and the same packages, then rerun the same command",
                 code=error.code,
             ) from error

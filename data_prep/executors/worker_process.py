@@ -94,7 +94,8 @@ class Worker:
     def begin(self, task: object, number: int | None, unit: object) -> None:
         """Have the idle worker run `task(unit)`; if it was killed, `result` raises `WorkerLost`."""
         self.is_busy, self.number = True, number
-        data = _dumps((task, unit))
+        # With every unit: a worker may outlive a preparation, and the next one has another login.
+        data = _dumps((task, unit, storage.options(), dict(os.environ)))
         with contextlib.suppress(*_LOST):
             self.connection.send_bytes(data)
 
@@ -143,11 +144,22 @@ def _serve(connection: Connection, options: Mapping[str, Mapping[str, Any]], env
     _begin(options, environment)
     with contextlib.suppress(*_LOST):
         while (work := connection.recv()) is not None:
-            outcome = _outcome(*work)
+            task, unit, *current = work
+            _enter(*current)
+            outcome = _outcome(task, unit)
             try:
                 connection.send(outcome)
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 connection.send((None, RuntimeError(f"the result of a unit cannot be pickled: {error}"), outcome[2]))
+
+
+def _enter(options: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str]) -> None:
+    """Take over the parent's options of stores, and its environment: the fork server keeps the one of its start."""
+    if dict(os.environ) != environment:
+        os.environ.clear()
+        os.environ.update(environment)
+    if storage.options() != options:
+        storage.configure(options)
 
 
 def _outcome(task: Callable[[Any], Any], unit: Any) -> tuple[Any, BaseException | None, str]:
@@ -159,15 +171,10 @@ def _outcome(task: Callable[[Any], Any], unit: Any) -> tuple[Any, BaseException 
 
 
 def _begin(options: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str]) -> None:
-    """Leave Ctrl-C to the parent, and end with it, also in the middle of a task.
-
-    The fork server keeps the environment in which it was started, which may differ from the parent's current one.
-    """
+    """Leave Ctrl-C to the parent, and end with it, also in the middle of a task."""
     collect_rarely()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.clear()
-    os.environ.update(environment)
-    storage.configure(options)
+    _enter(options, environment)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -78,6 +78,16 @@ class Decontamination:
             for length in sorted({length for found in hashes for length in found})
         }
 
+    @staticmethod
+    def files(sets: Any = None) -> list[str]:
+        """Return the files of all sets that are well described."""
+        named = _named(sets)
+        lists: list[Any] = []
+        for each in named.values() if isinstance(named, Mapping) else ():
+            files = each.get("files") if isinstance(each, Mapping) else each
+            lists.append([files] if isinstance(files, str) else files)
+        return [url for patterns in lists if _are_texts(patterns) for pattern in patterns for url in expand(pattern)]
+
     def identity(self) -> dict[str, Any]:
         """Return the content of the sets instead of their file names."""
         return {"parameters": {"ngram": self._ngram, "min_tokens": self._min_tokens, "sets": self._described}}

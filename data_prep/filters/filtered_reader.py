@@ -16,7 +16,7 @@ from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import InputUnit, file_format, is_named_by_file, is_one_document
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.protocol import UNUSABLE, UnusableDocument, filter_reason
-from data_prep.filters.registry import Step, configured_filters, filters_fingerprint
+from data_prep.filters.registry import Step, configured_filters, planned_filters
 from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, has_too_many_marks
 
@@ -30,7 +30,7 @@ class FilteredReader(DocumentReader):
     Args:
         source: name of the unit's source, which its documents carry.
         text_field: text field of the source; None for that of `settings`.
-        fingerprint: `filters_fingerprint` of the process that made the plan; None if there is no other process.
+        fingerprint: `filters_fingerprint` of the plan; None makes the filters of the code and files of now.
         on_drop: called with each document that a filter drops, and its reason as counted.
 
     Raises:
@@ -48,19 +48,12 @@ class FilteredReader(DocumentReader):
         on_drop: Callable[[Document, str], None] | None = None,
     ) -> None:
         super().__init__(unit, settings, text_field, source)
-        self._steps = configured_filters(settings)
+        self._steps = configured_filters(settings) if fingerprint is None else planned_filters(settings, fingerprint)
         self._filtered: Counter[str] = Counter()
         self._on_drop = on_drop
         self._skips = settings.on_bad_input == "skip"
         self._file_name = unit.name if is_named_by_file(unit, settings) else ""
         self._is_one_document = is_one_document(file_format(unit.url)[0], settings)
-        if fingerprint is not None and fingerprint != filters_fingerprint(settings.filters):
-            raise UserError(
-                "the filters of this process differ in source, version or files from those at the start of the "
-                "preparation",
-                fix="install the same versions on every machine, or run the command again with --fresh",
-                code="filters-changed",
-            )
 
     @property
     def dropped(self) -> Counter[str]:

@@ -6,17 +6,20 @@ Python API takes functions themselves, which reach workers by value.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_prep.base.errors import UsageError, UserError, failure
 from data_prep.base.registries import Registry
-from data_prep.base.source_digest import function_digest, module_digest
+from data_prep.base.source_digest import check_module_unchanged, function_digest, module_digest
 from data_prep.config.preparation_config import DocumentSettings, FilterFunction, FilterSettings
 from data_prep.documents.document import Document
 from data_prep.storage import storage
@@ -43,6 +46,7 @@ FILTERS = Registry(
 
 Outcome = str | Document | None
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_MOST_FILES = 1_000  # a longer list of a parameter is one of values, such as domains
 MISSING_FILE = ("input-not-found", "unreadable-file")
 
 
@@ -88,27 +92,118 @@ def filter_settings(item: str | Mapping[str, Any] | Callable[..., Any], /, **par
     if digest is None and version is None:
         raise _without_version(name)
     settings = FilterSettings(name=name, version=None if version is None else str(version), **parameters)
-    return settings.with_function(FilterFunction(cloudpickle.dumps(item), digest))
+    payload = cloudpickle.dumps(item)
+    return settings.with_function(FilterFunction(payload, digest, hashlib.sha256(payload).hexdigest()))
 
 
-_loaded: dict[str, tuple[Step, ...]] = {}
+class _Loaded(NamedTuple):
+    """Steps that are ready to run.
+
+    Attributes:
+        key: the settings, and what else the steps were made from: code and files.
+    """
+
+    entries: Sequence[FilterSettings]
+    key: str
+    steps: tuple[Step, ...]
+    fingerprint: str
+
+
+_last: list[_Loaded] = []
+"""The steps that were made last, if any; threads of a Dask worker may work on different preparations."""
 
 
 def load_filters(entries: Sequence[FilterSettings]) -> tuple[Step, ...]:
-    """Return the steps of `documents.filters` in order; they are created once per process.
+    """Return the steps of `documents.filters` in order, made of the code and the files that are there now.
+
+    This looks at every file: call it once for a piece of work, and give `planned_filters` to its parts.
 
     Raises:
         UsageError: a name or a parameter is unknown.
-        UserError: a file that a filter needs cannot be read, or a function needs a version.
+        UserError: a file that a filter needs cannot be read, a function needs a version, or the file of a module
+            changed after the module was imported.
     """
+    return _load(entries, begins=True).steps
+
+
+def planned_filters(settings: DocumentSettings, fingerprint: str) -> tuple[Step, ...]:
+    """Return the steps of the fingerprint, which this process makes once.
+
+    Raises:
+        UserError: as `load_filters`; or the filters of this process have another fingerprint.
+    """
+    last = next(iter(_last), None)
+    if last is not None and last.fingerprint == fingerprint and last.entries == settings.filters:
+        return last.steps
+    loaded = _load(settings.filters, begins=False)
+    if loaded.fingerprint != fingerprint:
+        raise UserError(
+            "the filters of this process differ in source, version or files from those at the start of the preparation",
+            fix="install the same versions on every machine, restart its workers, or run the command again with "
+            "--fresh",
+            code="filters-changed",
+        )
+    return loaded.steps
+
+
+def _load(entries: Sequence[FilterSettings], begins: bool) -> _Loaded:
     if not entries:
-        return ()
-    key = repr([(json.dumps(entry.model_dump(mode="json"), sort_keys=True), entry.function) for entry in entries])
-    if key not in _loaded:
+        return _Loaded((), "", (), "")
+    key = json.dumps([_key(entry, begins) for entry in entries], sort_keys=True)
+    last = next(iter(_last), None)
+    if last is not None and last.key == key:
+        loaded = last._replace(entries=entries)
+    else:
         steps = tuple(_step(entry) for entry in entries)
-        _loaded.clear()
-        _loaded[key] = steps
-    return _loaded[key]
+        loaded = _Loaded(entries, key, steps, fingerprint_of([dict(step.identity) for step in steps]))
+    _last[:] = [loaded]
+    return loaded
+
+
+def _key(entry: FilterSettings, begins: bool) -> list[Any]:
+    """Return what the step of an entry is made from, as JSON values; `begins` refuses a module whose file changed."""
+    module = entry.name.partition(":")[0]
+    code: tuple[str | None, str | None] | None = None
+    if entry.function is not None:
+        code = (entry.function.payload_sha256, entry.function_digest)
+    if code is None and entry.name not in FILTERS.built_in and module not in ADAPTERS:
+        found = FILTERS.find(entry.name).value
+        if begins:
+            check_module_unchanged(found)
+        code = (module_digest(found), None)
+    stamps: dict[str, str] = {}
+    with contextlib.suppress(UserError):  # of a missing file, which is an error of the filter that reads it
+        stamps = {url: storage.stamp(url) for url in _files_of(entry)}
+    return [entry.model_dump(mode="json"), code, stamps]
+
+
+def _files_of(entry: FilterSettings) -> list[str]:
+    """Return the files that the parameters name: those that a built-in filter reads, or texts that are local files."""
+    parameters = dict(entry.model_extra or {})
+    if entry.function is None and entry.name in FILTERS.built_in:
+        files: Callable[..., list[str]] | None = getattr(FILTERS.find(entry.name).value, "files", None)
+        return [] if files is None else sorted(files(**_known(files, parameters)))
+    return sorted(path for path in set(_texts_in(parameters)) if _is_file(path))
+
+
+def _known(function: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that a function takes; those that it lacks are an error of the filter's own."""
+    return {name: value for name, value in parameters.items() if name in inspect.signature(function).parameters}
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts_in(item)
+    elif isinstance(value, (list, tuple)) and len(value) <= _MOST_FILES:
+        for item in value:
+            yield from _texts_in(item)
+
+
+def _is_file(path: str) -> bool:
+    return not storage.is_remote(path) and os.path.isfile(storage.local_path(path))
 
 
 def configured_filters(settings: DocumentSettings) -> tuple[Step, ...]:
@@ -137,10 +232,13 @@ def described_filters(entries: Sequence[FilterSettings]) -> list[dict[str, Any]]
 
 
 def filters_fingerprint(entries: Sequence[FilterSettings]) -> str:
+    """Return the `fingerprint_of` the steps that are made now."""
+    return _load(entries, begins=True).fingerprint
+
+
+def fingerprint_of(described: Sequence[Mapping[str, Any]]) -> str:
     """Return the sha256 of the identities of all steps; empty without filters."""
-    if not entries:
-        return ""
-    return hashlib.sha256(json.dumps(described_filters(entries), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest() if described else ""
 
 
 def _step(entry: FilterSettings) -> Step:
@@ -148,6 +246,8 @@ def _step(entry: FilterSettings) -> Step:
     version, digest, is_maker = entry.version, entry.function_digest, False
     if entry.function is not None:
         found: Any = entry.function.load()
+        if _is_imported(found):  # by the name of its module, which may be another one in this process
+            digest = function_digest(found)
     elif entry.name in FILTERS.built_in:
         found = FILTERS.find(entry.name).value
         version = version or str(found.version)
@@ -168,7 +268,17 @@ def _step(entry: FilterSettings) -> Step:
         identity["source_sha256"] = digest
     if hasattr(apply, "identity"):
         identity.update(apply.identity())
+    elif files := _files_of(entry):
+        identity["files"] = {path: storage.sha256_of(path) for path in files}
     return Step(entry.name, apply, identity, frozenset(getattr(apply, "needs", ())))
+
+
+def _is_imported(found: Any) -> bool:
+    """Whether a function or class was pickled by its name, not by its value."""
+    place: Any = sys.modules.get(getattr(found, "__module__", None) or "")
+    for name in getattr(found, "__qualname__", "").split("."):
+        place = getattr(place, name, None)
+    return place is found
 
 
 def _configured(name: str, found: Any, parameters: Mapping[str, Any], is_maker: bool) -> Callable[[Document], Outcome]:

@@ -39,6 +39,11 @@ class UrlBlocklist:
                 code="empty-blocklist",
             )
 
+    @staticmethod
+    def files(domains: Sequence[str] | str = (), urls: Sequence[str] | str = ()) -> list[str]:
+        """Return the files that are read."""
+        return [given for given in (domains, urls) if isinstance(given, str)]
+
     def identity(self) -> dict[str, Any]:
         """Return the content of the lists instead of their file names."""
         return {"parameters": {"domains": _described(self._domains), "urls": _described(self._urls)}}

@@ -27,7 +27,7 @@ from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.executors.phases import PhaseRunner
 from data_prep.filters.filtered_reader import FilteredReader
-from data_prep.filters.registry import filters_fingerprint
+from data_prep.filters.registry import fingerprint_of
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.map_task import excluded_names
 from data_prep.pipeline.plan import Plan
@@ -121,7 +121,7 @@ def keep_dropped(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSumm
     preparation = _preparation(plan)
     name = hashlib.sha256("".join([preparation, *summary.digests]).encode()).hexdigest()[:16]
     digests = iter(summary.digests)
-    fingerprint = filters_fingerprint(plan.config.documents.filters)
+    fingerprint = fingerprint_of(plan.filters)
     tasks = [
         DroppedTask(
             unit=Unit(tuple(replace(part, url=storage.absolute(part.url)) for part in unit.parts)),

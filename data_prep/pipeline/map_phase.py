@@ -18,7 +18,7 @@ from data_prep.dataset.manifest_records import step_of
 from data_prep.dataset.removed_names import files_of_removed_names
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.executors.phases import PhaseRunner, add_up_results, unfinished
-from data_prep.filters.registry import filters_fingerprint
+from data_prep.filters.registry import fingerprint_of
 from data_prep.pipeline.map_task import MapTask, PartRead, map_unit, sections_url
 from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.sections import read_summary
@@ -50,7 +50,7 @@ class MapSummary:
 def map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
     """Return one task for each unit of the plan, by number."""
     documents = plan.config.documents
-    fingerprint = filters_fingerprint(documents.filters)
+    fingerprint = fingerprint_of(plan.filters)
     return [
         MapTask(
             number=number,
@@ -66,6 +66,7 @@ def map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
             source=plan.config.sources[unit.source].name,
             filters_fingerprint=fingerprint,
             has_provenance=plan.has_provenance,
+            formats=plan.formats,
             data_set=storage.absolute(output),
             removed_names=() if plan.parent is None else files_of_removed_names(plan.parent),
         )

@@ -20,6 +20,7 @@ from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureWriter, open_signatures
 from data_prep.documents.document import Document
 from data_prep.documents.documents import beyond_sha256, unit_sha256
+from data_prep.documents.formats.format_registry import check_formats
 from data_prep.documents.input_units import InputUnit, has_fields
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.documents.rejects import BadInput
@@ -50,6 +51,7 @@ class MapTask:
         source: name of the unit's source.
         filters_fingerprint: of `settings.filters` when the plan was made.
         has_provenance: as `Plan.has_provenance`.
+        formats: identities of the custom formats when the plan was made, by ending.
         data_set: the extended data set; `removed_names` are its files of removed URLs and corpus ids.
     """
 
@@ -66,6 +68,7 @@ class MapTask:
     source: str = ""
     filters_fingerprint: str | None = None
     has_provenance: bool = False
+    formats: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     data_set: str = ""
     removed_names: tuple[FileRecord, ...] = ()
 
@@ -167,6 +170,7 @@ def _is_unchanged(task: MapTask, part: InputUnit, read: PartRead) -> bool:
 def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
     """Write the documents of all parts except the `spoiled` ones, whose reasons are counted."""
     tokenizer = cached_tokenizer(task.tokenizer_folder, task.tokenizer_fingerprint)
+    check_formats(task.settings.formats, task.formats)
     dropped: Counter[str] = Counter()
     languages = DocumentLanguages()
     reads: list[PartRead] = []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,8 @@ class Plan:
         parent: the data set to extend, if any.
         not_passed: filters and deduplication of the parent that the addition does not pass, as the user allows.
         grown: lists of filters that have grown since the parent was made.
+        filters, formats: identities of the code and the files that read and filter, as they were when the plan was
+            made; tasks refuse others.
     """
 
     config: PreparationConfig
@@ -50,6 +52,8 @@ class Plan:
     parent: Manifest | None = None
     not_passed: tuple[str, ...] = ()
     grown: tuple[str, ...] = ()
+    filters: tuple[Mapping[str, Any], ...] = ()
+    formats: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def first_source(self) -> int:
@@ -73,8 +77,8 @@ class Plan:
         """The settings that determine the result, without secrets."""
         values = self.config.model_dump(mode="json", exclude=set(WITHOUT_EFFECT))
         documents = values["documents"]
-        documents["filters"] = described_filters(self.config.documents.filters)
-        documents["formats"] = described_formats(file.url for file in self.inputs)
+        documents["filters"] = [dict(each) for each in self.filters]
+        documents["formats"] = {ending: dict(each) for ending, each in self.formats.items()}
         for source in values["sources"]:
             source["input"] = [storage.redact(pattern) for pattern in source["input"]]
             source["url"] = source["url"] and storage.redact(source["url"])
@@ -122,7 +126,17 @@ def make_plan(
         is_addition=parent is not None,
         has_source_shards=parent is not None and parent.has_source_budgets,
     )
-    return Plan(config, tokenizer.fingerprint, inputs, parts, units, destinations, parent)
+    return Plan(
+        config,
+        tokenizer.fingerprint,
+        inputs,
+        parts,
+        units,
+        destinations,
+        parent,
+        filters=tuple(described_filters(config.documents.filters)),
+        formats=described_formats(file.url for file in inputs),
+    )
 
 
 def warn_of_names(plan: Plan) -> None:

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from data_prep.storage.storage_options import with_these_options
 from data_prep.storage.store_errors import IncompleteTransfer
 
 _REQUESTS_AT_ONCE = 16
@@ -26,7 +27,8 @@ def map_at_once(request: Callable[[Asked], Answer], over: Sequence[Asked]) -> li
     from concurrent.futures import ThreadPoolExecutor  # takes as long to import as a small command has work
 
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
-        return list(threads.map(request, over))
+        waiting = [threads.submit(with_these_options(request), item) for item in over]
+        return [each.result() for each in waiting]
 
 
 def is_s3(filesystem: Any) -> bool:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from data_prep.base.errors import UserError
 from data_prep.base.urls import join, redact
 from data_prep.storage import remote_files
+from data_prep.storage.storage_options import with_these_options
 
 LEASE_SECONDS = 60.0
 WHOLE_NAME = ".lock.json"
@@ -53,7 +54,9 @@ class Lease:
         self._lost = ""
         self._released = threading.Event()
         self._take()
-        self._thread = threading.Thread(target=self._renew_until_released, name="lease", daemon=True)
+        self._thread = threading.Thread(
+            target=with_these_options(self._renew_until_released), name="lease", daemon=True
+        )
         self._thread.start()
 
     def check(self) -> None:

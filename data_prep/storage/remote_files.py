@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import os
 import posixpath
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.known_secrets import hide_secrets, remember_logins
+from data_prep.base.logs import hide_secrets_in_records
 from data_prep.base.packages import install_command
 from data_prep.base.urls import OBJECT_STORES, WEB_SCHEMES, has_login, has_no_query, redact, scheme
 from data_prep.storage import remote_reader
@@ -23,7 +26,7 @@ from data_prep.storage.patterns import matching_names, refuse_unread
 from data_prep.storage.remote_reader import open_ranges
 from data_prep.storage.remote_reader import tag as tag
 from data_prep.storage.retries import with_retries
-from data_prep.storage.storage_options import hide_secrets, options_for
+from data_prep.storage.storage_options import options_for
 from data_prep.storage.store_errors import IncompleteTransfer, explained, http_status, store_code
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
@@ -31,6 +34,9 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "h
 _PART_BYTES = 16 << 20  # of a multipart upload; four are under way at once
 # One layer tries again, ours: botocore's and s3fs's own would multiply its attempts and hide them from the user.
 _S3_DEFAULTS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"total_max_attempts": 1}}
+_LOGIN_VARIABLES = ("AWS_", "BOTO", "FSSPEC_", "GOOGLE_", "GCSFS_", "AZURE_", "HF_")
+_logins: dict[str, dict[str, str]] = {}
+"""By kind of filesystem, the variables with which those in fsspec's cache were made."""
 
 Result = TypeVar("Result")
 
@@ -328,6 +334,7 @@ def _refuse_web(url: str, what: str) -> None:
 
 def _filesystem(url: str) -> tuple[Any, str]:
     """The filesystem of fsspec for the URL, with its options, and the path on it."""
+    remember_logins(url)
     if "::" in (url if scheme(url) not in (*OBJECT_STORES, *WEB_SCHEMES) else scheme(url)):
         raise UsageError(
             f"{redact(url)} is a chain of filesystems", fix="give the URL of the file or folder", code="invalid-url"
@@ -340,6 +347,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
         )
     import fsspec  # here: work on local files starts sooner without it
 
+    hide_secrets_in_records()  # of the packages of stores
     given, protocol = options_for(url), scheme(url)
     if protocol in ("s3", "s3a"):
         given = {"max_concurrency": 1} | given | {"config_kwargs": _S3_DEFAULTS | given.get("config_kwargs", {})}
@@ -348,6 +356,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
     try:
         # Not `url_to_fs`, which takes "::" in a key for a chain of filesystems, and # in one for a version of it.
         kind = fsspec.get_filesystem_class(protocol)
+        _forget_other_logins(kind)
         of_url = {} if has_no_query(url) else kind._get_kwargs_from_urls(url)
         filesystem = fsspec.filesystem(protocol, **{"use_listings_cache": False} | of_url | given)
         path = kind._strip_protocol(url)
@@ -369,3 +378,11 @@ def _filesystem(url: str) -> tuple[Any, str]:
     if is_s3(filesystem):
         filesystem.retries = 1
     return filesystem, path
+
+
+def _forget_other_logins(kind: Any) -> None:
+    """Drop the filesystems of fsspec's cache, which goes by options alone, once the variables of logins changed."""
+    now = {name: value for name, value in os.environ.items() if name.startswith(_LOGIN_VARIABLES)}
+    if _logins.setdefault(kind.__name__, now) != now:
+        kind.clear_instance_cache()
+        _logins[kind.__name__] = now

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 from data_prep.base import urls
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.known_secrets import hide_secrets as hide_secrets
 from data_prep.base.urls import absolute as absolute
 from data_prep.base.urls import is_remote as is_remote
 from data_prep.base.urls import join as join
@@ -29,7 +30,6 @@ from data_prep.storage.exact_keys import map_at_once as map_at_once
 from data_prep.storage.locks import hold_lock as hold_lock
 from data_prep.storage.patterns import local_matches
 from data_prep.storage.storage_options import configure as configure
-from data_prep.storage.storage_options import hide_secrets as hide_secrets
 from data_prep.storage.storage_options import options as options
 from data_prep.storage.storage_options import redacted_options as redacted_options
 from data_prep.storage.storage_options import redacted_settings as redacted_settings

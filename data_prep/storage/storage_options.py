@@ -1,23 +1,30 @@
 """Options of remote stores by URL prefix: which of them apply to a URL, and their display without secrets.
 
-The options belong to one process; it passes them (`options()`) to the processes that it starts.
+The options belong to the thread that configures them, and to threads without options of their own, so that two
+preparations in one process keep theirs. A process passes them (`options()`) to the processes that it starts.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from typing import Any
+import contextvars
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from data_prep.base.errors import UsageError
+from data_prep.base.known_secrets import HIDDEN, is_secret_option, remember_secrets, secret_options
 from data_prep.base.urls import redact, redact_text
-from data_prep.storage.known_secrets import HIDDEN, is_secret_option, secret_options, without_secrets
 
-_options: dict[str, dict[str, Any]] = {}
+Result = TypeVar("Result")
+Options = dict[str, dict[str, Any]]
+
+_of_thread: contextvars.ContextVar[Options] = contextvars.ContextVar("storage_options")
+_of_process: Options = {}
+"""What any thread configured last."""
 
 
 def configure(options: Mapping[str, Mapping[str, Any]]) -> None:
-    """Set the options of remote stores for this process, by URL prefix; the longest prefix of a URL wins.
+    """Set the options of remote stores for this thread, by URL prefix; the longest prefix of a URL wins.
 
     The values are what the store's fsspec package takes: `profile`, `endpoint_url`, `key`, `secret`,
     `client_kwargs`, ... for s3:// (s3fs); `token`, `project`, ... for gs:// (gcsfs).
@@ -38,19 +45,28 @@ def configure(options: Mapping[str, Mapping[str, Any]]) -> None:
                 fix="write options such as {profile: research}",
                 code="invalid-storage-options",
             )
-    _options.clear()
-    _options.update({prefix: dict(values) for prefix, values in options.items()})
+    copied = {prefix: dict(values) for prefix, values in options.items()}
+    remember_secrets(secret for values in copied.values() for secret in secret_options(values))
+    _of_thread.set(copied)
+    _of_process.clear()
+    _of_process.update(copied)
 
 
-def options() -> dict[str, dict[str, Any]]:
+def options() -> Options:
     """The options that `configure` set, with secrets: for child processes, never for a file or a log."""
-    return {prefix: dict(values) for prefix, values in _options.items()}
+    return {prefix: dict(values) for prefix, values in _of_thread.get(_of_process).items()}
+
+
+def with_these_options(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Return the function with the options of this thread, to be run once by another thread."""
+    return functools.partial(contextvars.copy_context().run, function)
 
 
 def options_for(url: str) -> dict[str, Any]:
     """The options of the longest prefix of the URL; empty if no prefix matches."""
-    fitting = [prefix for prefix in _options if _lies_under(url, prefix)]
-    return dict(_options[max(fitting, key=len)]) if fitting else {}
+    current = _of_thread.get(_of_process)
+    fitting = [prefix for prefix in current if _lies_under(url, prefix)]
+    return dict(current[max(fitting, key=len)]) if fitting else {}
 
 
 def redacted_options(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -61,12 +77,6 @@ def redacted_options(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict
 def redacted_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of another library, to store or print: values whose name is that of a secret are hidden."""
     return {name: _redacted(str(name), value) for name, value in values.items()}
-
-
-def hide_secrets(text: str) -> str:
-    """The text without the secrets of these options and of the environment, and without users and queries in URLs."""
-    known = {value for values in _options.values() for value in secret_options(values)}
-    return without_secrets(text, known, os.environ)
 
 
 def _lies_under(url: str, prefix: str) -> bool:

@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Iterator
 
 from data_prep.base.errors import UserError
+from data_prep.base.known_secrets import hide_secrets
 from data_prep.base.urls import redact
-from data_prep.storage.storage_options import hide_secrets
 
 RESUME = "fix the cause and rerun the same command; it resumes"
 """The remedy where the user has to look for the cause."""

@@ -30,6 +30,7 @@ from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.executors.executors import Executor, run_units
 from data_prep.filters.filtered_reader import FilteredReader
+from data_prep.filters.registry import filters_fingerprint
 from data_prep.storage import storage
 from data_prep.text.cleaning import Normalization
 from data_prep.text.sentences import check_language
@@ -73,6 +74,8 @@ class SampleTask:
     """As `tempering` gives them, by source or language; None where all are alike."""
     work_folder: str
     """Local; where the unit's documents are written to, and where `LIMIT_NAME` may say how few are still needed."""
+    filters_fingerprint: str | None = None
+    """Of the filters of `documents` when the sample was requested."""
 
 
 @dataclass
@@ -112,7 +115,8 @@ def draw_sample(
     work = Path(work_folder)
     shutil.rmtree(work, ignore_errors=True)
     settings = config.tokenizer
-    tasks = [_task(config, number, unit, work) for number, unit in enumerate(units)]
+    fingerprint = filters_fingerprint(config.documents.filters)
+    tasks = [_task(config, number, unit, work, fingerprint) for number, unit in enumerate(units)]
     multipliers = None
     if settings.sampling_alpha < 1:
         shares = CorpusCounts()
@@ -190,7 +194,7 @@ class _Writer:
         self._file.write(b"%s\n%s" % (head.encode(), data))
 
 
-def _task(config: PreparationConfig, number: int, unit: InputUnit, work: Path) -> SampleTask:
+def _task(config: PreparationConfig, number: int, unit: InputUnit, work: Path, fingerprint: str) -> SampleTask:
     source = config.sources[unit.source]
     return SampleTask(
         number,
@@ -202,6 +206,7 @@ def _task(config: PreparationConfig, number: int, unit: InputUnit, work: Path) -
         config.tokenizer,
         None,
         str(work),
+        fingerprint,
     )
 
 
@@ -251,7 +256,7 @@ def _read(task: SampleTask, take: Callable[[str, str], None]) -> CorpusCounts:
     """Give every cleaned document of the unit, with its language, to `take`, and count."""
     counts = CorpusCounts()
     settings = task.documents
-    reader = FilteredReader(task.unit, settings, task.source, task.text_field)
+    reader = FilteredReader(task.unit, settings, task.source, task.text_field, task.filters_fingerprint)
     try:
         for batch in batches(reader, lambda document: len(document.text), _BATCH_CHARACTERS, _BATCH_DOCUMENTS):
             texts = _cleaned([document.text for document in batch], task.settings.normalization)

@@ -20,10 +20,10 @@ from typing import Any
 
 from data_prep.base.arguments import CommandParser, at_least
 from data_prep.base.errors import UsageError, run_command
+from data_prep.base.known_secrets import secrets_of
 from data_prep.base.load_settings import find_config
 from data_prep.base.urls import has_password
 from data_prep.base.yaml_values import to_text
-from data_prep.storage.known_secrets import secrets_of
 from launch.options import command_parser
 from trainer.config.run_config import RunConfig
 

@@ -40,7 +40,7 @@ RECORDS = [
 @pytest.fixture(autouse=True)
 def loaded_filters() -> Iterator[None]:
     yield
-    registry._loaded.clear()
+    registry._last.clear()
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_damaged_list_of_a_filter_is_refused_or_gives_a_filter_that_judges(
     path = tmp_path_factory.mktemp("lists") / ("list.jsonl" if kind == "decontamination" else "list.txt")
     path.write_bytes(data.draw(mutated_bytes(whole)))
     entry = {"name": kind, **({"sets": {"s": str(path)}} if kind == "decontamination" else {"domains": str(path)})}
-    registry._loaded.clear()
+    registry._last.clear()
     steps = read_or_refuse(lambda: load_filters([filter_settings(entry)]), path.parent)
     if steps is not None:
         outcome = steps[0].apply(Document(LEAK, url="http://a.bad.example/x"))

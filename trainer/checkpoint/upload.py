@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.urls import redact_text
 from data_prep.storage import remote_files, storage
+from data_prep.storage.storage_options import with_these_options
 from trainer.checkpoint.format import (
     STATE_NAME,
     Checkpoint,
@@ -76,7 +76,7 @@ class Uploader:
         self._scored: Path | None = None
         """The folder of the checkpoints, once scores followed that are to be copied."""
         self._deadline: float | None = None
-        self._thread = threading.Thread(target=self._work, name="checkpoint-upload", daemon=True)
+        self._thread = threading.Thread(target=with_these_options(self._work), name="checkpoint-upload", daemon=True)
         self._thread.start()
 
     def submit(self, checkpoint: Checkpoint) -> None:
@@ -141,8 +141,8 @@ class Uploader:
         except Exception as error:  # noqa: BLE001 - whatever fails, the next save does it
             reason = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             self._warn(
-                f"the scores of checkpoints were not copied to {storage.redact(self._url)}: {redact_text(reason)}. "
-                "Retrying at the next save"
+                f"the scores of checkpoints were not copied to {storage.redact(self._url)}: "
+                f"{storage.hide_secrets(reason)}. Retrying at the next save"
             )
 
     def _work(self) -> None:
@@ -169,9 +169,10 @@ class Uploader:
             if not CheckpointFolder(checkpoint.folder).is_complete:
                 return True
             reason = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            reason = storage.hide_secrets(reason)
             self._warn(
                 f"rank {self._ranks.rank}: checkpoint {checkpoint.folder} was not copied to "
-                f"{storage.redact(self._url)}: {redact_text(reason)}. The local copy stays; retrying at the next save"
+                f"{storage.redact(self._url)}: {reason}. The local copy stays; retrying at the next save"
             )
             return False
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
+from data_prep.storage.storage_options import with_these_options
 
 _LOCKS = ".locks"
 _OWN_NAME = re.compile(r"[0-9a-f]{32}-.+")  # `CachedFile.name`; other files in the folder belong to the user
@@ -220,7 +221,7 @@ class Prefetcher:
         self._waiting.put(file)
         # Forked workers of DataLoader do not inherit the thread, which the warmup step starts before the fork.
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
+            self._thread = threading.Thread(target=with_these_options(self._run), name="prefetch", daemon=True)
             self._thread.start()
 
     def forget(self, file: CachedFile) -> None:

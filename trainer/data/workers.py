@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from data_prep.base.errors import print_traceback
+
 _LOST = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) "
     r"(?:is killed by signal: (?P<signal>[^.]+)|exited unexpectedly)"
@@ -61,7 +63,7 @@ def _pass_by(signum: int, frame: FrameType | None) -> None:
 def _print_unless_rank_is_gone(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an uncaught error, as those of the thread that hands batches over, unless the rank broke the connection."""
     if not isinstance(error, (ConnectionError, EOFError)):
-        sys.__excepthook__(kind, error, trace)
+        print_traceback(kind, error, trace)
 
 
 def _wait_for_rank(rank_pid: int) -> None:

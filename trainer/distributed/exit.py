@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch.distributed
 
 from data_prep.base.errors import UserError, unusable_name
+from data_prep.base.known_secrets import hide_secrets
 from data_prep.base.terminal import paragraph
 from trainer.distributed import rank_environment as environment
 from trainer.distributed.board import Board
@@ -136,7 +137,7 @@ def _explain(error: BaseException) -> str:
             f"error: another rank crashed or did not answer in time ({first_line(error)}). Fix: read its own message, "
             "then rerun the same command. [rank-lost]"
         )
-    return "".join(traceback.format_exception(error)).rstrip()
+    return hide_secrets("".join(traceback.format_exception(error))).rstrip()
 
 
 def first_line(error: BaseException) -> str:

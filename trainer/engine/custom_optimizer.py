@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.registries import Registry
-from data_prep.base.source_digest import module_digest
+from data_prep.base.source_digest import check_module_unchanged, module_digest
 from trainer.config.training_settings import OptimizerSettings
 
 if TYPE_CHECKING:
@@ -40,10 +40,12 @@ def build_custom_optimizer(groups: list[dict[str, Any]], settings: OptimizerSett
 
     Raises:
         UsageError: it cannot be imported, fails or returns something else.
+        UserError: its file changed after it was imported.
     """
     import torch  # not at the top: a finished run is recognized without it
 
     function = OPTIMIZERS.find(settings.name).value
+    check_module_unchanged(function)
     try:
         made = function(groups, settings)
     except Exception as error:

@@ -22,7 +22,7 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.load_settings import validate_settings
 from data_prep.base.registries import Registry
 from data_prep.base.settings import Settings
-from data_prep.base.source_digest import module_digest
+from data_prep.base.source_digest import check_module_unchanged, module_digest
 from trainer.config.setting_types import Probability
 from trainer.finetuning.examples import Columns
 from trainer.finetuning.labeled_tables import check_columns, check_readable
@@ -266,6 +266,7 @@ def find_task(name: str) -> EvaluationTask:
 
     Raises:
         UsageError: the name is unknown, or cannot be imported.
+        UserError: its file changed after it was imported.
     """
     if name in BUILT_IN:
         function = BUILT_IN[name]
@@ -273,6 +274,7 @@ def find_task(name: str) -> EvaluationTask:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for `module:function` of the user's, as with python -m
     found, package_version = TASKS.find(name)
+    check_module_unchanged(found)
     identity = {"name": name}
     version = getattr(found, "version", None)
     version = package_version if version is None else version

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from data_prep.base.known_secrets import hide_secrets
 from trainer.metrics.process_identity import Count, ProcessIdentity, own_identity
 
 STATUS_NAME = "status.json"
@@ -295,6 +296,7 @@ def record_end(output_dir: Path, state: State, cause: str | None, step: int | No
     A start may end before it noted `started`; so that its end is not taken for that of the start before, which may have
     ended without a word, it says since when it ran, and when the last status was written.
     """
+    cause = cause and hide_secrets(cause)
     status, values = _read(output_dir)
     if step is None and status is not None:
         step = status.step

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from data_prep.base.errors import UserError
+from data_prep.base.known_secrets import hide_secrets
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -20,7 +21,7 @@ class Finding:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.level:<4}  {self.name:<12}  {self.text}"
+        return hide_secrets(f"{self.level:<4}  {self.name:<12}  {self.text}", keeps_queries=True)
 
 
 def guarded(name: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:

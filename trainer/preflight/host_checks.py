@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_prep.base.known_secrets import secrets_of
 from data_prep.base.urls import is_remote
-from data_prep.storage.known_secrets import secrets_of
 from trainer.config.run_config import RunConfig
 from trainer.preflight.disk_checks import LARGEST_SKEW_SECONDS
 from trainer.preflight.finding import Finding

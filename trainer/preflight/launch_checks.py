@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from data_prep.base.errors import UsageError
-from data_prep.storage.known_secrets import secrets_of
+from data_prep.base.known_secrets import secrets_of
 from trainer.distributed.launcher import ancestors
 
 SECRET_REMEDY = (

@@ -23,7 +23,9 @@ from urllib.parse import quote as url_quote
 from urllib.parse import unquote, urlsplit
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.known_secrets import remember_logins
 from data_prep.base.local_paths import expand_home
+from data_prep.base.logs import hide_secrets_in_records
 from data_prep.base.settings import flatten
 from data_prep.storage import storage
 
@@ -141,6 +143,7 @@ def connect(tracking_uri: str) -> MlflowClient:
         MlflowNotInstalled: MLflow is missing.
         UserError: the database cannot be opened, or is incomplete; MLflow retries an unreachable one for 100 s.
     """
+    remember_logins(tracking_uri)
     import_mlflow()
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
@@ -237,6 +240,7 @@ def import_mlflow() -> None:
             raise
         raise MlflowNotInstalled from None
 
+    hide_secrets_in_records()
     for name in ("mlflow", "alembic"):  # they log the creation of a database in many lines
         logging.getLogger(name).setLevel(logging.WARNING)
 

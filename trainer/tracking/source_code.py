@@ -11,8 +11,8 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from data_prep.base.known_secrets import HIDDEN
 from data_prep.base.packages import installed_version
-from data_prep.storage.known_secrets import HIDDEN
 
 PROJECT = Path(__file__).resolve().parents[2]
 PACKAGES = ("configs", "data_prep", "trainer", "launch")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any, BinaryIO
 
 from data_prep.base.errors import UsageError, UserError, failure
 from data_prep.base.registries import Registry
-from data_prep.base.source_digest import module_digest
+from data_prep.base.source_digest import check_module_unchanged, module_digest
 from data_prep.documents.document import Document, is_json, wrong_values
 from data_prep.documents.formats.arrow_format import ArrowFormat
 from data_prep.documents.formats.csv_format import CsvFormat, TsvFormat
@@ -42,18 +43,45 @@ BUILT_IN: tuple[Format, ...] = (
     TsvFormat(),
     ArrowFormat(),
 )
-_of_settings: dict[str, Format] = {}
+_of_settings: dict[str, tuple[Format, str]] = {}
+"""By ending, a format of the settings, and the digest of the code that it was made from."""
+_of_packages: dict[str, tuple[Format, str]] = {}
 
 
-def use_formats(formats: Mapping[str, str]) -> None:
+def use_formats(formats: Mapping[str, str], begins: bool = False) -> None:
     """Register formats (`module:function`) for file endings in this process.
+
+    Args:
+        begins: where work begins; formats of earlier work are forgotten, and the files of modules are compared.
 
     Raises:
         UsageError: an ending is that of a built-in format, or a format cannot be imported.
+        UserError: with `begins`, the file of a format's module changed after the module was imported.
     """
+    for ending in [ending for ending in _of_settings if begins and ending not in formats]:
+        del _of_settings[ending]
     for ending, path in formats.items():
-        if ending not in _of_settings or _of_settings[ending].path != path:
-            _of_settings[ending] = _custom(ending, path)
+        _of_settings[ending] = _current(_of_settings, ending, path)
+        if begins:
+            check_module_unchanged(_module_of(path))
+
+
+def check_formats(formats: Mapping[str, str], planned: Mapping[str, Mapping[str, str]]) -> None:
+    """Check that the formats in this process are those of the plan, as `described_formats` gave them.
+
+    Raises:
+        UserError: the code of one is another.
+    """
+    use_formats(formats)
+    for ending, identity in planned.items():
+        item = format_by_ending(ending)
+        if _identity(item) != identity:
+            raise UserError(
+                f"the format {item.path} of this process differs from that at the start of the preparation",
+                fix="install the same versions on every machine, restart its workers, or run the command again with "
+                "--fresh",
+                code="formats-changed",
+            )
 
 
 def format_of(url: str) -> tuple[Format, str, str]:
@@ -65,7 +93,8 @@ def format_of(url: str) -> tuple[Format, str, str]:
     name = (storage.redact(url) if url.startswith(("http://", "https://")) else url).lower()
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
     plain = name.removesuffix(compression)
-    known = {ending: item for item in BUILT_IN for ending in item.endings} | _of_settings
+    known = {ending: item for item in BUILT_IN for ending in item.endings}
+    known |= {ending: item for ending, (item, _) in _of_settings.items()}
     if not plain.endswith(tuple(known)):
         known |= _installed()  # the files of all packages are read for it
     for ending, item in known.items():
@@ -98,9 +127,30 @@ def described_formats(urls: Iterable[str]) -> dict[str, dict[str, str]]:
     described = {}
     for item, ending, _ in map(format_of, urls):
         if item.path and ending not in described:
-            module = importlib.import_module(item.path.partition(":")[0])
-            described[ending] = {"name": item.path, "source_sha256": module_digest(module) or ""}
+            described[ending] = _identity(item)
     return described
+
+
+def _identity(item: Format) -> dict[str, str]:
+    return {"name": item.path, "source_sha256": _digest_of(item.path)}
+
+
+def _digest_of(path: str) -> str:
+    """Return the digest of the code of a format; empty where it has no file."""
+    return module_digest(_module_of(path)) or ""
+
+
+def _module_of(path: str) -> types.ModuleType:
+    return importlib.import_module(path.partition(":")[0])
+
+
+def _current(known: Mapping[str, tuple[Format, str]], ending: str, path: str) -> tuple[Format, str]:
+    """Return the format that this process has, unless its module was reloaded since; else a new one."""
+    item, digest = known.get(ending, (None, ""))
+    if item is None or item.path != path:
+        return _custom(ending, path), _digest_of(path)
+    now = _digest_of(path)
+    return (item, digest) if now == digest else (_custom(ending, path), now)
 
 
 def read_documents(item: Format, stream: BinaryIO, reading: Reading) -> Iterator[Document]:
@@ -120,11 +170,16 @@ def sniffed(head: bytes) -> Format | None:
     return next((item for item in BUILT_IN if item.matches(head)), None)
 
 
-@cache
 def _installed() -> dict[str, Format]:
     """Return the formats of installed packages; an entry point is named by the ending, with or without its dot."""
-    endings = {f".{name.removeprefix('.').lower()}": point.value for name, point in FORMATS.installed().items()}
-    return {ending: _custom(ending, path) for ending, path in endings.items()}
+    for ending, path in _installed_paths().items():
+        _of_packages[ending] = _current(_of_packages, ending, path)
+    return {ending: item for ending, (item, _) in _of_packages.items()}
+
+
+@cache
+def _installed_paths() -> dict[str, str]:
+    return {f".{name.removeprefix('.').lower()}": point.value for name, point in FORMATS.installed().items()}
 
 
 def _custom(ending: str, path: str) -> Format:

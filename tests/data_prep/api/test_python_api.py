@@ -44,7 +44,61 @@ def test_importing_the_package_is_cheap(tmp_path: Path) -> None:
     code = "import sys, data_prep\nprint(*sorted(name for name in sys.modules))\n"
     modules = set(run_script(code, tmp_path).split())
     assert not {"numpy", "pydantic", "fsspec", "yaml", "sentencepiece", "pyarrow"} & modules
-    assert {name for name in modules if name.startswith("data_prep")} == {"data_prep"}
+    of_ours = {name for name in modules if name.startswith("data_prep")}
+    assert of_ours == {"data_prep", "data_prep.base", "data_prep.base.imported_sources"}
+
+
+FILTERED = """
+import json, pathlib, sys
+import own_filters
+import data_prep
+
+def prepare(name, *filters):
+    made = data_prep.prepare("corpus.jsonl", tokenizer=sys.argv[1], output=name, filters=filters, num_workers=1,
+                             config={"documents": {"url_field": "url"}, "shards": {"min_shards": 1}})
+    identity = [each for each in made.manifest.config["documents"]["filters"]]
+    print(made.num_documents, json.dumps(identity))
+
+lists = [{"name": "url_blocklist", "domains": "block.txt"},
+         {"name": "decontamination", "sets": {"eval": ["eval*.txt"]}, "ngram": 8},
+         {"name": "own_filters:listed", "path": "own.txt"}]
+for number in range(2):
+    prepare(f"out-{number}", *lists)
+    pathlib.Path("block.txt").write_text("a.org\\nb.org\\n")
+    pathlib.Path("eval-2.txt").write_text(pathlib.Path("eval.txt").read_text().replace("zero", "two"))
+    pathlib.Path("own.txt").write_text("d.org\\n")
+pathlib.Path("own_filters.py").write_text("def all(document): return 'all'\\n")
+for entry in ("own_filters:listed", own_filters.listed):
+    try:
+        prepare("refused", {"name": entry, "path": "own.txt"} if isinstance(entry, str) else entry)
+    except data_prep.UserError as error:
+        print(error.code)
+print(pathlib.Path("refused").exists())
+"""
+
+
+@pytest.mark.fault(
+    row=64,
+    fault="blocklist, evaluation set, file of a parameter and module of a filter change between two preparations",
+    required="the second uses the new lists and has another identity; the edited module is refused before any work",
+)
+def test_a_second_preparation_of_one_process_uses_the_files_of_now(small_tokenizer: Path, tmp_path: Path) -> None:
+    words = {"a": "zero", "b": "one", "c": "two", "d": "three", "e": "four", "f": "five", "g": "six"}
+    texts = {word: " ".join(f"{word}{number}" for number in range(12)) for word in words.values()}
+    rows = [{"url": f"https://{name}.org/x", "text": texts[word]} for name, word in words.items()]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "block.txt").write_text("a.org\n")
+    (tmp_path / "eval.txt").write_text(texts["zero"])
+    (tmp_path / "own.txt").write_text("x.org\n")
+    (tmp_path / "own_filters.py").write_text(
+        "def listed(document, path='own.txt'):\n"
+        "    return 'mine' if document.url.split('/')[2] in open(path).read() else None\n"
+    )
+    first, second, *rest = run_script(FILTERED, tmp_path, str(small_tokenizer)).splitlines()
+    assert first.partition(" ")[0] == "6" and second.partition(" ")[0] == "3"
+    before, after = (json.loads(line.partition(" ")[2]) for line in (first, second))
+    assert all(old != new and old["name"] == new["name"] for old, new in zip(before, after, strict=True))
+    assert rest == ["module-changed", "module-changed", "False"]
 
 
 def test_prepare_writes_the_bytes_of_the_command(
@@ -143,3 +197,49 @@ def test_functions_of_a_script_filter_in_the_workers(small_corpus: Path, small_t
     words = (str(numbered), str(small_tokenizer))
     assert run_script(_NOTEBOOK, tmp_path, *words) == "140 60 True\n"
     assert run_script(_NOTEBOOK, tmp_path, *words) == "140 60 True\n", "complete already"
+
+
+LIVING_WORKERS = """
+import importlib, json, pathlib, sys
+import data_prep, own_filters, own_formats
+from data_prep.executors.process_executor import ProcessExecutor
+
+def prepare(name, entry, executor):
+    config = {"documents": {"formats": {".own": "own_formats:read"}}, "shards": {"min_shards": 1, "unit_bytes": 1000}}
+    made = data_prep.prepare(["a.own", "b.own"], tokenizer=sys.argv[1], output=name, filters=[entry], executor=executor,
+                             config=config)
+    print(made.num_documents)
+
+def change(module):
+    path = pathlib.Path(module.__file__)
+    path.write_text(path.read_text().replace("def ", "def  "))
+    importlib.reload(module)
+
+cases = {"name": own_filters, "function": own_filters, "format": own_formats}
+for case, module in cases.items():
+    with ProcessExecutor(2) as executor:
+        prepare(f"{case}-1", own_filters.short if case == "function" else "own_filters:short", executor)
+        change(module)
+        try:
+            prepare(f"{case}-2", own_filters.short if case == "function" else "own_filters:short", executor)
+        except data_prep.UserError as error:
+            print(error.code)
+    with ProcessExecutor(2) as executor:
+        prepare(f"{case}-3", "own_filters:short", executor)
+"""
+
+
+@pytest.mark.spawn
+@pytest.mark.fault(
+    row=64,
+    fault="modules of a filter and a format are edited and reloaded while workers live on",
+    required="the workers refuse to run what they imported earlier under the new digest; new workers run the new code",
+)
+def test_living_workers_refuse_the_code_that_they_imported_earlier(small_tokenizer: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        lines = [f"The {name}{number} birds of the field fly over green hills at night.\n" for number in range(30)]
+        (tmp_path / f"{name}.own").write_text("".join(lines))
+    (tmp_path / "own_filters.py").write_text("def short(document): return None if 'field' in document.text else 'no'\n")
+    (tmp_path / "own_formats.py").write_text("def read(stream): return ({'text': line.decode()} for line in stream)\n")
+    found = run_script(LIVING_WORKERS, tmp_path, str(small_tokenizer)).split()
+    assert found == ["60", "filters-changed", "60", "60", "module-changed", "60", "60", "formats-changed", "60"]

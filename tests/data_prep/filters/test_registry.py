@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,15 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.config.preparation_config import FilterSettings, load_config
+from data_prep.config.preparation_config import DocumentSettings, FilterSettings, load_config
 from data_prep.documents.document import Document
-from data_prep.filters.registry import described_filters, filter_settings, filters_fingerprint, load_filters
+from data_prep.filters.registry import (
+    described_filters,
+    filter_settings,
+    filters_fingerprint,
+    load_filters,
+    planned_filters,
+)
 from tests.support.error_codes import coded
 
 SHORT, LONG = Document("short"), Document("x" * 100)
@@ -193,3 +200,54 @@ def test_an_object_counts_with_its_class_and_its_attributes() -> None:
     with pytest.raises(UserError, check=coded("filter-without-version")):
         filter_settings(Longest(object()))
     assert filter_settings(Longest(object()), version=1).function_digest is None
+
+
+def test_steps_are_made_once_until_a_file_of_their_parameters_changes(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("a.org\n")
+    entry = filter_settings("url_blocklist", domains=str(path))
+    steps = load_filters([entry])
+    assert load_filters([entry]) is steps
+    path.write_text("b.org\n")
+    assert load_filters([entry]) is not steps
+
+
+def test_the_content_of_a_file_that_a_parameter_names_is_in_the_identity(module: Path, tmp_path: Path) -> None:
+    module.write_text(MODULE + "def listed(document, options=None): return None\n")
+    path = tmp_path / "list.txt"
+    entry = filter_settings("own_filters:listed", options={"lists": [str(path), "no file"]})
+    described = []
+    for text in ("", "a", "b"):
+        if text:
+            path.write_text(text)
+        described += described_filters([entry])
+    assert "files" not in described[0] and described[1]["files"].keys() == {str(path)}
+    assert described[1]["files"] != described[2]["files"]
+
+
+def test_a_worker_makes_the_steps_of_a_plan_and_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    settings = DocumentSettings(url_field="url", filters=(filter_settings("url_blocklist", domains=str(path)),))
+    path.write_text("a.org\n")
+    before = filters_fingerprint(settings.filters)
+    steps = planned_filters(settings, before)
+    path.write_text("b.org\n")
+    assert planned_filters(settings, before) is steps, "work that has begun goes on with what was planned"
+    now = filters_fingerprint(settings.filters)
+    assert planned_filters(settings, now) is not steps
+    with pytest.raises(UserError, check=coded("filters-changed")):
+        planned_filters(settings, before)
+
+
+def test_what_a_function_holds_costs_nothing_for_each_file_that_it_filters() -> None:
+    domains = {f"{number}.example.org" for number in range(200_000)}
+
+    def listed(document: Document) -> str | None:
+        return "listed" if document.url in domains else None
+
+    settings = DocumentSettings(filters=(filter_settings(listed),))
+    fingerprint = filters_fingerprint(settings.filters)
+    started_at = time.process_time()
+    for _ in range(1_000):
+        assert len(planned_filters(settings, fingerprint)) == 1
+    assert time.process_time() - started_at < 1, "47 s where each looks at all that the function holds"

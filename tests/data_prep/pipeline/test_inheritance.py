@@ -253,7 +253,7 @@ def test_an_inherited_list_that_is_gone_is_named_with_what_to_do(
     corpus = write(tmp_path / "corpus.jsonl", texts[:20], "a.org")
     prepare(corpus, tokenizer=small_tokenizer, output=tmp_path / "set", config=config, num_workers=1)
     (tmp_path / "domains.txt").rename(tmp_path / "moved.txt")
-    monkeypatch.setattr(registry, "_loaded", {}, raising=False)  # as in another process
+    monkeypatch.setattr(registry, "_last", [])  # as in another process
     inputs = more(tmp_path, texts[20:25])
     arguments: dict[str, Any] = {"add_to": tmp_path / "set", "source_name": "more", "num_workers": 1}
     with pytest.raises(UserError, match="domains.txt.*inherits.*documents.filters", check=coded("unreadable-file")):

@@ -91,6 +91,21 @@ def test_a_folder_is_removed_with_all_in_it_and_nothing_beside_it(s3_bucket: S3B
     assert list(s3_bucket.objects()) == ["work-not/c"]
 
 
+@pytest.mark.fault(
+    row=74, fault="another login in the environment of a living process", required="the next request is signed with it"
+)
+def test_a_change_of_the_login_in_the_environment_is_noticed(
+    s3_bucket: S3Bucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("FIRSTLOGIN", "SECONDLOGIN"):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+        proxy.requests.clear()
+        storage.write_bytes(f"{s3_bucket.url}/a", b"x")
+        assert proxy.requests and all(
+            f"Credential={key}/" in request.headers["authorization"] for request in proxy.requests
+        )
+
+
 @pytest.mark.parametrize("kind", ["refuse", "reset", "cut", "lose_answer"])
 def test_every_operation_outlives_a_fault(kind: Kind, s3_bucket: S3Bucket, proxy: FaultProxy) -> None:
     url = f"{s3_bucket.url}/folder/a.bin"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from data_prep.base.errors import UsageError
+from data_prep.base.known_secrets import hide_secrets
 from data_prep.storage import storage_options
+from data_prep.storage.exact_keys import map_at_once
 from tests.support.error_codes import coded
 
 
@@ -35,6 +38,41 @@ def test_new_options_replace_the_old_and_none_can_be_changed_from_outside() -> N
     storage_options.configure({"s3://b": {"profile": "two"}})
     storage_options.options()["s3://b"]["profile"] = "three"
     assert storage_options.options() == {"s3://b": {"profile": "two"}}
+
+
+@pytest.mark.fault(
+    row=74, fault="two preparations with different logins in two threads", required="each thread keeps its own"
+)
+def test_threads_keep_their_own_options_and_pass_them_to_the_threads_that_they_start() -> None:
+    configured = threading.Barrier(2, timeout=60)
+    found: dict[str, set[str]] = {}
+
+    def prepare(profile: str) -> None:
+        storage_options.configure({"s3://": {"profile": profile}})
+        configured.wait()
+        found[profile] = {*map_at_once(lambda url: storage_options.options_for(url)["profile"], ["s3://a"] * 40)}
+
+    threads = [threading.Thread(target=prepare, args=(profile,)) for profile in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"one": {"one"}, "two": {"two"}}
+
+
+def test_a_thread_without_options_of_its_own_has_those_of_the_process() -> None:
+    storage_options.configure({"s3://": {"profile": "one"}})
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(storage_options.options()))
+    thread.start()
+    thread.join()
+    assert found == [{"s3://": {"profile": "one"}}]
+
+
+def test_secrets_of_earlier_options_stay_hidden() -> None:
+    storage_options.configure({"s3://": {"secret": "do-not-show"}})
+    storage_options.configure({})
+    assert "do-not-show" not in hide_secrets("the secret is do-not-show")
 
 
 @pytest.mark.parametrize(
@@ -70,4 +108,4 @@ def test_known_secrets_are_hidden_in_any_text(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "from-the-environment")
     storage_options.configure({"s3://a": {"client_kwargs": {"aws_secret_access_key": "from-the-options"}}})
     text = "refused: from-the-environment, from-the-options, https://me:word@host/a?sig=abc and s3://a/b"
-    assert storage_options.hide_secrets(text) == "refused: (hidden), (hidden), https://host/a and s3://a/b"
+    assert hide_secrets(text) == "refused: (hidden), (hidden), https://host/a and s3://a/b"

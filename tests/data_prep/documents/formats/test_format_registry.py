@@ -59,7 +59,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("own_formats", None)
     yield tmp_path
     format_registry._of_settings.clear()
-    format_registry._installed.cache_clear()
+    format_registry._installed_paths.cache_clear()
+    format_registry._of_packages.clear()
 
 
 def read(path: Path, **settings: object) -> list[Document]:
@@ -83,12 +84,38 @@ def test_a_function_and_a_class_read_files_of_their_ending(folder: Path) -> None
         read(folder / "a.pairs")
 
 
+@pytest.mark.fault(
+    row=64, fault="the module of a format is edited in a living process", required="refused until it is reloaded"
+)
+def test_an_edited_format_is_refused_and_a_reloaded_one_is_used(folder: Path) -> None:
+    (folder / "a.pairs").write_bytes(b"first\nOne.\n")
+    formats = {".pairs": "own_formats:Whole"}
+    assert read(folder / "a.pairs", formats=formats)[0].text == "FIRST\nONE.\n"
+    planned = format_registry.described_formats(["a.pairs"])
+    (folder / "own_formats.py").write_text(MODULE.replace("upper()", "lower()"))
+    with pytest.raises(UserError, check=coded("module-changed")):
+        read(folder / "a.pairs", formats=formats)
+    format_registry.check_formats(formats, planned)  # work that has begun goes on with what runs
+    importlib.reload(sys.modules["own_formats"])
+    assert read(folder / "a.pairs", formats=formats)[0].text == "first\none.\n"
+    with pytest.raises(UserError, check=coded("formats-changed")):
+        format_registry.check_formats(formats, planned)
+
+
+def test_formats_of_earlier_work_are_forgotten(folder: Path) -> None:
+    (folder / "a.pairs").write_bytes(b"first\nOne.\n")
+    assert read(folder / "a.pairs", formats={".pairs": "own_formats:Whole"})
+    with pytest.raises(UserError, check=coded("unsupported-file-type")):
+        read(folder / "a.pairs")
+
+
 def test_an_installed_format_is_found_by_its_entry_point(folder: Path) -> None:
     (folder / "own-1.dist-info").mkdir()
     (folder / "own-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1\n")
     (folder / "own-1.dist-info/entry_points.txt").write_text("[clozeworks.formats]\npairs = own_formats:read\n")
     importlib.invalidate_caches()
-    format_registry._installed.cache_clear()
+    format_registry._installed_paths.cache_clear()
+    format_registry._of_packages.clear()
     (folder / "a.pairs").write_bytes(b"first\nOne.\n")
     assert [document.text for document in read(folder / "a.pairs")] == ["One."]
 

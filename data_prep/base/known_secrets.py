@@ -1,4 +1,7 @@
-"""Which settings and variables hold a secret, by their names or by a password in a URL, and text without these values.
+"""Which settings, variables and URLs hold a secret, and `hide_secrets`: text without these values.
+
+Every text of another library goes through `hide_secrets` on its way to a person, a file or a run: that of a
+`UserError` when the error is made, a line of a logger, a warning and a traceback when they are printed.
 
 Two rules of names: what bears a secret's name among a store's options is only hidden, so that rule is wide; a variable
 that does is also kept from the launcher of the ranks, so its rule takes whole words (UCX_IB_PKEY is no key).
@@ -6,12 +9,15 @@ that does is also kept from the launcher of the ranks, so its rule takes whole w
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from data_prep.base.urls import HIDDEN as HIDDEN
-from data_prep.base.urls import SECRET_QUERY, has_password, redact_text
+from data_prep.base.urls import SECRET_QUERY, has_password, logins_in, redact_text
 
 # Names of secrets in the options of s3fs, gcsfs, adlfs and aiohttp. An AWS key id is one of the two halves of a login.
 _SECRET_OPTION = re.compile(
@@ -26,6 +32,32 @@ _SECRET_VARIABLE = re.compile(
 )
 _NOT_SECRET = re.compile(r"GOOGLE_APPLICATION_CREDENTIALS|.*_(FILE|PATH|DIR)", re.IGNORECASE)
 _SHORTEST_SECRET = 6  # shorter values stand in ordinary words by chance
+
+
+_WORDS = {"mlflow", "postgres", "clozeworks"}  # as passwords they hide nothing, and messages need them
+
+_known: set[str] = set()
+
+
+def remember_secrets(values: Iterable[str]) -> None:
+    """Hide these values in every text from here on."""
+    _known.update(values)
+
+
+def remember_logins(text: str) -> None:
+    """Hide the logins of all URLs in a text, also where a library quotes them without the URL."""
+    if "://" in text:
+        _known.update(_logins(text))
+
+
+def hide_secrets(text: str, keeps_queries: bool = False) -> str:
+    """Return the text without known secrets, those of the environment, and users in URLs.
+
+    Args:
+        keeps_queries: only the parameters of queries that bear the name of a secret are hidden, as in addresses of
+            pages that a person is to open; else queries go altogether.
+    """
+    return without_secrets(text, _known, os.environ, keeps_queries)
 
 
 def is_secret_option(name: str) -> bool:
@@ -52,15 +84,35 @@ def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def without_secrets(text: str, secrets: Iterable[str], environment: Mapping[str, str]) -> str:
+def without_secrets(
+    text: str, secrets: Iterable[str], environment: Mapping[str, str], keeps_queries: bool = False
+) -> str:
     """The text without these values and those of secret variables, and without users and queries in URLs."""
-    # A variable that holds a URL would take the host away as well; its password goes with those of all URLs.
-    named = {value for name, value in secrets_of(environment).items() if _is_secret_variable(name)}
+    named = {secret for variable in environment.items() for secret in _secrets_of_variable(*variable)}
     # Whole values first, for a connection string has a URL within.
     for value in sorted({*secrets, *named}, key=len, reverse=True):
         if len(value) >= _SHORTEST_SECRET:
             text = text.replace(value, HIDDEN)
-    return SECRET_QUERY.sub(rf"\1{HIDDEN}", redact_text(text))
+    return SECRET_QUERY.sub(rf"\1{HIDDEN}", redact_text(text, keeps_queries))
+
+
+def _logins(text: str) -> set[str]:
+    """User with password, and password, of every URL with both, also as they are decoded."""
+    found: set[str] = set()
+    for login in logins_in(text):
+        for spelling in (login, unquote(login)):
+            user, _, password = spelling.partition(":")
+            if password:
+                found |= {spelling, password} | ({user} if user.isupper() else set())  # the key id of an S3 login
+    return found - _WORDS
+
+
+@functools.lru_cache(maxsize=1024)  # every error asks for all variables
+def _secrets_of_variable(name: str, value: str) -> frozenset[str]:
+    # One that holds a URL would take the host away as well; only its login is hidden.
+    if len(value) < _SHORTEST_SECRET:
+        return frozenset()
+    return frozenset({value} if _is_secret_variable(name) else _logins(value) if has_password(value) else ())
 
 
 def _is_secret_variable(name: str) -> bool:

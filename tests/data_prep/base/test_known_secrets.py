@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from data_prep.base.known_secrets import secrets_of, without_secrets
 from data_prep.base.urls import has_password
 from data_prep.storage import storage
-from data_prep.storage.known_secrets import secrets_of, without_secrets
 
 SECRETS = {
     name: f"value-of-{name.lower()}"
