@@ -206,8 +206,8 @@ def check_name(url: str) -> None:
     Other tools, and earlier releases of this one, read `*` and `?` in a key as a pattern of other keys.
 
     Raises:
-        UsageError: the name contains one of them.
-        UserError: it is a web address.
+        UsageError: the name contains one of them, or a user and password.
+        UserError: it is a web address, or the package of its store is missing.
     """
     _refuse_web(url, "written")
     found = next((character for character in url if character in "*?"), None)
@@ -217,6 +217,7 @@ def check_name(url: str) -> None:
             fix="choose a name without * and ?",
             code="pattern-in-output",
         )
+    _filesystem(url)
 
 
 def abort_uploads(url: str) -> None:

@@ -153,6 +153,7 @@ def local_write(url: str | Path) -> Iterator[Path]:
             pipe, or the block cannot use another file.
     """
     if is_remote(url):
+        remote_files.check_name(str(url))  # before work of hours, rather than at its end
         with _staged(url) as staged:
             yield staged
             remote_files.upload(staged, str(url))

@@ -116,7 +116,7 @@ def _checked(uri: str, source: str) -> str:
             raise UsageError(
                 f"MLflow cannot open a database in {base}: {sign[0]!r} has a meaning in its address",
                 fix="start from another directory, or give the URL of a server or of a database elsewhere",
-                code="unusable-tracking-database",
+                code="unusable-tracking-directory",
             )
         return f"{driver}{separator}{base}/{path.removeprefix('~/')}"
     return uri

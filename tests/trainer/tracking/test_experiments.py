@@ -84,7 +84,7 @@ def test_a_directory_whose_name_would_be_decoded_is_refused_at_once(
     (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / name)
     for setting in (None, "sqlite:///mlflow.db"):
-        with pytest.raises(UsageError, check=coded("unusable-tracking-database")):
+        with pytest.raises(UsageError, check=coded("unusable-tracking-directory")):
             resolve_tracking_uri(setting)
     assert not list((tmp_path / name).iterdir())
 
