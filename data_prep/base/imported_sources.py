@@ -18,8 +18,9 @@ from typing import Any
 _OURS = {"data_prep", "trainer", "launch", "configs", "tests"}
 _INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
-_digests: dict[str, tuple[Any, str]] = {}
-"""By the module's name: its `__spec__`, which a reload replaces, and the sha256 of its file when it was imported."""
+_digests: dict[str, tuple[Any, str, str]] = {}
+"""By the module's name: its `__spec__`, which a reload replaces, its file (a process may run one script after another
+as `__main__`), and the sha256 of that file when it was imported."""
 
 
 def imported_digest(module: types.ModuleType | None) -> str | None:
@@ -30,8 +31,8 @@ def imported_digest(module: types.ModuleType | None) -> str | None:
     path = _source_file(module)
     if module is None or path is None:
         return None
-    spec, digest = _digests.get(module.__name__, (None, ""))
-    if digest and spec is getattr(module, "__spec__", None):
+    spec, file, digest = _digests.get(module.__name__, (None, "", ""))
+    if file == path and spec is getattr(module, "__spec__", None):
         return digest
     try:
         return _digest_of(path)
@@ -71,7 +72,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         super().exec_module(module)
-        _digests[module.__name__] = module.__spec__, hashlib.sha256(self.data).hexdigest()
+        _digests[module.__name__] = module.__spec__, self.path, hashlib.sha256(self.data).hexdigest()
 
 
 class _Finder:
@@ -108,7 +109,7 @@ def _record_imported() -> None:
         path = _source_file(module)
         if path is not None and name.partition(".")[0] not in _OURS and not _is_installed(path):
             try:
-                _digests[name] = getattr(module, "__spec__", None), _digest_of(path)
+                _digests[name] = getattr(module, "__spec__", None), path, _digest_of(path)
             except OSError:
                 continue
 

@@ -7,6 +7,7 @@ take a tenth of a second.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -112,7 +113,12 @@ def _is_of(schema: type[BaseModel], file: Path) -> bool:
 
 
 def _warn_of_repetition(overrides: Sequence[str]) -> None:
-    """Warn of a setting with two values; the last one counts, so that scripts can append a user's overrides."""
+    """Warn of a setting with two values; the last one counts, so that scripts can append a user's overrides.
+
+    Of the ranks of a run the first one speaks.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return
     texts: dict[str, str] = {}
     for name, _, text in (override.partition("=") for override in overrides):
         if texts.get(name, text) != text:

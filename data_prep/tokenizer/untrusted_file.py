@@ -36,15 +36,10 @@ def check_steps(data: bytes, where: str) -> None:
     """
     try:
         values = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise _unreadable(where, str(error)) from None
-    if not isinstance(values, dict):
-        return  # the library refuses it
-    for name in ("normalizer", "decoder"):
-        try:
-            growth = _growth(values.get(name))
-        except RecursionError as error:
-            raise _unreadable(where, str(error)) from None
+        steps = {name: _growth(values.get(name)) for name in ("normalizer", "decoder")}
+    except (ValueError, RecursionError, AttributeError):
+        return  # the library refuses what is no JSON, nested without end, or no object
+    for name, growth in steps.items():
         if growth > LARGEST_GROWTH:
             raise UserError(
                 f"the {name} of {where} can make {growth:,.0f} characters of one, so a text could fill the memory",
