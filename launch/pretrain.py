@@ -132,9 +132,10 @@ def explain_unknown_option(option: str, words: list[str]) -> UsageError:
 def main() -> None:
     arguments = parse_arguments()
     check_has_dry_run(arguments)
-    environment.check_rank_environment()
-    config = load_config(arguments.config, [*arguments.overrides, *branch_settings(arguments)])
     explains = arguments.print_config or arguments.dry_run
+    if not explains:  # which starts no rank, and takes the number of ranks alone from the environment
+        environment.check_rank_environment()
+    config = load_config(arguments.config, [*arguments.overrides, *branch_settings(arguments)])
     check_output_dir(config.output_dir, config.checkpoint.upload_to)
     config = with_deepspeed_file(config, arguments.deepspeed_config)
     branch = branch_of(arguments)
