@@ -82,7 +82,7 @@ class _Finder:
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname.partition(".")[0] in _OURS:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        spec = _python_finder.find_spec(fullname, path, target)
         loader = None if spec is None else spec.loader
         if spec is not None and type(loader) is importlib.machinery.SourceFileLoader and not _is_installed(loader.path):
             spec.loader = _Loader(loader.name, loader.path)
@@ -114,9 +114,12 @@ def _record_imported() -> None:
                 continue
 
 
+# Python's own, or what somebody put in its place, who may hide modules.
+_python_finder: type[importlib.machinery.PathFinder] = next(
+    (each for each in sys.meta_path if isinstance(each, type) and issubclass(each, importlib.machinery.PathFinder)),
+    importlib.machinery.PathFinder,
+)
 if _Finder not in sys.meta_path:
     _record_imported()
-    index = next(
-        (n for n, each in enumerate(sys.meta_path) if each is importlib.machinery.PathFinder), len(sys.meta_path)
-    )
-    sys.meta_path.insert(index, _Finder)
+    is_there = _python_finder in sys.meta_path
+    sys.meta_path.insert(sys.meta_path.index(_python_finder) if is_there else len(sys.meta_path), _Finder)

@@ -154,7 +154,7 @@ def test_a_tagged_value_of_another_type_is_refused(tmp_path: Path, value: str) -
     (tmp_path / "run.yaml").write_text(f"documents: {value}\n")
     with pytest.raises(UsageError, match="not valid YAML"):
         load_settings(PreparationConfig, tmp_path / "run.yaml")
-    with pytest.raises(UsageError, match="overrides"):
+    with pytest.raises(UsageError, match="override"):
         load_settings(PreparationConfig, None, [f"documents={value}"])
 
 
