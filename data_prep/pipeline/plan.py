@@ -192,7 +192,7 @@ def _check_fits(config: PreparationConfig, tokenizer: Tokenizer, parent: Manifes
             code="nothing-to-add-to",
         )
     if len(parent.sources) + len(config.sources) > MAX_SOURCES:
-        raise UserError(
+        raise UsageError(
             f"the existing data set has {len(parent.sources):,} sources and {len(config.sources):,} are added, and a "
             f"data set holds at most {MAX_SOURCES:,}",
             fix="give one source several files or patterns",
