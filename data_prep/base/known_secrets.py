@@ -109,10 +109,10 @@ def _logins(text: str) -> set[str]:
 
 @functools.lru_cache(maxsize=1024)  # every error asks for all variables
 def _secrets_of_variable(name: str, value: str) -> frozenset[str]:
-    # One that holds a URL would take the host away as well; only its login is hidden.
+    # Of a URL under another name only the login is hidden, so that the host stays.
     if len(value) < _SHORTEST_SECRET:
         return frozenset()
-    return frozenset({value} if _is_secret_variable(name) else _logins(value) if has_password(value) else ())
+    return frozenset(_logins(value) if has_password(value) else ()) | ({value} if _is_secret_variable(name) else set())
 
 
 def _is_secret_variable(name: str) -> bool:

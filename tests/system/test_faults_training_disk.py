@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +15,12 @@ import pytest
 from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.shards import read_records
+from data_prep.storage import retries, storage
 from tests.support.fault_proxy import Fault, FaultProxy, run_proxy
-from tests.support.plain_ranks import losses, newest_checkpoint, run
+from tests.support.plain_ranks import losses, newest_checkpoint, outputs, run, send, start, wait_until
 from tests.support.s3_server import S3Bucket, S3Server
 from trainer.checkpoint.format import steps_in
+from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
 from trainer.metrics.status import read_status
 
 pytestmark = pytest.mark.spawn
@@ -87,6 +91,30 @@ def proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
 
 def is_upload(request) -> bool:
     return request.method in ("PUT", "POST")
+
+
+def is_reading(request) -> bool:
+    return request.method == "GET" and "train-" in request.target and ".tar" in request.target
+
+
+@pytest.mark.parametrize("num_workers", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_stop_does_not_wait_for_a_store_of_data_that_is_away(num_workers, training, s3_bucket: S3Bucket, proxy):
+    environment = s3_bucket.environment | {"AWS_ENDPOINT_URL": proxy.endpoint}
+    away = training(*SETTINGS, f"data.num_workers={num_workers}", **environment)
+    for path in filter(Path.is_file, away.shards.rglob("*")):
+        storage.write_bytes(f"{s3_bucket.url}/data/{path.relative_to(away.shards)}", path.read_bytes())
+    arguments = (f"data.shards={s3_bucket.url}/data", f"data.cache_dir={away.folder}/cache")
+    proxy.faults.append(Fault("refuse", concerns=is_reading))
+    ranks = start(away, 2, *arguments)
+    wait_until(lambda: all("retrying in" in rank.output for rank in ranks), ranks)
+    asked_at = time.monotonic()
+    send(signal.SIGTERM, *ranks)
+    said = outputs(ranks, STOPPED_EXIT_STATUS)
+    assert time.monotonic() - asked_at < retries.RETRY_SECONDS / 2
+    assert "nothing to save" in said[0] and "Traceback" not in "".join(said)
+    proxy.faults.clear()
+    run(away, 2, *arguments)
+    assert list(losses(away)) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.fault(

@@ -217,15 +217,23 @@ def _replaced_steps(output_dir: str | Path) -> list[int]:
 def retire(
     output_dir: str | Path, settings: CheckpointSettings, saved_step: int, ranks: Ranks, warn: Warn = LOG.warning
 ) -> None:
-    """Remove what the newest checkpoint, and its scores, make superfluous; all ranks together."""
-    report = warn if ranks.is_first else ignore
-    in_turn(lambda: _retire(output_dir, settings, saved_step, report), ranks, settings.upload_to is not None)
+    """Remove what the newest checkpoint, and its scores, make superfluous; all ranks together.
+
+    Nodes with disks of their own keep what rank 0 keeps: its disk alone has the scores of suites.
+    """
+    report, nodes_have_disks = warn if ranks.is_first else ignore, settings.upload_to is not None
+    kept: set[int] = set()
+    if nodes_have_disks:
+        complete = list_steps(output_dir)[0] if ranks.is_first else []
+        gone = superfluous_in(checkpoints_folder(output_dir), complete, saved_step, settings)
+        kept = broadcast_object({*complete} - gone, ranks)
+    in_turn(lambda: _retire(output_dir, settings, saved_step, kept, report), ranks, nodes_have_disks)
 
 
-def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: int, warn: Warn) -> None:
-    """Remove superfluous checkpoints, and what was never completed."""
+def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: int, kept: set[int], warn: Warn) -> None:
+    """Remove superfluous checkpoints but `kept`, and what was never completed."""
     complete, unfinished = list_steps(output_dir)
-    superfluous = superfluous_in(checkpoints_folder(output_dir), complete, saved_step, settings) | {*unfinished}
+    superfluous = superfluous_in(checkpoints_folder(output_dir), complete, saved_step, settings) - kept | {*unfinished}
     # What was set aside goes before its step does, whose marker keeps it from coming back.
     outdated = [step for step in _replaced_steps(output_dir) if step in {*complete, saved_step}]
     folders = [_replaced(step_folder(output_dir, step)) for step in outdated]

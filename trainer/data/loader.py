@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from data_prep.base.errors import UserError
+from data_prep.base.urls import is_remote
 from trainer.config.batch_arithmetic import BatchArithmetic, StageShape, batch_arithmetic
 from trainer.config.data_settings import DataSettings
 from trainer.config.schedule import global_batch_tokens
@@ -27,7 +28,7 @@ from trainer.data.pair_rows import PairCounts
 from trainer.data.randomness import Purpose
 from trainer.data.samples import check_enough_rows, masking_of, row_settings, training_samples
 from trainer.data.shard_set import ShardSet
-from trainer.data.workers import block_scheduler_signals, initialize_worker
+from trainer.data.workers import block_scheduler_signals, initialize_worker, next_or_stop
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Loader:
         step: int,
         pin_memory: bool = False,
         stage_start: int = 0,
+        should_stop: Callable[[], bool] | None = None,
     ) -> None:
         """Plan the epoch of `position`.
 
@@ -101,6 +103,7 @@ class Loader:
             mlm_probability: masking rate by the number of completed steps, at most `data.max_mlm_probability`.
             step: optimizer steps of the run completed at `position`.
             stage_start: optimizer steps of the run before this stage, from which a batch-size ramp-up counts.
+            should_stop: ends the wait for a store with `ReadingStopped`.
 
         Raises:
             UserError: the data set is empty or smaller than one global batch.
@@ -113,6 +116,7 @@ class Loader:
         self._step = step
         self._num_workers = data.num_workers
         self._pin_memory = pin_memory
+        self._should_stop = should_stop if any(is_remote(each.url) for each in shard_sets) else None
         self._samples = training_samples(shard_sets, data, stage, seed)
         self._dataset = MicroBatches(
             self._samples,
@@ -144,7 +148,7 @@ class Loader:
         for spec in self.specs():
             micro_batches = []
             for _ in range(spec.arithmetic.accumulation_steps):
-                packed = next(packed_batches)
+                packed = next_or_stop(packed_batches, self._should_stop)
                 if isinstance(packed, UserError):
                     raise packed
                 micro_batches.append(Batch.unpack(packed))
@@ -210,12 +214,14 @@ def open_loader(
     ranks: tuple[int, int],
     step: int = 0,
     pin_memory: bool = False,
+    should_stop: Callable[[], bool] | None = None,
 ) -> Loader:
     """Open the loader of a stage at a position, which `step` completed steps of the run have reached.
 
     Args:
         shard_sets: all data sets of the run (`RunConfig.data_sets`).
         ranks: this rank and the world size.
+        should_stop: as of `Loader`.
 
     Raises:
         UserError: the data set is empty or smaller than one global batch.
@@ -231,6 +237,7 @@ def open_loader(
         step,
         pin_memory,
         stage_start=stage.first_step,
+        should_stop=should_stop,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -70,6 +70,15 @@ class ShardSet:
             UserError: the storage or the cache directory is unusable.
         """
         return self._tokens_of(record.name)
+
+    @property
+    def damaged(self) -> frozenset[str]:
+        """Names of shards that could not be read, here or on another rank."""
+        return frozenset(self._damaged)
+
+    def note_damaged(self, names: Iterable[str]) -> None:
+        """Skip these shards, too, which another rank could not read."""
+        self._damaged.update(names)
 
     def is_readable(self, record: ShardRecord) -> bool:
         """Return whether the shard is intact; warn the first time that it is not."""

@@ -1,9 +1,10 @@
-"""Worker processes of the loader: their signals, and the error when one is lost."""
+"""Worker processes of the loader: waiting for them, their signals, and the error when one is lost."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
 import signal
 import socket
@@ -12,9 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from data_prep.base.errors import print_traceback
+from data_prep.storage.storage_options import with_these_options
+
+Item = TypeVar("Item")
 
 _LOST = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) "
@@ -25,6 +29,42 @@ _LOST = re.compile(
 LOSS_SECONDS = 5.0
 """Between a broken connection to a worker and the news that the worker was killed."""
 _SCHEDULER_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
+_POLL_SECONDS = 0.5
+
+
+class ReadingStopped(Exception):
+    """A stop was requested before a batch was read."""
+
+
+def next_or_stop(batches: Iterator[Item], should_stop: Callable[[], bool] | None) -> Item:
+    """Return the next batch; with `should_stop` another thread reads it, so that a store cannot delay a stop.
+
+    Raises:
+        ReadingStopped: the stop came first; `batches` are of no use any more.
+    """
+    if should_stop is None:
+        return next(batches)
+    found: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def read() -> None:
+        try:
+            found.put((next(batches), None))
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            found.put((None, error))
+
+    threading.Thread(target=with_these_options(read), name="read", daemon=True).start()
+    while True:
+        try:
+            item, error = found.get(timeout=_POLL_SECONDS)
+        except queue.Empty:
+            if not should_stop():
+                continue
+            for worker in getattr(batches, "_workers", ()):  # of a DataLoader, which may wait for the store too
+                worker.terminate()
+            raise ReadingStopped from None
+        if error is not None:
+            raise error
+        return item  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 Each rank states facts: those that must be equal on all ranks, and those that may differ between hosts. Two digests per
 rank are gathered, so that equal ranks cost one small collective at any world size. If digests differ, one rank for
-each different digest broadcasts its facts as JSON.
+each different digest broadcasts its facts as JSON. Texts about them lose the secrets of every rank's environment.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.base.known_secrets import hide_secrets
 from trainer.distributed.exit import PrintedByEveryRank
 from trainer.distributed.process_group import Ranks, broadcast_bytes, gather_bytes
 
@@ -84,7 +85,7 @@ def agree(facts: Facts, ranks: Ranks, warn: Callable[[str], None]) -> None:
     variants = _variants([each[:_DIGEST_BYTES] for each in digests], facts.equal, facts.problem, ranks)
     if differences := describe_differences(variants):
         raise RanksDiffer(
-            f"the ranks do not run the same job: {differences}",
+            f"the ranks do not run the same job: {_without_secrets(differences, ranks)}",
             fix="start every rank with the same configuration, command line, data, code and library versions",
             code="ranks-differ",
         )
@@ -92,16 +93,18 @@ def agree(facts: Facts, ranks: Ranks, warn: Callable[[str], None]) -> None:
         for each in variants:
             if each.problem is not None:
                 raise RankCannotRun(
-                    f"{who(each.ranks, each.host)}: {each.problem}",
-                    fix=each.fix,
+                    f"{who(each.ranks, each.host)}: {_without_secrets(each.problem, ranks)}",
+                    fix=_without_secrets(each.fix, ranks),
                     code=each.code,
                     exit_status=each.exit_status,
                 )
     if facts.problem is not None:
         raise facts.problem
     per_host = _variants([each[_DIGEST_BYTES:] for each in digests], facts.per_host, None, ranks)
-    if ranks.is_first and (differences := describe_differences(per_host)):
-        warn(f"hosts differ, which is allowed here: {differences}")
+    if differences := describe_differences(per_host):
+        differences = _without_secrets(differences, ranks)
+        if ranks.is_first:
+            warn(f"hosts differ, which is allowed here: {differences}")
 
 
 def describe_differences(variants: Sequence[_Variant]) -> str:
@@ -133,6 +136,16 @@ def texts_of_different(digests: Sequence[bytes], text: str, ranks: Ranks) -> lis
     if len(groups) == 1:
         return [(groups[0], text)]
     return [(group, broadcast_bytes(text.encode(), ranks, group[0]).decode()) for group in groups]
+
+
+def _without_secrets(text: str, ranks: Ranks) -> str:
+    """Return a text that all ranks have without what any of them knows as a secret; a collective call."""
+    own = hide_secrets(text, keeps_queries=True)
+    digests = gather_bytes(_digest(own), ranks)
+    others = {digest: rank for rank, digest in reversed(list(enumerate(digests))) if digest != _digest(text)}
+    for source in others.values():
+        text = broadcast_bytes(hide_secrets(text, keeps_queries=True).encode(), ranks, source).decode()
+    return text
 
 
 def _describe(name: str, variants: Sequence[_Variant]) -> str | None:

@@ -21,8 +21,8 @@ class StopPoll:
     the mean time between calls, which they sum too.
     """
 
-    def __init__(self, signal: StopSignal, ranks: Ranks) -> None:
-        self._signal, self._ranks = signal, ranks
+    def __init__(self, signal: StopSignal, ranks: Ranks, most_calls: int = MOST_CALLS) -> None:
+        self._signal, self._ranks, self._most_calls = signal, ranks, most_calls
         self.asked = False
         """Whether a call has returned True; from then on all do."""
         self._calls, self._calls_per_poll = 0, 1
@@ -37,12 +37,22 @@ class StopPoll:
                 self._agree()
         return self.asked
 
+    @property
+    def is_requested(self) -> bool:
+        """Whether this rank was asked; the others may not know yet."""
+        return self._signal.asked
+
+    def conclude(self) -> None:
+        """Agree after the last call, so that a rank which had to end before it is heard; all ranks together."""
+        if self._ranks.world_size > 1 and not self.asked:
+            self._agree()
+
     def _agree(self) -> None:
         now = time.monotonic()
         microseconds = 0 if self._polled_at is None else int((now - self._polled_at) * 1e6)
         requests, total = sum_on_hosts(torch.tensor([int(self._signal.asked), microseconds]), self._ranks).tolist()
         if self._polled_at is not None:  # else no micro-batch was measured yet
-            seconds_per_call = total / self._ranks.world_size / self._calls / 1e6
+            seconds_per_call = total / self._ranks.world_size / max(self._calls, 1) / 1e6
             fitting = max(1, int(POLL_SECONDS / max(seconds_per_call, 1e-3)))
-            self._calls_per_poll = min(MOST_CALLS, 2 * self._calls_per_poll, fitting)
+            self._calls_per_poll = min(self._most_calls, 2 * self._calls_per_poll, fitting)
         self.asked, self._calls, self._polled_at = requests > 0, 0, now

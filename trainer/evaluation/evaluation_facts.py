@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from data_prep.dataset.manifest_records import ShardRecord
 from trainer.config.measurements import Measurement, measurements_of
 from trainer.config.stages import Stage
 from trainer.data.hidden_words import HiddenWords
@@ -40,17 +41,26 @@ def facts_of_run(
 
 
 def valid_digest(shard_sets: Sequence[ShardSet]) -> str:
-    """sha256 over the valid shards, whatever the order of the data sets."""
-    shards = sorted(record.sha256 for shard_set in shard_sets for record in shard_set.manifest.valid.shards)
+    """sha256 over the valid shards, whatever the order of the data sets, without those that evaluations skip."""
+    shards = sorted(record.sha256 for record in _measured_shards(shard_sets))
     return hashlib.sha256("".join(shards).encode()).hexdigest()
 
 
 def num_rows(measurement: Measurement, shard_sets: Sequence[ShardSet]) -> int:
     """Return the number of rows without sentence pairs that a measurement reads."""
     length, limit = measurement.shape.sequence_length, measurement.max_tokens
-    records = [record for shard_set in shard_sets for record in shard_set.manifest.valid.shards]
+    records = _measured_shards(shard_sets)
     rows = sum(num_document_rows(record.tokens, record.documents, length) for record in records if record.documents)
     return rows if limit is None else min(rows, max(1, limit // length))
+
+
+def _measured_shards(shard_sets: Sequence[ShardSet]) -> list[ShardRecord]:
+    return [
+        record
+        for shard_set, damaged in ((each, each.damaged) for each in shard_sets)
+        for record in shard_set.manifest.valid.shards
+        if record.name not in damaged
+    ]
 
 
 def _described(measurement: Measurement) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from data_prep.base.terminal import counted, duration
 from trainer.finetuning.experiment import Experiment, Fit, VariantResult
+from trainer.finetuning.fit import sign_of
 from trainer.finetuning.task_data import TaskData
 from trainer.finetuning.tasks import Prediction
 from trainer.inference.fill_mask import shorten
@@ -56,7 +57,7 @@ def score_lines(
     )
     yield f"scores on {part}; {what}"
     yield f"{'variant':<9}{'rate':>9}" + "".join(f"{metric:>18}" for metric in metrics)
-    for result in sorted(results, key=lambda one: -one.mean_and_spread(metric)[0]):
+    for result in sorted(results, key=lambda one: -sign_of(metric) * one.mean_and_spread(metric)[0]):
         cells = "".join(f"{_mean_and_spread(result, metric):>18}" for metric in metrics)
         yield f"{result.variant:<9}{result.learning_rate:>9g}{cells}"
     name, scores = yardstick
@@ -77,7 +78,7 @@ def yardstick_warnings(
 ) -> Iterator[str]:
     """Yield warnings about variants whose predictions hardly vary, or are not better than the yardstick."""
     task, labels = data.task, data.reported.examples.labels or []
-    metric = "rmse" if "rmse" in task.metrics else metric  # correlations do not notice a wrong scale
+    selected, metric = metric, "rmse" if "rmse" in task.metrics else metric  # correlations notice no wrong scale
     for result, one in zip(results, best, strict=True):
         if task.is_constant(labels, one.predictions):
             yield (
@@ -85,10 +86,11 @@ def yardstick_warnings(
                 "hardly more than the most likely label; try more epochs or other --learning-rates"
             )
         mean, _ = result.mean_and_spread(metric)
-        if mean >= yardstick[metric] if metric == "rmse" else mean <= yardstick[metric]:
+        if sign_of(metric) * (mean - yardstick[metric]) <= 0:
+            hint = "" if metric == selected else f"; --metric {metric} selects by it"
             yield (
                 f"warning: {result.variant} is not better than {task.baseline_name} on {data.scored_on}: {metric} "
-                f"{figure(mean)} and {figure(yardstick[metric])}"
+                f"{figure(mean)} and {figure(yardstick[metric])}{hint}"
             )
 
 

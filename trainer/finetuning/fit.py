@@ -81,7 +81,12 @@ class Diverged(UserError):
 
 def order(scores: Mapping[str, float], metric: str) -> tuple[float, float]:
     """Return the sort key of a fit or an epoch, greater for the better one: the metric, then the lower loss."""
-    return scores[metric], -scores["loss"]
+    return sign_of(metric) * scores[metric], -scores["loss"]
+
+
+def sign_of(metric: str) -> int:
+    """Return -1 for an error, of which lower is better, else 1."""
+    return -1 if metric == "rmse" else 1
 
 
 def fit(
@@ -213,7 +218,7 @@ class _Watch(TrainerCallback):
         self._record = record
         self._best_weights: dict[str, torch.Tensor] = {}
         self._improved_epoch = 0
-        """The last epoch in which the metric itself rose."""
+        """The last epoch in which the metric itself got better."""
         self.best_epoch = 0
         self.best_scores: dict[str, float] = {}
         self.points: list[Point] = []
@@ -236,7 +241,7 @@ class _Watch(TrainerCallback):
         metrics: dict[str, float] = given["metrics"]
         scores = {name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_")}
         epoch = round(state.epoch or 0)
-        if not self.best_scores or scores[self._metric] > self.best_scores[self._metric]:
+        if not self.best_scores or order(scores, self._metric)[0] > order(self.best_scores, self._metric)[0]:
             self._improved_epoch = epoch
         if self._keeps_last:
             self.best_epoch, self.best_scores = epoch, scores

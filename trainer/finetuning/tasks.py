@@ -296,14 +296,13 @@ def choosing_metric(task: Task, asked: str | None) -> str:
     """Return the metric that selects between fits: the requested one, else the first of the task.
 
     Raises:
-        UsageError: the task lacks it, or lower values of it are better.
+        UsageError: the task lacks it.
     """
     metric = asked or task.metrics[0]
-    choosing = [name for name in task.metrics if name != "rmse"]  # lower is better
-    if metric not in choosing:
+    if metric not in task.metrics:
         raise UsageError(
             f"--metric {metric!r} cannot choose between fits of {task.name}",
-            fix=f"give one of {', '.join(choosing)}",
+            fix=f"give one of {', '.join(task.metrics)}",
             code="unknown-metric",
         )
     return metric

@@ -13,13 +13,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from data_prep.base.terminal import duration
+from data_prep.base.urls import is_remote
 from trainer.checkpoint.format import TrainState, list_steps, step_folder
 from trainer.checkpoint.merging import averaged_weights
 from trainer.config.measurements import measurements_of, shape_of_words
 from trainer.data.evaluation_batches import EvaluationBatch, measured_batches, origins_of
 from trainer.data.hidden_words import word_batches
-from trainer.distributed.process_group import broadcast_object
-from trainer.distributed.stop_poll import StopPoll
+from trainer.data.workers import ReadingStopped, next_or_stop
+from trainer.distributed.process_group import broadcast_object, gather_objects
+from trainer.distributed.stop_poll import MOST_CALLS, StopPoll
 from trainer.evaluation.validation_loss import evaluate
 from trainer.loop.console import evaluation_line, groups_line
 from trainer.loop.reporting import on_disk, report_status
@@ -37,7 +39,9 @@ def evaluate_if_due(run: Run, state: TrainState, progress: Progress) -> tuple[Pr
 
     Returns also whether a stop that any rank was asked for cut it short; a collective.
     """
-    poll = StopPoll(run.stop_signal, run.ranks)
+    # At ZeRO 3 a forward needs all ranks, and a rank that waits for a store cannot take part.
+    most_calls = 1 if run.config.zero.stage == 3 and reads_a_store(run) else MOST_CALLS
+    poll = StopPoll(run.stop_signal, run.ranks, most_calls)
     if progress.evaluation_is_due:
         metrics = evaluation_metrics(run, state, progress, poll)
         if poll.asked:
@@ -87,7 +91,18 @@ def validation_metrics(run: Run, state: TrainState, poll: StopPoll) -> dict[str,
         rows = shape_of_words(stage).micro_batch_tokens // run.hidden_words.row_length
         batches = itertools.chain(batches, word_batches(run.hidden_words, rows, rank, world_size))
     origins = origins_of(run.shard_sets)
-    return evaluate(run.engine, _until_stop(batches, run, state, poll), run.ranks, origins, run.config.evaluation)
+    until_stop = _until_stop(batches, run, state, poll)
+    metrics = evaluate(run.engine, until_stop, run.ranks, origins, run.config.evaluation)
+    if stage.evaluation_data.on_corrupt_shard == "skip":
+        _share_damaged_shards(run)
+    return metrics
+
+
+def _share_damaged_shards(run: Run) -> None:
+    """Have all ranks know which valid shards were skipped, which are no part of what was measured; a collective."""
+    for damaged in gather_objects([each.damaged for each in run.shard_sets], run.ranks):
+        for shard_set, names in zip(run.shard_sets, damaged, strict=True):
+            shard_set.note_damaged(name for name in names if name.startswith("valid-"))
 
 
 def long_evaluation(run: Run, state: TrainState, progress: Progress) -> str | None:
@@ -109,12 +124,31 @@ def long_evaluation(run: Run, state: TrainState, progress: Progress) -> str | No
 def _until_stop(
     batches: Iterable[EvaluationBatch], run: Run, state: TrainState, poll: StopPoll
 ) -> Iterator[EvaluationBatch]:
-    """Yield the batches until a stop; the watchdog sees the progress of the evaluation, however long it takes."""
-    for number, batch in enumerate(batches):
+    """Yield the batches until a stop; the watchdog sees the progress of the evaluation, however long it takes.
+
+    A rank that waits for a store when it is asked to stop takes part in what the others agree on, without batches.
+    """
+    remote, iterator = reads_a_store(run), iter(batches)
+    for number in itertools.count():
+        try:
+            batch = next_or_stop(iterator, (lambda: poll.is_requested) if remote else None)
+        except StopIteration:
+            if remote:
+                poll.conclude()
+            return
+        except ReadingStopped:
+            while not poll():
+                pass
+            return
         if poll():
             return
         run.watchdog.mark(f"evaluating after step {state.step}: micro-batch {number}")
         yield batch
+
+
+def reads_a_store(run: Run) -> bool:
+    """Return whether batches come from a store, which may not answer."""
+    return any(is_remote(shard_set.url) for shard_set in run.shard_sets)
 
 
 def log_average(run: Run, state: TrainState, progress: Progress, poll: StopPoll) -> tuple[Progress, dict[str, float]]:

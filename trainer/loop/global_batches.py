@@ -85,7 +85,9 @@ class GlobalBatches:
             pin_memory = run.ranks.device.type == "cuda"
             ranks = run.ranks.rank, run.ranks.world_size
             seed = config.training.seed
-            self._loader = open_loader(run.shard_sets, stage, position, seed, ranks, step, pin_memory)
+            self._loader = open_loader(
+                run.shard_sets, stage, position, seed, ranks, step, pin_memory, lambda: self._run.stop_signal.asked
+            )
             described = -1
             for batch in itertools.islice(self._loader, stage.last_step - step):
                 if batch.position.epoch != described:

@@ -133,12 +133,12 @@ def defer_save(run: Run, state: TrainState, progress: Progress, is_last: bool) -
 
 
 def save_stopped(run: Run, state: TrainState, progress: Progress) -> Progress:
-    """Save the step that a stop ends the run with, unless it is saved, or steps are not finite.
+    """Save the step that a stop ends the run with, unless it is saved, no step was taken, or steps are not finite.
 
     Raises:
         UserError: it cannot be saved.
     """
-    if progress.saved_step == state.step or progress.nonfinite.in_streak:
+    if progress.saved_step == state.step or not state.step or progress.nonfinite.in_streak:
         return progress
     return save(run, state, progress, is_end=True)
 
@@ -147,6 +147,8 @@ def state_of_checkpoint(run: Run, state: TrainState, progress: Progress) -> str:
     """State as a clause whether a stop after this step saved it, and else what the run resumes from."""
     if progress.saved_step == state.step:
         return f"checkpoint saved at step {state.step:,}"
+    if not state.step:
+        return "no step was taken, so there is nothing to save"
     return f"step {state.step:,} is not finite, so nothing is saved; {last_good_checkpoint(run, progress)}"
 
 

@@ -1,7 +1,7 @@
 """The source that a run executes: its digests, which ranks compare and checkpoints keep, and what changed since.
 
-The digests of this project are those of the first look of a process: modules are imported once, so that a file edited
-later does not run before the next start.
+Modules are imported once, so that a file edited later does not run before the next start. So the digests of this
+project are those of the first look of a process, and those of the user's modules are taken when they are imported.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from data_prep.base.imported_sources import imported_digest
 from data_prep.storage import storage
 from trainer.config.run_config import RunConfig
 from trainer.evaluation.suite_settings import load_suite
@@ -28,7 +29,7 @@ NUMERICS = ("trainer/data/", "trainer/model/", "trainer/objectives/", "trainer/e
 """Where the project's files lie on which the numbers of a run depend."""
 
 _MAX_NAMES = 20
-_MODULE = "module "
+_MODULE, _SCRIPT = "module ", "the script "
 
 
 @functools.cache
@@ -46,7 +47,7 @@ def source_digests() -> Iterator[tuple[str, str]]:
     yield from project_digests().items()
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script is not None:
-        yield f"the script {Path(script).name}", storage.sha256_of(Path(script))
+        yield f"{_SCRIPT}{Path(script).name}", storage.sha256_of(Path(script))
 
 
 def own_modules(config: RunConfig) -> dict[str, Path]:
@@ -60,12 +61,16 @@ def own_modules(config: RunConfig) -> dict[str, Path]:
             found[module] = path
     script = found.pop("__main__", None)
     named = {f"{_MODULE}{name}": path for name, path in sorted(found.items())}
-    return named if script is None else {f"the script {script.name}": script, **named}
+    return named if script is None else {f"{_SCRIPT}{script.name}": script, **named}
 
 
 def running_sources(config: RunConfig) -> dict[str, str]:
     """Return the sha256 of every source file that this run executes: the project's and the user's own, by name."""
-    return {**project_digests(), **{name: storage.sha256_of(path) for name, path in own_modules(config).items()}}
+    found = dict(project_digests())
+    for name, path in own_modules(config).items():
+        module = "__main__" if name.startswith(_SCRIPT) else name.removeprefix(_MODULE)
+        found[name] = imported_digest(sys.modules.get(module)) or storage.sha256_of(path)
+    return found
 
 
 @dataclass(frozen=True)
@@ -119,8 +124,14 @@ def log_sources(run: Run, start: Start, verbose: bool) -> None:
         )
     if changes.others and verbose:
         run.log(f"changed since the checkpoint: other source files: {listed(changes.others)}")
+    modules = own_modules(run.config)
+    if edited := [
+        name for name, path in modules.items() if run.sources.get(name) not in (None, storage.sha256_of(path))
+    ]:
+        run.warn(f"edited after they were imported, so what runs is not what is in the file: {listed(tuple(edited))}")
     if changes or not before or start.branch is not None or start.is_from_other_run:
-        run.tracker.log_artifact_text(artifact, source_text(own_modules(run.config)))
+        changed = (*changes.numerics, *changes.others)
+        run.tracker.log_artifact_text(artifact, source_text(modules, changed=changed))
 
 
 def _is_of_project(name: str) -> bool:

@@ -38,6 +38,8 @@ class GlobalCounts:
     unreadable_rows: int
     stop: bool
     save: bool
+    unread: bool = False
+    """Whether a rank could not read its part before a stop, so that no rank takes the step."""
 
     @property
     def is_empty(self) -> bool:
@@ -76,7 +78,7 @@ class Steppable(Protocol):
 
 def take_step(
     engine: Steppable,
-    global_batch: GlobalBatch,
+    global_batch: GlobalBatch | None,
     step: int,
     learning_rate: float,
     seed: int,
@@ -87,13 +89,14 @@ def take_step(
 ) -> StepResult:
     """Forward and backward over this rank's micro-batches, then the update.
 
-    `step` is the number of completed steps; `mark` takes what comes next (`trainer/distributed/watchdog.py`).
+    `step` is the number of completed steps; without a `global_batch`, which was not read before a stop, no rank takes a
+    step; `mark` takes what comes next (`trainer/distributed/watchdog.py`).
     """
     mark(f"step {step + 1}: counting")
     counts = count_globally(global_batch, ranks, requests)
     engine.set_learning_rate(learning_rate)
     mlm_loss_sum, nsp_loss_sum, nsp_correct = torch.zeros(3, dtype=torch.float64, device=ranks.device).unbind()
-    if counts.is_empty:
+    if global_batch is None or counts.unread or counts.is_empty:
         # A batch consumed: not even an update by Adam's momentum, which a gradient of zero would be.
         return StepResult(counts, mlm_loss_sum, nsp_loss_sum, nsp_correct, grad_norm=0.0, applied=False)
     last = len(global_batch.micro_batches) - 1
@@ -121,22 +124,24 @@ def poisoned_unless_finite(loss: torch.Tensor) -> torch.Tensor:
     return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
 
 
-def count_globally(global_batch: GlobalBatch, ranks: Ranks, requests: StepRequests) -> GlobalCounts:
+def count_globally(global_batch: GlobalBatch | None, ranks: Ranks, requests: StepRequests) -> GlobalCounts:
     """Sum over all ranks what their micro-batches hold; any rank's wish counts for all."""
+    micro_batches = () if global_batch is None else global_batch.micro_batches
     local = torch.tensor(
         [
-            sum(batch.num_masked for batch in global_batch.micro_batches),
-            sum(batch.num_pairs for batch in global_batch.micro_batches),
-            sum(batch.num_tokens for batch in global_batch.micro_batches),
-            sum(batch.num_unreadable_rows for batch in global_batch.micro_batches),
+            sum(batch.num_masked for batch in micro_batches),
+            sum(batch.num_pairs for batch in micro_batches),
+            sum(batch.num_tokens for batch in micro_batches),
+            sum(batch.num_unreadable_rows for batch in micro_batches),
             int(requests.stop),
             int(requests.save),
+            int(global_batch is None),
         ],
         dtype=torch.int64,
     )
     # Nothing goes to the device, so that its queue never runs dry.
-    masked, pairs, tokens, unreadable_rows, stops, saves = sum_on_hosts(local, ranks).tolist()
-    return GlobalCounts(masked, pairs, tokens, unreadable_rows, stop=stops > 0, save=saves > 0)
+    masked, pairs, tokens, unreadable_rows, stops, saves, unread = sum_on_hosts(local, ranks).tolist()
+    return GlobalCounts(masked, pairs, tokens, unreadable_rows, stop=stops > 0, save=saves > 0, unread=unread > 0)
 
 
 def seed_micro_batch(seed: int, step: int, slice_number: int) -> None:

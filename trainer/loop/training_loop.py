@@ -14,6 +14,7 @@ from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.data.loader import GlobalBatch
+from trainer.data.workers import ReadingStopped
 from trainer.engine.engine import Engine
 from trainer.loop.evaluating import evaluate_if_due
 from trainer.loop.global_batches import GlobalBatches, samples_of
@@ -40,6 +41,11 @@ def training_loop(run: Run, state: TrainState, progress: Progress) -> tuple[Stat
     while state.step < run.config.max_steps and not is_stopping:
         batch = fetch(run, batches, state)
         result = step(run, batch, state, progress)
+        if batch is None or result.counts.unread:
+            is_stopping = True
+            if state.last_logged_step < state.step:
+                state, progress = log(run, state, progress, batches.epoch_of(state))
+            break
         state = advanced(state, batch, result)
         run.recorder.add(state.step, samples_of(batch), rate_of_step(run.config, state.step), result)
         run.bar.advance()
@@ -82,13 +88,16 @@ def with_evaluation(config: RunConfig, progress: Progress, due: Due) -> Progress
     return replace(progress, evaluation_is_due=due.evaluation, average_is_due=average_is_due)
 
 
-def fetch(run: Run, batches: GlobalBatches, state: TrainState) -> GlobalBatch:
-    """Return the next global batch; the recorder's clock counts the time."""
+def fetch(run: Run, batches: GlobalBatches, state: TrainState) -> GlobalBatch | None:
+    """Return the next global batch, or None if a stop came first; the recorder's clock counts the time."""
     run.watchdog.mark(f"step {state.step + 1}: fetching")
-    return run.recorder.clock.fetch(batches)
+    try:
+        return run.recorder.clock.fetch(batches)
+    except ReadingStopped:
+        return None
 
 
-def step(run: Run, batch: GlobalBatch, state: TrainState, progress: Progress) -> StepResult:
+def step(run: Run, batch: GlobalBatch | None, state: TrainState, progress: Progress) -> StepResult:
     """Take one optimizer step on a global batch, as its stage sets it (`trainer/loop/step.py`)."""
     enter_stage(run.engine, run.config.stage_of(state.step + 1))
     return take_step(

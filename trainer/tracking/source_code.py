@@ -38,31 +38,34 @@ def git_revision(folder: Path = Path(__file__).parent) -> str | None:
     return answer.strip() or None if answer else None
 
 
-def source_text(modules: Mapping[str, Path], project: Path = PROJECT) -> str:
+def source_text(modules: Mapping[str, Path], project: Path = PROJECT, changed: Iterable[str] = ()) -> str:
     """The commit of the project and what differs from it, then the user's own modules; a diff, without secrets.
 
-    New files, and modules that no repository tracks, are whole. A text of more than `MAX_CHARACTERS` is cut.
+    New files, and changed files and modules that no repository tracks, are whole. A text of more than `MAX_CHARACTERS`
+    is cut.
 
     Args:
         modules: the files of the user's own modules by name.
         project: the directory that holds the packages of this project.
+        changed: files of the project that differ from those of the checkpoint, such as trainer/loop/step.py.
     """
-    parts = [_of_project(project), *(_of_module(name, path) for name, path in modules.items())]
+    parts = [_of_project(project, changed), *(_of_module(name, path) for name, path in modules.items())]
     text = _SECRET_TOKEN.sub(HIDDEN, _SECRET_LITERAL.sub(rf"\1\2{HIDDEN}\2", "".join(parts)))
     if len(text) > MAX_CHARACTERS:
         text = f"{text[:MAX_CHARACTERS]}\n# cut here: the text has {len(text):,} characters\n"
     return text
 
 
-def _of_project(project: Path) -> str:
+def _of_project(project: Path, changed: Iterable[str]) -> str:
     folders = [name for name in PACKAGES if (project / name).is_dir()]
     revision = git_revision(project / "trainer")
     if revision is None:
-        return f"# clozeworks {installed_version('clozeworks') or '(not installed)'}, which no git repository tracks\n"
-    changed = _git(project, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD", "--", *folders)
+        title = f"# clozeworks {installed_version('clozeworks') or '(not installed)'}, which no git repository tracks\n"
+        return title + "".join(_whole(project / name, Path(name)) for name in changed if (project / name).is_file())
+    diff = _git(project, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD", "--", *folders)
     new = _git(project, "ls-files", "--others", "--exclude-standard", "-z", "--", *folders) or ""
     files = [project / name for name in new.split("\0") if name.endswith((".py", ".yaml"))]
-    return f"# commit {revision}\n{changed or ''}" + "".join(_whole(path, path.relative_to(project)) for path in files)
+    return f"# commit {revision}\n{diff or ''}" + "".join(_whole(path, path.relative_to(project)) for path in files)
 
 
 def _of_module(name: str, path: Path) -> str:

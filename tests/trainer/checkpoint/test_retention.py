@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.threaded_ranks import ThreadedRanks
+from trainer.checkpoint import writer
 from trainer.checkpoint.format import (
     CheckpointFolder,
     DataIdentity,
@@ -13,6 +16,7 @@ from trainer.checkpoint.format import (
     SavedState,
     TrainState,
     checkpoints_folder,
+    list_steps,
     step_folder,
 )
 from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, write_late_scores
@@ -53,27 +57,43 @@ def test_scores_that_were_measured_differently_are_not_compared():
     assert superfluous_steps(losses, 50, settings, evaluations) == {10, 30}
 
 
+def write_checkpoint(output_dir: Path, step: int) -> Path:
+    """A complete checkpoint without weights."""
+    folder = CheckpointFolder(step_folder(output_dir, step))
+    saved = SavedState(
+        format_version=1,
+        state=TrainState(step=step),
+        config={},
+        data=DataIdentity(manifest_digests=(), tokenizer_fingerprint=""),
+        world_size=1,
+        zero_stage=0,
+        shapes={},
+        optimizer_steps=step,
+        loss_scaler=None,
+        versions={},
+    )
+    Path(folder.url).mkdir(parents=True)
+    folder.write_marker(Marker(format_version=1, step=step, files=(folder.write_state(saved),)))
+    return Path(folder.url)
+
+
+def test_nodes_with_disks_of_their_own_keep_the_best_by_a_suite_whose_scores_rank_0_has(tmp_path, monkeypatch):
+    settings = CheckpointSettings(keep_last=1, keep_best=1, best_metric="suite/mine/average", upload_to="s3://b/run")
+    for node, step in itertools.product("01", (10, 20, 30)):
+        folder = write_checkpoint(tmp_path / node, step)
+        if node == "0":
+            write_late_scores(folder, LateScores(state="done", suite="mine", metrics={"suite/mine/average": 1 / step}))
+    threads = ThreadedRanks(2, (writer,), monkeypatch)
+    threads.run(lambda ranks: writer.retire(tmp_path / str(ranks.rank), settings, 30, ranks))
+    assert [sorted(list_steps(tmp_path / node)[0]) for node in "01"] == [[10, 30], [10, 30]]
+
+
 @pytest.mark.parametrize(("facts", "left"), [({"seed": "1"}, {10, 20, 30}), ({"seed": "0"}, {10, 30})])
 def test_the_best_are_found_by_scores_and_how_they_were_measured(tmp_path, facts, left):
     for step, loss in ((10, 1.0), (20, 2.0), (30, 3.0)):
-        folder = CheckpointFolder(step_folder(tmp_path, step))
-        state = TrainState(step=step)
-        saved = SavedState(
-            format_version=1,
-            state=state,
-            config={},
-            data=DataIdentity(manifest_digests=(), tokenizer_fingerprint=""),
-            world_size=1,
-            zero_stage=0,
-            shapes={},
-            optimizer_steps=step,
-            loss_scaler=None,
-            versions={},
-        )
-        Path(folder.url).mkdir(parents=True)
-        folder.write_marker(Marker(format_version=1, step=step, files=(folder.write_state(saved),)))
         own = {"seed": "0"} if step == 10 else facts
-        write_late_scores(Path(folder.url), LateScores(state="done", metrics={LOSS: loss}, facts=own), EVALUATION_NAME)
+        scores = LateScores(state="done", metrics={LOSS: loss}, facts=own)
+        write_late_scores(write_checkpoint(tmp_path, step), scores, EVALUATION_NAME)
     settings = CheckpointSettings(keep_last=1, keep_best=1)
     steps = [10, 20, 30]
     assert {*steps} - superfluous_in(checkpoints_folder(tmp_path), steps, 30, settings) == left

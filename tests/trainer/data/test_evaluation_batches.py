@@ -11,6 +11,7 @@ from trainer.config.data_settings import DataSettings
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches, origins_of
 from trainer.data.shard_set import open_shard_set
+from trainer.evaluation.evaluation_facts import valid_digest
 
 STAGE = StageShape(steps=1, sequence_length=32, micro_batch_tokens=4 * 32, global_batch_tokens=4 * 32)
 SOURCES = ("books", "web", "letters")
@@ -79,7 +80,12 @@ def test_a_damaged_shard_is_passed_over_in_origins_too(corpora: list, tmp_path: 
     path.write_bytes(data)
     settings = DataSettings(shards=str(tmp_path / "damaged"), on_corrupt_shard="skip")
     shard_set = open_shard_set(settings.shards, tmp_path / "cache")
+    whole = valid_digest([shard_set])
     batches = list(evaluation_batches([shard_set], settings, STAGE, 0, 0, 1, None))
+    assert valid_digest([shard_set]) != whole == valid_digest([corpora[0].shard_set]), "other rows do not compare"
+    other = open_shard_set(settings.shards, tmp_path / "cache")
+    other.note_damaged(shard_set.damaged)
+    assert valid_digest([other]) == valid_digest([shard_set]) and not other.shards("valid")[1].is_readable()
     assert sum(batch.batch.num_unreadable_rows for batch in batches) > 0
     for batch in batches:
         dead = batch.batch.input_ids == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 import time
@@ -15,13 +16,35 @@ from typing import NoReturn
 import pytest
 from torch.utils.data import DataLoader
 
-from trainer.data.workers import explain_lost_workers, initialize_worker, verdict_on_lost_worker
+from trainer.data.workers import (
+    ReadingStopped,
+    explain_lost_workers,
+    initialize_worker,
+    next_or_stop,
+    verdict_on_lost_worker,
+)
 
 KILLED = "DataLoader worker (pid 4321) is killed by signal: Killed. "
 NO_SHARED_MEMORY = (
     "DataLoader worker (pid 4321) is killed by signal: Bus error. It is possible that dataloader's workers are out of "
     "shared memory. Please try to raise your shared memory limit."
 )
+
+
+def test_a_wait_for_a_batch_ends_with_a_stop_and_else_gives_the_batch_or_its_error() -> None:
+    def batches() -> Iterator[int]:
+        yield 1
+        raise OSError("the store is away")
+
+    read = batches()
+    assert next_or_stop(read, lambda: True) == 1, "it was there"
+    with pytest.raises(OSError, match="away"):
+        next_or_stop(read, lambda: True)
+    endless: queue.SimpleQueue[int] = queue.SimpleQueue()
+    waiting, asked = iter(endless.get, None), iter([False, True])
+    with pytest.raises(ReadingStopped):
+        next_or_stop(waiting, lambda: next(asked))
+    endless.put(0)  # lets the thread end
 
 
 @pytest.mark.parametrize(

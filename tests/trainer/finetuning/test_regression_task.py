@@ -18,11 +18,12 @@ from trainer.finetuning.comparison import report_lines
 from trainer.finetuning.examples import Columns, Examples
 from trainer.finetuning.experiment import Best, Experiment, VariantResult, run_variant
 from trainer.finetuning.experiment_runs import ExperimentRuns
-from trainer.finetuning.fit import FitSettings
+from trainer.finetuning.fit import FitSettings, order
 from trainer.finetuning.fitted_model import FitFacts, FittedModel, save_fitted_model
 from trainer.finetuning.regression_task import RegressionTask, last_layer, mean_and_deviation
 from trainer.finetuning.scores import regression_scores
 from trainer.finetuning.task_data import Files, TaskData, data_lines, encode_task, make_task, read_task
+from trainer.finetuning.tasks import choosing_metric
 from trainer.inference.pretrained import Preprocessor
 
 FILLERS = "it was a day the sat on mat ran to in and slept".split()
@@ -193,6 +194,13 @@ def test_a_constant_valid_set_leaves_the_choice_of_the_epoch_to_the_loss(
     one = result.fits[0]
     losses = [point.value for point in one.points if point.name == "valid/loss"]
     assert one.best_epoch == 1 + losses.index(min(losses)) and one.valid_scores["spearman"] == 0.0
+
+
+def test_the_error_can_select_and_lower_is_better() -> None:
+    assert choosing_metric(RegressionTask(), None) == "spearman" and choosing_metric(RegressionTask(), "rmse") == "rmse"
+    epochs = [{"rmse": 2.0, "spearman": 0.9, "loss": 1.0}, {"rmse": 1.0, "spearman": 0.8, "loss": 1.0}]
+    assert max(epochs, key=lambda one: order(one, "rmse")) is epochs[1]
+    assert max(epochs, key=lambda one: order(one, "spearman")) is epochs[0]
 
 
 def test_the_report_shows_the_error_beside_that_of_the_mean_and_warns_of_predictions_that_hardly_vary(

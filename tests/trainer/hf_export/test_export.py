@@ -251,7 +251,7 @@ def test_no_credentials_of_the_configuration_are_exported(exported):
     written = [path for path in exported.rglob("*") if path.is_file()]
     assert len(written) == 13
     assert not [path for path in written if b"secret" in path.read_bytes()]
-    assert "shards: s3://host/shards\n" in (exported / "training_config.yaml").read_text()
+    assert "shards: s3://host/shards?token=(hidden)\n" in (exported / "training_config.yaml").read_text()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.threaded_ranks import ThreadedRanks
 from tests.support.toy_run import CONFIG
 from trainer.checkpoint.format import MARKER_NAME, TrainState, step_folder
 from trainer.checkpoint.late_scores import (
@@ -26,6 +28,7 @@ from trainer.checkpoint.late_scores import (
     write_late_scores,
 )
 from trainer.config.run_settings import CheckpointSettings
+from trainer.distributed import stop_poll
 from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_poll import StopPoll
 from trainer.loop import evaluating
@@ -176,6 +179,31 @@ class Evaluated:
 
     def evaluate(self, progress: Progress | None = None) -> tuple[Progress, bool]:
         return evaluate_if_due(self.run, TrainState(step=20), progress or self.due)
+
+
+@pytest.mark.parametrize("stuck_at", [0, 3, 9])
+def test_a_rank_that_waits_for_a_store_leaves_with_the_others(stuck_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, together = threading.Event(), ThreadedRanks(2, (), monkeypatch)
+    sum_on_hosts = lambda values, ranks: torch.stack(together.gather_objects(values, ranks)).sum(0)  # noqa: E731
+    monkeypatch.setattr(stop_poll, "sum_on_hosts", sum_on_hosts)
+
+    def evaluated(ranks: Ranks) -> tuple[bool, int]:
+        def batches() -> Iterator[Any]:
+            for number in range(10):
+                if ranks.rank == 1 and number == stuck_at:
+                    signal.asked = True
+                    ended.wait(60)
+                yield number
+
+        signal, store = SimpleNamespace(asked=False), [SimpleNamespace(url="s3://bucket/data")]
+        poll = StopPoll(signal, ranks)  # type: ignore[arg-type]
+        run: Any = SimpleNamespace(shard_sets=store, watchdog=SimpleNamespace(mark=lambda doing: None))
+        taken = list(evaluating._until_stop(batches(), run, TrainState(step=1), poll))
+        return poll.asked, len(taken)
+
+    (first, _), (stuck, taken) = together.run(evaluated)
+    ended.set()
+    assert first and stuck and taken <= stuck_at
 
 
 def test_a_complete_evaluation_is_attached_and_then_its_checkpoint_is_registered(tmp_path, monkeypatch):

@@ -174,8 +174,8 @@ def test_passwords_that_differ_are_no_difference_and_in_no_message(outcomes):
     assert [each["passwords"][:3] for each in outcomes] == [["", "", 0]] * 3
     assert "hunter" not in json.dumps([each["passwords"] for each in outcomes])
     (kind, text, _, _) = outcomes[1]["a secret of the environment"]
-    assert kind == "RanksDiffer" and "tracking.run_name is" in text and "hunter3" not in text
-    assert outcomes[0]["a secret of the environment"][1] == text
+    assert kind == "RanksDiffer" and "tracking.run_name is" in text and "hunter" not in text
+    assert [each["a secret of the environment"][1] for each in outcomes] == [text] * 3
 
 
 @pytest.mark.spawn

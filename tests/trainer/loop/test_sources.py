@@ -55,6 +55,8 @@ def test_imported_modules_of_the_user_count_and_installed_ones_do_not(
         assert {"module optimizer_of_mine", "module kernels_of_mine", "trainer/loop/step.py"} <= before.keys()
         assert not {"module torch", "module json", "module trainer.loop.step"} & before.keys()
         (tmp_path / "kernels_of_mine.py").write_text("SCALE = 2\n")
+        assert not source_changes(before, running_sources(config_of(tmp_path))), "the code that was imported still runs"
+        importlib.reload(sys.modules["kernels_of_mine"])
         changes = source_changes(before, running_sources(config_of(tmp_path)))
         assert (changes.numerics, changes.others) == (("module kernels_of_mine",), ())
     finally:

@@ -93,7 +93,7 @@ def test_a_step_counts_then_trains_each_micro_batch_and_updates_once() -> None:
 def test_the_loss_is_divided_by_the_counts_of_all_ranks_and_multiplied_by_their_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "sum_on_hosts", lambda values, ranks: values + torch.tensor([5, 1, 10, 4, 0, 1]))
+    monkeypatch.setattr(module, "sum_on_hosts", lambda values, ranks: values + torch.tensor([5, 1, 10, 4, 0, 1, 0]))
     engine = RecordingEngine()
     result = take(engine, micro_batch(3, 2, tokens=5, unreadable=1), world_size=3)
     assert ("backward", round((6 / (3 + 5) + 6 / (2 + 1)) * 3, 5), True) in engine.calls
@@ -108,6 +108,16 @@ def test_one_rank_counts_its_own_micro_batches_and_requests() -> None:
         counts = count_globally(global_batch, Ranks(0, 1, 0, CPU), requests)
         assert (counts.masked, counts.pairs, counts.tokens, counts.unreadable_rows) == (1, 2, 9, 0)
         assert (counts.stop, counts.save) == (requests.stop, requests.save)
+
+
+def test_no_rank_takes_a_step_that_another_could_not_read_before_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "sum_on_hosts", lambda values, ranks: values + torch.tensor([5, 1, 10, 4, 1, 0, 1]))
+    engine = RecordingEngine()
+    result = take(engine, micro_batch(3, 2), world_size=2)
+    assert result.counts.unread and result.counts.stop and not result.applied
+    assert "forward" not in {call[0] for call in engine.calls}
+    counts = count_globally(None, Ranks(0, 1, 0, CPU), StepRequests(stop=True))
+    assert counts.unread and counts.stop
 
 
 def test_a_batch_without_predictions_is_consumed_without_a_forward_or_an_update() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
+from trainer.data.workers import ReadingStopped
 from trainer.distributed.process_group import Ranks
 from trainer.loop import training_loop
 from trainer.loop.run import Progress
@@ -86,3 +87,32 @@ def test_by_time_since_the_last_save_by_the_clock_of_rank_0(monkeypatch):
     assert not requests(minutes=5, saved_at=0.0, rank=1).save, "its clock does not count"
     assert not requests(saved_at=0.0).save
     assert requests(rank=1, asked=True).stop and not requests().stop
+
+
+@pytest.mark.parametrize("last_logged", [3, 5])
+def test_a_stop_before_a_batch_was_read_logs_and_saves_the_step_before_it(last_logged, monkeypatch):
+    did, state = [], TrainState(step=5, last_logged_step=last_logged)
+    dropped = SimpleNamespace(counts=SimpleNamespace(unread=True))
+
+    def reading_stopped(batches: object) -> None:
+        raise ReadingStopped
+
+    def note(name: str, result: object) -> None:
+        monkeypatch.setattr(training_loop, name, lambda *arguments: did.append(name) or result)
+
+    progress = Progress(NonFiniteSteps(3))
+    note("complete_evaluation", (progress, False))
+    note("GlobalBatches", SimpleNamespace(epoch_of=lambda state: 0.5))
+    note("step", dropped)
+    note("log", (state, progress))
+    note("save_stopped", progress)
+    note("state_of_checkpoint", "")
+    note("report_stop", None)
+    clock = SimpleNamespace(fetch=reading_stopped)
+    run: Any = SimpleNamespace(
+        config=config_of(), recorder=SimpleNamespace(clock=clock), watchdog=SimpleNamespace(mark=lambda doing: None)
+    )
+    assert training_loop.training_loop(run, state, progress) == ("stopped", state, progress)
+    logged = ["log"] if last_logged < 5 else []
+    first = ["complete_evaluation", "GlobalBatches", "step"]
+    assert did == [*first, *logged, "save_stopped", "state_of_checkpoint", "report_stop"]

@@ -79,6 +79,9 @@ def test_an_installed_package_has_no_commit(way: str, project: Path, monkeypatch
     assert git_revision(installed / "trainer") is None
     text = source_text({}, installed)
     assert text.startswith("# clozeworks ") and "which no git repository tracks" in text
+    (installed / "trainer" / "rates.py").write_text("RATE = 0.0\n")
+    text = source_text({}, installed, changed=["trainer/rates.py", "trainer/gone.py"])
+    assert "+++ b/trainer/rates.py" in text and "+RATE = 0.0" in text and "gone" not in text
 
 
 @pytest.mark.parametrize(
