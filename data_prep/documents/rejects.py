@@ -26,6 +26,8 @@ READING_REASONS = (
     "too many bytes",
     "unreadable",
     "too many marks",
+    "carriage returns",
+    "repeated header",
 )
 """Why reading leaves a document out; formats of the user's own may have further reasons, see `Rejects.named`."""
 

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -159,7 +158,7 @@ def _held_stderr() -> Iterator[_Held]:
     held = _Held()
     with _lock:
         if _users == 0:
-            _kept = tempfile.TemporaryFile()
+            _kept = os.fdopen(os.memfd_create("held-stderr"), "w+b")  # in memory: a reader writes no file
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.flush()
             try:

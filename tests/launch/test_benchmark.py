@@ -53,7 +53,9 @@ def test_arguments_that_cannot_be_are_refused(arguments: list[str], message: str
 
 
 def test_without_the_engine_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match="started 2", check=coded("no-engine-unsupported")):
         benchmark.read_config(benchmark.parse_arguments(["--config", "tiny_cpu", "--no-engine"]))
 

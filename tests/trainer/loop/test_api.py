@@ -36,7 +36,7 @@ SMALL = {
     "tracking.uri": "sqlite:///mlflow.db",
 }
 SCRIPT = """
-import gc, json, signal, sys
+import gc, json, signal, sys, time
 from trainer.loop.api import train
 from data_prep.base.errors import UserError
 
@@ -51,8 +51,14 @@ except UserError as error:
 again = train("tiny_cpu", settings)
 longer = train("tiny_cpu", settings | {"training.max_steps": 8})
 gc.unfreeze()
+for _ in range(60):  # a thread of the run that has not ended yet may keep one for a moment
+    engines = sum(type(each).__name__ == "DeepSpeedEngine" for each in gc.get_objects())
+    if not engines:
+        break
+    time.sleep(1)
+    gc.collect()
 print(json.dumps({
-    "engines": sum(type(each).__name__ == "DeepSpeedEngine" for each in gc.get_objects()),
+    "engines": engines,
     "steps": [first.step, again.step, longer.step],
     "status": [first.status, again.status, longer.status],
     "loss": first.metrics["valid/mlm_loss"],
