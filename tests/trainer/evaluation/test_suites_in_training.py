@@ -156,7 +156,7 @@ def test_a_pending_checkpoint_is_kept_and_the_best_by_the_suite_too(tmp_path: Pa
         (folder / MARKER_NAME).touch()
         if state is not None:
             write_late_scores(folder, LateScores.model_validate({"state": state, "suite": "own"}))
-    _retire(tmp_path, settings, 4, pytest.fail)
+    _retire(tmp_path, settings, 4, set(), pytest.fail)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000001", "step-00000004"]
 
 
