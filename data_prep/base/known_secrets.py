@@ -71,8 +71,8 @@ def secret_options(values: Mapping[str, Any], inside_secret: bool = False) -> It
         secret = inside_secret or is_secret_option(str(name))
         if isinstance(value, Mapping):
             yield from secret_options(value, secret)
-        elif secret and isinstance(value, str):
-            yield value
+        elif secret and isinstance(value, str | int) and not isinstance(value, bool):
+            yield str(value)
 
 
 def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:

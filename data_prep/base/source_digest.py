@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import sys
@@ -40,21 +41,42 @@ def function_digest(found: Callable[..., Any]) -> str | None:
     """sha256 of the source of a function or class that may be defined in a notebook, and of what it refers to there.
 
     Functions, classes and base classes of the same module are followed, also from inner functions; plain values of
-    globals, closures and class attributes count by their value. Of an object that can be called its class counts, and
-    its attributes by their values. None where a source cannot be read or a value is not plain, so that a version has to
-    be given. Other modules count by name and `__version__`.
+    globals, closures and class attributes count by their value. Of an object that can be called its class counts, with
+    its attributes and items by their values; of a `functools.partial` its function and arguments. None where a source
+    cannot be read or a value is not plain, so that a version has to be given. Other modules count by name and
+    `__version__`.
 
     Raises:
         UserError: the file of a module whose functions are followed changed after it was imported.
     """
     found, parts = _undecorated(found), dict[str, str]()
+    while isinstance(found, functools.partial):
+        if not _is_plain([found.args, found.keywords]):
+            return None
+        parts[f"arguments {len(parts)}"] = _canonical([found.args, found.keywords])
+        found = _undecorated(found.func)
     if not (inspect.isfunction(found) or inspect.isclass(found)):
-        attributes = getattr(found, "__dict__", None)
-        if attributes is None or not _is_plain(attributes):
+        attributes, content = getattr(found, "__dict__", None), _content(found)
+        if attributes is None or content is None or not _is_plain([attributes, content]):
             return None
         parts["attributes"] = _canonical(attributes)
+        if content:
+            parts["content"] = _canonical(content)
         found = type(found)
     return _digest(parts) if _collect(found, parts, set()) else None
+
+
+def _content(found: Any) -> list[Any] | None:
+    """Return what an object holds besides its attributes, such as the items of a subclass of set, and slots; None where
+    only the object knows.
+    """
+    try:
+        _, arguments, state, *items = found.__reduce_ex__(2)
+    except Exception:  # noqa: BLE001 - the object's own code may run here
+        return None
+    slots = [state[1]] if isinstance(state, tuple) and len(state) == 2 else []
+    held = [each for each in arguments if each is not type(found)] + [list(each) for each in items if each is not None]
+    return [each for each in held + slots if each]
 
 
 def _digest(parts: dict[str, str]) -> str:

@@ -12,7 +12,8 @@ _LONGEST_PARAGRAPH = 4_000  # characters
 # of what follows them (Unicode TR 9, and the "trojan source" attack), and lone surrogates, which cannot be encoded.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-_SEPARATORS = re.compile("[\x7f-\x9f\u2028\u2029]")  # JSON escapes those below a space itself
+# JSON escapes those below a space itself; lone surrogates cannot be encoded.
+_SEPARATORS = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
@@ -25,6 +26,8 @@ def printable(text: str) -> str:
 
 def json_line(value: Any) -> str:
     """Return a value as JSON on one line, also for programs that split at other separators than line feeds.
+
+    Lone surrogates are escaped, so that they read back.
 
     Raises:
         TypeError, ValueError: JSON cannot hold it, such as infinity.

@@ -14,7 +14,7 @@ from data_prep.base.errors import UsageError
 from data_prep.base.settings import Settings
 
 NULLS = ("", "~", "null", "Null", "NULL")
-_WORDS_OF_OLD_YAML = ("yes", "no", "on", "off")
+_WORDS_OF_OLD_YAML, _IN_NUMBERS = ("yes", "no", "on", "off"), "_"
 _LISTS = (tuple, list, set, frozenset, Sequence)
 
 
@@ -99,11 +99,12 @@ def _of_scalar(wanted: Any, scalar: Scalar, name: str, source: str) -> Any:
     if scalar.value is None:  # the schema refuses it where it must be a text
         return None
     if Any in alternatives:
-        if isinstance(scalar.value, bool) and scalar.text.lower() in _WORDS_OF_OLD_YAML:
-            truth = "true" if scalar.value else "false"
+        is_word = isinstance(scalar.value, bool) and scalar.text.lower() in _WORDS_OF_OLD_YAML
+        if is_word or (_IN_NUMBERS in scalar.text and isinstance(scalar.value, int | float)):
+            kind, value = ("Boolean value", str(scalar.value).lower()) if is_word else ("number", scalar.value)
             raise UsageError(
-                f"{source}: {name}={scalar.text} is a Boolean value in YAML 1.1 and a text in YAML 1.2",
-                fix=f"write {truth}, or the text in quotes: '{scalar.text}'",
+                f"{source}: {name}={scalar.text} is a {kind} in YAML 1.1 and a text in YAML 1.2",
+                fix=f"write {value}, or the text in quotes: '{scalar.text}'",
                 code="ambiguous-value",
             )
         result: Any = scalar.value

@@ -86,7 +86,7 @@ class Decontamination:
         for each in named.values() if isinstance(named, Mapping) else ():
             files = each.get("files") if isinstance(each, Mapping) else each
             lists.append([files] if isinstance(files, str) else files)
-        return [url for patterns in lists if _are_texts(patterns) for pattern in patterns for url in expand(pattern)]
+        return [url for each in lists if _are_texts(each) for pattern in each for url in expand(expand_home(pattern))]
 
     def identity(self) -> dict[str, Any]:
         """Return the content of the sets instead of their file names."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from data_prep.base.errors import UsageError, UserError, failure
+from data_prep.base.local_paths import expand_home
 from data_prep.base.registries import Registry
 from data_prep.base.source_digest import check_module_unchanged, function_digest, module_digest
 from data_prep.config.preparation_config import DocumentSettings, FilterFunction, FilterSettings
@@ -183,7 +184,7 @@ def _files_of(entry: FilterSettings) -> list[str]:
     if entry.function is None and entry.name in FILTERS.built_in:
         files: Callable[..., list[str]] | None = getattr(FILTERS.find(entry.name).value, "files", None)
         return [] if files is None else sorted(files(**_known(files, parameters)))
-    return sorted(path for path in set(_texts_in(parameters)) if _is_file(path))
+    return sorted(path for path in set(map(expand_home, _texts_in(parameters))) if _is_file(path))
 
 
 def _known(function: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class UrlBlocklist:
     @staticmethod
     def files(domains: Sequence[str] | str = (), urls: Sequence[str] | str = ()) -> list[str]:
         """Return the files that are read."""
-        return [given for given in (domains, urls) if isinstance(given, str)]
+        return [expand_home(given) for given in (domains, urls) if isinstance(given, str)]
 
     def identity(self) -> dict[str, Any]:
         """Return the content of the lists instead of their file names."""

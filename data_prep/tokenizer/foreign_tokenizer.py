@@ -86,8 +86,6 @@ class ForeignTokenizer(Tokenizer):
         check_steps(files[TOKENIZER_NAME], file)
         with library_errors(file):
             encoder = tokenizers.Tokenizer.from_str(files[TOKENIZER_NAME].decode())
-            encoder.no_truncation()
-            encoder.no_padding()
             try_out(encoder)
             special_tokens = read_special_tokens(encoder, files, where)
             encoder.encode_special_tokens = True

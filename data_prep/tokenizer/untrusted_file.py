@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     import tokenizers
 
 LARGEST_GROWTH = 256
-"""Characters that a tokenizer's own steps may make of one. Published tokenizers stay below 70 (ALBERT's 66)."""
+"""Characters or tokens that one of the steps may make of one. Published tokenizers stay below 70 (ALBERT's 66)."""
+_STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+_PARTS = ("normalizers", "pretokenizers", "processors", "decoders")
+_BYTES = 4  # of a character in UTF-8: `ByteLevel` makes a character of each
 _LONGEST_REASON = 300  # characters
 _RUN = 1_000  # characters: a regular expression that backtracks without end gives up long before
 
@@ -30,19 +33,19 @@ def check_steps(data: bytes, where: str) -> None:
     The library runs the normalizer while it loads the file (on the added tokens), so this comes first.
 
     Raises:
-        UserError: the normalizer or decoder could multiply the length of a text beyond `LARGEST_GROWTH`, or merges
-            are dropped at random.
+        UserError: a step could multiply the length of a text beyond `LARGEST_GROWTH`, or merges are dropped at random.
     """
     try:
         values = json.loads(data)
-        steps = {name: _growth(values.get(name)) for name in ("normalizer", "decoder")}
-    except (ValueError, RecursionError, AttributeError):
-        return  # the library refuses what is no JSON, nested without end, or no object
-    for name, growth in steps.items():
+        growths = {name: _growth(values.get(name)) for name in _STEPS}
+    except (ValueError, RecursionError, AttributeError, TypeError):
+        return  # the library refuses what is no JSON, nested without end, or of other types
+    for name, growth in growths.items():
         if growth > LARGEST_GROWTH:
+            what = "tokens" if name == "post_processor" else "characters"
             raise UserError(
-                f"the {name} of {where} can make {growth:,.0f} characters of one, so a text could fill the memory",
-                fix=f"use a tokenizer whose replacements stay below {LARGEST_GROWTH} characters for one",
+                f"the {name} of {where} can make {growth:,.0f} {what} of one, so a text could fill the memory",
+                fix=f"use a tokenizer whose {name} stays below {LARGEST_GROWTH} {what} for one",
                 code="growing-tokenizer",
             )
     model = values.get("model")
@@ -57,8 +60,11 @@ def check_steps(data: bytes, where: str) -> None:
 def try_out(encoder: tokenizers.Tokenizer) -> None:
     """Encode runs of every printable character: on these a regular expression that is too complex gives up.
 
-    Call it within `panics_as_errors`.
+    Call it within `panics_as_errors`. What the file says of padding and truncation goes: a padded length of 10**12
+    would end the process, and every caller sets its own.
     """
+    encoder.no_padding()
+    encoder.no_truncation()
     for character in [chr(number) for number in range(32, 127)] + ["\n", "é", "字", "\u0301"]:
         # A vocabulary without an unknown token raises at a character that it lacks; only panics count here.
         with contextlib.suppress(Exception):
@@ -107,12 +113,13 @@ def _unreadable(where: str, reason: str) -> UserError:
 
 
 def _growth(step: Any) -> float:
-    """The most characters that a step of a normalizer or decoder may make of one."""
+    """Return the most characters that a step may make of one, or the most tokens that a post-processor may."""
     if not isinstance(step, dict):
         return 1.0
-    growth = 1.0
-    for part in step.get("normalizers") or step.get("decoders") or ():
+    growth = float(_BYTES) if step.get("type") == "ByteLevel" else 1.0
+    for part in next((step[name] for name in _PARTS if step.get(name)), ()):
         growth *= _growth(part)
+    growth *= max([1.0, *(_tokens_added(step.get(name), step.get("special_tokens")) for name in ("single", "pair"))])
     pattern = step.get("pattern")
     content, prepended = step.get("content"), step.get("prepend")
     if isinstance(content, str) and pattern is not None:
@@ -125,6 +132,14 @@ def _growth(step: Any) -> float:
     if isinstance(charsmap, str):
         growth *= _longest_replacement(charsmap)
     return growth
+
+
+def _tokens_added(template: Any, special_tokens: Any) -> int:
+    """Return the tokens of a template, in which a text may occur several times, for texts of one token."""
+    if not isinstance(template, list) or not isinstance(special_tokens, dict):
+        return 1
+    lengths = {name: len(token["ids"]) for name, token in special_tokens.items()}
+    return sum(lengths.get(part.get("SpecialToken", {}).get("id"), 1) for part in template)
 
 
 def _longest_replacement(charsmap: str) -> int:

@@ -177,7 +177,8 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
     except DamagedTable as error:
         raise ValueError(str(error)) from None
     kept = [index for index, name in enumerate(found.column_names) if not _UNNAMED_INDEX.fullmatch(name)]
-    table: pandas.DataFrame = found.select(kept).replace_schema_metadata().to_pandas()
+    # Whole numbers stay whole where one is missing: as floats, an id beyond 2**53 would become its neighbor.
+    table: pandas.DataFrame = found.select(kept).replace_schema_metadata().to_pandas(integer_object_nulls=True)
     table.attrs[REPEATED] = _repeated(table.columns.tolist())
     return table
 

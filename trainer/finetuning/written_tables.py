@@ -55,6 +55,7 @@ def _content(table: pandas.DataFrame, path: Path, quoting: bool) -> bytes:
     fix = "write .parquet instead" if path.suffix == ".jsonl" else "write .jsonl instead"
     try:
         if repeated := [str(name) for name, count in Counter(map(str, table.columns)).items() if count > 1]:
+            fix = "rename all but one of them"
             raise ValueError(f"it has several columns named {repeated[0]!r}")
         if path.suffix == ".parquet":
             return table.to_parquet(None, index=False)
@@ -63,8 +64,13 @@ def _content(table: pandas.DataFrame, path: Path, quoting: bool) -> bytes:
         else:
             text = _separated(table, "\t" if path.suffix == ".tsv" else ",", quoting)
         return text.encode("utf-8")
-    except (ValueError, TypeError) as error:  # also of pyarrow, for a column with values of several types
+    except (
+        ValueError,
+        TypeError,
+        OverflowError,
+    ) as error:  # also of pyarrow, for a column with values of several types
         reason = " ".join(str(error).split())[:200]
+        fix = "write .parquet instead" if isinstance(error, UnicodeDecodeError) else fix  # binary cells
         raise UserError(f"{path} cannot hold this table ({reason})", fix=fix, code="table-not-writable") from None
 
 

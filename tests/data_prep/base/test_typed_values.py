@@ -131,9 +131,12 @@ def test_other_types_read_their_own_words(tmp_path: Path) -> None:
     assert load_settings(Ship, None, ["berth=[a, 'b']", "crew=[07, yes]"]) == Ship(berth=("a", "b"), crew=("07", "yes"))
 
 
-def test_a_boolean_word_of_old_yaml_in_an_open_value_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, check=coded("ambiguous-value"), match="others.language=no"):
-        ship(tmp_path, "others: {language: no}\n")
+@pytest.mark.parametrize("text", ["no", "1_000", "0x_1F", "1_0.5"])
+def test_what_only_old_yaml_reads_as_another_thing_than_text_is_refused_in_an_open_value(
+    tmp_path: Path, text: str
+) -> None:
+    with pytest.raises(UsageError, check=coded("ambiguous-value"), match=f"others.language={text}"):
+        ship(tmp_path, f"others: {{language: {text}}}\n")
     filters = ["documents.filters=[{name: language, keep: [en, no]}]"]
     with pytest.raises(UsageError, check=coded("ambiguous-value"), match=r"documents.filters.0.keep.1=no"):
         load_settings(PreparationConfig, None, filters)

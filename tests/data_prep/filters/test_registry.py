@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import json
 import subprocess
 import sys
 import time
@@ -192,6 +194,40 @@ class Longest:
         return None if len(document.text) <= self.characters else "too long"
 
 
+class Words(set[str]):
+    def __call__(self, document: Document) -> str | None:
+        return "listed" if document.text in self else None
+
+
+class Slotted(Longest):
+    __slots__ = ("unit",)
+
+    def __init__(self, unit: str) -> None:
+        super().__init__(3)
+        self.unit = unit
+
+
+def longer(document: Document, limit: int) -> str | None:
+    return None if len(document.text) <= limit else "too long"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (functools.partial(longer, limit=1), functools.partial(longer, limit=2)),
+        (functools.partial(longer), functools.partial(Longest.__call__)),
+        (functools.partial(Longest(1), limit=1), functools.partial(Longest(2), limit=1)),
+        (Words({"a"}), Words({"b"})),
+        (Slotted("a"), Slotted("b")),
+    ],
+)
+def test_what_an_object_holds_besides_its_attributes_counts_too(one: Any, other: Any) -> None:
+    digests = [filter_settings(each).function_digest for each in (one, one, other)]
+    assert digests[0] is not None and digests[0] == digests[1] != digests[2]
+    with pytest.raises(UserError, check=coded("filter-without-version")):
+        filter_settings(functools.partial(longer, limit=object()))
+
+
 def test_an_object_counts_with_its_class_and_its_attributes() -> None:
     digests = [filter_settings(Longest(limit)).function_digest for limit in (3, 3, 4)]
     assert digests[0] is not None and digests[0] == digests[1] != digests[2]
@@ -202,20 +238,30 @@ def test_an_object_counts_with_its_class_and_its_attributes() -> None:
     assert filter_settings(Longest(object()), version=1).function_digest is None
 
 
-def test_steps_are_made_once_until_a_file_of_their_parameters_changes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parameters", [{"domains": "{}"}, {"urls": "{}"}, {"sets": "{}"}, {"sets": {"quiz": "{}"}}])
+@pytest.mark.parametrize("name", ["{home}/list.txt", "~/list.txt"])
+def test_steps_are_made_once_until_a_file_of_their_parameters_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parameters: dict[str, Any], name: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     path = tmp_path / "list.txt"
     path.write_text("a.org\n")
-    entry = filter_settings("url_blocklist", domains=str(path))
+    given = json.loads(json.dumps(parameters).replace("{}", name.format(home=tmp_path)))
+    entry = filter_settings("decontamination" if "sets" in given else "url_blocklist", **given)
     steps = load_filters([entry])
     assert load_filters([entry]) is steps
     path.write_text("b.org\n")
     assert load_filters([entry]) is not steps
 
 
-def test_the_content_of_a_file_that_a_parameter_names_is_in_the_identity(module: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["{home}/list.txt", "~/list.txt"])
+def test_the_content_of_a_file_that_a_parameter_names_is_in_the_identity(
+    module: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     module.write_text(MODULE + "def listed(document, options=None): return None\n")
     path = tmp_path / "list.txt"
-    entry = filter_settings("own_filters:listed", options={"lists": [str(path), "no file"]})
+    entry = filter_settings("own_filters:listed", options={"lists": [name.format(home=tmp_path), "no file"]})
     described = []
     for text in ("", "a", "b"):
         if text:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pandas
+import pyarrow.parquet
 import pytest
 
 from data_prep.base.errors import UserError
@@ -108,3 +109,35 @@ def test_several_columns_of_one_name_are_refused(tmp_path: Path, suffix: str) ->
     table = pandas.DataFrame([["a", "b"]], columns=["text", "text"])
     with pytest.raises(UserError, match="'text'", check=coded("table-not-writable")):
         write_table(table, tmp_path / f"table{suffix}")
+
+
+def test_whole_numbers_stay_whole_where_one_is_missing(tmp_path: Path) -> None:
+    wanted = {"id": [2**53 + 1, None], "facts": [{"n": 1}, None]}
+    pyarrow.parquet.write_table(pyarrow.table(wanted), tmp_path / "read.parquet")
+    table = read_table(tmp_path / "read.parquet")
+    for suffix in SUFFIXES:
+        write_table(table, tmp_path / f"table{suffix}")
+        found = read_table(tmp_path / f"table{suffix}").to_dict("list")
+        is_text = suffix in (".tsv", ".csv")
+        assert found == ({"id": [str(2**53 + 1), ""], "facts": ['{"n": 1}', ""]} if is_text else wanted)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "cells"),
+    [
+        (".csv", ["\ud800"]),
+        (".parquet", ["\ud800"]),
+        (".parquet", [1, "x"]),
+        (".parquet", [10**23]),
+        (".jsonl", [float("inf")]),
+        (".jsonl", [b"\xff"]),
+        (".tsv", [b"\xff"]),
+    ],
+)
+def test_a_refused_table_can_be_written_as_the_error_says(tmp_path: Path, suffix: str, cells: list[object]) -> None:
+    table = pandas.DataFrame({"text": pandas.Series(cells, dtype=object)})
+    with pytest.raises(UserError, match="cannot hold", check=coded("table-not-writable")) as refused:
+        write_table(table, tmp_path / f"table{suffix}")
+    other = tmp_path / f"table{refused.value.fix.split()[1]}"
+    write_table(table, other)
+    assert read_table(other)["text"].tolist() == cells

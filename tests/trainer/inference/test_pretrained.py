@@ -195,16 +195,46 @@ def test_a_text_on_which_the_tokenizer_panics_is_one_error(
     assert "panicked" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("step", ["normalizer", "decoder"])
+DOUBLED = [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40
+BYTES = [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}] * 40
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+LONG = {"id": "[CLS]", "ids": [2] * 100_000, "tokens": ["[CLS]"] * 100_000}
+REPEATED = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, TEXT] * 2_000
+
+
+@pytest.mark.parametrize(
+    ("step", "values"),
+    [
+        ("normalizer", {"type": "Sequence", "normalizers": DOUBLED}),
+        ("normalizer", {"type": "Sequence", "normalizers": BYTES}),
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": BYTES}),
+        ("decoder", {"type": "Sequence", "decoders": DOUBLED}),
+        (
+            "post_processor",
+            {"type": "TemplateProcessing", "single": REPEATED, "pair": [TEXT], "special_tokens": {"[CLS]": LONG}},
+        ),
+    ],
+)
 def test_steps_that_multiply_a_text_are_refused_before_they_run(
-    tiny_hugging_face: Path, tmp_path: Path, step: str
+    tiny_hugging_face: Path, tmp_path: Path, step: str, values: dict[str, Any]
 ) -> None:
-    parts = [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"} for _ in range(40)]
-    change = {step: {"type": "Sequence", f"{step}s": parts}}
+    change = {step: values}
     folder = with_tokenizer(tiny_hugging_face, tmp_path / "changed", change)
     for load in (load_tokenizer, Tokenizer.load):
         with pytest.raises(UserError, check=coded("growing-tokenizer")):
             load(folder)
+
+
+@pytest.mark.parametrize("padding", [{"strategy": {"Fixed": 10**13}}, {"pad_to_multiple_of": 10**13}])
+def test_padding_and_truncation_of_a_file_are_not_used(
+    tiny_hugging_face: Path, tmp_path: Path, padding: dict[str, Any]
+) -> None:
+    token = {"direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
+    values = {"strategy": "BatchLongest", "pad_to_multiple_of": None, **token, **padding}
+    cut = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    folder = with_tokenizer(tiny_hugging_face, tmp_path / "changed", {"padding": values, "truncation": cut})
+    assert len(load_tokenizer(folder)("the cat sat on the mat")["input_ids"]) == 8
+    assert len(Tokenizer.load(folder).encode_text("the cat sat")) == 3
 
 
 def test_a_tokenizer_whose_unknown_token_is_none_is_refused(tiny_hugging_face: Path, tmp_path: Path) -> None:
