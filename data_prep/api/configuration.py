@@ -9,6 +9,7 @@ from typing import Any
 
 from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import check_texts, load_settings, validate_settings
+from data_prep.base.settings import merged
 from data_prep.config.preparation_config import COMMAND_LINE_SOURCE, PreparationConfig, Source
 from data_prep.storage import storage
 
@@ -105,16 +106,8 @@ def _load(config: Config, overrides: Sequence[str]) -> PreparationConfig:
 
 def _merged(values: PreparationConfig, own: PreparationConfig) -> PreparationConfig:
     """Return `values` with the settings that `own` sets."""
-
-    def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-        both = {
-            name: merge(below[name], value) if isinstance(value, dict) and isinstance(below.get(name), dict) else value
-            for name, value in above.items()
-        }
-        return {**below, **both}
-
-    merged = merge(values.model_dump(exclude_unset=True), own.model_dump(exclude_unset=True))
-    return validate_settings(PreparationConfig, merged, "the arguments")
+    both = merged(values.model_dump(exclude_unset=True), own.model_dump(exclude_unset=True))
+    return validate_settings(PreparationConfig, both, "the arguments")
 
 
 def _plain_source(source: Source | Mapping[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from data_prep.base.logs import logger
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
-_HOME = re.compile(r"(file://|sqlite:///)?(~.*)", re.DOTALL)
+_HOME = re.compile(r"(file://|sqlite(?:\+\w+)?:///)?(~.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 
 

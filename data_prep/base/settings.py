@@ -133,6 +133,15 @@ def flatten(values: Mapping[str, Any], prefix: str = "", with_items: bool = Fals
             yield f"{prefix}{name}", value
 
 
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values in which those of `above` replace those of `below`."""
+    both = {
+        name: merged(below[name], value) if isinstance(value, dict) and isinstance(below.get(name), dict) else value
+        for name, value in above.items()
+    }
+    return {**below, **both}
+
+
 def _nested_model(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation

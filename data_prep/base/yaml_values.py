@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import yaml
 
 from data_prep.base.errors import UsageError
+from data_prep.base.settings import merged
 from data_prep.base.typed_values import (
     NULLS,
     Scalar,
@@ -137,7 +138,7 @@ def _set(schema: Any, values: dict[str, Any], name: str, read: Any, override: st
     key, wanted = _step(wanted, within, last, ".".join(path), override)
     value = read(wanted)
     before = within[key] if isinstance(within, list) else within.get(key)
-    within[key] = _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    within[key] = merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
 
 
 def _step(wanted: Any, within: Any, part: str, where: str, override: str) -> tuple[Any, Any]:
@@ -145,14 +146,6 @@ def _step(wanted: Any, within: Any, part: str, where: str, override: str) -> tup
     if isinstance(within, list):
         return _index(within, part, where, override), type_of_items(wanted)
     return part, type_within(wanted, part, within)
-
-
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    both = {
-        key: _merged(below[key], value) if isinstance(value, dict) and isinstance(below.get(key), dict) else value
-        for key, value in above.items()
-    }
-    return {**below, **both}
 
 
 def _index(items: list[Any], part: str, where: str, override: str) -> int:

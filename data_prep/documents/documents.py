@@ -88,7 +88,7 @@ class DocumentReader:
 
     @property
     def dropped(self) -> Counter[str]:
-        return Counter({self._rejects.named(reason): count for reason, count in self._rejects.dropped.items()})
+        return Counter(self._rejects.dropped)
 
     @property
     def place(self) -> str:

@@ -154,14 +154,15 @@ class Rejects:
 
         Raises:
             BadInput: the policy is `error`.
+            UserError: as `named`.
         """
-        found = f"{place} {fault.what}".lstrip()
+        reason, found = self.named(fault.reason), f"{place} {fault.what}".lstrip()
         if self._settings.on_bad_input == "error":
             fix = f"{fault.remedy}, or skip such input with documents.on_bad_input=skip"
             raise BadInput(f"{self.where} {found}", fault.reason, fix=fix)
         if count:
-            self.dropped[fault.reason] += count
-            self._first.setdefault(fault.reason, found)
+            self.dropped[reason] += count
+            self._first.setdefault(reason, found)
 
     def bad_line(self, line: Line, fault: Fault) -> None:
         """Raise an error for a bad line of text, or count it."""

@@ -262,7 +262,7 @@ def _step(entry: FilterSettings) -> Step:
         if digest is None and version is None:
             raise _without_version(entry.name)
     apply = _configured(entry.name, found, parameters, is_maker or inspect.isclass(found))
-    identity: dict[str, Any] = {"name": entry.name, "parameters": _redacted(parameters)}
+    identity: dict[str, Any] = {"name": entry.name, "parameters": without_logins(parameters)}
     if version is not None:
         identity["version"] = version
     if digest is not None:
@@ -313,11 +313,12 @@ def _configured(name: str, found: Any, parameters: Mapping[str, Any], is_maker: 
     return made  # type: ignore[no-any-return]  # the reader checks what it returns
 
 
-def _redacted(value: Any) -> Any:
+def without_logins(value: Any) -> Any:
+    """Return plain values with URLs without user, password and query."""
     if isinstance(value, dict):
-        return {key: _redacted(item) for key, item in value.items()}
+        return {key: without_logins(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_redacted(item) for item in value]
+        return [without_logins(item) for item in value]
     return storage.redact(value) if isinstance(value, str) and "://" in value else value
 
 

@@ -28,7 +28,7 @@ from data_prep.dataset.safeguards import (
     filter_differences,
     read_filter_lists,
 )
-from data_prep.filters.registry import MISSING_FILE, load_filters
+from data_prep.filters.registry import MISSING_FILE, load_filters, without_logins
 from data_prep.storage import storage
 
 _INHERITED = (
@@ -118,7 +118,7 @@ def given_filters(entries: Sequence[FilterSettings]) -> list[dict[str, Any]]:
     return [
         {"name": entry.name, "function": True}
         if entry.function is not None
-        else _redacted(entry.model_dump(mode="json", exclude_none=True))
+        else without_logins(entry.model_dump(mode="json", exclude_none=True))
         for entry in entries
     ]
 
@@ -130,15 +130,6 @@ def filter_lists(entries: Sequence[FilterSettings]) -> list[dict[str, np.ndarray
         lists: Callable[[], Mapping[str, np.ndarray]] | None = getattr(step.apply, "lists", None)
         found.append({} if lists is None else dict(lists()))
     return found
-
-
-def _redacted(value: Any) -> Any:
-    """Return plain values with URLs without user, password and query."""
-    if isinstance(value, dict):
-        return {key: _redacted(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_redacted(item) for item in value]
-    return storage.redact(value) if isinstance(value, str) and "://" in value else value
 
 
 def _safeguarded(config: PreparationConfig, parent: Manifest) -> Mapping[str, Any]:

@@ -104,7 +104,7 @@ def _remove_folder(filesystem: Any, folder: str) -> None:
             _remove_file(filesystem, file)
     for each in reversed(folders):
         if each.strip("/"):
-            with contextlib.suppress(OSError, NotImplementedError):  # a store without folders
+            with contextlib.suppress(OSError):  # a store without folders
                 filesystem.rmdir(each)
 
 

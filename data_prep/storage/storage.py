@@ -281,7 +281,7 @@ def local_folder(url: str | Path, names: Collection[str], cache_dir: str | Path 
     if not wanted:
         raise UserError(f"{redact(url)} contains none of {', '.join(names)}", fix="check its name", code="missing-file")
     key = hashlib.sha256(repr((str(url), sorted(wanted.items()))).encode()).hexdigest()[:16]
-    copy = Path(cache_dir or _cache_dir()) / f"{key}-{urls.name_of(url)}"
+    copy = Path(cache_dir or cache_folder()) / f"{key}-{urls.name_of(url)}"
     if not copy.is_dir():
         with explained(copy, "written"):
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -352,7 +352,8 @@ def _others_named(url: str | Path, own: Path) -> Iterator[None]:
         ) from None
 
 
-def _cache_dir() -> Path:
+def cache_folder() -> Path:
+    """Return the folder of this project's caches."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clozeworks"
 
 

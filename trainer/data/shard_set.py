@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ class ShardSet:
     def __init__(self, url: str, manifest: Manifest, cache_dir: Path | None, cache_bytes: int = _CACHE_BYTES) -> None:
         """Use `open_shard_set`."""
         self.url, self.manifest = url, manifest
-        self._cache_dir = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clozeworks"
+        self._cache_dir = cache_dir or storage.cache_folder()
         self._cache = ShardCache(self._cache_dir, cache_bytes, _download)
         self._prefetcher = Prefetcher(self._cache) if storage.is_remote(url) else None
         self._records = {record.name: record for split in (manifest.train, manifest.valid) for record in split.shards}

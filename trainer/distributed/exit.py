@@ -22,7 +22,7 @@ from data_prep.base.known_secrets import hide_secrets
 from data_prep.base.terminal import paragraph
 from trainer.distributed import rank_environment as environment
 from trainer.distributed.board import Board
-from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS, RankIsMissing
+from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS, RankIsMissing, first_line
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -138,10 +138,6 @@ def _explain(error: BaseException) -> str:
             "then rerun the same command. [rank-lost]"
         )
     return hide_secrets("".join(traceback.format_exception(error))).rstrip()
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _abort(message: str, exit_status: int, every_rank_prints: bool = False) -> NoReturn:

@@ -23,11 +23,12 @@ import torch.distributed
 
 from data_prep.base.errors import UserError
 from data_prep.base.processor import this_processor
+from data_prep.storage.storage import cache_folder
 from trainer.config.training_settings import DistributedSettings
 from trainer.distributed import rank_environment as environment
 from trainer.distributed.allocator import keep_freed_memory
-from trainer.distributed.exit import end_process, first_line, reports_lost_peer
-from trainer.distributed.rendezvous import RankIsMissing, interface_to_others, meet
+from trainer.distributed.exit import end_process, reports_lost_peer
+from trainer.distributed.rendezvous import RankIsMissing, first_line, interface_to_others, meet
 from trainer.distributed.stacks import flight_recorder_environment
 
 _chosen_here: set[str] = set()
@@ -295,7 +296,7 @@ def _complete_environment() -> None:
 
 def extensions_folder() -> Path:
     """Return a separate build folder: environments that share one rebuild it repeatedly and wait for its lock."""
-    return _cache_folder() / "torch_extensions" / _build()
+    return cache_folder() / "torch_extensions" / _build()
 
 
 def compiled_folder() -> Path:
@@ -304,17 +305,13 @@ def compiled_folder() -> Path:
     torch's default, a predictable name in /tmp, is lost with the job or at a reboot, and another user could create it
     first and put code there. CPU graphs depend on the instruction set, which is not part of torch's keys.
     """
-    return _cache_folder() / "compiled" / f"{_build()}-{platform.machine()}-{_instruction_set()}"
+    return cache_folder() / "compiled" / f"{_build()}-{platform.machine()}-{_instruction_set()}"
 
 
 def can_be_made(folder: Path) -> bool:
     """Whether this process can write into the folder or create it."""
     nearest = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     return os.access(nearest, os.W_OK)
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clozeworks"
 
 
 def _build() -> str:

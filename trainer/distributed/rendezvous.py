@@ -191,7 +191,7 @@ def _unreachable(error: Exception, address: str, port: int, seconds: float, is_o
             f"MASTER_ADDR={address} did not resolve {within} ({error.strerror})",
             fix=f"give the launcher a name or address of rank 0's host that every host resolves, and {rerun}",
         )
-    reason = (error.strerror if isinstance(error, OSError) else None) or _first_line(error)
+    reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
     if is_owner:
         return RankIsMissing(
             f"rank 0 cannot connect to itself at MASTER_ADDR={address}, port {port}, {within} ({reason})",
@@ -204,10 +204,6 @@ def _unreachable(error: Exception, address: str, port: int, seconds: float, is_o
     )
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _list_missing(ranks: list[int], world_size: int, timeout_seconds: int) -> str:
     more = f" and {len(ranks) - _MAX_LISTED} more" if len(ranks) > _MAX_LISTED else ""
     return (
@@ -215,3 +211,8 @@ def _list_missing(ranks: list[int], world_size: int, timeout_seconds: int) -> st
         f"distributed.meeting_timeout_seconds={timeout_seconds}: it ended before (see its own message), or its host is "
         "down"
     )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its class where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

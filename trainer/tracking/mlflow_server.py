@@ -79,9 +79,9 @@ def resolve_tracking_uri(setting: str | None, recorded: str | None = None) -> st
     Raises:
         UsageError: the URI is a plain path or has an unknown scheme, or the working directory cannot hold the file.
     """
-    uri, source = expand_home(setting or ""), "the tracking URI"
+    uri, source = setting, "the tracking URI"
     if not uri:
-        uri, source = expand_home(os.environ.get("MLFLOW_TRACKING_URI", "").strip()), "MLFLOW_TRACKING_URI"
+        uri, source = os.environ.get("MLFLOW_TRACKING_URI", "").strip(), "MLFLOW_TRACKING_URI"
     if not uri:
         if recorded and (file := database_file(recorded)) is not None and file.is_file():
             return recorded
@@ -101,6 +101,7 @@ def registry_of(tracking_uri: str) -> str:
 
 def _checked(uri: str, source: str) -> str:
     """Return the URI, the path of an sqlite file made absolute; `source` is what the user set."""
+    uri = expand_home(uri)
     scheme = "databricks" if uri == "databricks" else urlsplit(uri).scheme.partition("+")[0]
     if scheme not in DATABASES + SERVERS:
         file = f"sqlite:///{Path(uri).absolute()}.db" if not scheme else "sqlite:///mlflow.db"
@@ -111,14 +112,14 @@ def _checked(uri: str, source: str) -> str:
         )
     driver, separator, path = uri.partition(":///")
     if database_file(uri) is not None and not path.startswith("/"):
-        base = Path.home() if path.startswith("~/") else Path.cwd()
+        base = Path.cwd()
         if sign := _ESCAPED.search(str(base)):
             raise UsageError(
                 f"MLflow cannot open a database in {base}: {sign[0]!r} has a meaning in its address",
                 fix="start from another directory, or give the URL of a server or of a database elsewhere",
                 code="unusable-tracking-directory",
             )
-        return f"{driver}{separator}{base}/{path.removeprefix('~/')}"
+        return f"{driver}{separator}{base}/{path}"
     return uri
 
 

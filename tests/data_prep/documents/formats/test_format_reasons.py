@@ -107,6 +107,6 @@ def test_a_set_of_an_earlier_release_with_such_reasons_is_sound(
 def test_a_reason_that_no_manifest_can_count_is_an_error_of_the_format(
     reason: str, shards: list[object], command: Command, tmp_path: Path
 ) -> None:
-    write(tmp_path, f"!{reason}")
+    write(tmp_path, "!no title", f"!{reason}")
     assert command(*shards, "--output", tmp_path / "out") == 1 and "[format-reasons]" in command.errors
     assert not (tmp_path / "out/manifest.json").exists()
