@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import os
 import posixpath
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,7 @@ from data_prep.storage.patterns import matching_names, refuse_unread
 from data_prep.storage.remote_reader import open_ranges
 from data_prep.storage.remote_reader import tag as tag
 from data_prep.storage.retries import with_retries
-from data_prep.storage.storage_options import options_for
+from data_prep.storage.storage_options import forget_other_logins, options_for
 from data_prep.storage.store_errors import IncompleteTransfer, explained, http_status, store_code
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
@@ -34,9 +33,6 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "h
 _PART_BYTES = 16 << 20  # of a multipart upload; four are under way at once
 # One layer tries again, ours: botocore's and s3fs's own would multiply its attempts and hide them from the user.
 _S3_DEFAULTS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"total_max_attempts": 1}}
-_LOGIN_VARIABLES = ("AWS_", "BOTO", "FSSPEC_", "GOOGLE_", "GCSFS_", "AZURE_", "HF_")
-_logins: dict[str, dict[str, str]] = {}
-"""By kind of filesystem, the variables with which those in fsspec's cache were made."""
 
 Result = TypeVar("Result")
 
@@ -357,7 +353,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
     try:
         # Not `url_to_fs`, which takes "::" in a key for a chain of filesystems, and # in one for a version of it.
         kind = fsspec.get_filesystem_class(protocol)
-        _forget_other_logins(kind)
+        forget_other_logins(kind)
         of_url = {} if has_no_query(url) else kind._get_kwargs_from_urls(url)
         filesystem = fsspec.filesystem(protocol, **{"use_listings_cache": False} | of_url | given)
         path = kind._strip_protocol(url)
@@ -379,11 +375,3 @@ def _filesystem(url: str) -> tuple[Any, str]:
     if is_s3(filesystem):
         filesystem.retries = 1
     return filesystem, path
-
-
-def _forget_other_logins(kind: Any) -> None:
-    """Drop the filesystems of fsspec's cache, which goes by options alone, once the variables of logins changed."""
-    now = {name: value for name, value in os.environ.items() if name.startswith(_LOGIN_VARIABLES)}
-    if _logins.setdefault(kind.__name__, now) != now:
-        kind.clear_instance_cache()
-        _logins[kind.__name__] = now

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -21,6 +22,9 @@ Options = dict[str, dict[str, Any]]
 _of_thread: contextvars.ContextVar[Options] = contextvars.ContextVar("storage_options")
 _of_process: Options = {}
 """What any thread configured last."""
+_LOGIN_VARIABLES = ("AWS_", "BOTO", "FSSPEC_", "GOOGLE_", "GCSFS_", "AZURE_", "HF_")
+_logins: dict[str, dict[str, str]] = {}
+"""By kind of filesystem, the variables with which those in fsspec's cache were made."""
 
 
 def configure(options: Mapping[str, Mapping[str, Any]]) -> None:
@@ -67,6 +71,14 @@ def options_for(url: str) -> dict[str, Any]:
     current = _of_thread.get(_of_process)
     fitting = [prefix for prefix in current if _lies_under(url, prefix)]
     return dict(current[max(fitting, key=len)]) if fitting else {}
+
+
+def forget_other_logins(kind: Any) -> None:
+    """Drop the filesystems of fsspec's cache, which goes by options alone, once the variables of logins changed."""
+    now = {name: value for name, value in os.environ.items() if name.startswith(_LOGIN_VARIABLES)}
+    if _logins.setdefault(kind.__name__, now) != now:
+        kind.clear_instance_cache()
+        _logins[kind.__name__] = now
 
 
 def redacted_options(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ import os
 from data_prep.base.errors import UsageError
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-_LAST_PORT = 65535
+_LAST_PORT, _MOST_DIGITS = 65535, 9
 
 
 def rank() -> int:
@@ -54,7 +54,9 @@ def check_rank_environment() -> None:
             fix="start the ranks with the deepspeed launcher or torchrun, or unset them for a single process",
             code="incomplete-rank-environment",
         )
-    wrong = [name for name in RANK_VARIABLES if not (_is_number(name) if name != "MASTER_ADDR" else os.environ[name])]
+    wrong = [
+        name for name in RANK_VARIABLES if not (_is_number(name) if name != "MASTER_ADDR" else os.environ[name].strip())
+    ]
     if wrong:
         raise _invalid(f"{', '.join(map(_given, wrong))} in the environment is not {_expected(wrong)}")
     if rank() >= world_size():
@@ -77,12 +79,12 @@ def _expected(wrong: list[str]) -> str:
 
 
 def _given(name: str) -> str:
-    return f"{name}={os.environ[name]}"
+    return f"{name}={os.environ[name]:.40}"
 
 
 def _is_number(name: str) -> bool:
     value = os.environ.get(name, "")
-    return value.isascii() and value.isdecimal()
+    return value.isascii() and value.isdecimal() and len(value) <= _MOST_DIGITS
 
 
 def _number(name: str, default: int) -> int:

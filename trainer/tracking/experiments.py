@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
-from trainer.tracking.mlflow_server import artifact_root, as_location, local_folder
+from trainer.tracking.mlflow_server import artifact_root, as_location
 
 DEFAULT_EXPERIMENT_ID = "0"
 """Made by MLflow with each database."""
@@ -77,7 +78,7 @@ def experiments_elsewhere(client: Any, tracking_uri: str) -> Iterator[tuple[str,
     while True:
         page = client.search_experiments(page_token=token)
         for each in page:
-            folder = local_folder(each.artifact_location)
+            folder = _local_folder(each.artifact_location)
             is_used = each.experiment_id != DEFAULT_EXPERIMENT_ID or (folder is not None and folder.is_dir())
             if folder is not None and is_used and not folder.resolve().is_relative_to(root.parent.resolve()):
                 yield each.name, folder
@@ -93,7 +94,14 @@ def _location_of_new(client: Any) -> str | None:
     """
     root = artifact_root(client.tracking_uri)
     store = getattr(getattr(client, "_tracking_client", None), "store", None)
-    kept = local_folder(getattr(store, "artifact_root_uri", None) or "")
+    kept = _local_folder(getattr(store, "artifact_root_uri", None) or "")
     if root is None or kept is None or kept == root:
         return None
     return as_location(root / uuid.uuid4().hex)
+
+
+def _local_folder(location: str) -> Path | None:
+    """Return the directory of an artifact location; None of one in a store or at a server."""
+    if location.startswith("/"):
+        return Path(location)
+    return Path(unquote(urlsplit(location).path)) if location.startswith("file:") else None

@@ -192,13 +192,6 @@ def as_location(folder: Path) -> str:
     return folder.as_uri() if any(sign in path for sign in "#%?;") else path
 
 
-def local_folder(location: str) -> Path | None:
-    """Return the directory of an artifact location; None of one in a store or at a server."""
-    if location.startswith("/"):
-        return Path(location)
-    return Path(unquote(urlsplit(location).path)) if location.startswith("file:") else None
-
-
 def _make_database(path: Path) -> None:
     """Create a new database under a temporary name and rename it: creation takes seconds, and may be killed.
 

@@ -32,11 +32,12 @@ def set_variables(monkeypatch: pytest.MonkeyPatch, **changed: str) -> None:
         *(
             (name, value)
             for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-            for value in ("", " ", "abc", "-1", "1.0", "\u00b2")
+            for value in ("", " ", "abc", "-1", "1.0", "\u00b2", "9" * 5_000)
         ),
         ("WORLD_SIZE", "0"),
         ("RANK", "2"),
         ("MASTER_ADDR", ""),
+        ("MASTER_ADDR", " "),
         ("MASTER_PORT", ""),
         ("MASTER_PORT", "0"),
         ("MASTER_PORT", "65536"),
@@ -48,7 +49,7 @@ def test_a_variable_that_is_wrong_is_named_with_its_value(
     set_variables(monkeypatch, **{name: value})
     with pytest.raises(UsageError, check=coded("invalid-rank-environment")) as raised:
         check_rank_environment()
-    assert f"{name}={value}" in raised.value.problem
+    assert f"{name}={value[:40]}" in raised.value.problem
     numbers = environment.rank(), environment.world_size(), environment.local_rank()
     assert all(isinstance(number, int) for number in numbers), "the reporter of the error can still speak"
 
