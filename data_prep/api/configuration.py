@@ -9,7 +9,7 @@ from typing import Any
 
 from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import check_texts, load_settings, validate_settings
-from data_prep.base.settings import merged
+from data_prep.base.settings import merged, plain
 from data_prep.config.preparation_config import COMMAND_LINE_SOURCE, PreparationConfig, Source
 from data_prep.storage import storage
 
@@ -60,7 +60,7 @@ def resolve_config(
             {"name": source_name or COMMAND_LINE_SOURCE, "input": [os.fspath(path) for path in paths]}
         ]
     elif sources:
-        changes["sources"] = [_plain_source(source) for source in sources]
+        changes["sources"] = plain(list(sources))
     if changes:
         named = validate_settings(
             PreparationConfig, {**changes, "total_tokens": resolved.total_tokens}, "the arguments"
@@ -93,9 +93,8 @@ def _load(config: Config, overrides: Sequence[str]) -> PreparationConfig:
             )
         return config
     if isinstance(config, Mapping):
-        named = {"sources": [_plain_source(source) for source in config["sources"]]} if "sources" in config else {}
         check_texts(config, "config")
-        values = validate_settings(PreparationConfig, {**config, **named}, "config")
+        values = validate_settings(PreparationConfig, plain(config), "config")
         if not overrides:
             return values
         own = load_settings(PreparationConfig, None, overrides)
@@ -108,12 +107,3 @@ def _merged(values: PreparationConfig, own: PreparationConfig) -> PreparationCon
     """Return `values` with the settings that `own` sets."""
     both = merged(values.model_dump(exclude_unset=True), own.model_dump(exclude_unset=True))
     return validate_settings(PreparationConfig, both, "the arguments")
-
-
-def _plain_source(source: Source | Mapping[str, Any]) -> Any:
-    if isinstance(source, Source):
-        return source
-    values = dict(source)
-    given = values.get("input", ())
-    paths = [given] if isinstance(given, str | os.PathLike) else list(given)
-    return {**values, "input": [os.fspath(path) for path in paths]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
@@ -131,6 +132,17 @@ def flatten(values: Mapping[str, Any], prefix: str = "", with_items: bool = Fals
             yield from flatten(value, f"{prefix}{name}.", with_items)
         else:
             yield f"{prefix}{name}", value
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a Python caller as those of a file are."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=str)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ file from elsewhere reads no environment.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, ClassVar
 import yaml
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import merged
+from data_prep.base.settings import merged, plain
 from data_prep.base.typed_values import (
     NULLS,
     Scalar,
@@ -83,7 +82,7 @@ def read_settings(
     values = {} if path is None else _read_file(path)
     if isinstance(overrides, Mapping):
         for name, value in overrides.items():
-            _set(schema, values, name, lambda wanted, value=value: _plain(value), f"{name}={value!r}")
+            _set(schema, values, name, lambda wanted, value=value: plain(value), f"{name}={value!r}")
     else:
         for override in overrides:
             name, separator, _ = override.partition("=")
@@ -310,15 +309,6 @@ def _without_scalars(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_scalars(item) for item in value]
     return value.value if isinstance(value, Scalar) else value
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of a Python caller as those of a file are."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _dropped(text: str) -> str:

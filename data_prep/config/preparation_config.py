@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, PositiveInt, PrivateAttr, field_validator, model_validator
 
 from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import load_settings
-from data_prep.base.settings import PathText, SettingError, Settings, Weight
+from data_prep.base.settings import PathText, SettingError, Settings, Weight, plain
 from data_prep.tokenizer.tokenizer_info import TokenizerSettings
 
 COMMAND_LINE_SOURCE = "corpus"
@@ -98,7 +99,7 @@ class FilterSettings(Settings):
                 fix=f"write {{name: {value}}} and its parameters",
                 code="invalid-setting",
             )
-        return value
+        return {name: _parameter(name, each) for name, each in value.items()} if isinstance(value, Mapping) else value
 
     @field_validator("version", mode="before")
     @classmethod
@@ -120,6 +121,20 @@ class FilterSettings(Settings):
         settings = self.model_copy()
         settings._function = function
         return settings
+
+
+def _parameter(name: str, value: Any) -> Any:
+    value = plain(value)
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        raise SettingError(
+            f"the parameter {name}={value!r:.100} of a filter is no text, number, list or mapping, so the manifest "
+            "cannot state it",
+            fix="give it as one of these, or give the filter itself as a function or an object",
+            code="filter-parameters",
+        ) from None
+    return value
 
 
 class DocumentSettings(Settings):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from data_prep.base.errors import UsageError, UserError, failure
+from data_prep.base.load_settings import validate_settings
 from data_prep.base.local_paths import expand_home
 from data_prep.base.registries import Registry
 from data_prep.base.source_digest import check_module_unchanged, function_digest, module_digest
@@ -75,10 +76,9 @@ def filter_settings(item: str | Mapping[str, Any] | Callable[..., Any], /, **par
     """
     if isinstance(item, FilterSettings):
         return item
-    if isinstance(item, str):
-        return FilterSettings(name=item, **parameters)
-    if isinstance(item, Mapping):
-        return FilterSettings(**{**item, **parameters})
+    if isinstance(item, str | Mapping):
+        named = {"name": item} if isinstance(item, str) else item
+        return validate_settings(FilterSettings, {**named, **parameters}, "filters")
     if not callable(item):
         raise UsageError(
             f"a filter is {type(item).__name__}, not a function, a class or a name",
@@ -92,7 +92,8 @@ def filter_settings(item: str | Mapping[str, Any] | Callable[..., Any], /, **par
     digest = function_digest(item)
     if digest is None and version is None:
         raise _without_version(name)
-    settings = FilterSettings(name=name, version=None if version is None else str(version), **parameters)
+    given = {"name": name, "version": None if version is None else str(version), **parameters}
+    settings = validate_settings(FilterSettings, given, "filters")
     payload = cloudpickle.dumps(item)
     return settings.with_function(FilterFunction(payload, digest, hashlib.sha256(payload).hexdigest()))
 

@@ -40,6 +40,7 @@ _INHERITED = (
     "max_document_characters",
 )
 """Settings of documents that an addition inherits besides the filters, where it does not set them."""
+_NAMES = ("id_field", "url_field")
 _SHOWN = 8
 _ALLOW = "allow the differences with --allow-other-filters (in Python: allow_other_filters=True)"
 
@@ -65,14 +66,16 @@ def inherit(config: PreparationConfig, parent: Manifest, folder: str, allow_othe
             lacks a filter that cannot be inherited.
         UserError: a file that a filter needs cannot be read.
     """
-    theirs = _safeguarded(config, parent)
-    documents, settings = theirs.get("documents", {}), config.documents
-    given = {name: documents[name] for name in _INHERITED if name in documents}
-    updates = {name: value for name, value in given.items() if name not in settings.model_fields_set}
+    earlier, settings = _preparations_before(config, parent), config.documents
+    theirs = next((each for each in reversed(earlier[1:]) if _passed(each)), earlier[0])
+    documents = _documents_of(earlier)
+    updates = {
+        name: documents[name] for name in _INHERITED if name in documents and name not in settings.model_fields_set
+    }
     entries: Sequence[FilterSettings] = settings.filters
     if not allow_other_filters or "filters" not in settings.model_fields_set:
         entries = _inherited_filters(settings, theirs)
-    validated = DocumentSettings.model_validate({**updates}) if updates else None
+    validated = DocumentSettings.model_validate(updates) if updates else None
     changes = {name: getattr(validated, name) for name in updates}
     deduplication = {
         **{name: value for name, value in theirs.get("deduplication", {}).items() if name in _DEDUPLICATION},
@@ -132,8 +135,8 @@ def filter_lists(entries: Sequence[FilterSettings]) -> list[dict[str, np.ndarray
     return found
 
 
-def _safeguarded(config: PreparationConfig, parent: Manifest) -> Mapping[str, Any]:
-    """Return the settings of the last preparation that passed everything, before the one of the same sources.
+def _preparations_before(config: PreparationConfig, parent: Manifest) -> list[Mapping[str, Any]]:
+    """Return the settings of the preparations of the data set before the one of the same sources.
 
     A finished addition is compared as it was when it began.
     """
@@ -143,7 +146,19 @@ def _safeguarded(config: PreparationConfig, parent: Manifest) -> Mapping[str, An
         if earlier and names & {source["name"] for source in settings.get("sources", [])}:
             break
         earlier.append(settings)
-    return next((each for each in reversed(earlier[1:]) if _passed(each)), earlier[0])
+    return earlier
+
+
+def _documents_of(preparations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings of documents that the first preparation had; what an addition sets holds for it alone.
+
+    A field for ids or URLs that the first one lacked is that of the first addition with one, so that takedowns hold.
+    """
+    first, *additions = (each.get("documents", {}) for each in preparations)
+    found = dict(first)
+    for each in additions:
+        found.update({name: each[name] for name in _NAMES if found.get(name) is None and name in each})
+    return found
 
 
 def _passed(settings: Mapping[str, Any]) -> bool:

@@ -77,6 +77,8 @@ def test_paths_mappings_and_overrides_become_one_configuration(tmp_path: Path) -
         {"shards": {"min_shards": 3, "seed": 5}, "sources": [{"name": "a", "input": Path("a.txt")}]},
         overrides=["shards.seed=6"],
     )
+    kept = resolve_config({"keep_dropped": tmp_path, "sources": [{"name": "a", "input": Path("a.txt")}]})
+    assert kept.keep_dropped == str(tmp_path)
     assert by_file == by_mapping and (by_file.shards.min_shards, by_file.shards.seed) == (3, 6)
     named = resolve_config({"shards": {"min_shards": 3}}, sources=[{"name": "b", "input": [tmp_path / "b.txt"]}])
     assert [(source.name, source.input) for source in named.sources] == [("b", (str(tmp_path / "b.txt"),))]

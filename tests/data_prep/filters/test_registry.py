@@ -87,6 +87,9 @@ def test_functions_and_classes_take_parameters() -> None:
         ({"name": "own_filters:Broken"}, "filter-failed"),
         ({"name": "own_filters:Empty"}, "filter-not-callable"),
         ({"name": "builtins:len"}, "filter-without-version"),
+        ({"name": "own_filters:shorter", "characters": object()}, "filter-parameters"),
+        ({"name": "own_filters:shorter", "characters": float("nan")}, "filter-parameters"),
+        ({"nam": "language"}, "missing-setting"),
     ],
 )
 def test_a_wrong_entry_is_refused(entry: dict[str, Any], code: str) -> None:
@@ -261,7 +264,7 @@ def test_the_content_of_a_file_that_a_parameter_names_is_in_the_identity(
     monkeypatch.setenv("HOME", str(tmp_path))
     module.write_text(MODULE + "def listed(document, options=None): return None\n")
     path = tmp_path / "list.txt"
-    entry = filter_settings("own_filters:listed", options={"lists": [name.format(home=tmp_path), "no file"]})
+    entry = filter_settings("own_filters:listed", options={"lists": [Path(name.format(home=tmp_path)), "no file"]})
     described = []
     for text in ("", "a", "b"):
         if text:

@@ -221,10 +221,17 @@ def test_fields_for_names_are_inherited_so_that_takedowns_hold(
 ) -> None:
     (folder / "urls.txt").write_text("https://good.org/2\n")
     assert command("remove", folder / "set", "--urls", folder / "urls.txt", "--workers", 1) == 0, command.errors
+    other = write(folder / "other.jsonl", texts[70:75], "good.org")
+    other.write_text(other.read_text().replace('"url"', '"link"'))
+    own = {"documents": {"url_field": "link", "min_document_characters": 5}, "shards": SHARDS}
+    arguments: dict[str, Any] = {"add_to": folder / "set", "config": own, "num_workers": 1}
+    dataset = prepare(other, source_name="other", **arguments)
+    assert dataset.sources["other"].dropped == {"removed earlier": 1}
     dataset = prepare(
         more(folder, texts[60:65]), add_to=folder / "set", source_name="more", config={"shards": SHARDS}, num_workers=1
     )
-    assert dataset.sources["more"].dropped == {**DROPPED, "removed earlier": 1}
+    assert dataset.sources["more"].dropped == {**DROPPED, "removed earlier": 1}, "what an addition sets is its own"
+    assert dataset.manifest.preparations[-1]["documents"]["min_document_characters"] == 1
     assert {document.url for document in dataset if document.source == "more"} >= {"https://good.org/1"}
 
 
