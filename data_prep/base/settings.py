@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -81,6 +82,7 @@ PathText = Annotated[str, AfterValidator(expand_home)]
 """A text that is a local path, or may be one: `~` is the home directory."""
 Weight = Annotated[float, Field(gt=0.0, le=1e9)]
 """Share of a mixture's samples relative to its other components: data sets of a run, sources of a data set."""
+LISTS = (tuple, list, set, frozenset, Sequence)
 _LARGEST_INTEGER = 2**63 - 1
 
 
@@ -98,7 +100,7 @@ def describe(schema: type[BaseModel], prefix: str = "", required: str = "require
     """
     for name, field in schema.model_fields.items():
         nested = _nested_model(field.annotation)
-        if nested is not None and not _is_list(field.annotation):
+        if nested is not None and not is_list(field.annotation):
             is_optional = not field.is_required() and field.default is None
             within = f"required if {prefix}{name} is set" if is_optional else required
             yield from describe(nested, f"{prefix}{name}.", within)
@@ -116,7 +118,7 @@ def setting_names(schema: type[BaseModel], prefix: str = "", with_items: bool = 
     for name, field in schema.model_fields.items():
         yield f"{prefix}{name}"
         nested = _nested_model(field.annotation)
-        if nested is not None and (with_items or not _is_list(field.annotation)):
+        if nested is not None and (with_items or not is_list(field.annotation)):
             yield from setting_names(nested, f"{prefix}{name}.", with_items)
 
 
@@ -164,27 +166,34 @@ def _nested_model(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
+def alternatives(annotation: Any) -> Iterator[Any]:
+    """Yield the types of which a value may be."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from alternatives(get_args(annotation)[0])
+    elif origin in (Union, types.UnionType):
+        for each in get_args(annotation):
+            yield from alternatives(each)
+    else:
+        yield annotation
+
+
 def choices_of(annotation: Any) -> tuple[Any, ...]:
-    """The values of a `Literal`, which may be one of several types."""
-    if get_origin(annotation) is Literal:
-        return get_args(annotation)
-    parts = () if _is_list(annotation) else get_args(annotation)
-    return tuple(choice for part in parts for choice in choices_of(part))
+    """Return the values of a `Literal`, which may be one of several types."""
+    return tuple(
+        choice for each in alternatives(annotation) if get_origin(each) is Literal for choice in get_args(each)
+    )
+
+
+def is_list(annotation: Any) -> bool:
+    """Return whether a value may be a list."""
+    return any(get_origin(each) in LISTS or each in LISTS for each in alternatives(annotation))
 
 
 def _plain_types(annotation: Any) -> set[type]:
     """The types of which a value may be, those of a list's items left out."""
-    if get_origin(annotation) is Literal:
-        return {type(choice) for choice in get_args(annotation)}
-    if isinstance(annotation, type):
-        return {annotation}
-    parts = () if _is_list(annotation) else get_args(annotation)
-    return {found for part in parts for found in _plain_types(part)}
-
-
-def _is_list(annotation: Any) -> bool:
-    return annotation in (list, tuple) or any(
-        getattr(item, "__origin__", None) in (list, tuple) for item in (annotation, *get_args(annotation))
+    return {each for each in alternatives(annotation) if isinstance(each, type)} | set(
+        map(type, choices_of(annotation))
     )
 
 

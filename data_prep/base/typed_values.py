@@ -6,16 +6,15 @@ YAML reads `007`, `yes`, `3:30` and `2026-05-01` as other things than they look;
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import Settings
+from data_prep.base.settings import LISTS, Settings, alternatives, choices_of
 
 NULLS = ("", "~", "null", "Null", "NULL")
 _WORDS_OF_OLD_YAML, _IN_NUMBERS = ("yes", "no", "on", "off"), "_"
-_LISTS = (tuple, list, set, frozenset, Sequence)
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def typed_value(wanted: Any, value: Any, name: str = "", source: str = "") -> An
 
 def type_within(wanted: Any, key: str, section: Mapping[str, Any]) -> Any:
     """Return the type of the setting `key` of a section whose type is `wanted`; Any where it is open."""
-    for alternative in _alternatives(wanted):
+    for alternative in alternatives(wanted):
         if isinstance(alternative, type) and issubclass(alternative, Settings):
             return alternative.type_of(key, section)
         if get_origin(alternative) in (dict, Mapping):
@@ -67,13 +66,8 @@ def type_within(wanted: Any, key: str, section: Mapping[str, Any]) -> Any:
 
 def type_of_items(wanted: Any) -> Any:
     """Return the type of the items of a list of the type `wanted`; Any where it is open."""
-    lists = [each for each in _alternatives(wanted) if get_origin(each) in _LISTS]
+    lists = [each for each in alternatives(wanted) if get_origin(each) in LISTS]
     return get_args(lists[0])[0] if lists else Any
-
-
-def has_items(wanted: Any) -> bool:
-    """Whether a setting of the type `wanted` can be a list."""
-    return any(get_origin(each) in _LISTS for each in _alternatives(wanted))
 
 
 def takes_text(wanted: Any, text: str) -> bool:
@@ -81,24 +75,24 @@ def takes_text(wanted: Any, text: str) -> bool:
 
     A setting that is a text or a list, such as `data.shards`, takes what begins with a bracket for the list.
     """
-    alternatives = list(_alternatives(wanted))
-    is_text = _has_text(alternatives) or (str in map(type_of_items, alternatives))
-    if any(each in (int, float, bool, Any) or _other_choices(each) for each in alternatives):
+    possible = list(alternatives(wanted))
+    is_text = _has_text(possible) or (str in map(type_of_items, possible))
+    if any(each in (int, float, bool, Any) or _other_choices(each) for each in possible):
         return False
-    is_only_text = all(each in (str, types.NoneType) or _text_choices(each) for each in alternatives)
+    is_only_text = all(each in (str, types.NoneType) or _text_choices(each) for each in possible)
     return is_text and (is_only_text or not text.lstrip().startswith(("[", "{")))
 
 
 def takes_null(wanted: Any) -> bool:
     """Whether a setting of the type `wanted` can be None."""
-    return types.NoneType in _alternatives(wanted)
+    return types.NoneType in alternatives(wanted)
 
 
 def _of_scalar(wanted: Any, scalar: Scalar, name: str, source: str) -> Any:
-    alternatives = list(_alternatives(wanted))
+    possible = list(alternatives(wanted))
     if scalar.value is None:  # the schema refuses it where it must be a text
         return None
-    if Any in alternatives:
+    if Any in possible:
         is_word = isinstance(scalar.value, bool) and scalar.text.lower() in _WORDS_OF_OLD_YAML
         if is_word or (_IN_NUMBERS in scalar.text and isinstance(scalar.value, int | float)):
             kind, value = ("Boolean value", str(scalar.value).lower()) if is_word else ("number", scalar.value)
@@ -109,8 +103,8 @@ def _of_scalar(wanted: Any, scalar: Scalar, name: str, source: str) -> Any:
             )
         result: Any = scalar.value
     else:
-        is_choice = scalar.text in (choice for each in alternatives for choice in _text_choices(each))
-        result = scalar.text if is_choice or _is_text(alternatives, wanted, scalar) else scalar.value
+        is_choice = scalar.text in (choice for each in possible for choice in _text_choices(each))
+        result = scalar.text if is_choice or _is_text(possible, wanted, scalar) else scalar.value
     if scalar.comment and isinstance(result, str):
         raise UsageError(
             f"{source}: {name}: {scalar.text} #{scalar.comment} is the text {scalar.text!r} and a comment in YAML",
@@ -120,35 +114,21 @@ def _of_scalar(wanted: Any, scalar: Scalar, name: str, source: str) -> Any:
     return result
 
 
-def _is_text(alternatives: Sequence[Any], wanted: Any, scalar: Scalar) -> bool:
-    if bool in alternatives or any(map(_other_choices, alternatives)):
+def _is_text(possible: Sequence[Any], wanted: Any, scalar: Scalar) -> bool:
+    if bool in possible or any(map(_other_choices, possible)):
         return False
-    if {int, float} & set(alternatives) and type(scalar.value) in (int, float):
+    if {int, float} & set(possible) and type(scalar.value) in (int, float):
         return False
-    return _has_text(alternatives) or str in _alternatives(type_of_items(wanted))
+    return _has_text(possible) or str in alternatives(type_of_items(wanted))
 
 
-def _alternatives(wanted: Any) -> Iterator[Any]:
-    """Yield the types of which a value may be."""
-    origin = get_origin(wanted)
-    if origin is Annotated:
-        yield from _alternatives(get_args(wanted)[0])
-    elif origin in (Union, types.UnionType):
-        for each in get_args(wanted):
-            yield from _alternatives(each)
-    else:
-        yield wanted
-
-
-def _has_text(alternatives: Sequence[Any]) -> bool:
-    return any(each is str or _text_choices(each) for each in alternatives)
+def _has_text(possible: Sequence[Any]) -> bool:
+    return any(each is str or _text_choices(each) for each in possible)
 
 
 def _text_choices(alternative: Any) -> tuple[str, ...]:
-    choices = get_args(alternative) if get_origin(alternative) is Literal else ()
-    return tuple(choice for choice in choices if isinstance(choice, str))
+    return tuple(choice for choice in choices_of(alternative) if isinstance(choice, str))
 
 
 def _other_choices(alternative: Any) -> bool:
-    choices = get_args(alternative) if get_origin(alternative) is Literal else ()
-    return any(not isinstance(choice, str) for choice in choices)
+    return any(not isinstance(choice, str) for choice in choices_of(alternative))

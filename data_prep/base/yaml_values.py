@@ -15,11 +15,10 @@ from typing import Any, ClassVar
 import yaml
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import merged, plain
+from data_prep.base.settings import is_list, merged, plain
 from data_prep.base.typed_values import (
     NULLS,
     Scalar,
-    has_items,
     takes_null,
     takes_text,
     type_of_items,
@@ -132,7 +131,7 @@ def _set(schema: Any, values: dict[str, Any], name: str, read: Any, override: st
         is_in_list = isinstance(within, list)
         following = within[key] if is_in_list else within.get(key)
         if not isinstance(following, dict | list):
-            within[key] = following = [] if has_items(wanted) else {}
+            within[key] = following = [] if is_list(wanted) else {}
         within = following
     key, wanted = _step(wanted, within, last, ".".join(path), override)
     value = read(wanted)
