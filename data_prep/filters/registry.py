@@ -175,8 +175,14 @@ def _key(entry: FilterSettings, begins: bool) -> list[Any]:
         code = (module_digest(found), None)
     stamps: dict[str, str] = {}
     with contextlib.suppress(UserError):  # of a missing file, which is an error of the filter that reads it
-        stamps = {url: storage.stamp(url) for url in _files_of(entry)}
+        stamps = {url: _stamp(url) for url in _files_of(entry)}
     return [entry.model_dump(mode="json"), code, stamps]
+
+
+def _stamp(url: str) -> str:
+    """Return what changes with a file: its digest where a web server states neither tag nor time."""
+    stamp = storage.stamp(url)
+    return storage.sha256_of(url) if stamp.endswith("-None") else stamp
 
 
 def _files_of(entry: FilterSettings) -> list[str]:

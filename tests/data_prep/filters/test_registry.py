@@ -24,6 +24,7 @@ from data_prep.filters.registry import (
     load_filters,
     planned_filters,
 )
+from data_prep.storage import remote_reader, storage
 from tests.support.error_codes import coded
 
 SHORT, LONG = Document("short"), Document("x" * 100)
@@ -254,6 +255,18 @@ def test_steps_are_made_once_until_a_file_of_their_parameters_changes(
     steps = load_filters([entry])
     assert load_filters([entry]) is steps
     path.write_text("b.org\n")
+    assert load_filters([entry]) is not steps
+
+
+def test_a_list_of_a_server_that_states_its_size_alone_is_compared_by_content(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "list.txt").write_text("a.org\n")
+    monkeypatch.setattr(storage, "stamp", lambda url: remote_reader.tag({"size": 6}))
+    entry = filter_settings("url_blocklist", domains=str(tmp_path / "list.txt"))
+    steps = load_filters([entry])
+    assert load_filters([entry]) is steps
+    (tmp_path / "list.txt").write_text("b.org\n")
     assert load_filters([entry]) is not steps
 
 
