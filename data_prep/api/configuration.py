@@ -27,6 +27,7 @@ def resolve_config(
     overrides: Sequence[str] = (),
     filters: Filters = (),
     source_name: str | None = None,
+    input_format: str | None = None,
 ) -> PreparationConfig:
     """Merge the arguments into one configuration; its `storage_options` apply from here on.
 
@@ -37,6 +38,7 @@ def resolve_config(
         overrides: settings such as "shards.min_shards=2".
         filters: names, entries as in YAML, or functions; they follow those of `config`.
         source_name: name of the source that `inputs` make up.
+        input_format: format of `inputs`, see `Source.format`.
 
     Raises:
         UsageError: a setting is unknown or out of range, or no input is given.
@@ -54,11 +56,16 @@ def resolve_config(
             fix="give inputs (--input) and a name, or name the sources in the configuration",
             code="source-name-without-input",
         )
+    if input_format is not None and not paths:
+        raise UsageError(
+            f"input_format={input_format!r} (--input-format) has no inputs; it is the format of the files of --input",
+            fix="give inputs (--input), or name the format of each source in the configuration",
+            code="input-format-without-input",
+        )
     changes: dict[str, Any] = {}
     if paths:
-        changes["sources"] = [
-            {"name": source_name or COMMAND_LINE_SOURCE, "input": [os.fspath(path) for path in paths]}
-        ]
+        named_paths = {"name": source_name or COMMAND_LINE_SOURCE, "input": [os.fspath(path) for path in paths]}
+        changes["sources"] = [named_paths if input_format is None else {**named_paths, "format": input_format}]
     elif sources:
         changes["sources"] = plain(list(sources))
     if changes:

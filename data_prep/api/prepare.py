@@ -30,6 +30,7 @@ def prepare(
     config: Config = None,
     overrides: Sequence[str] = (),
     source_name: str | None = None,
+    input_format: str | None = None,
     keep_dropped: str | Path | None = None,
     executor: str | Executor = "process",
     scheduler: str | None = None,
@@ -42,6 +43,7 @@ def prepare(
 
     Args:
         inputs: files, URLs or patterns; the manifest names them as one source, `source_name` or "corpus".
+        input_format: format of `inputs` whatever their names end in, such as "jsonl" or `module:function`.
         tokenizer: folder or URL of a tokenizer, or a loaded one; with `add_to`, by default the data set's own.
         output: folder or URL to write.
         add_to: data set to add the sources to, instead of `output`; they pass its filters and deduplication. Functions
@@ -63,7 +65,13 @@ def prepare(
         UserError: input cannot be read, or the output cannot be written or holds other work.
     """
     resolved = resolve_config(
-        config, inputs, sources=sources, overrides=overrides, filters=filters, source_name=source_name
+        config,
+        inputs,
+        sources=sources,
+        overrides=overrides,
+        filters=filters,
+        source_name=source_name,
+        input_format=input_format,
     )
     if keep_dropped is not None:
         resolved = resolved.model_copy(update={"keep_dropped": os.fspath(keep_dropped)})

@@ -42,6 +42,7 @@ def train_tokenizer(
     *,
     output: str | Path,
     vocab_size: int | None = None,
+    input_format: str | None = None,
     sources: Sequence[Source | Mapping[str, Any]] = (),
     filters: Filters = (),
     config: Config = None,
@@ -57,6 +58,7 @@ def train_tokenizer(
 
     Args:
         inputs: files, URLs or patterns.
+        input_format: format of `inputs` whatever their names end in, such as "jsonl" or `module:function`.
         output: folder or URL to write.
         vocab_size: number of tokens; short for the setting tokenizer.vocab_size.
         sources: named sources instead of `inputs`, such as `{"name": "wiki", "input": "wiki/*.jsonl.gz"}`.
@@ -72,7 +74,9 @@ def train_tokenizer(
         UsageError: an argument is missing or wrong, or the text cannot give that many tokens.
         UserError: there is no text, or the output holds another tokenizer.
     """
-    resolved = resolve_config(config, inputs, sources=sources, overrides=overrides, filters=filters)
+    resolved = resolve_config(
+        config, inputs, sources=sources, overrides=overrides, filters=filters, input_format=input_format
+    )
     request = request_tokenizer(with_vocab_size(resolved, vocab_size), os.fspath(output))
     if fresh or not is_complete(request):
         train(request, executor, scheduler, num_workers)
@@ -167,10 +171,11 @@ def _described(request: TokenizerRequest) -> dict[str, Any]:
     config, sources = request.config, request.config.sources
     documents = config.documents.model_dump(mode="json")
     documents["filters"] = described_filters(config.documents.filters)
-    documents["formats"] = described_formats(file.url for file in request.inputs)
+    documents["formats"] = described_formats((file.url, file.format) for file in request.inputs)
     return {
         "files": [
             {"url": storage.redact(file.url), "bytes": file.bytes, "source": sources[file.source].name}
+            | ({} if file.format is None else {"format": file.format})
             for file in request.inputs
         ],
         "sources": {

@@ -27,6 +27,11 @@ def add_preparation(command: argparse.ArgumentParser, sections: Collection[str],
         metavar="FILE",
         help="files, URLs or quoted patterns such as 'corpus/*.jsonl.gz'",
     )
+    what.add_argument(
+        "--input-format",
+        metavar="NAME",
+        help="format of the files of --input whatever their names end in, such as jsonl, or module:function",
+    )
     what.add_argument("--output", metavar="DIR", help=output_help)
     what.add_argument("--config", metavar="FILE", help="YAML file of settings and named sources")
     how = command.add_argument_group("how to run")
@@ -55,6 +60,7 @@ def configured(arguments: argparse.Namespace, overrides: Sequence[str]) -> Prepa
         arguments.input,
         overrides=overrides,
         source_name=getattr(arguments, "source_name", None),
+        input_format=arguments.input_format,
     )
     kept = getattr(arguments, "keep_dropped", None)
     return config if kept is None else config.model_copy(update={"keep_dropped": kept})

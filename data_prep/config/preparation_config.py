@@ -29,6 +29,11 @@ class Source(Settings):
     input: tuple[PathText, ...] = Field(
         min_length=1, description="files, URLs or glob patterns such as corpus/*.jsonl.gz"
     )
+    format: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="format of its files whatever their names end in, such as jsonl, jsonl.gz or module:function; by "
+        "default that of each file's ending",
+    )
     url: str | None = Field(None, description="where the text comes from")
     license: str | None = Field(None, description="license of the text, such as CC-BY-SA-4.0")
     date: str | None = Field(None, description="date of the text, such as 2026-05-01")
@@ -51,6 +56,11 @@ class Source(Settings):
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
+
+    @field_validator("format")
+    @classmethod
+    def _one_spelling(cls, value: str | None) -> str | None:
+        return value if value is None or ":" in value else value.lower().removeprefix(".")
 
     @field_validator("date", mode="before")
     @classmethod

@@ -1,7 +1,7 @@
 """Streaming readers of documents from input files of any format.
 
-The format follows from the file ending, before .gz, .zst, .bz2 or .xz if the file is compressed. Unreadable input
-raises `BadInput`, which names the file and the line, row or byte.
+The format is that which the source names, or follows from the file ending, before .gz, .zst, .bz2 or .xz if the file is
+compressed. Unreadable input raises `BadInput`, which names the file and the line, row or byte.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEAD_BYTES = 1 << 10
 def unit_sha256(unit: InputUnit, settings: DocumentSettings, text_field: str | None = None) -> str:
     """Compute `DocumentReader.sha256` of a unit without decoding its documents, which may be damaged."""
     use_formats(settings.formats)
-    item, _, compression = format_of(unit.url)
+    item, _, compression = format_of(unit.url, unit.format)
     with storage.open_read(unit.url) as raw:
         if compression or not item.needs_seeking:
             return _hashing(raw, unit, b"").hexdigest()
@@ -129,14 +129,14 @@ class DocumentReader:
         yield from (name for name in self._fields.metadata if name not in document.metadata)
 
     def _documents(self) -> Iterator[Document]:
-        item, ending, compression = format_of(self.unit.url)
+        item, ending, compression = format_of(self.unit.url, self.unit.format)
         self._rejects.own_format = ending if item.path else ""
         with storage.open_read(self.unit.url) as raw:
             head = read_bytes_of(raw, _HEAD_BYTES, self._rejects.where)
             if not head:
                 self.sha256 = hashlib.sha256().hexdigest()
                 return
-            _check_ending(head, self._rejects.where, item, ending, compression)
+            self._check_ending(head, self._rejects.where, item, ending, compression)
             try:
                 if not item.needs_seeking:
                     yield from self._stream(raw, head, item, compression)
@@ -177,7 +177,7 @@ class DocumentReader:
             digest = hashed.hexdigest()
             content.seek(0)
             if head := content.read(_HEAD_BYTES):
-                _check_ending(head, f"the content of {self._rejects.where}", item, ending, "")
+                self._check_ending(head, f"the content of {self._rejects.where}", item, ending, "")
                 yield from self._seeking(content, item)
         self.sha256 = digest
 
@@ -192,6 +192,28 @@ class DocumentReader:
         except DamagedTable as error:
             raise self._damaged(f"in {error.place}", error) from None
         self.sha256 = file.hexdigest()
+
+    def _check_ending(self, head: bytes, where: str, item: Format, ending: str, compression: str) -> None:
+        """Raise if the first bytes of a file contradict its ending, or the format that its source names."""
+        found_format = sniffed(head)
+        wanted = compression or (ending if item.kind else "")
+        found = detect_compression(head) or ("" if found_format is None else found_format.endings[0])
+        if found == wanted or (not compression and found_format is item):
+            return
+        names = {ending: f"{name}-compressed" for ending, name in COMPRESSIONS.items()}
+        names |= {ending: each.kind for each in (item, found_format) if each is not None for ending in each.endings}
+        is_now = f"is {names[found]}" if found else f"is not {names[wanted]}"
+        what, fix = "its extension", f"rename it to end in {found}" if found else f"rename it without {wanted}"
+        if self.unit.format is not None:
+            right = f"{ending}{found}" if found in COMPRESSIONS else found
+            what = f"the format {self.unit.format!r} of its source"
+            fix = f"set sources[].format={right.lstrip('.')} for it" if right else "name its format in sources[].format"
+        raise BadInput(
+            f"{where} {is_now}, which contradicts {what}",
+            "wrong ending",
+            spoils_file=True,
+            fix=fix if found else f"{fix}, or fetch it again",
+        )
 
     def _damaged(self, place: str, error: Exception, compression: str = "") -> BadInput:
         skip = ", or leave it out with documents.on_bad_input=skip" if self._settings.on_bad_input == "error" else ""
@@ -217,21 +239,3 @@ def _hashing(raw: BinaryIO, unit: InputUnit, head: bytes) -> HashingFile:
         return HashingFile(raw, where, None if unit.whole else unit.stop, head)
     raw.seek(unit.start - 1)
     return HashingFile(raw, where, unit.stop - unit.start + 1)
-
-
-def _check_ending(head: bytes, where: str, item: Format, ending: str, compression: str) -> None:
-    """Raise if the first bytes of a file contradict its ending."""
-    found_format = sniffed(head)
-    wanted = compression or (ending if item.kind else "")
-    found = detect_compression(head) or ("" if found_format is None else found_format.endings[0])
-    if found == wanted or (not compression and found_format is item):
-        return
-    names = {ending: f"{name}-compressed" for ending, name in COMPRESSIONS.items()}
-    names |= {ending: each.kind for each in (item, found_format) if each is not None for ending in each.endings}
-    is_now = f"is {names[found]}" if found else f"is not {names[wanted]}"
-    raise BadInput(
-        f"{where} {is_now}, which contradicts its extension",
-        "wrong ending",
-        spoils_file=True,
-        fix=f"rename it to end in {found}" if found else f"rename it without {wanted}, or fetch it again",
-    )

@@ -19,8 +19,8 @@ from data_prep.base.logs import logger
 from data_prep.base.urls import path_parts
 from data_prep.base.validation import check_encodable
 from data_prep.config.preparation_config import PreparationConfig, Source
-from data_prep.documents.formats.format_registry import is_supported, use_formats
-from data_prep.documents.input_units import InputUnit, file_format, split_into_units
+from data_prep.documents.formats.format_registry import format_named, format_of, is_supported, use_formats
+from data_prep.documents.input_units import InputUnit, split_into_units
 from data_prep.storage import storage
 from data_prep.text.sentences import check_language
 
@@ -39,6 +39,8 @@ class InputFile:
     stamp: str
     name: str = ""
     """relative to its pattern, see `relative_name`"""
+    format: str | None = None
+    """that its source names, where the file is read otherwise than by its ending"""
 
 
 def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
@@ -46,21 +48,24 @@ def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
 
     Raises:
         UsageError: an input is missing, listed twice, a folder, of an unsupported type, or its name is not UTF-8; or a
-            setting of a source is not UTF-8, or a language is unknown.
+            setting of a source is not UTF-8, or a language or format is unknown.
     """
-    use_formats(config.documents.formats, begins=True)
-    found: list[tuple[int, str, str]] = []
+    own = {source.format: source.format for source in config.sources if source.format and ":" in source.format}
+    use_formats({**config.documents.formats, **own}, begins=True)
+    found: list[tuple[int, str, str, str | None]] = []
     for number, source in enumerate(config.sources):
         check_language(source.language or config.documents.language)
         for field, value in source:
             if isinstance(value, str):
                 check_encodable(value, f"a source's {field}")
-        named = [(url, relative_name(pattern, url)) for pattern in source.input for url in expand(pattern)]
+        if source.format is not None:
+            format_named(source.format)
+        patterns = ((pattern, expand(pattern, source.format is not None)) for pattern in source.input)
+        named = [(url, relative_name(pattern, url)) for pattern, urls in patterns for url in urls]
         for url, _ in named:
             check_encodable(url, "input")
-            file_format(url)
-        found.extend((number, *each) for each in sorted(named))
-    _check_named_once([(number, url) for number, url, _ in found], config.sources)
+        found.extend((number, url, name, _format_beyond_ending(url, source.format)) for url, name in sorted(named))
+    _check_named_once([(number, url) for number, url, *_ in found], config.sources)
     return tuple(storage.map_at_once(lambda file: _described(*file), found))
 
 
@@ -73,16 +78,29 @@ def find_units(files: Sequence[InputFile], config: PreparationConfig) -> tuple[I
 
     def units(file: InputFile) -> list[InputUnit]:
         unit_bytes, txt_documents = config.shards.unit_bytes, config.documents.txt_documents
-        parts = split_into_units(file.url, file.bytes, unit_bytes, file.source, txt_documents)
+        parts = split_into_units(file.url, file.bytes, unit_bytes, file.source, txt_documents, file.format)
         return [replace(part, name=file.name) for part in parts]
 
     return tuple(unit for file_units in storage.map_at_once(units, files) for unit in file_units)
 
 
-def expand(pattern: str) -> list[str]:
+def _format_beyond_ending(url: str, named: str | None) -> str | None:
+    """Return the named format, or None where the file is read by its ending as it is by the format.
+
+    Raises:
+        UsageError: no format is named, and the file is of an unsupported type.
+    """
+    if named is not None and not is_supported(url):
+        return named
+    (item, _, compression), (other, _, other_compression) = format_of(url), format_of(url, named)
+    return None if item is other and compression == other_compression else named
+
+
+def expand(pattern: str, is_format_named: bool = False) -> list[str]:
     """Return the files that match a path, URL or pattern, sorted; every name of a brace pattern must match.
 
-    A folder that `datasets.Dataset.save_to_disk` wrote stands for its Arrow files.
+    A folder that `datasets.Dataset.save_to_disk` wrote stands for its Arrow files. Where a format is named, any other
+    folder stands for all files in it and in its folders, except hidden ones.
 
     Patterns are globs (`*`, `?`, `[...]`, `**` for folders in folders), and braces as in a shell: `{a,b}`, and
     `{000..011}` with as many digits as are written. A file whose name looks like a pattern is found by its name.
@@ -92,7 +110,8 @@ def expand(pattern: str) -> list[str]:
     """
     files: set[str] = set()
     for name in _without_braces(pattern):
-        matches = _saved_dataset(name) or storage.matches(name)
+        in_folder = is_format_named and storage.is_folder(name)
+        matches = _saved_dataset(name) or storage.matches(storage.join(name, "**") if in_folder else name)
         if not matches:
             of_what = f" (of {storage.redact(pattern)})" if name != pattern else ""
             raise UsageError(
@@ -248,5 +267,5 @@ def _hard_link(url: str) -> tuple[int, int] | None:
     return (status.st_dev, status.st_ino) if status.st_nlink > 1 else None
 
 
-def _described(source: int, url: str, name: str) -> InputFile:
-    return InputFile(url, source, storage.size(url), storage.stamp(url), name)
+def _described(source: int, url: str, name: str, named_format: str | None) -> InputFile:
+    return InputFile(url, source, storage.size(url), storage.stamp(url), name, named_format)

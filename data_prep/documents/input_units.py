@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.formats.format_registry import format_by_ending, format_of
+from data_prep.documents.formats.format_registry import format_named, format_of
 from data_prep.documents.formats.input_format import Cut, Format
 from data_prep.storage import storage
 
@@ -24,6 +24,7 @@ class InputUnit:
         whole: whether the unit is the whole file.
         bytes: the unit's share of the file's size, for progress.
         name: of the file, relative to the pattern that matched it; empty if it is no input of a preparation.
+        format: that its source names, where it is another than that of the file's ending.
     """
 
     url: str
@@ -33,32 +34,35 @@ class InputUnit:
     source: int
     bytes: int = 0
     name: str = ""
+    format: str | None = None
 
 
-def file_format(url: str) -> tuple[str, str]:
+def file_format(url: str, named: str | None = None) -> tuple[str, str]:
     """Return format and compression of a file by its name, such as (".jsonl", ".gz"), (".txt", "") or (".parquet", "").
+
+    Here and below `named` is the format that the file's source names, if any.
 
     Raises:
         UsageError: the type of the file is unsupported.
     """
-    _, ending, compression = format_of(url)
+    _, ending, compression = format_of(url, named)
     return ending, compression
 
 
-def growth_of(url: str) -> float:
+def growth_of(url: str, named: str | None = None) -> float:
     """Return the approximate number of text bytes per byte of a file, by its name."""
-    item, _, compression = format_of(url)
+    item, _, compression = format_of(url, named)
     return _COMPRESSED_GROWTH if compression else item.growth
 
 
-def has_fields(url: str) -> bool:
+def has_fields(url: str, named: str | None = None) -> bool:
     """Return whether the documents of a file have fields besides the text."""
-    return format_of(url)[0].has_fields
+    return format_of(url, named)[0].has_fields
 
 
 def is_one_document(ending: str, settings: DocumentSettings) -> bool:
     """Return whether every file with this ending is one document."""
-    return format_by_ending(ending).is_one_document(settings)
+    return format_named(ending)[0].is_one_document(settings)
 
 
 def is_named_by_file(unit: InputUnit, settings: DocumentSettings) -> bool:
@@ -67,12 +71,12 @@ def is_named_by_file(unit: InputUnit, settings: DocumentSettings) -> bool:
     Those of text files are. Those of other formats are where a field for ids or URLs is configured, so that every
     document of such a preparation has a name; without one their origin is not kept.
     """
-    return bool(settings.id_field or settings.url_field) or not has_fields(unit.url)
+    return bool(settings.id_field or settings.url_field) or not has_fields(unit.url, unit.format)
 
 
-def cannot_be_split(url: str) -> bool:
+def cannot_be_split(url: str, named: str | None = None) -> bool:
     """Return whether a file is one unit at any size, as a compressed file is, which is read from its beginning."""
-    item, _, compression = format_of(url)
+    item, _, compression = format_of(url, named)
     return bool(compression) or type(item).cuts is Format.cuts
 
 
@@ -82,15 +86,16 @@ def split_into_units(
     unit_bytes: int,
     source: int,
     txt_documents: Literal["file", "blank_lines"] = "file",
+    named: str | None = None,
 ) -> list[InputUnit]:
     """Return the units of a file: parts of about `unit_bytes` of plain text if it can be split.
 
     Raises:
         UserError: the file's own description, such as a Parquet footer, cannot be fetched.
     """
-    item, _, compression = format_of(url)
+    item, _, compression = format_of(url, named)
     whole = [Cut(0, file_bytes, file_bytes)]
     may_be_cut = type(item).cuts is not Format.cuts and (item.needs_seeking or file_bytes > unit_bytes)
     is_whole = bool(compression) or (may_be_cut and not storage.gives_ranges(url))
     cuts = whole if is_whole else item.cuts(url, file_bytes, unit_bytes, txt_documents)
-    return [InputUnit(url, cut.start, cut.stop, len(cuts) == 1, source, cut.bytes) for cut in cuts]
+    return [InputUnit(url, cut.start, cut.stop, len(cuts) == 1, source, cut.bytes, format=named) for cut in cuts]

@@ -103,7 +103,7 @@ def estimate(plan: Plan, tokenizer: Tokenizer, start_seconds: float = 0.0) -> Es
     cached_tokenizer(storage.absolute(tokenizer.url), tokenizer.fingerprint)
     groups: dict[tuple[int, tuple[str, str]], list[InputUnit]] = {}
     for unit in plan.parts:
-        groups.setdefault((unit.source, file_format(unit.url)), []).append(unit)
+        groups.setdefault((unit.source, file_format(unit.url, unit.format)), []).append(unit)
     few = max(1, SAMPLED_UNITS // max(len(groups), 1))
     chosen = {unit for units in groups.values() for unit in _spread(units, few)}
     in_order = [unit for unit in plan.parts if unit in chosen]  # of equal texts the first stays

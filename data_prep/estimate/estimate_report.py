@@ -112,7 +112,11 @@ def _not_counted(plan: Plan, estimate: Estimate) -> Iterator[str]:
 
 def _unsplittable(plan: Plan) -> Iterator[str]:
     """Say which files are one unit each whatever their size, the largest first."""
-    whole = [file for file in plan.inputs if file.bytes > plan.config.shards.unit_bytes and cannot_be_split(file.url)]
+    whole = [
+        file
+        for file in plan.inputs
+        if file.bytes > plan.config.shards.unit_bytes and cannot_be_split(file.url, file.format)
+    ]
     if whole:
         whole.sort(key=lambda file: -file.bytes)
         named = ", ".join(f"{storage.redact(file.url)} ({file.bytes / 1e6:,.1f} MB)" for file in whole[:_SHOWN_FILES])

@@ -65,7 +65,7 @@ def sample_unit(
     dropped: Counter[str] = Counter()
     parts: list[Section] = []
     num_documents = 0
-    has_rows = settings.has_provenance_fields or not has_fields(unit.url)
+    has_rows = settings.has_provenance_fields or not has_fields(unit.url, unit.format)
     started_at = time.perf_counter()
     try:
         first = _first(reader, most_characters)
@@ -100,7 +100,7 @@ def _bytes_of(unit: InputUnit, num_documents: int, reader: FilteredReader, setti
     """About how many bytes of its file the unit's first documents take."""
     if reader.num_rows is not None:
         return unit.bytes * num_documents / max(reader.num_rows, 1)
-    ending, compression = file_format(unit.url)
+    ending, compression = file_format(unit.url, unit.format)
     if is_one_document(ending, settings):
         return unit.bytes
     if ending not in _LINES:

@@ -53,7 +53,7 @@ class FilteredReader(DocumentReader):
         self._on_drop = on_drop
         self._skips = settings.on_bad_input == "skip"
         self._file_name = unit.name if is_named_by_file(unit, settings) else ""
-        self._is_one_document = is_one_document(file_format(unit.url)[0], settings)
+        self._is_one_document = is_one_document(file_format(unit.url, unit.format)[0], settings)
 
     @property
     def dropped(self) -> Counter[str]:

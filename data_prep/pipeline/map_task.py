@@ -203,7 +203,7 @@ def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
             dropped.update(reader.dropped)
             if part.whole and not num_read and not reader.dropped:
                 num_empty_files += 1
-            if has_fields(part.url):
+            if has_fields(part.url, part.format):
                 languages.merge(reader.languages)
             reads.append(PartRead(reader.sha256, *reader.beyond))
         cut_words = batches.finish()

@@ -63,7 +63,7 @@ class Plan:
     @functools.cached_property
     def text_files(self) -> tuple[InputFile, ...]:
         """The inputs whose documents have no fields, and are named by their files."""
-        return tuple(file for file in self.inputs if not has_fields(file.url))
+        return tuple(file for file in self.inputs if not has_fields(file.url, file.format))
 
     @property
     def has_provenance(self) -> bool:
@@ -79,7 +79,10 @@ class Plan:
         documents = values["documents"]
         documents["filters"] = [dict(each) for each in self.filters]
         documents["formats"] = {ending: dict(each) for ending, each in self.formats.items()}
-        for source in values["sources"]:
+        read_otherwise = {file.source for file in self.inputs if file.format is not None}
+        for number, source in enumerate(values["sources"]):
+            if number not in read_otherwise:  # so that plans of earlier releases, and of other spellings, are equal
+                del source["format"]
             source["input"] = [storage.redact(pattern) for pattern in source["input"]]
             source["url"] = source["url"] and storage.redact(source["url"])
         return values
@@ -135,7 +138,7 @@ def make_plan(
         destinations,
         parent,
         filters=tuple(described_filters(config.documents.filters)),
-        formats=described_formats(file.url for file in inputs),
+        formats=described_formats((file.url, file.format) for file in inputs),
     )
 
 
@@ -156,7 +159,7 @@ def warn_of_names(plan: Plan) -> None:
 
 def text_bytes(inputs: Sequence[InputFile]) -> float:
     """Return the estimated bytes of text in the files, from their sizes."""
-    return sum(file.bytes * growth_of(file.url) for file in inputs)
+    return sum(file.bytes * growth_of(file.url, file.format) for file in inputs)
 
 
 def _text_of_sources(config: PreparationConfig, inputs: Sequence[InputFile]) -> list[float]:

@@ -54,7 +54,7 @@ def _groups(parts: Sequence[InputUnit], unit_bytes: int) -> Iterator[list[InputU
     group: list[InputUnit] = []
     held = 0.0
     for part in parts:
-        size = part.bytes * growth_of(part.url)
+        size = part.bytes * growth_of(part.url, part.format)
         if group and (part.source != group[0].source or held + size > unit_bytes or len(group) >= MAX_PARTS):
             yield group
             group, held = [], 0.0

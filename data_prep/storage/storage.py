@@ -61,6 +61,14 @@ def is_file(url: str | Path) -> bool:
         return local_path(url).is_file()
 
 
+def is_folder(url: str | Path) -> bool:
+    """Whether there is a folder at `url`; a web server has none."""
+    if is_remote(url):
+        is_web = str(url).startswith(("http://", "https://"))
+        return not is_web and (remote_files.info(str(url)) or {}).get("type") == "directory"
+    return os.path.isdir(local_path(url))
+
+
 def folder_of_file(url: str | Path) -> str | None:
     """The folder of a local file that was given instead of a folder; None if `url` is not a local file."""
     with explained(url, "read"):

@@ -10,12 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data_prep.api.opened_dataset import verify
 from data_prep.config.preparation_config import PreparationConfig
+from data_prep.documents.documents import DocumentReader
+from data_prep.documents.input_files import find_inputs, find_units
+from data_prep.documents.rejects import BadInput
 from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.compressions import COMPRESS
+from tests.support.data_prep_command import Command
+from tests.support.error_codes import coded
 from tests.support.living_data_sets import document_ids, read_texts
 from tests.support.s3_server import S3Bucket
 
@@ -70,3 +76,68 @@ def test_every_format_in_every_compression_gives_its_documents(
     )
     prepare_shards(make_plan(config, tokenizer), tokenizer, str(tmp_path / "plain"), 1)
     assert document_ids(output) == document_ids(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("store", ["local", "memory"])
+@pytest.mark.parametrize(("ending", "named"), [(".txt", "txt"), (".jsonl", "JSONL"), (".parquet", ".parquet")])
+def test_files_without_an_ending_are_read_in_the_format_that_their_source_names(
+    store: str, ending: str, named: str, tmp_path: Path
+) -> None:
+    folder = {"local": str(tmp_path / "in"), "memory": f"memory://named{ending}"}[store]
+    texts = [f"The text with the number {number}." for number in range(20)]
+    names = {"AA/wiki_00": "", "AA/wiki_01.bz2": ".bz2", "AB/part-00000.gz": ".gz", "AB/deep/.hidden": "", "x.csv": ""}
+    for number, (name, compression) in enumerate(names.items()):
+        storage.write_bytes(f"{folder}/{name}", COMPRESS[compression](contents_of(texts[number::5], ending)))
+    visible = sorted(text for number, text in enumerate(texts) if number % 5 != 3)
+    for inputs in (folder, [f"{folder}/*/*_*", f"{folder}/AB", f"{folder}/x.csv"], f"{folder}/**"):
+        config = config_of({"input": inputs, "format": named})
+        files = find_inputs(config)
+        assert [file.name.rpartition("/")[2] for file in files] == ["wiki_00", "wiki_01.bz2", "part-00000.gz", "x.csv"]
+        read = [list(DocumentReader(unit, config.documents)) for unit in find_units(files, config)]
+        assert sorted(document.text for documents in read for document in documents) == visible
+    config = config_of({"input": f"{folder}/AA/wiki_01.bz2", "format": f"{named}.gz"})
+    with pytest.raises(BadInput, match=rf"set sources\[\]\.format={ending[1:]}\.bz2", check=coded("wrong-ending")):
+        list(DocumentReader(find_units(find_inputs(config), config)[0], config.documents))
+
+
+def config_of(source: dict[str, object], **settings: object) -> PreparationConfig:
+    values = {"sources": [{"name": "named", **source}], "documents": {"txt_documents": "blank_lines"}, **settings}
+    return PreparationConfig.model_validate(values)
+
+
+def test_a_named_format_is_part_of_the_identity_only_where_it_changes_what_is_read(
+    small_tokenizer: Path, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.load(small_tokenizer)
+    (tmp_path / "a.jsonl").write_bytes(contents_of(["One."], ".jsonl"))
+    plain, same, other = (
+        make_plan(config_of({"input": str(tmp_path / "a.jsonl"), **named}), tokenizer).described_config()
+        for named in ({}, {"format": "json"}, {"format": "txt"})
+    )
+    assert plain == same and "format" not in plain["sources"][0]
+    assert other["sources"][0]["format"] == "txt"
+
+
+def test_every_command_reads_the_inputs_in_the_named_format(
+    command: Command, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    lines = small_corpus.read_bytes().splitlines(keepends=True)
+    for name, part in (("AA/wiki_00", lines[:40]), ("AA/wiki_01", lines[40:80]), ("more", lines[80:100])):
+        storage.write_bytes(tmp_path / name, b"".join(part))
+    inputs = ("--input", tmp_path / "AA", "--input-format", "jsonl", "--workers", 1)
+    trained = ("tokenizer", *inputs, "--output", tmp_path / "tokenizer", "tokenizer.vocab_size=400")
+    assert command(*trained) == 0, command.errors
+    assert command(*trained, "--dry-run") == 0, command.errors
+    made = (*inputs, "--tokenizer", small_tokenizer, "--output", tmp_path / "set", "shards.valid_fraction=0.2")
+    assert command("shards", *made, "--dry-run") == 0 and "80" in command.output, command.errors
+    assert command("shards", *made, "--shard-range", "1/1") == 0, command.errors
+    assert command("merge", *made) == 0, command.errors
+    added = ("--input", tmp_path / "more", "--input-format", ".JSONL", "--add-to", tmp_path / "set")
+    assert command("shards", *added, "--source-name", "more", "shards.valid_fraction=0.2") == 0, command.errors
+    dataset = verify(tmp_path / "set")
+    assert {name: source.documents for name, source in dataset.sources.items()} == {"corpus": 80, "more": 20}
+    assert [each["sources"][0]["format"] for each in dataset.manifest.preparations] == ["jsonl", "jsonl"]
+    assert command("inspect", tmp_path / "set", "--source", "more") == 0 and len(command.output.splitlines()) == 21
+    without = [word for word in made if word not in ("--input-format", "jsonl")]
+    assert command("shards", *without) == 2 and "[input-is-folder]" in command.errors
+    assert command("shards", *made[2:], "sources=[]") == 2 and "[input-format-without-input]" in command.errors

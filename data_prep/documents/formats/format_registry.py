@@ -28,7 +28,7 @@ from data_prep.storage.compression import COMPRESSIONS, DAMAGE
 from data_prep.storage.parquet import DamagedTable
 
 FORMATS = Registry(
-    where="the format {name!r} of documents.formats",
+    where="the format {name!r}",
     import_fix="give module:function; your module must be on PYTHONPATH",
     import_code="format-not-importable",
     callable_fix="give a function from a stream of bytes to objects, or a subclass of Format",
@@ -49,7 +49,7 @@ _of_packages: dict[str, tuple[Format, str]] = {}
 
 
 def use_formats(formats: Mapping[str, str], begins: bool = False) -> None:
-    """Register formats (`module:function`) for file endings in this process.
+    """Register formats (`module:function`) for file endings, or for their own names, in this process.
 
     Args:
         begins: where work begins; formats of earlier work are forgotten, and the files of modules are compared.
@@ -74,7 +74,7 @@ def check_formats(formats: Mapping[str, str], planned: Mapping[str, Mapping[str,
     """
     use_formats(formats)
     for ending, identity in planned.items():
-        item = format_by_ending(ending)
+        item = format_named(ending)[0]
         if _identity(item) != identity:
             raise UserError(
                 f"the format {item.path} of this process differs from that at the start of the preparation",
@@ -84,28 +84,65 @@ def check_formats(formats: Mapping[str, str], planned: Mapping[str, Mapping[str,
             )
 
 
-def format_of(url: str) -> tuple[Format, str, str]:
+def format_of(url: str, named: str | None = None) -> tuple[Format, str, str]:
     """Return format, ending and compression of a file by its name, such as (..., ".jsonl", ".gz").
 
+    Args:
+        named: the format that the file's source names, which counts instead of the ending; see `format_named`.
+
     Raises:
-        UsageError: the type of the file is unsupported.
+        UsageError: the type of the file is unsupported, or the named format is unknown.
     """
     name = (storage.redact(url) if url.startswith(("http://", "https://")) else url).lower()
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
+    if named is not None:
+        item, ending, own_compression = format_named(named)
+        return item, ending, own_compression or compression
     plain = name.removesuffix(compression)
-    known = {ending: item for item in BUILT_IN for ending in item.endings}
-    known |= {ending: item for ending, (item, _) in _of_settings.items()}
-    if not plain.endswith(tuple(known)):
-        known |= _installed()  # the files of all packages are read for it
-    for ending, item in known.items():
+    for ending, item in (known := _known(plain.endswith)).items():
         if plain.endswith(ending):
             return item, ending, compression
     raise UsageError(
-        f"input {storage.redact(url)} has an unsupported file type; supported: {' '.join(known)}, each of these also "
-        f"with {' '.join(COMPRESSIONS)} after it",
-        fix="rename or convert the file, or set a custom format for its ending in documents.formats",
+        f"input {storage.redact(url)} has an unsupported file type; {_listed(known)}",
+        fix="name the format of the source with sources[].format (--input-format), rename or convert the file, or set "
+        "a custom format for its ending in documents.formats",
         code="unsupported-file-type",
     )
+
+
+def format_named(named: str) -> tuple[Format, str, str]:
+    """Return format, ending and compression of a name such as jsonl, .jsonl, jsonl.gz or module:function.
+
+    The ending of `module:function` is the name itself.
+
+    Raises:
+        UsageError: the format is unknown, or cannot be imported.
+    """
+    if ":" in named:
+        use_formats({named: named})
+        return _of_settings[named][0], named, ""
+    whole = f".{named.lower().removeprefix('.')}"
+    compression = next((ending for ending in COMPRESSIONS if whole.endswith(ending)), "")
+    ending = whole.removesuffix(compression)
+    known = _known(lambda endings: ending in endings)
+    if ending not in known:
+        raise UsageError(
+            f"the format {named!r} is unknown; {_listed(known)}",
+            fix="name one of these, or module:function of your own format",
+            code="unknown-format",
+        )
+    return known[ending], ending, compression
+
+
+def _known(suffices: Callable[[tuple[str, ...]], bool]) -> dict[str, Format]:
+    """Return formats by ending; those of installed packages only if the others do not suffice: it reads all their files."""
+    known = {ending: item for item in BUILT_IN for ending in item.endings}
+    known |= {ending: item for ending, (item, _) in _of_settings.items() if ":" not in ending}
+    return known if suffices(tuple(known)) else known | _installed()
+
+
+def _listed(known: Iterable[str]) -> str:
+    return f"supported: {' '.join(known)}, each of these also with {' '.join(COMPRESSIONS)} after it"
 
 
 def is_supported(url: str) -> bool:
@@ -117,15 +154,14 @@ def is_supported(url: str) -> bool:
     return True
 
 
-def format_by_ending(ending: str) -> Format:
-    """Return the format of an ending that `format_of` returned."""
-    return format_of(f"x{ending}")[0]
+def described_formats(files: Iterable[tuple[str, str | None]]) -> dict[str, dict[str, str]]:
+    """Return the identity of the custom formats that the files use, by ending: name and source digest.
 
-
-def described_formats(urls: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the identity of the custom formats that the files use, by ending: name and source digest."""
+    Args:
+        files: URL and named format of each.
+    """
     described = {}
-    for item, ending, _ in map(format_of, urls):
+    for item, ending, _ in (format_of(*file) for file in files):
         if item.path and ending not in described:
             described[ending] = _identity(item)
     return described
@@ -184,7 +220,8 @@ def _installed_paths() -> dict[str, str]:
 
 def _custom(ending: str, path: str) -> Format:
     taken = [built_in for item in BUILT_IN for built_in in item.endings]
-    if not ending.startswith(".") or ending != ending.lower() or ending in taken or ending in COMPRESSIONS:
+    is_ending = ending.startswith(".") and ending == ending.lower() and ":" not in ending
+    if ending != path and (not is_ending or ending in taken or ending in COMPRESSIONS):
         raise UsageError(
             f"documents.formats names a format for the ending {ending!r}",
             fix=f"give an ending in lower case that begins with a dot, none of {' '.join([*taken, *COMPRESSIONS])}",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig, Source
 from data_prep.documents.document import Document
 from data_prep.documents.documents import DocumentReader, unit_sha256
@@ -63,9 +63,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     format_registry._of_packages.clear()
 
 
-def read(path: Path, **settings: object) -> list[Document]:
+def read(path: Path, named: str | None = None, **settings: object) -> list[Document]:
     documents = DocumentSettings(**settings)  # type: ignore[arg-type]
-    config = PreparationConfig(sources=(Source(name="own", input=(str(path),)),), documents=documents)
+    config = PreparationConfig(sources=(Source(name="own", input=(str(path),), format=named),), documents=documents)
     units = find_units(find_inputs(config), config)
     return [document for unit in units for document in DocumentReader(unit, documents, source="own")]
 
@@ -84,6 +84,43 @@ def test_a_function_and_a_class_read_files_of_their_ending(folder: Path) -> None
         read(folder / "a.pairs")
 
 
+def test_a_source_names_a_format_of_the_users_own(folder: Path) -> None:
+    content = b"first\nOne.\nsecond\nTwo.\n"
+    (folder / "part-00000").write_bytes(content)
+    (folder / "part-00001.gz").write_bytes(gzip.compress(content))
+    (folder / "part-00002.txt").write_bytes(content)
+    expected = [Document("One.", "first", "own"), Document("Two.", "second", "own")]
+    for named, formats in (("own_formats:read", {}), ("pairs", {".pairs": "own_formats:read"})):
+        for path in sorted(folder.glob("part-*")):
+            assert read(path, named, formats=formats, id_field="title") == expected
+    assert read(folder / "part-00000", "own_formats:Whole")[0].text == content.decode().upper()
+    planned = format_registry.described_formats([("part-00000", "own_formats:Whole")])
+    assert planned["own_formats:Whole"]["source_sha256"]
+    format_registry._of_settings.clear()  # as in a worker
+    format_registry.check_formats({}, planned)
+    (folder / "own_formats.py").write_text(MODULE.replace("upper()", "lower()"))
+    with pytest.raises(UserError, check=coded("module-changed")):
+        read(folder / "part-00000", "own_formats:Whole")
+
+
+@pytest.mark.parametrize(
+    ("named", "code"),
+    [
+        ("jsonlines", "unknown-format"),
+        ("gz", "unknown-format"),
+        ("x.jsonl", "unknown-format"),
+        ("own_formats:absent", "format-not-importable"),
+        ("own_formats:nothing", "format-not-callable"),
+    ],
+)
+def test_an_unknown_format_is_refused_with_those_that_are_known(folder: Path, named: str, code: str) -> None:
+    (folder / "a.jsonl").write_text('{"text": "One."}')
+    with pytest.raises(UsageError, check=coded(code)) as refused:
+        read(folder / "a.jsonl", named, formats={".pairs": "own_formats:read"})
+    assert code != "unknown-format" or ".jsonl .json .parquet .csv .tsv" in str(refused.value)
+    assert code != "unknown-format" or " .pairs," in str(refused.value)
+
+
 @pytest.mark.fault(
     row=64, fault="the module of a format is edited in a living process", required="refused until it is reloaded"
 )
@@ -91,7 +128,7 @@ def test_an_edited_format_is_refused_and_a_reloaded_one_is_used(folder: Path) ->
     (folder / "a.pairs").write_bytes(b"first\nOne.\n")
     formats = {".pairs": "own_formats:Whole"}
     assert read(folder / "a.pairs", formats=formats)[0].text == "FIRST\nONE.\n"
-    planned = format_registry.described_formats(["a.pairs"])
+    planned = format_registry.described_formats([("a.pairs", None)])
     (folder / "own_formats.py").write_text(MODULE.replace("upper()", "lower()"))
     with pytest.raises(UserError, check=coded("module-changed")):
         read(folder / "a.pairs", formats=formats)
