@@ -133,10 +133,18 @@ def small_tokenizer(small_corpus: Path, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="session")
 def small_shards(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a shard set of the small corpus: 4 train shards of several records, 1 valid shard."""
-    folder = tmp_path_factory.mktemp("shards")
-    overrides = ["shards.min_shards=4", "shards.valid_fraction=0.1", "shards.record_tokens=2000"]
-    config = load_config(None, overrides, [str(small_corpus)])
-    tokenizer = Tokenizer.load(small_tokenizer)
+    return _shards(small_corpus, small_tokenizer, tmp_path_factory.mktemp("shards"), 0.1)
+
+
+@pytest.fixture(scope="session")
+def shards_without_valid(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without a valid split."""
+    return _shards(small_corpus, small_tokenizer, tmp_path_factory.mktemp("train_only"), 0.0)
+
+
+def _shards(corpus: Path, tokenizer_folder: Path, folder: Path, valid_fraction: float) -> Path:
+    overrides = ["shards.min_shards=4", f"shards.valid_fraction={valid_fraction}", "shards.record_tokens=2000"]
+    config, tokenizer = load_config(None, overrides, [str(corpus)]), Tokenizer.load(tokenizer_folder)
     prepare_shards(make_plan(config, tokenizer), tokenizer, str(folder), 1)
     return folder
 

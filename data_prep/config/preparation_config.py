@@ -239,7 +239,9 @@ class ShardSettings(Settings):
     min_shards: Annotated[int, Field(ge=1, lt=1_000_000)] = Field(
         8, description="minimum number of train shards, even if the corpus fits in fewer"
     )
-    valid_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.01, description="share of the documents held out")
+    valid_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        0.01, description="share of the documents held out; 0 for none, and then training does not evaluate"
+    )
     record_tokens: PositiveInt = Field(
         65_536, description="tokens per record; a longer document is a record of its own"
     )

@@ -99,8 +99,8 @@ class Manifest(ManifestPart):
             if kept.get("lists") is not None:
                 FileRecord.model_validate(kept["lists"])
             fraction = settings.get("shards", {}).get("valid_fraction", 0.5)
-            if not isinstance(fraction, (int, float)) or not 0 < fraction < 1:
-                raise ValueError(f"shards.valid_fraction={str(fraction)[:20]} is no number between 0 and 1")
+            if not isinstance(fraction, (int, float)) or not 0 <= fraction < 1:
+                raise ValueError(f"shards.valid_fraction={str(fraction)[:20]} is no number from 0 to below 1")
         return config
 
     @model_validator(mode="after")

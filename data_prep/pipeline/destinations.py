@@ -54,7 +54,8 @@ class Destinations:
         """Return the destinations (n,) int64 of document ids (n,) uint64 and source numbers (n,) in the plan."""
         is_valid, low = self._is_valid(document_ids), document_ids & _LOW
         if not self.source_shards:
-            train, valid = low % np.uint64(self.num_train), self.num_train + low % np.uint64(self.num_valid)
+            # Without valid shards no document is valid.
+            train, valid = low % np.uint64(self.num_train), self.num_train + low % np.uint64(max(1, self.num_valid))
             shared: np.ndarray = np.where(is_valid, valid, train).astype(np.int64)
             return shared
         assert sources is not None

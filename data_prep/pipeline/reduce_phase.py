@@ -100,7 +100,7 @@ def make_shards(
 
     If all documents of a destination are dropped, its shard is empty and counts them. If train has documents and valid
     has none, the document with the smallest id (the hash nearest to valid) is held out, and its shard is rewritten
-    without it. The data set of an addition has a valid split already.
+    without it. The data set of an addition has a valid split already, or none, as with shards.valid_fraction=0.
 
     Args:
         summary: as `gather` returns it.
@@ -117,6 +117,8 @@ def make_shards(
         return totals
     if totals.smallest is None:
         raise nothing_to_train_on(plan)
+    if not plan.destinations.valid_fraction:
+        return totals
     _report_hold_out(plan, summary)
     tasks, written = _with_one_held_out(plan, tokenizer, output, summary, first_shard, totals), totals
     totals = _run(plan, tasks, runner, f"shards-{totals.smallest[0]:016x}")
@@ -156,7 +158,8 @@ def nothing_to_train_on(plan: Plan) -> UserError:
     return UserError(
         "no document is left to train on: those that remain after deduplication are all in the valid split "
         f"(shards.valid_fraction={plan.destinations.valid_fraction:g})",
-        fix="give more documents; of text files, documents.txt_documents=blank_lines makes one of each block",
+        fix="give more documents (of text files, documents.txt_documents=blank_lines makes one of each block), or set "
+        "shards.valid_fraction=0, which holds none out",
         code="nothing-to-train-on",
     )
 

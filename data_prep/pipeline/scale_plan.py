@@ -84,7 +84,7 @@ def plan_destinations(
     def shards_of(num_bytes: float, least: float) -> tuple[int, int]:
         shards = num_bytes / TEXT_BYTES_PER_TOKEN * token_bytes / settings.shard_bytes
         num_train = max(math.ceil(least), round(shards * (1 - settings.valid_fraction)))
-        return num_train, max(1, round(shards * settings.valid_fraction))
+        return num_train, max(1, round(shards * settings.valid_fraction)) if settings.valid_fraction else 0
 
     of_sources: tuple[tuple[int, int], ...] = ()
     if has_source_shards or config.has_source_budgets:

@@ -22,7 +22,7 @@ from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import Segments, document_starts
 from trainer.data.randomness import Purpose
 from trainer.data.samples import SampleSpace, masking_of, row_settings
-from trainer.data.shard_set import Shard, ShardSet
+from trainer.data.shard_set import Shard, ShardSet, Split, has_valid_split
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,9 @@ def measured_batches(
 ) -> Iterator[EvaluationBatch]:
     """Yield the micro-batches of one measurement after another; as many on every rank.
 
-    Raises:
-        UserError: as `evaluation_batches`.
+    There are none where no data set has a valid split.
     """
-    for each in measurements:
+    for each in measurements if has_valid_split(shard_sets) else ():
         for batch in evaluation_batches(
             shard_sets, each.data, each.shape, each.seed, rank, world_size, each.max_tokens
         ):
@@ -92,6 +91,7 @@ def evaluation_batches(
     rank: int,
     world_size: int,
     max_tokens: int | None,
+    split: Split = "valid",
 ) -> Iterator[EvaluationBatch]:
     """Yield the valid split once (or `max_tokens` positions of it), with the same rows and masks at every call.
 
@@ -99,11 +99,16 @@ def evaluation_batches(
     micro-batches; padding rows without predictions complete the last ones. The order in which a mixture names its data
     sets does not matter.
 
+    Args:
+        split: "train" for rows of the first train shards instead, whose values do not matter.
+
     Raises:
-        UserError: the valid split is empty (of a mixture: of every component).
+        UserError: the split is empty (of a mixture: of every component).
     """
-    held_out = [shard_set for shard_set in shard_sets if shard_set.shards("valid")] or list(shard_sets[:1])
-    parts = [shards_of(shard_set, "valid") for shard_set in held_out]
+    held_out = [shard_set for shard_set in shard_sets if shard_set.shards(split)] or list(shard_sets[:1])
+    parts = [shards_of(shard_set, split) for shard_set in held_out]
+    if split == "train":
+        parts = [part[:1] for part in parts]
     shards = [shard for part in sorted(parts, key=lambda part: part[0].record.sha256) for shard in part]
     settings = row_settings(data, stage)
     samples = SampleSpace([shards], [1.0], settings, seed, Purpose.EVALUATION)

@@ -156,6 +156,11 @@ class Shard:
         self.shard_set.prefetch(self.record)
 
 
+def has_valid_split(shard_sets: Sequence[ShardSet]) -> bool:
+    """Return whether any data set holds documents out; without them a run does not evaluate."""
+    return any(shard_set.manifest.valid.documents for shard_set in shard_sets)
+
+
 _TEXT_SUFFIXES = (".txt", ".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow", ".xml")
 _COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 

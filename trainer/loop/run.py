@@ -12,7 +12,7 @@ from trainer.checkpoint.format import DataIdentity
 from trainer.checkpoint.upload import Uploader
 from trainer.config.run_config import RunConfig
 from trainer.data.hidden_words import HiddenWords
-from trainer.data.shard_set import ShardSet
+from trainer.data.shard_set import ShardSet, has_valid_split
 from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
@@ -100,6 +100,11 @@ class Run:
     @property
     def data(self) -> DataIdentity:
         return data_identity(self.shard_sets)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is anything to evaluate: a valid split or minimal pairs."""
+        return self.minimal_pairs is not None or has_valid_split(self.shard_sets)
 
     @property
     def num_parameters(self) -> int:

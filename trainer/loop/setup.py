@@ -31,7 +31,7 @@ from trainer.data.batch import Batch
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.hidden_words import HiddenWords, hide_words
 from trainer.data.sample_range import Branch
-from trainer.data.shard_set import ShardSet, tokenizer_of_run
+from trainer.data.shard_set import ShardSet, Split, has_valid_split, tokenizer_of_run
 from trainer.distributed.process_group import (
     Ranks,
     broadcast_object,
@@ -68,6 +68,7 @@ from trainer.model.numerics import with_compilation_decided, with_precision_deci
 from trainer.model.pretraining import PretrainingModel, PretrainingOutput
 from trainer.model.sizes import num_parameters
 from trainer.preflight.checks import PlannedRun, warnings
+from trainer.preflight.data_checks import EVALUATION_IS_OFF
 from trainer.registry.registrar import Registrar
 from trainer.registry.starting_weights import load_initial_weights
 from trainer.tracking.run_description import all_lineages, describe_run
@@ -301,10 +302,11 @@ def _as_cut(stage: Stage, world_size: int) -> Stage:
 def _first_batch(
     stage: StageShape, data: DataSettings, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks
 ) -> Batch:
-    """Return a micro-batch of valid data in the stage's shape, masked as `data` sets it, on the rank's device."""
-    batches = evaluation_batches(
-        shard_sets, data, stage, config.training.seed, ranks.rank, ranks.world_size, stage.micro_batch_tokens
-    )
+    """Return a micro-batch of valid data (train data if there is none) in the stage's shape, masked as `data` sets it,
+    on the rank's device."""
+    split: Split = "valid" if has_valid_split(shard_sets) else "train"
+    rank, seed, tokens = (ranks.rank, ranks.world_size), config.training.seed, stage.micro_batch_tokens
+    batches = evaluation_batches(shard_sets, data, stage, seed, *rank, tokens, split)
     return next(batches).batch.to(ranks.device)
 
 
@@ -331,6 +333,8 @@ def log_run_summary(run: Run, state: TrainState, changes: list[str], new_branch:
     elif state.step:
         start = f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"
     run.log(start)
+    if not has_valid_split(run.shard_sets):
+        run.log(EVALUATION_IS_OFF)
     if (warning := untrained_positions(config)) is not None and not state.step:
         run.warn(warning)
     if config.model.attention_probs_dropout_prob and run.ranks.device.type == "cuda":

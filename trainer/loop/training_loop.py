@@ -50,7 +50,7 @@ def training_loop(run: Run, state: TrainState, progress: Progress) -> tuple[Stat
         run.recorder.add(state.step, samples_of(batch), rate_of_step(run.config, state.step), result)
         run.bar.advance()
         progress = replace(progress, nonfinite=counted(run, batch, result, state, progress))
-        due = what_is_due(run.config, state, progress, result)
+        due = what_is_due(run.config, state, progress, result, run.evaluates)
         progress = with_evaluation(run.config, progress, due)
         if due.log:
             state, progress = log(run, state, progress, batches.epoch_of(state))
@@ -139,7 +139,9 @@ class Due:
     end: bool
 
 
-def what_is_due(config: RunConfig, state: TrainState, progress: Progress, result: StepResult) -> Due:
+def what_is_due(
+    config: RunConfig, state: TrainState, progress: Progress, result: StepResult, evaluates: bool = True
+) -> Due:
     """Decide what follows a step: a saved or evaluated step is logged too, the last step is all three, a stop is saved.
 
     A stop in an evaluated step leaves its evaluation to the next start, in the last step too.
@@ -153,7 +155,7 @@ def what_is_due(config: RunConfig, state: TrainState, progress: Progress, result
     step, nonfinite = state.step, progress.nonfinite
     last, stop = step == config.max_steps, result.counts.stop
     stage = config.stage_of(step)
-    evaluation = last or step % stage.evaluation.every_steps == 0
+    evaluation = evaluates and (last or step % stage.evaluation.every_steps == 0)
     ends = last or stop
     wanted = ends or progress.save_is_deferred or result.counts.save or step % config.checkpoint.every_steps == 0
     save = wanted and not nonfinite.in_streak and (ends or not result.is_nonfinite)

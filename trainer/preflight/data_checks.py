@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted
 from data_prep.base.urls import WEB_SCHEMES, scheme
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.verification import tokenizer_file_problems
 from data_prep.storage import storage
+from trainer.config.promotion import parse_conditions
 from trainer.config.run_config import RunConfig
 from trainer.data.samples import check_enough_data
-from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer
+from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, has_valid_split
 from trainer.preflight.finding import Finding
 
 SAMPLED_TRAIN_SHARDS = 3
 SAMPLED_VALID_SHARDS = 1
 HASHED_BYTES = 256 << 20
 SHOWN_FILES = 3
+EVALUATION_IS_OFF = "evaluation is off: the data set has no valid split"
 
 
 def check_data(config: RunConfig, shard_sets: list[ShardSet]) -> None:
@@ -30,6 +33,33 @@ def check_data(config: RunConfig, shard_sets: list[ShardSet]) -> None:
     check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
     check_own_tokenizer(shard_sets[0])
     check_enough_data(shard_sets, config.stages, config.training.seed)
+    if not has_valid_split(shard_sets):
+        check_needs_no_evaluation(config)
+
+
+def check_needs_no_evaluation(config: RunConfig) -> None:
+    """Refuse settings that need scores of the valid split, of a run without one.
+
+    Raises:
+        UsageError: names the first one.
+    """
+    checkpoint, registry = config.checkpoint, config.registry
+    settings = [("checkpoint.best_metric", checkpoint.best_metric)] if checkpoint.keep_best else []
+    if registry.only_if:
+        settings += [("registry.only_if", condition.metric) for condition in parse_conditions(registry.only_if)]
+    wanted = [(setting, f"compares {metric}") for setting, metric in settings if _is_of_valid_split(metric)]
+    if checkpoint.average_last is not None:
+        wanted.append(("checkpoint.average_last", "evaluates the mean of checkpoints"))
+    if wanted:
+        raise UsageError(
+            f"{wanted[0][0]} {wanted[0][1]}, and {EVALUATION_IS_OFF}",
+            fix="leave the setting out, or prepare the data with shards.valid_fraction above 0",
+            code="nothing-to-evaluate",
+        )
+
+
+def _is_of_valid_split(metric: str) -> bool:
+    return metric.startswith(("valid/", "average/")) and not metric.startswith("valid/minimal_pairs")
 
 
 def look_at_data(config: RunConfig, shard_sets: list[ShardSet], world_size: int) -> Iterator[Finding]:
@@ -37,11 +67,14 @@ def look_at_data(config: RunConfig, shard_sets: list[ShardSet], world_size: int)
     for shard_set in shard_sets[1:]:
         check_own_tokenizer(shard_set)
     yield from _check_tokenizer_files(shard_sets)
+    is_evaluated = has_valid_split(shard_sets)
+    if not is_evaluated:
+        yield Finding("warn", "shards", EVALUATION_IS_OFF)
     for shard_set in shard_sets:
         yield from _check_shards(shard_set)
         train, where = shard_set.manifest.train, storage.redact(shard_set.url)
-        if not shard_set.manifest.valid.documents:
-            yield Finding("warn", "shards", f"{where} has no valid documents; raise shards.valid_fraction")
+        if is_evaluated and not shard_set.manifest.valid.documents:
+            yield Finding("warn", "shards", f"{where} has no valid documents, so it is not evaluated")
         shards = "1 train shard for" if len(train.shards) == 1 else f"{len(train.shards):,} train shards for"
         yield Finding("ok", "shards", f"{where}: {shards} {counted(world_size, 'rank')}")
     asked = config.tokens_after()

@@ -29,7 +29,7 @@ from trainer.model.sizes import (
     flops_per_token,
     parameter_table,
 )
-from trainer.preflight.data_checks import format_epochs
+from trainer.preflight.data_checks import EVALUATION_IS_OFF, check_needs_no_evaluation, format_epochs
 from trainer.preflight.efficiency import WORLD_SIZES, efficiency_lines, gpus_per_node
 from trainer.preflight.memory_estimate import TENSORS_ONLY, heaviest_stage, memory_in_stage
 from trainer.registry.starting_weights import look_at_initial_weights
@@ -254,6 +254,9 @@ def shard_lines(config: RunConfig, world_size: int, expects_shards: bool = False
     for url, manifest, tokens in zip(config.data_sets, found, asked, strict=True):
         if manifest is not None:
             yield from _describe_shards(storage.redact(url), manifest, config, world_size, round(tokens))
+    if None not in found and not any(each.valid.documents for each in found if each is not None):
+        check_needs_no_evaluation(config)
+        yield EVALUATION_IS_OFF
     if manifests := [each for each in found if each is not None]:
         yield from reading_lines(manifests, config.data.cache_bytes)
 

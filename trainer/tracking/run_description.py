@@ -37,8 +37,8 @@ def describe_run(
     settings = config.model_dump(mode="json")
     settings["training"]["max_steps"] = config.max_steps
     tracker.log_params(settings)
-    if len(shard_sets) == 1:
-        tracker.log_params({ENTROPY_PARAM: shard_sets[0].manifest.valid.unigram_entropy_nats})
+    if len(shard_sets) == 1 and (entropy := shard_sets[0].manifest.valid.unigram_entropy_nats) is not None:
+        tracker.log_params({ENTROPY_PARAM: entropy})
     tracker.log_artifact_text("config.yaml", to_yaml(config))
     digests = [shard_set.manifest.digest for shard_set in shard_sets]
     for number, shard_set in enumerate(shard_sets):

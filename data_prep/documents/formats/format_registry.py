@@ -135,7 +135,7 @@ def format_named(named: str) -> tuple[Format, str, str]:
 
 
 def _known(suffices: Callable[[tuple[str, ...]], bool]) -> dict[str, Format]:
-    """Return formats by ending; those of installed packages only if the others do not suffice: it reads all their files."""
+    """Return formats by ending; those of packages, which takes reading all of them, if others do not suffice."""
     known = {ending: item for item in BUILT_IN for ending in item.endings}
     known |= {ending: item for ending, (item, _) in _of_settings.items() if ":" not in ending}
     return known if suffices(tuple(known)) else known | _installed()

@@ -50,7 +50,7 @@ def test_a_configuration_reads_back_from_its_own_yaml(tmp_path) -> None:  # type
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("shards.valid_fraction=0", "shards.valid_fraction=0"),
+        ("shards.valid_fraction=-0.1", "shards.valid_fraction=-0.1"),
         ("documents.on_bad_input=ignore", "documents.on_bad_input"),
         ("sources=[{name: a, input: x.txt}, {name: a, input: y.txt}]", "two sources are named 'a'"),
         ("sources=[{name: a}]", "sources.0.input is required"),

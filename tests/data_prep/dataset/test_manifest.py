@@ -45,6 +45,7 @@ def set_fraction(values: dict[str, Any], fraction: object) -> None:
         (lambda values: values["valid"]["shards"].clear(), "valid: .*its shards hold 0"),
         (lambda values: set_fraction(values, "a tenth"), "shards.valid_fraction=a tenth is no number"),
         (lambda values: set_fraction(values, None), "shards.valid_fraction=None is no number"),
+        (lambda values: set_fraction(values, -1), "shards.valid_fraction=-1 is no number"),
         (lambda values: set_fraction(values, 2), "shards.valid_fraction=2 is no number"),
     ],
 )

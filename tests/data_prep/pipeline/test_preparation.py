@@ -23,12 +23,16 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import PreparationConfig, load_config
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.shards import read_records
+from data_prep.dataset.verification import verify_shards
 from data_prep.pipeline import map_phase, map_task, reduce_phase
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.map_task import document_id
 from data_prep.pipeline.plan import make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.pipeline.reduce_task import ReduceTask, seeded_order
+from data_prep.pipeline.repair import repair
+from data_prep.reports.stats import read_statistics
+from data_prep.reports.tables import stats_report
 from data_prep.storage import storage
 from data_prep.text.cleaning import Normalization, clean_paragraphs, normalize
 from data_prep.text.sentences import sentence_starts
@@ -245,6 +249,34 @@ def test_a_corpus_without_a_held_out_hash_holds_out_the_nearest(tokenizer: Token
     assert [shard.name for shard in manifest.train.shards] == [
         f"train-{number:06d}.tar" for number in range(len(manifest.train.shards))
     ]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_with_a_valid_fraction_of_0_every_document_is_for_training(
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, weighted: bool
+) -> None:
+    texts = texts_of(small_corpus)
+    paths = [
+        write_lines(tmp_path / f"{name}.jsonl", texts[:first]) for name, first in (("a", 30), ("b", 60), ("c", 90))
+    ]
+    sources = [{"name": path.stem, "input": str(path), **({"weight": 1.0} if weighted else {})} for path in paths]
+    shards = {"min_shards": 2, "valid_fraction": 0, "unit_bytes": 30000}
+    first, second = (
+        PreparationConfig.model_validate({"sources": part, "shards": shards}) for part in (sources[:2], sources[2:])
+    )
+    output = tmp_path / "out"
+    manifest, _ = prepare_shards(make_plan(first, tokenizer), tokenizer, str(output), 1)
+    assert (manifest.train.documents, manifest.valid.documents) == (60, 0) and not manifest.valid.shards
+    (output / manifest.train.shards[0].name).unlink()
+    assert repair(make_plan(first, tokenizer), tokenizer, str(output), 1)[1] == [manifest.train.shards[0].name]
+    grown, _ = prepare_shards(make_plan(second, tokenizer, manifest), tokenizer, str(output), 1)
+    assert (grown.train.documents, grown.valid.documents) == (90, 0)
+    assert verify_shards(str(output))[1] == []
+    assert "| valid | 0 | 0 |" in (output / "DATA_CARD.md").read_text()
+    assert list(stats_report(read_statistics(str(output))))
+    other = second.model_copy(update={"shards": second.shards.model_copy(update={"valid_fraction": 0.01})})
+    with pytest.raises(UsageError, match=r"set shards\.valid_fraction=0\.?", check=coded("other-valid-fraction")):
+        make_plan(other, tokenizer, grown)
 
 
 @pytest.mark.parametrize(

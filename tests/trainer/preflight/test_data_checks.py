@@ -8,6 +8,7 @@ import pytest
 from data_prep.base.load_settings import load_settings
 from tests.support.doctor import findings_of
 from trainer.config.run_config import RunConfig
+from trainer.preflight.data_checks import EVALUATION_IS_OFF
 
 
 def config_of(shards: Path | str, folder: Path, *overrides: str) -> RunConfig:
@@ -58,3 +59,30 @@ def test_a_tokenizer_file_that_only_an_export_would_carry_is_looked_at_too(small
     path.write_text(path.read_text(encoding="utf-8").replace("[MASK]", "[MUSK]"), encoding="utf-8")
     (text,) = failures(shards, tmp_path)
     assert "tokenizer.json has sha256" in text and "--repair" in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_refused"),
+    [
+        ((), False),
+        (("checkpoint.keep_best=1",), True),
+        (("checkpoint.average_last=2",), True),
+        (("registry.name=m", "registry.promote_to=champion", "registry.only_if=valid/mlm_loss < 3"), True),
+        (("checkpoint.keep_best=1", "checkpoint.best_metric=valid/minimal_pairs_accuracy"), False),
+    ],
+)
+def test_without_a_valid_split_only_what_compares_its_scores_is_refused(
+    overrides, is_refused, shards_without_valid, tmp_path
+):
+    config = config_of(shards_without_valid, tmp_path, "evaluation.minimal_pairs=pairs", *overrides)
+    findings = findings_of(config, "data", num_ranks=1)
+    assert any("[nothing-to-evaluate]" in each.text for each in findings if each.level == "fail") == is_refused
+    assert is_refused or EVALUATION_IS_OFF in [each.text for each in findings]
+
+
+def test_a_part_of_a_mixture_without_a_valid_split_is_no_reason_to_refuse(shards_without_valid, small_shards, tmp_path):
+    mixture = f"data.shards=[{{url: '{shards_without_valid}'}}, {{url: '{small_shards}'}}]"
+    config = config_of(small_shards, tmp_path, mixture, "checkpoint.keep_best=1")
+    findings = findings_of(config, "data", num_ranks=1)
+    assert [each.text for each in findings if each.level == "fail"] == []
+    assert any("has no valid documents, so it is not evaluated" in each.text for each in findings)
