@@ -70,7 +70,7 @@ def prepare_shards(
         UserError: input cannot be read, or `output` cannot be written, holds other work or is locked.
     """
     check_output_apart(plan, output)
-    if not fresh and (manifest := _complete_in_read_only(plan, output)) is not None:
+    if not fresh and (manifest := _complete_unlocked(plan, output)) is not None:
         return manifest, False
     with storage.hold_lock(output) as lock:
         if fresh:
@@ -99,7 +99,7 @@ def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor 
         UserError: as `prepare_shards`; or another job runs this range.
     """
     check_output_apart(plan, output)
-    if _complete_in_read_only(plan, output) is not None:
+    if _complete_unlocked(plan, output) is not None:
         return False
     with storage.hold_lock(output, shard_range.name) as lock:
         if finished_manifest(plan, output) is not None:
@@ -121,7 +121,7 @@ def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Execut
         UserError: as `prepare_shards`; or units of some ranges are not done.
     """
     check_output_apart(plan, output)
-    if (manifest := _complete_in_read_only(plan, output)) is not None:
+    if (manifest := _complete_unlocked(plan, output)) is not None:
         return manifest, False
     with storage.hold_lock(output) as lock:
         manifest = _complete_already(plan, output)
@@ -171,14 +171,17 @@ def _map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
     return map_tasks(plan, tokenizer, output)
 
 
-def _complete_in_read_only(plan: Plan, output: str) -> Manifest | None:
-    """Return the manifest if `output` is a local folder without permission to write and holds this plan's result.
+def _complete_unlocked(plan: Plan, output: str) -> Manifest | None:
+    """Return the manifest if `output`, where writing may be forbidden, holds this plan's result; None otherwise.
 
-    The lock, whose file cannot be made there, is not needed: nothing will be written. Returns None otherwise.
+    The lock, whose file could not be made there, is not needed: nothing will be written. That a store forbids writing
+    shows only at the attempt, so a finished set in a store is read without a lock, unless a killed run left work.
     """
-    if storage.is_remote(output) or os.access(storage.local_path(output), os.W_OK):
+    if not storage.is_remote(output) and os.access(storage.local_path(output), os.W_OK):
         return None
     manifest = finished_manifest(plan, output)
+    if manifest is not None and storage.is_remote(output) and has_begun(output):
+        return None
     if manifest is not None:
         _check_sizes(manifest, output)
         check_dropped_kept(plan)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from data_prep.dataset import versions
 from data_prep.executors import phases
@@ -296,6 +297,26 @@ def test_row_16_an_output_that_cannot_be_written_is_told_before_work_starts(
         read_only.chmod(0o500)
         assert command(*arguments, "--output", read_only / "out") == 1
         assert "cannot be written: Permission denied" in command.errors
+
+
+def test_a_finished_data_set_in_a_store_that_refuses_writes_is_complete(
+    command: Command, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = "memory://read-only/out"
+    assert command(*arguments, "--output", output) == 0, command.errors
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError("Access Denied")
+
+    for name in ("pipe_file", "put_file", "rm_file", "rm", "_rm"):
+        monkeypatch.setattr(MemoryFileSystem, name, refuse)
+    assert command(*arguments, "--output", output) == 0, command.errors
+    assert "is complete" in command.output
+    assert command(*arguments, "--output", output, "--shard-range", "1/2") == 0 and "was done" in command.output
+    assert command("merge", *arguments[1:], "--output", output) == 0 and "is complete" in command.output
+    assert command(*arguments, "--output", output, "shards.valid_fraction=0.5") == 1, "another preparation"
+    assert "[other-preparation]" in command.errors
+    assert command(*arguments, "--output", "memory://read-only/new") == 1 and "cannot be written" in command.errors
 
 
 def test_a_finished_data_set_in_a_read_only_folder_is_complete(
