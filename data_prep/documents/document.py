@@ -51,9 +51,20 @@ def wrong_values(document: Document) -> str:
         value = getattr(document, name)
         if not isinstance(value, str) and (value is not None or name == "text"):
             return f"{name} is {type(value).__name__}, not text"
+        if name in ("id", "url") and value is not None and has_surrogates(value):
+            return f"{name} holds half a surrogate pair, which is not a character"
     if not isinstance(document.metadata, Mapping):
         return f"metadata is {type(document.metadata).__name__}, not a mapping"
     return ""
+
+
+def has_surrogates(text: str) -> bool:
+    """Whether a text holds halves of surrogate pairs, whose replacement would make different ids and URLs equal."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def is_json(values: Mapping[str, Any]) -> bool:

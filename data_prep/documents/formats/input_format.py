@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.document import Document
+from data_prep.documents.document import Document, has_surrogates
 from data_prep.documents.rejects import Fault, Rejects
 from data_prep.storage.hashing_files import RangeHashingFile
 
@@ -229,6 +229,9 @@ def _text_or_integer(values: Mapping[str, Any], name: str | None) -> str | None:
         raise _not_utf8(value, name)
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise Fault(f"has {kind_of(value)} for {name!r}, not text or an integer", "not text")
+    if isinstance(value, str) and has_surrogates(value):
+        what = f"has half a surrogate pair in {name!r}, which is not a character"
+        raise Fault(what, "invalid UTF-8", "write the whole character")
     return str(value)
 
 

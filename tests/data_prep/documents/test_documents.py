@@ -31,6 +31,7 @@ from data_prep.documents.languages import DocumentLanguages
 from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, Normalization, clean_paragraphs
 from tests.support.compressions import COMPRESS
+from tests.support.error_codes import coded
 from tests.support.peak_memory import read_in_a_process
 
 DEFAULTS = DocumentSettings()
@@ -112,6 +113,18 @@ def test_hard_characters_come_through_and_lone_surrogates_are_replaced_by_cleani
     assert read(tmp_path / "a.jsonl") == [hard]
     (paragraph,) = clean_paragraphs(hard, Normalization())
     assert paragraph.encode() and paragraph.endswith("[MASK] [SEP] \ufffd end")
+
+
+@pytest.mark.parametrize("field", ["id", "url"])
+def test_ids_and_urls_that_differ_in_half_a_surrogate_pair_alone_never_become_equal(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = [{"text": f"Text {ending}.", field: f"a{ending}"} for ending in ("\ud800", "\udfff", "\ufffd", "\U0001f600")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = DocumentSettings(**{f"{field}_field": field})
+    with pytest.raises(BadInput, match=f"line 1 has half a surrogate pair in '{field}'", check=coded("invalid-utf-8")):
+        read(path, fields)
+    skip = fields.model_copy(update={"on_bad_input": "skip"})
+    assert read_and_count(path, skip) == (["Text \ufffd.", "Text \U0001f600."], {"invalid UTF-8": 2})
 
 
 @given(
