@@ -22,7 +22,14 @@ from data_prep.documents.languages import DocumentLanguages
 from data_prep.documents.lines import damaged_line
 from data_prep.documents.rejects import BadInput, Rejects
 from data_prep.storage import storage
-from data_prep.storage.compression import COMPRESSIONS, DAMAGE, decompress, decompressed_copy, detect_compression
+from data_prep.storage.compression import (
+    COMPRESSIONS,
+    DAMAGE,
+    decompress,
+    decompressed_copy,
+    detect_compression,
+    unsupported_container,
+)
 from data_prep.storage.hashing_files import NOTHING_BEYOND, HashingFile, RangeHashingFile, read_bytes_of
 from data_prep.storage.parquet import DamagedTable
 from data_prep.text.cleaning import has_too_many_marks
@@ -154,6 +161,7 @@ class DocumentReader:
             stream = decompress(hashed, compression)
             if compression:
                 head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+                _check_container(head, f"the content of {self._rejects.where}", item)
             item.check_content(head, self._rejects.where)
             yield from read_documents(item, stream, self._reading())
         except DamagedTable as error:
@@ -195,6 +203,7 @@ class DocumentReader:
 
     def _check_ending(self, head: bytes, where: str, item: Format, ending: str, compression: str) -> None:
         """Raise if the first bytes of a file contradict its ending, or the format that its source names."""
+        _check_container(head, where, item)
         found_format = sniffed(head)
         wanted = compression or (ending if item.kind else "")
         found = detect_compression(head) or ("" if found_format is None else found_format.endings[0])
@@ -239,3 +248,14 @@ def _hashing(raw: BinaryIO, unit: InputUnit, head: bytes) -> HashingFile:
         return HashingFile(raw, where, None if unit.whole else unit.stop, head)
     raw.seek(unit.start - 1)
     return HashingFile(raw, where, unit.stop - unit.start + 1)
+
+
+def _check_container(head: bytes, where: str, item: Format) -> None:
+    """Raise if a file is an archive, or compressed in an unsupported way; a user's own format may read it."""
+    if not item.path and (found := unsupported_container(head)):
+        raise BadInput(
+            f"{where} is {found}, which is not supported",
+            "wrong ending",
+            spoils_file=True,
+            fix=f"unpack it; compressed files may be {', '.join(COMPRESSIONS.values())}",
+        )

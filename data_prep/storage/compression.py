@@ -24,6 +24,16 @@ _MAGIC = {
     ".bz2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
     ".xz": re.compile(rb"\xfd7zXZ\x00"),
 }
+_UNSUPPORTED = {
+    "a ZIP archive": re.compile(rb"PK(\x03\x04|\x05\x06)"),
+    "a tar archive": re.compile(rb"(?s).{257}ustar(\x0000|  \0)"),
+    "a 7z archive": re.compile(rb"7z\xbc\xaf\x27\x1c"),
+    "a RAR archive": re.compile(rb"Rar!\x1a\x07"),
+    "LZ4-compressed": re.compile(rb"\x04\x22\x4d\x18|\x02\x21\x4c\x18"),
+    "Snappy-compressed": re.compile(rb"\xff\x06\0\0sNaPpY"),
+    "lzip-compressed": re.compile(rb"LZIP\x01"),
+    "compressed by `compress`": re.compile(rb"\x1f[\x9d\xa0]"),
+}
 DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 _BUFFER_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 16
@@ -35,6 +45,11 @@ _LONGEST_WINDOW_BYTES = 1 << 31  # of zstd --long=31; the system allocates no mo
 def detect_compression(head: bytes) -> str:
     """Return the extension for a file that begins with these (at least ten) bytes, or ""."""
     return next((ending for ending, magic in _MAGIC.items() if magic.match(head)), "")
+
+
+def unsupported_container(head: bytes) -> str:
+    """Return what holds the files that begin with these bytes, such as "a ZIP archive", if it is not read; or ""."""
+    return next((name for name, magic in _UNSUPPORTED.items() if magic.match(head)), "")
 
 
 def decompress(file: io.RawIOBase, compression: str) -> io.BufferedReader:

@@ -6,9 +6,12 @@ import bz2
 import contextlib
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import re
+import tarfile
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -400,6 +403,49 @@ def test_no_piece_of_a_binary_file_becomes_a_document(tmp_path: Path, name: str,
         with pytest.raises(BadInput, match=f"{name} is not text.*byte 8 of the file") as caught:
             list(DocumentReader(unit, blank_lines))
         assert caught.value.spoils_file and caught.value.reason == "binary"
+
+
+def archived(kind: str) -> bytes:
+    file = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(file, "w") as packed:
+            packed.writestr("a.jsonl", json_lines(TEXTS))
+    else:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT if kind == "gnu" else None) as tar:
+            tar.addfile(tarfile.TarInfo("a.jsonl"), io.BytesIO())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("policy", ["error", "skip"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a.csv", "a.parquet", "a.jsonl.gz"])
+@pytest.mark.parametrize("kind", ["zip", "tar", "gnu", "lz4"])
+def test_archives_and_unsupported_compressions_are_refused_by_name(
+    tmp_path: Path, kind: str, name: str, policy: str
+) -> None:
+    data = b"\x04\x22\x4d\x18\x64\x40" + b"x" * 300 if kind == "lz4" else archived(kind)
+    (tmp_path / name).write_bytes(COMPRESS[".gz" if name.endswith(".gz") else ""](data))
+    what = {"zip": "a ZIP archive", "lz4": "LZ4-compressed"}.get(kind, "a tar archive")
+    with pytest.raises(BadInput, match=f"{name} is {what}", check=coded("wrong-ending")) as caught:
+        read(tmp_path / name, DocumentSettings(on_bad_input=policy))
+    assert caught.value.spoils_file
+
+
+@pytest.mark.parametrize("after", [b"\0\0\0\0", b"garbage", b"\n", b"{}\n"])
+@pytest.mark.parametrize("compression", [".gz", ".bz2", ".xz", ".zst"])
+def test_bytes_after_the_last_compressed_member_are_damage_unless_they_are_padding(
+    tmp_path: Path, compression: str, after: bytes
+) -> None:
+    pack = COMPRESS[compression]
+    path = tmp_path / f"a.jsonl{compression}"
+    members = pack(json_lines(TEXTS[:1])) + pack(b"") + pack(json_lines(TEXTS[1:]))
+    path.write_bytes(members + after)
+    if after == bytes(4) and compression in (".gz", ".xz"):
+        assert read(path) == list(TEXTS)
+        return
+    with pytest.raises(BadInput, match="is damaged or cut short", check=coded("damaged-file")):
+        read(path)
+    path.write_bytes(members)
+    assert read(path) == list(TEXTS)
 
 
 @pytest.mark.parametrize("compression", ["", ".gz"])
