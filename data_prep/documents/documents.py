@@ -213,9 +213,10 @@ class DocumentReader:
         names |= {ending: each.kind for each in (item, found_format) if each is not None for ending in each.endings}
         is_now = f"is {names[found]}" if found else f"is not {names[wanted]}"
         what, fix = "its extension", f"rename it to end in {found}" if found else f"rename it without {wanted}"
-        if self.unit.format is not None:
+        named = self.unit.format
+        if named and ":" not in named and not (compression and self.unit.url.lower().endswith(compression)):
             right = f"{ending}{found}" if found in COMPRESSIONS else found
-            what = f"the format {self.unit.format!r} of its source"
+            what = f"the format {named!r} of its source"
             fix = f"set sources[].format={right.lstrip('.')} for it" if right else "name its format in sources[].format"
         raise BadInput(
             f"{where} {is_now}, which contradicts {what}",

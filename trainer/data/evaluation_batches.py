@@ -100,7 +100,7 @@ def evaluation_batches(
     sets does not matter.
 
     Args:
-        split: "train" for rows of the first train shards instead, whose values do not matter.
+        split: "train" for rows of a train shard of each data set instead, whose values do not matter.
 
     Raises:
         UserError: the split is empty (of a mixture: of every component).
@@ -108,7 +108,7 @@ def evaluation_batches(
     held_out = [shard_set for shard_set in shard_sets if shard_set.shards(split)] or list(shard_sets[:1])
     parts = [shards_of(shard_set, split) for shard_set in held_out]
     if split == "train":
-        parts = [part[:1] for part in parts]
+        parts = [[max(part, key=lambda shard: shard.record.tokens)] for part in parts]
     shards = [shard for part in sorted(parts, key=lambda part: part[0].record.sha256) for shard in part]
     settings = row_settings(data, stage)
     samples = SampleSpace([shards], [1.0], settings, seed, Purpose.EVALUATION)
