@@ -184,7 +184,8 @@ def matching(pattern: str) -> list[str]:
         for match, is_folder in _walk(pattern, filesystem, root, rest):
             matches[f"{scheme(pattern)}://{match.lstrip('/')}"] = is_folder
         files = sorted(match for match, is_folder in matches.items() if not is_folder)
-        refuse_unread(redact(pattern), files, sorted(matches.keys() - set(files)), "/")
+        if not rest.endswith("**"):  # which matches all but hidden files, so other folders hold nothing else
+            refuse_unread(redact(pattern), files, sorted(matches.keys() - set(files)), "/")
         return files
 
 
