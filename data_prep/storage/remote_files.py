@@ -77,7 +77,7 @@ def size(url: str) -> int:
         raise UserError(
             f"{redact(url)} cannot be read: the web server does not state its size, or sends it with a "
             "Content-Encoding",
-            fix="download it, for example with curl --remote-name, and name the local file",
+            fix="download it, for example with curl -O, and name the local file",
             code="unknown-size",
         )
     return found

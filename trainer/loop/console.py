@@ -59,7 +59,7 @@ def evaluation_line(
             f"perplexity {metrics['valid/mlm_perplexity']:,.1f}",
         ]
     else:
-        parts.append("no mlm loss: the valid split is empty, or too small for a masked token")
+        parts.append("no mlm loss: no token of the valid split is masked, because it is empty or too small")
     if "valid/own_mlm_loss" in metrics:
         parts.append(f"as it trains {metrics['valid/own_mlm_loss']:.3f}")
     if "valid/word_bits_per_byte" in metrics:

@@ -111,28 +111,27 @@ import json, sys
 from trainer.loop.api import train
 
 settings = json.loads(sys.argv[1]) | {"evaluation.every_steps": 2, "checkpoint.every_steps": 2}
-plain = train("tiny_cpu", settings)
-longer = train("tiny_cpu", settings | {"training.max_steps": 8})
-paired = train("tiny_cpu", settings | {"output_dir": "paired", "evaluation.minimal_pairs": "pairs.jsonl"})
-print(json.dumps([{"status": each.status, "metrics": dict(each.metrics)} for each in (plain, longer, paired)]))
+first = train("tiny_cpu", settings)
+longer = train("tiny_cpu", settings | {"training.max_steps": 6, "evaluation.minimal_pairs": "pairs.jsonl"})
+print(json.dumps([{"status": each.status, "metrics": dict(each.metrics)} for each in (first, longer)]))
 """
 
 
-def test_a_data_set_without_a_valid_split_trains_and_resumes_without_evaluations(
+def test_a_data_set_without_a_valid_split_trains_and_resumes_without_evaluating_it(
     shards_without_valid: Path, tmp_path: Path
 ) -> None:
     pair = {"sentence_good": "the river crossed the village.", "sentence_bad": "the river the crossed village."}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
-    settings = SMALL | {"data.shards": str(shards_without_valid), "output_dir": "run", "data.sentence_pairs": "none"}
+    settings = SMALL | {"data.shards": str(shards_without_valid), "output_dir": "run"}
     done = fork_server.run(["-c", UNEVALUATED, json.dumps(settings)], tmp_path, environment())
     assert done.returncode == 0, done.stderr
-    plain, longer, paired = json.loads(done.stdout.splitlines()[-1])
-    assert [each["status"] for each in (plain, longer, paired)] == ["finished"] * 3
-    assert not [name for each in (plain, longer) for name in each["metrics"] if name.startswith("valid/")]
-    assert "valid/minimal_pairs_accuracy" in paired["metrics"] and "valid/mlm_loss" not in paired["metrics"]
+    first, longer = json.loads(done.stdout.splitlines()[-1])
+    assert first["status"] == longer["status"] == "finished"
+    assert not [name for name in first["metrics"] if name.startswith("valid/")]
+    assert "valid/minimal_pairs_accuracy" in longer["metrics"] and "valid/mlm_loss" not in longer["metrics"]
     output = done.stdout + done.stderr
-    assert output.count("evaluation is off: the data set has no valid split") == 3
-    assert output.count("valid at step") == 2 and not is_pending(tmp_path / "run/checkpoints/step-00000008")
+    assert output.count("evaluation is off: the data set has no valid split") == 2
+    assert output.count("valid at step") == 1 and not is_pending(tmp_path / "run/checkpoints/step-00000006")
 
 
 MANY = """

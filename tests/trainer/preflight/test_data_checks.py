@@ -76,7 +76,7 @@ def test_without_a_valid_split_only_what_compares_its_scores_is_refused(
 ):
     config = config_of(shards_without_valid, tmp_path, "evaluation.minimal_pairs=pairs", *overrides)
     findings = findings_of(config, "data", num_ranks=1)
-    assert any("[nothing-to-evaluate]" in each.text for each in findings if each.level == "fail") == is_refused
+    assert any(f"and {EVALUATION_IS_OFF}" in each.text for each in findings if each.level == "fail") == is_refused
     assert is_refused or EVALUATION_IS_OFF in [each.text for each in findings]
 
 
