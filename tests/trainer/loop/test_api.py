@@ -117,6 +117,7 @@ print(json.dumps([{"status": each.status, "metrics": dict(each.metrics)} for eac
 """
 
 
+@pytest.mark.slow
 def test_a_data_set_without_a_valid_split_trains_and_resumes_without_evaluating_it(
     shards_without_valid: Path, tmp_path: Path
 ) -> None:

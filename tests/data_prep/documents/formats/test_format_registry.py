@@ -182,7 +182,7 @@ def test_what_goes_wrong_names_file_and_document(folder: Path) -> None:
         ("c", "id is int"),
         ("d", "metadata holds what JSON does not"),
         ("s", "url holds half a surrogate pair"),
-        ("e", "own_formats.py:23.*KeyError"),
+        ("e", "own_formats.py:24.*KeyError"),
     ],
 )
 def test_what_a_class_or_an_object_of_it_gives_is_checked(folder: Path, content: str, what: str) -> None:
