@@ -4,7 +4,8 @@
     clozeworks embed --model models:/NAME@ALIAS --neighbors bank --input texts.txt
 
 The texts are the lines of a file or of standard input, or a column of a table (tsv, csv, jsonl, parquet). A .parquet
-output contains the texts and their vectors. --neighbors lists the nearest words by the embedding table and, with
+output contains the texts and their vectors. A row of a table with an empty or invalid text has a vector of NaN, and a
+warning names it. --neighbors lists the nearest words by the embedding table and, with
 --input, by their contextual vectors in these texts.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,13 +92,14 @@ def main() -> None:
     from trainer.inference.embedding import Embedder
 
     embedder = Embedder(arguments.model, tracking_uri=arguments.tracking_uri)
+    given = [text for text in texts if text is not None]
     if arguments.neighbors is not None:
-        show_neighbors(embedder, texts, arguments)
+        show_neighbors(embedder, given, arguments)
         return
     if arguments.dry_run:
-        print(f"dry run: would embed {counted(len(texts), 'text')} into {arguments.output}; nothing was written")
+        print(f"dry run: would embed {counted(len(given), 'text')} into {arguments.output}; nothing was written")
         return
-    found = embedder.embed(texts, arguments.pooling, arguments.layer, arguments.batch_size)
+    found = embedder.embed(given, arguments.pooling, arguments.layer, arguments.batch_size)
     write_vectors(arguments.output, texts, found.vectors)
     cut = (
         f"; {counted(found.num_truncated, 'text')} truncated to {embedder.max_length} tokens"
@@ -106,17 +109,28 @@ def main() -> None:
     print(f"{arguments.output}: {counted(found.vectors.shape[0], 'vector')} of size {found.vectors.shape[1]:,}{cut}")
 
 
-def input_texts(arguments: argparse.Namespace) -> list[str]:
-    """Return the texts of --input, or of standard input."""
+def input_texts(arguments: argparse.Namespace) -> Sequence[str | None]:
+    """Return the texts of --input, or of standard input; None of a row of a table that has none."""
     path: Path | None = arguments.input
     if path is not None and path.suffix in TABLES:
-        from trainer.finetuning.examples import Columns, count_swallowing, read_examples, swallowing_warning, text_of
+        from trainer.finetuning.examples import (
+            Columns,
+            bad_rows_warning,
+            count_swallowing,
+            read_examples,
+            swallowing_warning,
+            text_of,
+        )
 
         quoting = not arguments.no_quoting
-        examples = read_examples(path, Columns(arguments.text_column, None, ""), text_of, None, quoting)
+        examples = read_examples(path, Columns(arguments.text_column, None, ""), text_of, None, quoting, skip_bad=True)
+        if examples.bad_rows:
+            print(bad_rows_warning(examples, "no vector"), file=sys.stderr)
         if num_swallowing := count_swallowing(path, examples, quoting):
             print(swallowing_warning(num_swallowing), file=sys.stderr)
-        return examples.texts
+        texts: Iterator[str] = iter(examples.texts)
+        numbers = range(1, len(examples) + len(examples.bad_rows) + 1)
+        return [None if number in examples.bad_rows else next(texts) for number in numbers]
     if path is None or str(path) == "-":
         if sys.stdin.isatty():
             raise UsageError(
@@ -127,13 +141,13 @@ def input_texts(arguments: argparse.Namespace) -> list[str]:
         name, lines = "standard input", lines_of_stdin()
     else:
         name, lines = str(path), file_texts(path)
-    texts = [line.strip() for line in lines if line.strip()]
-    if not texts:
+    lines_with_text = [line.strip() for line in lines if line.strip()]
+    if not lines_with_text:
         raise UsageError(f"{name} contains no text", fix="give one text per line", code="missing-text")
-    if len(texts) < len(lines):
-        empty = f"skipped {len(lines) - len(texts):,} empty lines of {name}"
+    if len(lines_with_text) < len(lines):
+        empty = f"skipped {len(lines) - len(lines_with_text):,} empty lines of {name}"
         LOG.warning(f"{empty}; the vectors are those of the other lines")
-    return texts
+    return lines_with_text
 
 
 def file_texts(path: Path) -> list[str]:
@@ -161,23 +175,30 @@ def file_texts(path: Path) -> list[str]:
         ) from None
 
 
-def write_vectors(path: Path, texts: list[str], vectors: np.ndarray) -> None:
-    """Write vectors (num_texts, hidden_size) float32 atomically; a .parquet file contains the texts too.
+def write_vectors(path: Path, texts: Sequence[str | None], vectors: np.ndarray) -> None:
+    """Write the vectors (num_given, hidden_size) float32 of texts atomically; a .parquet file contains the texts too.
+
+    None in `texts` has no vector: its row is NaN, or null in a .parquet file.
 
     Raises:
         UserError: the file cannot be written.
     """
     import numpy as np
 
+    is_given = np.array([text is not None for text in texts])
     if path.suffix == ".npy":
+        rows = np.full((len(texts), vectors.shape[1]), np.nan, np.float32)
+        rows[is_given] = vectors
         with storage.local_write(path) as partial, open(partial, "wb") as file:  # save(name) would append .npy
-            np.save(file, vectors)
+            np.save(file, rows)
     else:
         import pandas
 
         from trainer.finetuning.written_tables import write_table
 
-        write_table(pandas.DataFrame({"text": texts, "embedding": list(vectors)}), path)
+        found = iter(vectors)
+        cells = [next(found) if each else None for each in is_given]
+        write_table(pandas.DataFrame({"text": texts, "embedding": cells}), path)
 
 
 def show_neighbors(embedder: Embedder, texts: list[str], arguments: argparse.Namespace) -> None:

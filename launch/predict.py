@@ -4,7 +4,8 @@
 
 The output is the input with the additional columns `predicted`, `probability` and one per class (regression: only
 `predicted`; question answering: also `start`). Both files are tsv, csv, jsonl or parquet, according to their suffix. An
-input that has such a column already is refused, unless --result-suffix gives the additional ones other names.
+input that has such a column already is refused, unless --result-suffix gives the additional ones other names. A row
+with an empty or invalid text has empty predictions, and a warning names it.
 """
 
 from __future__ import annotations
@@ -94,14 +95,15 @@ def main() -> None:
         if num_long
         else ""
     )
-    print(f"{arguments.output}: {counted(len(table), 'prediction')} by {model.task.name}{long}")
+    without = f"; {counted(len(examples.bad_rows), 'row')} without one" if examples.bad_rows else ""
+    print(f"{arguments.output}: {counted(len(examples), 'prediction')} by {model.task.name}{without}{long}")
 
 
 def fitted_folder(arguments: argparse.Namespace) -> Path:
     """Return the folder of the model, after the checks of model and table that need no torch.
 
     Raises:
-        UsageError: the model is not fine-tuned, or the table has no such column, no rows or empty cells.
+        UsageError: the model is not fine-tuned, or the table has no such column, or no row with texts.
         UserError: there is no such model or table.
     """
     from trainer.finetuning.examples import Columns, read_examples
@@ -124,7 +126,7 @@ def fitted_folder(arguments: argparse.Namespace) -> Path:
         is_known = facts.get("task") in TASK_NAMES  # else config.json names the task, which transformers reads
         parse_text = make_task(facts["task"]).parse_text if is_known else lambda cell: cell
         columns = Columns(text, pair if isinstance(pair, str) else None, "")
-        read_examples(arguments.input, columns, parse_text, None, arguments.quoting)
+        read_examples(arguments.input, columns, parse_text, None, arguments.quoting, skip_bad=True)
     return folder
 
 
@@ -134,7 +136,13 @@ def read_texts(model: FittedModel, arguments: argparse.Namespace) -> Examples:
     Raises:
         UsageError: a column is missing or not named.
     """
-    from trainer.finetuning.examples import Columns, count_swallowing, read_examples, swallowing_warning
+    from trainer.finetuning.examples import (
+        Columns,
+        bad_rows_warning,
+        count_swallowing,
+        read_examples,
+        swallowing_warning,
+    )
 
     text = arguments.text_column or (model.columns.text if model.columns else None)
     pair = arguments.pair_column or (model.columns.pair if model.columns else None)
@@ -144,7 +152,10 @@ def read_texts(model: FittedModel, arguments: argparse.Namespace) -> Examples:
             fix="give --text-column, and --pair-column for pairs",
             code="missing-text-column",
         )
-    examples = read_examples(arguments.input, Columns(text, pair, ""), model.task.parse_text, None, arguments.quoting)
+    columns, parse_text = Columns(text, pair, ""), model.task.parse_text
+    examples = read_examples(arguments.input, columns, parse_text, None, arguments.quoting, skip_bad=True)
+    if examples.bad_rows:
+        print(bad_rows_warning(examples, "no prediction"), file=sys.stderr)
     if num_swallowing := count_swallowing(arguments.input, examples, arguments.quoting):
         print(swallowing_warning(num_swallowing), file=sys.stderr)
     return examples
@@ -168,17 +179,22 @@ def check_result_columns(model: FittedModel, table: pandas.DataFrame, arguments:
 def add_predictions(
     model: FittedModel, examples: Examples, table: pandas.DataFrame, arguments: argparse.Namespace
 ) -> tuple[pandas.DataFrame, int]:
-    """Return the table with additional columns of predictions, and the number of truncated texts."""
+    """Return the table with additional columns of predictions, and the number of truncated texts.
+
+    The rows that were left out have none.
+    """
     import pandas
 
     from trainer.finetuning.answer_task import Answer
 
     predictions, num_long = model.predict(examples, arguments.batch_size)
-    labels = [one.label.text if isinstance(one.label, Answer) else one.label for one in predictions]
-    columns = pandas.DataFrame([dict(one.columns) for one in predictions])
-    columns.insert(0, "predicted", labels)
-    if predictions[0].probability is not None:
-        columns.insert(1, "probability", [one.probability for one in predictions])
+    rows = []
+    for one in predictions:
+        label = one.label.text if isinstance(one.label, Answer) else one.label
+        probability = {} if one.probability is None else {"probability": one.probability}
+        rows.append({"predicted": label, **probability, **one.columns})
+    good = [index for index in range(len(table)) if index + 1 not in examples.bad_rows]
+    columns = pandas.DataFrame(rows, index=good, dtype=object).reindex(range(len(table)))
     return pandas.concat([table, columns.add_suffix(arguments.result_suffix)], axis=1), num_long
 
 

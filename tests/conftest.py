@@ -18,7 +18,7 @@ from data_prep.pipeline.plan import make_plan
 from data_prep.pipeline.preparation import prepare_shards
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
-from tests.support import fork_server
+from tests.support import advice, fork_server
 from tests.support.data_prep_command import Command
 from tests.support.mlflow_servers import Server, run_mlflow_server
 from tests.support.s3_server import S3Bucket, S3Server, run_server
@@ -107,6 +107,18 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in secrets_of(os.environ):
             patch.delenv(name)
         yield
+
+
+advice.record()
+
+
+@pytest.fixture(autouse=True)
+def right_advice() -> Iterator[None]:
+    """Fails a test whose errors advise commands, options or settings that do not work."""
+    advice.wrong.clear()
+    yield
+    advice.check_printed()
+    assert not advice.wrong, advice.wrong
 
 
 @pytest.fixture(scope="session")

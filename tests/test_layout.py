@@ -50,7 +50,7 @@ SEAMS = {
     "py3langid": ("data_prep", 1),
     "datatrove": ("data_prep", 1),
     "deepspeed": ("trainer", 4),
-    "mlflow": ("trainer", 5),
+    "mlflow": ("trainer", 6),  # with `served_rows`, of which registered models contain a copy
 }
 
 # The packages of `data_prep` and `trainer` in the order in which they build on each other: each imports from those

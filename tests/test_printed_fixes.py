@@ -1,7 +1,7 @@
-"""What errors advise exists: every command, option and setting that a `fix=` of the sources names.
+"""What texts of the product advise exists: every command and option of any text, every setting that a `fix=` names.
 
-The fixes are read from the sources, so that a new one is tested as soon as it is written. Values that are filled in at
-run time are placeholders here; the tests of the modules run the fixes that depend on them.
+The texts are read from the sources, so that a new one is tested as soon as it is written. Values that are filled in at
+run time are placeholders here. `tests/support/advice.py` tries the fixes of every error that any test provokes.
 """
 
 from __future__ import annotations
@@ -9,87 +9,96 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from pydantic import Field, model_validator
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import setting_names
+from data_prep.base.load_settings import load_settings
+from data_prep.base.settings import SettingError, Settings, setting_names
 from data_prep.config.preparation_config import PreparationConfig
 from launch.command_table import COMMANDS
+from tests.support import advice
+from tests.support.advice import OF_OTHER_PROGRAMS, OPTION, REPOSITORY
 from tests.support.parsers import parser_of
-from tests.trainer.config import test_run_config
 from trainer.config.load import load_config
 from trainer.config.run_config import RunConfig
 from trainer.config.synonyms import synonyms
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 _HOLE = "\N{WHITE SQUARE}"  # what is filled in at run time
-_COMMAND = re.compile(r"clozeworks ([a-z][a-z-]*)((?: (?!clozeworks )[^`;,)]*)?)")
-_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z_-]+")
+_COMMAND = re.compile(r"clozeworks ([a-z][a-z-]*)((?: (?!clozeworks )[^`;,)\n]*)?)")
 _SETTING = re.compile(r"(?<![\w./{-])([a-z_]+(?:\.[a-z_]+)+)=")
-_OF_OTHER_PROGRAMS = {
-    *("--interface", "--memory-limit", "--nthreads", "--nworkers", "--upgrade", "--hostfile", "--num_gpus"),
-    *("--help", "--constraints", "--no-deps", "--local", "--unset", "--global"),
-}
-"""Options of the Dask, DeepSpeed, pip and git commands, and of every parser."""
 
 
-def fixes() -> Iterator[tuple[str, str]]:
-    """Position and text of every `fix=` in the sources, and of the answers to names of other projects."""
+def texts() -> Iterator[tuple[str, str, bool]]:
+    """Position and text of every string that may be printed, and whether it is a `fix=` or an answer to another name.
+
+    Of docstrings only those of modules are printed, as the help of commands.
+    """
     for package in ("data_prep", "trainer", "launch"):
         for path in sorted((REPOSITORY / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.keyword) and node.arg == "fix":
-                    for text in _texts(node.value):
-                        yield f"{path.relative_to(REPOSITORY)}:{node.value.lineno}", text
+            tree = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+            fixes = [node.value for node in tree if isinstance(node, ast.keyword) and node.arg == "fix"]
+            in_fixes = {id(part) for fix in fixes for part in ast.walk(fix)}
+            skipped = {id(part) for node in tree if isinstance(node, ast.JoinedStr) for part in node.values}
+            skipped |= {id(node.value) for node in tree[2:] if isinstance(node, ast.Expr)}
+            for node in tree:
+                if id(node) not in skipped and (text := _text(node)):
+                    yield f"{path.relative_to(REPOSITORY)}:{getattr(node, 'lineno', 0)}", text, id(node) in in_fixes
     for entry in synonyms():
-        yield f"synonyms.yaml: {entry.names[0]}", entry.advice
+        yield f"synonyms.yaml: {entry.names[0]}", entry.advice, True
 
 
-def _texts(node: ast.expr) -> Iterator[str]:
-    """Texts that an expression may be: both branches of a condition, with placeholders for values."""
-    if isinstance(node, ast.IfExp):
-        yield from _texts(node.body)
-        yield from _texts(node.orelse)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
-    elif isinstance(node, ast.JoinedStr):
-        yield "".join(str(part.value) if isinstance(part, ast.Constant) else _HOLE for part in node.values)
+def _text(node: ast.AST) -> str:
+    """The text of a string, with placeholders for values."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else _HOLE for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value else ""
 
 
-FIXES = sorted(set(fixes()))
+TEXTS = sorted(set(texts()))
+FIXES = [(where, text) for where, text, is_fix in TEXTS if is_fix]
 
 
 def test_the_sources_have_fixes() -> None:
-    assert len(FIXES) > 500
+    assert len(FIXES) > 500 and len(TEXTS) > 3000
 
 
-@pytest.mark.parametrize("command", sorted({name for _, text in FIXES for name, _ in _COMMAND.findall(text)}))
-def test_every_option_of_a_command_in_a_fix_exists(command: str) -> None:
-    assert command in COMMANDS, [where for where, text in FIXES if f"clozeworks {command}" in text]
+def test_every_command_in_a_fix_exists() -> None:
+    named = {name: where for where, text in FIXES for name, _ in _COMMAND.findall(text)}
+    assert not {name: where for name, where in named.items() if name not in COMMANDS}
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"ranks"}))
+def test_every_option_of_a_command_in_a_text_exists(command: str) -> None:
     parser = parser_of(command)
-    known = {option for action in parser._actions for option in action.option_strings} if parser else set()
+    assert parser is not None
+    known = {option for action in parser._actions for option in action.option_strings}
     wrong = [
         (where, option)
-        for where, text in FIXES
+        for where, text, _ in TEXTS
         for name, arguments in _COMMAND.findall(text)
         if name == command
-        for option in _OPTION.findall(arguments.partition(" -- ")[0])
+        for option in OPTION.findall(arguments.partition(" -- ")[0])
         if option not in known
     ]
     assert not wrong, wrong
 
 
-def test_every_option_in_a_fix_is_one_of_some_command() -> None:
+def test_every_command_that_a_text_quotes_is_parsed() -> None:
+    found = {where: list(advice.refused_commands(text.replace(_HOLE, "1"))) for where, text, _ in TEXTS}
+    assert not {where: problems for where, problems in found.items() if problems}
+
+
+def test_every_option_in_a_text_is_one_of_some_command() -> None:
     parsers = [parser for command in COMMANDS if (parser := parser_of(command)) is not None]
     known = {option for parser in parsers for action in parser._actions for option in action.option_strings}
     scripts = "".join(path.read_text() for path in (REPOSITORY / "launch").rglob("*.sh"))
-    known |= set(_OPTION.findall(scripts)) | _OF_OTHER_PROGRAMS
+    known |= set(OPTION.findall(scripts)) | OF_OTHER_PROGRAMS
     wrong = [
         (where, option)
-        for where, text in FIXES
-        for option in _OPTION.findall(text)
+        for where, text, _ in TEXTS
+        for option in OPTION.findall(text)
         if option not in known and _HOLE not in text[text.index(option) : text.index(option) + len(option) + 1]
     ]
     assert not wrong, wrong
@@ -107,44 +116,56 @@ def test_every_setting_in_a_fix_exists() -> None:
     assert not wrong, wrong
 
 
-_COMPLETE = re.compile(r"\b(?:set|write|or) ([a-z_]+(?:\.[a-z_0-9]+)*=(?:\[[^]]*\]|\"[^\"]*\"|[\w./-]*\w))(?=$|[ ,;)])")
-"""A setting with its whole value, which can be appended to the command line as it is."""
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.masking=whole_word",
+        "data.mask_unit=whole_word",
+        "model.position_embeding=learned",
+        "training.precision=bfloat16",
+        "zero.stage=bf16",
+        "optimizer.lr=1e-4",
+        "training.whole_word_mask=true",
+        "checkpoint.average_last=5",
+    ],
+)
+def test_a_setting_that_an_error_advises_removes_the_error(override: str) -> None:
+    """The fixture `right_advice` applies it, here and wherever else a test loads a wrong configuration."""
+    with pytest.raises(UsageError):
+        load_config("tiny_cpu", [override])
 
 
-def situations() -> list[tuple[str, ...]]:
-    """Overrides that `tests/trainer/config/test_run_config.py` and others find refused."""
-    table = next(
-        mark
-        for mark in test_run_config.test_a_contradiction_states_setting_value_fix_and_code.pytestmark
-        if mark.name == "parametrize"
-    ).args[1]
-    return [tuple(overrides) for overrides, *_ in table] + [
-        ("data.masking=whole_word",),
-        ("data.mask_unit=whole_word",),
-        ("model.position_embeding=learned",),
-        ("training.precision=bfloat16",),
-        ("zero.stage=bf16",),
-        ("optimizer.lr=1e-4",),
-        ("training.whole_word_mask=true",),
-        ("checkpoint.average_last=5",),
-    ]
+@pytest.mark.parametrize(
+    ("fix", "is_right"),
+    [
+        ("run `clozeworks status run --json`", True),
+        ("run 'clozeworks fill-mask --model runs/a \"a [MASK]\"'", True),
+        ("run `clozeworks register --output x`", False),
+        ("run `clozeworks pretrian`", False),
+        ("run `clozeworks predict --model x --batch-size many`", False),
+    ],
+)
+def test_a_command_that_an_error_advises_is_parsed(fix: str, is_right: bool) -> None:
+    assert (not list(advice.refused_commands(fix))) == is_right
 
 
-def test_a_setting_that_an_error_advises_removes_the_error() -> None:
-    wrong, num_tried = [], 0
-    for overrides in situations():
-        with pytest.raises(UsageError) as caught:
-            load_config("tiny_cpu", overrides)
-        for setting in _COMPLETE.findall(caught.value.fix):
-            num_tried += 1
-            name = setting.partition("=")[0]
-            kept = [word for word in overrides if word.partition("=")[0] != name]
-            if unknown := re.search(r"unknown setting ([\w.]+)", caught.value.problem):
-                kept = [word for word in kept if not word.startswith(unknown[1])]
-            try:
-                load_config("tiny_cpu", [*kept, setting])
-            except UsageError as error:
-                if error.problem == caught.value.problem or error.code == "invalid-setting":
-                    wrong.append((overrides, setting, str(error)))
-    assert not wrong, wrong
-    assert num_tried > 20
+def test_an_option_that_another_command_has_is_noticed() -> None:
+    assert list(advice.foreign_options("add --epochs 3", ["predict.py"])) == ["predict has no option --epochs"]
+    assert not list(advice.foreign_options("add --epochs 3, see `clozeworks predict --help`", ["finetune.py"]))
+
+
+def test_a_setting_that_does_not_help_is_noticed() -> None:
+    class Picky(Settings):
+        size: int = Field(1, description="size")
+
+        @model_validator(mode="after")
+        def _check(self) -> Picky:
+            if self.size > 1:
+                raise SettingError("size is too large", fix=f"set size={self.size - 1}", code="too-large")
+            return self
+
+    for size, is_right in ((2, True), (3, False)):
+        with pytest.raises(UsageError, match=f"set size={size - 1}"):
+            load_settings(Picky, None, [f"size={size}"])
+        assert (not advice.wrong) == is_right
+    advice.wrong.clear()

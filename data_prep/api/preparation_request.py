@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from shlex import quote
 from typing import NamedTuple
 
 from data_prep.base.errors import UsageError
@@ -104,7 +105,8 @@ def _downloaded_if_on_hub(tokenizer: str) -> str:
     try:
         return str(download_from_hub(tokenizer, with_weights=False))
     except UsageError as error:
-        fix = f"{error.fix}; or make one of your text with 'clozeworks tokenizer --input TEXT --output {tokenizer}'"
+        command = f"clozeworks tokenizer --input TEXT --output {quote(tokenizer)}"
+        fix = f"{error.fix}; or make one of your text with `{command}`"
         raise UsageError(f"--tokenizer: {error.problem}", fix=fix, code=error.code) from None
 
 

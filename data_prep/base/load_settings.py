@@ -120,9 +120,10 @@ def _warn_of_repetition(overrides: Sequence[str]) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     texts: dict[str, str] = {}
-    for name, _, text in (override.partition("=") for override in overrides):
+    for typed, _, text in (override.partition("=") for override in overrides):
+        name = typed.replace("[", ".").replace("]", "")  # stages[0].steps is stages.0.steps
         if texts.get(name, text) != text:
-            logger(__name__).warning(f"{name} is given twice with different values; the last one counts")
+            logger(__name__).warning(f"{typed} is given twice with different values; the last one counts")
         texts[name] = text
 
 

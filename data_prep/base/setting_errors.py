@@ -86,6 +86,11 @@ def _names_of(error: Any, value: Any) -> tuple[int | str, ...]:
     return (*names, last) if is_name or (isinstance(value, Mapping) and last in value) else tuple(names)
 
 
+def within_item(fix: str, item: str, section: str) -> str:
+    """Name the settings of a section in a fix as those of an item of a list, such as a stage."""
+    return re.sub(rf"(?<![\w.]){section}\.(?=[a-z])", f"{item}.{section}.", fix) if section else fix
+
+
 def _explain(schema: type[BaseModel], error: Any, values: Mapping[str, Any], typed: Mapping[str, str]) -> Violation:
     """State what pydantic found wrong with one value."""
     where = ".".join(str(part) for part in error["loc"])
@@ -103,8 +108,10 @@ def _explain(schema: type[BaseModel], error: Any, values: Mapping[str, Any], typ
     cause = (error.get("ctx") or {}).get("error")
     if isinstance(cause, SettingError):
         item = re.match(r".*\.\d+(?=\.|$)", where)  # a rule does not know the item of a list that it looks at
-        problem = str(cause) if item is None or item[0] in str(cause) else f"{item[0]}: {cause}"
-        return Violation(problem, cause.fix, cause.code)
+        if item is None or item[0] in str(cause):
+            return Violation(str(cause), cause.fix, cause.code)
+        section = where[item.end() :].strip(".").partition(".")[0]
+        return Violation(f"{item[0]}: {cause}", within_item(cause.fix, item[0], section), cause.code)
     message: str = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     is_rule = error["type"] == "value_error" and isinstance(value, (dict, BaseModel))
     if not where or is_rule:  # a rule of a section names its settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from shlex import quote
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
@@ -85,6 +86,7 @@ def is_text_file(name: str) -> bool:
 def _raw_text(problem: str, pattern: str) -> UsageError:
     return UsageError(
         problem,
-        fix=f"make shards of it with: clozeworks shards --input '{pattern}' --tokenizer TOKENIZER --output SHARDS",
+        fix=f"make shards of it with `clozeworks shards --input {quote(pattern)} --tokenizer TOKENIZER "
+        "--output SHARDS`",
         code="text-instead-of-shards",
     )

@@ -220,7 +220,7 @@ def _check_options(options: argparse.Namespace, arguments: list[str]) -> None:
     if len(arguments) > _MAX_ARGUMENTS - 3:
         raise UsageError(
             f"a TrainJob takes at most {_MAX_ARGUMENTS - 3} arguments of pretrain.py, got {len(arguments)}",
-            fix="write settings into the file of --config",
+            fix="write settings into the configuration file of the run",
             code="too-many-arguments",
         )
     _check_config(arguments)

@@ -15,14 +15,18 @@ from typing import Any
 
 import pandas
 import pytest
+import transformers
 
 from data_prep.base.errors import UsageError, UserError
 from launch import embed, finetune, predict, register
 from tests.support.error_codes import coded
 from trainer.finetuning.examples import Columns, Examples
+from trainer.finetuning.labeled_tables import is_missing, read_table
 from trainer.finetuning.task_data import make_task
 from trainer.finetuning.tasks import Prediction
+from trainer.finetuning.written_tables import write_table
 from trainer.inference.pulled_model import pull
+from trainer.model.quiet_transformers import quiet_transformers
 from trainer.tracking.mlflow_server import connect
 
 FILLERS = "it was a day the sat on mat ran to in and slept".split()
@@ -302,6 +306,46 @@ def test_columns_of_the_input_named_as_those_of_the_predictions_are_kept_under_a
         **{"text": "a", "predicted": "old", "probability_x": "1"},
         **{"predicted_2": "x", "probability_2": 0.75, "probability_x_2": 0.75, "probability_y_2": 0.25},
     }
+
+
+@pytest.mark.parametrize("kind", ["tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification", "QuestionAnswering"])
+def test_rows_without_a_text_have_no_prediction_and_leave_the_others_theirs(
+    kind: str,
+    head: str,
+    tiny_hugging_face: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_hugging_face, "model")
+    with quiet_transformers():
+        getattr(transformers, f"AutoModelFor{head}").from_pretrained(tiny_hugging_face).save_pretrained("model")
+    bad = "" if kind == "tsv" else None
+    cells: list[Any] = ["a cat sat", bad, "the dog ran to it", "  " if kind == "parquet" else bad]
+    rows = [{"text": cell, "question": "the dog"} for cell in cells]
+    if kind == "jsonl":
+        rows.append({"text": {"a": 1}, "question": "it"})
+    given = ["--model", "model", "--text-column", "text", "--tracking-uri", "sqlite:///none.db"]
+    given += ["--pair-column", "question"] if head == "QuestionAnswering" else []
+    for name, table in (("all", rows), ("good", rows[0:3:2])):
+        write_table(pandas.DataFrame(table, dtype=object), Path(f"{name}.{kind}"))
+        monkeypatch.setattr(
+            sys, "argv", ["predict.py", *given, "--input", f"{name}.{kind}", "--output", f"{name}-out.{kind}"]
+        )
+        predict.main()
+        out, err = capsys.readouterr()
+        assert f"{name}-out.{kind}: 2 predictions" in out
+        assert ("no prediction for rows 2, 4" in err) == (name == "all")
+    found, alone = (read_table(Path(f"{name}-out.{kind}")) for name in ("all", "good"))
+    columns = [name for name in alone.columns if name not in ("text", "question")]
+    assert columns and all(
+        str(cell).removesuffix(".0") == str(other)  # pandas makes floats of integers with gaps
+        for name in columns
+        for cell, other in zip(found.loc[[0, 2], name], alone[name], strict=True)
+    )
+    assert all(is_missing(cell) for cell in found.drop([0, 2])[columns].to_numpy().ravel().tolist())
 
 
 def test_unpaired_quotation_marks_are_warned_of_and_quoting_is_remembered(

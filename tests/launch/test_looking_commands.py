@@ -47,7 +47,7 @@ def test_vectors_and_pictures_that_cannot_be_written_whole_leave_the_old_file(
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     for name, write in (
-        ("v.npy", lambda: embed.write_vectors(Path("v.npy"), [], np.zeros((999, 16), np.float32))),
+        ("v.npy", lambda: embed.write_vectors(Path("v.npy"), ["a"] * 999, np.zeros((999, 16), np.float32))),
         (
             "v.png",
             lambda: run(monkeypatch, show_attention, "--model", str(tiny_hugging_face), "--output", "v.png", "a"),
@@ -64,17 +64,26 @@ def test_vectors_and_pictures_that_cannot_be_written_whole_leave_the_old_file(
     assert {path.name for path in Path().iterdir()} == {"v.npy", "v.png"}
 
 
-def test_empty_lines_are_told_of_and_cells_without_text_refused(
+def test_empty_lines_are_skipped_and_rows_without_text_have_no_vector(
     tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = ("--model", str(tiny_hugging_face))
     run(monkeypatch, embed, *model, "--output", "v.npy", stdin="\ufeffthe cat\n\na\u2028dog\n")
     printed = capsys.readouterr()
     assert "v.npy: 2 vectors" in printed.out and "skipped 1 empty lines of standard input" in printed.err
+    table = (*model, "--input", "t.jsonl", "--text-column", "text", "--output")
+    Path("t.jsonl").write_text('{"text": null}\n{"text": "a"}\n{"text": ["a"]}\n{"text": "dog"}\n')
+    for output in ("t.npy", "t.parquet"):
+        run(monkeypatch, embed, *table, output)
+        assert "no vector for rows 1, 3 (row 1, column 'text': the cell is empty)" in capsys.readouterr().err
+    vectors, written = np.load("t.npy"), pandas.read_parquet("t.parquet")
+    assert np.isnan(vectors).all(axis=1).tolist() == [True, False, True, False]
+    assert written["text"].tolist()[1::2] == ["a", "dog"] and written["embedding"].isna().tolist()[::2] == [True, True]
+    np.testing.assert_array_equal(vectors[1::2], np.stack(written["embedding"][1::2]))
     for line, message in (('{"text": null}', "without a value in column 'text'"), ('{"text": ["a"]}', "holds a list")):
-        Path("t.jsonl").write_text('{"text": "a"}\n' + line + "\n")
+        Path("t.jsonl").write_text(line + "\n")
         with pytest.raises(UserError, match=message):
-            run(monkeypatch, embed, *model, "--input", "t.jsonl", "--text-column", "text", "--output", "v.npy")
+            run(monkeypatch, embed, *table, "v.npy")
     Path("latin.txt").write_bytes("caf\xe9\n".encode("latin-1"))
     for path, message in (
         ("latin.txt", r"is not UTF-8 \(byte 3\)"),

@@ -42,9 +42,9 @@ def fit(exported: Path, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         (
             GOOD + "a town\t\n",
             {},
-            r"train\.tsv has 1 rows of 41 .* column 'label', the first of them row 41",
+            r"train\.tsv has 1 rows of 41 .* column 'label': row 41",
         ),
-        (GOOD + "\tnoun\n", {}, "column 'text', the first of them row 41"),
+        (GOOD + "\tnoun\n", {}, "column 'text': row 41"),
         (GOOD, {"label": "class"}, r"train\.tsv has no column 'class'.*: text, label.*--label-column"),
         (GOOD + 'a "town\tnoun\na "city\tnoun\n' + '"a lake\twater\n', {}, r"train\.tsv cannot be read.*--no-quoting"),
         ("text\tlabel\n", {}, r"train\.tsv has no rows"),

@@ -56,7 +56,7 @@ def test_row_30_bad_steps_are_skipped_and_counted_and_the_rows_named_are_those_t
     state = CheckpointFolder(newest_checkpoint(bad)).read_state()
     assert (state.state.step, state.state.skipped_steps, state.optimizer_steps) == (40, 2, 38)
     assert all(weight.isfinite().all() for weight in read_weights(newest_checkpoint(bad)).values())
-    spike = re.search(r"loss spike: \S+ in step 30 .*show its samples: `clozeworks show-batch (.*?)`", output)
+    spike = re.search(r"loss spike: \S+ in step 30 .*`clozeworks show-batch --config CONFIG (.*?)`", output)
     assert spike, output
     for mine, theirs in zip(shown_rows(bad, spike[1]), trained_rows(bad, 30), strict=True):
         assert torch.equal(mine, theirs)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
+from data_prep.base.setting_errors import within_item
 from data_prep.base.settings import SettingError
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings, WeightedShards
@@ -255,24 +256,25 @@ def _branch_number(config: RunConfig, settings: Sequence[StageSettings]) -> int:
 def _data(data: DataSettings, item: StageSettings, changes: dict[str, Any], where: str) -> DataSettings:
     if item.data is not None:
         changes |= dict(item.data)
-    with _named(where):
+    with _named(where, "data"):
         return DataSettings.model_validate({**dict(data), **changes})
 
 
 def _evaluation(evaluation: EvaluationSettings, item: StageSettings, where: str) -> EvaluationSettings:
     changes = item.evaluation.model_dump(exclude_none=True) if item.evaluation is not None else {}
-    with _named(where):
+    with _named(where, "evaluation"):
         return EvaluationSettings.model_validate({**dict(evaluation), **changes})
 
 
 @contextlib.contextmanager
-def _named(where: str) -> Iterator[None]:
+def _named(where: str, section: str) -> Iterator[None]:
     """Name the stage in the error of settings that contradict each other; single values were validated before."""
     try:
         yield
     except ValidationError as error:
         found: SettingError = error.errors()[0]["ctx"]["error"]
-        raise SettingError(f"{where}: {found}", fix=found.fix, code=found.code) from None
+        fix = within_item(found.fix, where.partition(" ")[0], section)
+        raise SettingError(f"{where}: {found}", fix=fix, code=found.code) from None
 
 
 def _model(model: ModelSettings, item: StageSettings, where: str) -> ModelSettings:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted
 from trainer.finetuning.labeled_tables import column, has_quoted_cells, is_missing, read_table
+
+_EMPTY = "the cell is empty"
+_SHOWN_ROWS = 10
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Examples:
     labels: list[Any] | None
     num_incomplete: int = 0
     """Rows of the file that were skipped because a cell was empty."""
+    bad_rows: dict[int, str] = field(default_factory=dict)
+    """Rows of the file, from 1 on, that were left out by `skip_bad`, and why."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -51,14 +56,16 @@ def read_examples(
     quoting: bool = True,
     header: bool = True,
     skip_incomplete: bool = False,
+    skip_bad: bool = False,
 ) -> Examples:
     """Read the examples of a file; `parse_label(cell, text)` is None if labels are not needed.
 
-    `header` is as in `read_table`. `skip_incomplete` accepts ragged rows and skips those with an empty cell.
+    `header` is as in `read_table`. `skip_incomplete` accepts ragged rows and skips those with an empty cell. `skip_bad`
+    leaves out every row that has an empty or invalid cell, as long as there are others.
 
     Raises:
         UsageError: a column is missing, the file has no rows, or a cell is empty or invalid for the task; the error
-            names the first one.
+            names the rows.
         UserError: the file cannot be read.
     """
     table = read_table(path, quoting, header, ragged=skip_incomplete and path.suffix in (".tsv", ".csv"))
@@ -74,34 +81,66 @@ def read_examples(
             fix="give a table with examples",
             code="no-examples",
         )
+    numbers = [int(index) + 1 for index in table.index]
+    bad: dict[int, str] = {}
 
     def parsed(name: str, option: str, parse: Callable[..., Any], *others: Sequence[Any]) -> list[Any]:
         cells = column(table, name, path, option)
-        empty = [row for row, cell in enumerate(cells, start=1) if is_missing(cell)]
-        if empty:
-            unquoted = "; if quotation marks are plain characters, add --no-quoting"
-            raise UsageError(
-                f"{path} has {len(empty):,} rows of {len(cells):,} without a value in column {name!r}, "
-                f"the first of them row {empty[0]:,}",
-                fix=f"fill them in or remove them{unquoted if quoting and has_quoted_cells(path) else ''}",
-                code="empty-cells",
-            )
-        values = []
-        for row, arguments in enumerate(zip(cells, *others, strict=True), start=1):
+        values: list[Any] = []
+        wrong: dict[int, str] = {}
+        for row, arguments in zip(numbers, zip(cells, *others, strict=True), strict=True):
+            value = None
             try:
-                values.append(parse(*arguments))
+                if is_missing(arguments[0]):
+                    raise ValueError(_EMPTY)
+                value = parse(*arguments) if row not in bad else None
             except (ValueError, TypeError, OverflowError) as error:
-                raise UsageError(
-                    f"{path}, row {row:,}, column {name!r}: {error}",
-                    fix="correct the row or remove it",
-                    code="invalid-cell",
-                ) from None
+                wrong[row] = str(error)
+            values.append(value)
+        if wrong and (not skip_bad or len(bad | wrong) == len(numbers)):
+            raise _bad_cells(path, name, wrong, len(numbers), quoting)
+        bad.update({row: f"column {name!r}: {reason}" for row, reason in wrong.items() if row not in bad})
         return values
 
     texts = parsed(columns.text, "--text-column", parse_text)
     pairs = parsed(columns.pair, "--pair-column", text_of) if columns.pair is not None else None
     labels = parsed(columns.label, "--label-column", parse_label, texts) if parse_label is not None else None
-    return Examples(texts, pairs, labels, num_incomplete)
+    examples = Examples(texts, pairs, labels)
+    if bad:
+        examples = examples.take([index for index, row in enumerate(numbers) if row not in bad])
+    return replace(examples, num_incomplete=num_incomplete, bad_rows=dict(sorted(bad.items())))
+
+
+def _bad_cells(path: Path, name: str, wrong: dict[int, str], num_rows: int, quoting: bool) -> UsageError:
+    """Return the error for cells of a column, by their rows."""
+    empty = [row for row, reason in wrong.items() if reason == _EMPTY]
+    if empty:
+        unquoted = "; if quotation marks are plain characters, add --no-quoting"
+        return UsageError(
+            f"{path} has {len(empty):,} rows of {num_rows:,} without a value in column {name!r}: {listed_rows(empty)}",
+            fix=f"fill them in or remove them{unquoted if quoting and has_quoted_cells(path) else ''}",
+            code="empty-cells",
+        )
+    first, *others = wrong
+    also = f"; {listed_rows(others)} cannot be read either" if others else ""
+    return UsageError(
+        f"{path}, row {first:,}, column {name!r}: {wrong[first]}{also}",
+        fix="correct the rows or remove them" if others else "correct the row or remove it",
+        code="invalid-cell",
+    )
+
+
+def listed_rows(rows: Sequence[int]) -> str:
+    """Return the numbers of rows as text: the first ones, and how many more there are."""
+    shown = ", ".join(f"{row:,}" for row in rows[:_SHOWN_ROWS])
+    more = f" and {len(rows) - _SHOWN_ROWS:,} more" if len(rows) > _SHOWN_ROWS else ""
+    return f"row{'s' if len(rows) > 1 else ''} {shown}{more}"
+
+
+def bad_rows_warning(examples: Examples, what: str) -> str:
+    """Return the warning about the rows that were left out; `what` states what they lack."""
+    first, reason = next(iter(examples.bad_rows.items()))
+    return f"warning: {what} for {listed_rows([*examples.bad_rows])} (row {first:,}, {reason})"
 
 
 def count_swallowing(path: Path, examples: Examples, quoting: bool = True) -> int:

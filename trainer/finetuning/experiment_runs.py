@@ -10,7 +10,7 @@ from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from trainer.config.run_settings import TrackingSettings
 from trainer.finetuning.fit import Point
-from trainer.tracking.sync import sync
+from trainer.tracking.sync import sync, sync_command
 from trainer.tracking.tracker import (
     CLOSE_SECONDS,
     FIRST_CONTACT_SECONDS,
@@ -105,7 +105,7 @@ class ExperimentRuns:
         except UserError:
             self._warn_once(
                 f"some metrics of the fits were not sent to {display_uri}; send them with "
-                f"`clozeworks sync-tracking {self._folder}`"
+                f"`{sync_command(self._folder, self._settings.uri)}`"
             )
 
     def _warn_once(self, message: str) -> None:

@@ -19,6 +19,7 @@ from trainer.finetuning.finetune_settings import FinetuneSettings, Variant, chec
 from trainer.finetuning.task_data import Files
 from trainer.finetuning.tasks import TaskName
 from trainer.inference.pulled_model import hugging_face_folder, is_address
+from trainer.tracking.sync import server_options
 
 if TYPE_CHECKING:  # these import torch, and wrong arguments are refused before that
     from trainer.finetuning.experiment import Best, Experiment, VariantResult
@@ -319,8 +320,7 @@ def _register(settings: FinetuneSettings, folder: Path, run_id: str | None) -> R
 
 def _server_option(settings: FinetuneSettings) -> str:
     """Return the option that names the MLflow server, for a command to print."""
-    uri = settings.tracking_uri
-    return f" --tracking-uri {quote(storage.hide_secrets(uri))}" if uri else ""
+    return "".join(f" {quote(word)}" for word in server_options(settings.tracking_uri))
 
 
 def _names(names: Sequence[Variant] | str) -> tuple[Variant, ...]:

@@ -128,8 +128,8 @@ class NonFiniteSteps:
         return UserError(
             f"the {self.what} was not finite in {len(self.streak)} steps in a row{why_it_ends}: steps {first:,} to "
             f"{last:,}, the last of them {steps}. Weights and optimizer state are those before step {first:,}",
-            fix=f"look at the samples with `clozeworks show-batch {samples.as_options(last)}`; then lower "
-            f"optimizer.learning_rate{again}",
+            fix=f"look at the samples with `clozeworks show-batch --config CONFIG {samples.as_options(last)}`, with "
+            f"CONFIG and overrides of the run; then lower optimizer.learning_rate{again}",
             code="nonfinite-steps",
         )
 
@@ -163,7 +163,8 @@ class Health:
             self.num_spikes += 1
             warnings.append(
                 f"loss spike: {loss:.4f} in step {step:,} is {deviations:.0f} standard deviations above the running "
-                f"median {median:.4f}; show its samples: `clozeworks show-batch {samples.as_options(step)}`"
+                f"median {median:.4f}; show its samples: `clozeworks show-batch --config CONFIG "
+                f"{samples.as_options(step)}`, with CONFIG and overrides of the run"
             )
         if len(self._mlm_losses) >= MIN_HISTORY:
             warnings += self._once("plateau", plateau_warning(step, self._mlm_loss, self._entropy, self._settings))

@@ -35,6 +35,15 @@ class Request:
     tracking_uri: str | None = None
     allow_different_evaluation: bool = False
 
+    @property
+    def alias_options(self) -> list[str]:
+        """The options of `clozeworks register` that move the same alias by the same condition: `promote_to`, if set."""
+        if self.promote_to is None:
+            return ["--alias", self.alias] if self.alias else []
+        condition = ["--if", self.only_if] if self.only_if else []
+        allowed = ["--allow-different-evaluation"] if self.only_if and self.allow_different_evaluation else []
+        return ["--promote", self.promote_to, *condition, *allowed]
+
 
 def register_checkpoint(request: Request) -> tuple[Registration, str]:
     """Export, register, promote; returns the version and what became of the promotion, in words.
@@ -63,7 +72,7 @@ def register_checkpoint(request: Request) -> tuple[Registration, str]:
     except NotPromoted as error:
         return registration, error.problem
     except UserError as error:
-        options = ["--name", request.name, "--version", str(registration.version), "--promote", request.promote_to]
+        options = ["--name", request.name, "--version", str(registration.version), *request.alias_options]
         command = register_command(options, request.tracking_uri)
         return registration, f"the promotion failed ({error.problem}); repeat it with `{command}`"
     return registration, f"promoted to {request.promote_to} ({'; '.join(verdict.reasons) or 'no condition'})"

@@ -25,6 +25,7 @@ from data_prep.storage import storage
 from trainer.checkpoint.format import list_steps, step_folder
 from trainer.config.run_config import RunConfig
 from trainer.distributed.side_process import failure_reason, side_environment
+from trainer.tracking.sync import server_options
 
 if TYPE_CHECKING:
     from trainer.registry.register_checkpoint import Request
@@ -38,11 +39,8 @@ KILL_SECONDS = 5.0
 
 
 def register_command(options: list[str], tracking_uri: str | None) -> str:
-    """The command line with which a person does by hand what failed here; a server with a login is not written out."""
-    server = (
-        [] if tracking_uri is None or storage.redact(tracking_uri) != tracking_uri else ["--tracking-uri", tracking_uri]
-    )
-    return shlex.join(["clozeworks", "register", *options, *server])
+    """The command line with which a person does by hand what failed here."""
+    return shlex.join(["clozeworks", "register", *options, *server_options(tracking_uri)])
 
 
 class Registrar:
@@ -135,9 +133,10 @@ class Registrar:
                 reason = storage.hide_secrets(
                     error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
                 )
+                command = self._command(self._request(step, folder))
                 self._warn(
                     f"the checkpoint of step {step:,} was not registered as {self._config.registry.name}: "
-                    f"{reason}. Register it with `{self._command(folder)}`, or rerun the same command"
+                    f"{reason}. Register it with `{command}`, or rerun the same command"
                 )
             else:
                 self._registered.add(step)
@@ -150,20 +149,20 @@ class Registrar:
         if answer.returncode:
             raise UserError(
                 failure_reason(answer.returncode, answer.stderr, "registering"),
-                fix=f"register the checkpoint with `{self._command(request.checkpoint)}`",
+                fix=f"register the checkpoint with `{self._command(request)}`",
                 code="registration-failed",
             )
         if not answer.stdout.strip():
             raise UserError(
                 "the registering process ended without an answer",
-                fix=f"register the checkpoint with `{self._command(request.checkpoint)}`",
+                fix=f"register the checkpoint with `{self._command(request)}`",
                 code="registration-failed",
             )
         value: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
         return value
 
-    def _command(self, checkpoint: str | Path) -> str:
-        options = ["--checkpoint", str(checkpoint), "--name", self._config.registry.name or ""]
+    def _command(self, request: Request) -> str:
+        options = ["--checkpoint", request.checkpoint, "--name", request.name, *request.alias_options]
         return register_command(options, self._config.tracking.uri)
 
     def _report(self, step: int, value: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel, Run
     from mlflow.entities.model_registry import ModelVersion
-    from mlflow.models import ModelSignature
+    from mlflow.models import Model, ModelSignature
 
 MAX_TAG_LENGTH = 5000
 DIGESTS_A_TAG = MAX_TAG_LENGTH // 65  # digests of 64 digits and a comma
@@ -52,6 +52,8 @@ DATA_LINEAGE = "data_lineage"
 WEIGHTS_TAG = TAG_PREFIX + "model_safetensors_sha256"
 CHECKPOINT_TAGS = (WEIGHTS_TAG, TAG_PREFIX + "mlflow_run_id", TAG_PREFIX + "step")
 DEFAULT_EXPERIMENT = "clozeworks"
+ROWS_MODULE = "clozeworks_served_rows"
+"""Name of the copy of `served_rows` in a model, which must differ from the names of other models' code."""
 REQUIREMENTS = ("mlflow", "torch", "transformers", "tokenizers", "safetensors")
 MAX_DESCRIPTION_LENGTH = 5000
 
@@ -226,8 +228,17 @@ def _upload(client: MlflowClient, model: LoggedModel, folder: Path, name: str) -
                 input_example=served.example,
                 model_config=served.model_config,
             )
+            _answer_by_rows(description, path)
         shutil.copytree(folder, path / EXPORT_FOLDER)
         client.log_model_artifacts(model.model_id, str(path))
+
+
+def _answer_by_rows(description: Model, path: Path) -> None:
+    """Let MLflow's function of a model folder answer as `served_rows` does, which the folder then contains."""
+    (path / "code").mkdir()
+    shutil.copyfile(Path(__file__).with_name("served_rows.py"), path / "code" / f"{ROWS_MODULE}.py")
+    description.flavors["python_function"] |= {"loader_module": ROWS_MODULE, "code": "code"}
+    description.save(str(path / "MLmodel"))
 
 
 def _signature(served: ServedModel) -> ModelSignature | None:

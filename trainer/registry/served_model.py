@@ -1,8 +1,8 @@
 """What a registered folder answers through MLflow: a transformers pipeline by the kind of its head.
 
 Question answering has no pipeline in transformers 5, so such a version is its Hugging Face folder alone. MLflow's
-function (`mlflow.pyfunc`, `mlflow models serve`) cuts long texts; of a tagger it gives the tag of every piece, and of
-an empty text, which has none, IndexError.
+function (`mlflow.pyfunc`, `mlflow models serve`) cuts long texts, and of a tagger it gives the tag of every piece;
+`served_rows` answers a batch in which a row fails.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def load_served(folder: Path) -> ServedModel:
             refuse_random_weights(missing, folder, f"a model for {task}")
             tokenizer, facts = load_tokenizer(folder), read_json(folder / FINETUNE_FILE)
             longest = max_length(model.config, tokenizer)
+            tokenizer.model_max_length = longest  # where a tagger's pipeline cuts
             example = PAIR_EXAMPLE if facts.get("pair_column") else TEXT_EXAMPLE
             return ServedModel(model, tokenizer, task, example, min(_fitted_length(folder, facts) or longest, longest))
     for ending, auto_class in WITHOUT_PIPELINE.items():

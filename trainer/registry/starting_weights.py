@@ -10,6 +10,7 @@ must have that of the shards.
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import torch
@@ -153,9 +154,8 @@ def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
         raise UserError(
             f"init_from={where} has a tokenizer with fingerprint {found}, and the shards were made "
             f"with {expected}: the same ids are other tokens",
-            fix=(
-                f"make shards with its tokenizer (`clozeworks shards --tokenizer {where}`), or give another checkpoint"
-            ),
+            fix=f"make shards with its tokenizer (`clozeworks shards --tokenizer {quote(str(where))} ...`), or give "
+            "another checkpoint",
             code="other-tokenizer",
         )
     return None

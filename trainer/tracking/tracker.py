@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from shlex import quote
 from typing import Any, Literal, Protocol
 
 from data_prep.base.errors import UserError
@@ -29,6 +28,7 @@ from trainer.tracking.mlflow_server import (
     short,
     view_hint,
 )
+from trainer.tracking.sync import sync_command
 
 LOG = logger(__name__)
 
@@ -175,11 +175,11 @@ class Tracker:
     @property
     def _kept_points(self) -> str:
         """State where metrics are without MLflow, and the command that sends them."""
-        output_dir = quote(str(self._journal.folder.parent))
-        return (
-            f"metrics are stored in {self._journal.folder}; where mlflow is installed, send them with "
-            f"`clozeworks sync-tracking {output_dir}`"
-        )
+        return f"metrics are stored in {self._journal.folder}; where mlflow is installed, {self._send_them}"
+
+    @property
+    def _send_them(self) -> str:
+        return f"send them with `{sync_command(self._journal.folder.parent, self._tracking_uri)}`"
 
     @property
     def view_hint(self) -> str:
@@ -257,8 +257,7 @@ class Tracker:
         if warns and not self.is_complete:
             self._warn(
                 f"not everything was sent to {self.tracking_uri}: {self._delivery.unsent_bytes:,} bytes of metrics "
-                f"wait in {self._journal.points_path}; send them with `clozeworks sync-tracking`, or rerun the same "
-                "command"
+                f"wait in {self._journal.points_path}; {self._send_them}, or rerun the same command"
             )
         if not self._thread.is_alive():
             self._journal.close()

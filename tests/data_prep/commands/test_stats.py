@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from data_prep.base.errors import UsageError
 from data_prep.commands import stats
+from data_prep.dataset.manifest import read_manifest
 from data_prep.storage import storage
 from tests.support.error_codes import coded
 
@@ -40,6 +42,13 @@ def test_page_and_plots_of_a_remote_data_set_are_those_of_the_local_one(
         if name == "index.html":
             data = data.replace(remote.encode(), str(small_shards).encode())
         assert data == (here / name).read_bytes() and len(data) > 4000
+
+
+def test_the_training_tokens_are_printed_as_the_error_about_epochs_says(
+    small_shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens = read_manifest(str(small_shards)).split("train").tokens
+    assert re.search(rf"^ *train .* {tokens:,} ", run(capsys, small_shards), re.MULTILINE)
 
 
 @pytest.mark.spawn

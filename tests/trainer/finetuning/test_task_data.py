@@ -41,6 +41,15 @@ def test_empty_cells_name_no_quoting_where_cells_begin_with_a_quotation_mark(
     assert ("--no-quoting" in raised.value.fix) == is_named
 
 
+@pytest.mark.parametrize("skip_incomplete", [False, True])
+def test_every_bad_row_is_named_by_its_number_in_the_file(skip_incomplete: bool, tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    cells = ["a", None, ["x"], "b", {"y": 1}] if skip_incomplete else ["a", "c", ["x"], "b", {"y": 1}]
+    path.write_text("".join(json.dumps({"text": cell, "label": "1"}) + "\n" for cell in cells))
+    with pytest.raises(UsageError, match="row 3, .*a list.*; row 5 ", check=coded("invalid-cell")):
+        read_task("classification", Files(path, skip_incomplete=skip_incomplete), COLUMNS, 0)
+
+
 def write(folder: Path, *lines: str, name: str = "train.csv") -> Path:
     path = folder / name
     path.write_text("\n".join(lines) + "\n")

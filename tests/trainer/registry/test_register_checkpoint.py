@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UserError
+from tests.support.advice import refused_commands
 from trainer.registry import register_checkpoint as module
 from trainer.registry.model_versions import NotPromoted
 from trainer.registry.register_checkpoint import Request, register_checkpoint
@@ -33,7 +34,11 @@ def test_a_checkpoint_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> Non
     ("error", "said"),
     [
         (NotPromoted("it is not better"), "it is not better"),
-        (UserError("the server is away"), r"failed \(the server is away\); .* --version 3 --promote champion"),
+        (
+            UserError("the server is away"),
+            r"failed \(the server is away\); .* --version 3 --promote champion --if 'loss < champion' "
+            "--allow-different-evaluation.*`",
+        ),
     ],
 )
 def test_a_version_counts_as_registered_whatever_becomes_of_its_promotion(
@@ -45,6 +50,8 @@ def test_a_version_counts_as_registered_whatever_becomes_of_its_promotion(
     monkeypatch.setattr(module, "export_checkpoint", lambda checkpoint, folder: folder.mkdir())
     monkeypatch.setattr(module, "register", lambda *arguments, once: REGISTRATION)
     monkeypatch.setattr(module, "promote", fail)
-    registration, promotion = register_checkpoint(Request("nowhere", "birds", promote_to="champion"))
+    request = Request("nowhere", "birds", None, "champion", "loss < champion", allow_different_evaluation=True)
+    registration, promotion = register_checkpoint(request)
     assert registration == REGISTRATION
     assert re.search(said, promotion)
+    assert not list(refused_commands(promotion))

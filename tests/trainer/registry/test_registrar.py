@@ -97,7 +97,7 @@ def test_the_next_start_registers_what_failed_and_moves_no_alias_back(tmp_path: 
     first = Registrar(config, told, said)
     submit(first, tmp_path, 10, 20)
     assert not first.close()
-    assert f"`clozeworks register --checkpoint {step_folder(tmp_path, 10)} --name birds" in told[0]
+    assert f"`clozeworks register --checkpoint {step_folder(tmp_path, 10)} --name birds --promote champion" in told[0]
     answers.refused = set()
     for _ in range(2):  # the next start, and one more
         again = Registrar(config, pytest.fail, said)

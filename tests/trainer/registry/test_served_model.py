@@ -1,4 +1,4 @@
-"""What a registered model answers through MLflow's function: pairs with both texts, a tag a piece, long texts cut."""
+"""What a registered model answers through MLflow's function: pairs, tags, long texts, batches with bad rows."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ def registered(tiny_hugging_face: Path, tmp_path: Path, database: str, monkeypat
     """Registers a folder like those of finetune.py; returns it, and what MLflow's function answers."""
     import mlflow
 
-    def make(auto_class: Any = None, pair_column: str | None = None, **head: Any) -> tuple[Path, Answer]:
+    def make(
+        auto_class: Any = None, pair_column: str | None = None, source: Path = tiny_hugging_face, **head: Any
+    ) -> tuple[Path, Answer]:
         folder = tmp_path / "model"
-        shutil.copytree(tiny_hugging_face, folder)
+        shutil.copytree(source, folder)
         if auto_class is not None:
             with quiet_transformers():
                 torch.manual_seed(0)
@@ -72,9 +74,17 @@ def test_a_long_text_is_cut_where_fitting_cut_it(registered: Register) -> None:
 
 
 @pytest.mark.parametrize("kind", ["class", "pair", "number", "tags"])
-def test_a_long_text_in_a_batch_leaves_the_answers_of_the_others(registered: Register, kind: str) -> None:
+def test_a_long_text_and_rows_without_a_text_leave_the_answers_of_the_others(
+    registered: Register, kind: str, tiny_hugging_face: Path, tmp_path: Path
+) -> None:
     if kind == "tags":
-        _, answer = registered(AutoModelForTokenClassification, id2label={0: "O", 1: "O"}, label2id={"O": 0})
+        without_length = tmp_path / "without-length"
+        shutil.copytree(tiny_hugging_face, without_length)
+        values = json.loads((without_length / "tokenizer_config.json").read_text())
+        del values["model_max_length"]
+        (without_length / "tokenizer_config.json").write_text(json.dumps(values))
+        labels = {"id2label": {0: "O", 1: "O"}, "label2id": {"O": 0}}
+        _, answer = registered(AutoModelForTokenClassification, source=without_length, **labels)
     else:
         head = {"num_labels": 1, "problem_type": "regression"} if kind == "number" else {"num_labels": 2}
         _, answer = registered(AutoModelForSequenceClassification, "second" if kind == "pair" else None, **head)
@@ -89,6 +99,18 @@ def test_a_long_text_in_a_batch_leaves_the_answers_of_the_others(registered: Reg
             assert list(answers) == [each[0] for each in alone]
         else:
             assert answers["score"].tolist() == pytest.approx([each["score"].iloc[0] for each in alone], rel=1e-4)
+    bad: list[Any] = ["", " ", None, float("nan"), 5]
+    table = pandas.DataFrame({"text": [TEXT, *bad, OTHER]}, dtype=object)
+    if kind == "pair":
+        table["text_pair"] = table["text"]
+    answers, is_bad = answer(table), [False, *([True] * len(bad)), False]
+    if kind == "tags":
+        assert answers == [alone[0][0], *([None] * len(bad)), alone[2][0]]
+    else:
+        assert answers["score"].isna().tolist() == is_bad == answers["label"].isna().tolist()
+        assert answers["label"].iloc[[0, -1]].tolist() == [alone[0]["label"].iloc[0], alone[2]["label"].iloc[0]]
+    with pytest.raises(Exception, match="no row has a text"):
+        answer(table.iloc[[1, 2]])
 
 
 def test_a_tagger_gives_every_piece_a_tag(registered: Register) -> None:
@@ -97,9 +119,14 @@ def test_a_tagger_gives_every_piece_a_tag(registered: Register) -> None:
     assert answer(LONG) == [",".join("O" * 30)]  # between [CLS] and [SEP]
 
 
-def test_masks_of_a_long_text_are_filled(registered: Register) -> None:
+def test_masks_of_a_long_text_are_filled_and_texts_without_a_mask_leave_the_others_theirs(
+    registered: Register,
+) -> None:
     _, answer = registered()
     assert len(answer("[MASK] " + LONG)) == 1
+    good = ["[MASK] sat", "[MASK] and a [MASK]"]
+    alone = answer(good)
+    assert answer([good[0], "the cat sat", LONG + "[MASK]", "", good[1]]) == [alone[0], None, None, None, alone[1]]
 
 
 @pytest.mark.parametrize(
