@@ -25,6 +25,7 @@ from trainer.checkpoint.format import CheckpointFolder, TrainState
 from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, write_late_scores
 from trainer.checkpoint.writer import ALONE
 from trainer.config.run_config import RunConfig
+from trainer.data.batch import IGNORED
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import open_shard_set
 from trainer.engine import fragments
@@ -32,8 +33,11 @@ from trainer.hf_export.export_source import read_source
 from trainer.hf_export.exported_files import write_model
 from trainer.loop import setup as runs
 from trainer.loop.run import Progress, Run
+from trainer.loop.training_loop import what_is_due
+from trainer.metrics.health import NonFiniteSteps
 from trainer.model import numerics
 from trainer.model.pretraining import PretrainingModel
+from trainer.preflight.data_checks import EVALUATION_IS_OFF
 from trainer.tracking.journal import LINEAGE_TAG
 from trainer.tracking.tracker import NullTracker
 
@@ -100,6 +104,20 @@ def config(small_shards: Path, tmp_path: Path) -> RunConfig:
             "training": {"max_steps": 10, "micro_batch_tokens": 256, "global_batch_tokens": 512},
         }
     )
+
+
+def test_a_run_without_a_valid_split_is_set_up_on_train_rows_and_evaluates_nothing(
+    shards_without_valid: Path, config: RunConfig, tracker: TagTracker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = config.data.model_copy(update={"shards": str(shards_without_valid)})
+    run, _, _ = set_up(config.model_copy(update={"data": data}))
+    assert not run.evaluates and EVALUATION_IS_OFF in capsys.readouterr().out
+    batch = runs._first_batch(run.config.stages[0], data, run.config, run.shard_sets, ALONE)
+    assert (batch.labels != IGNORED).any()
+    result = SimpleNamespace(counts=SimpleNamespace(stop=False, save=False), is_nonfinite=False)
+    state, progress = TrainState(step=10), Progress(NonFiniteSteps(20))
+    due = [what_is_due(run.config, state, progress, result, evaluates) for evaluates in (False, True)]
+    assert [each.evaluation for each in due] == [False, True] and due[0].save and due[0].log
 
 
 @pytest.fixture
