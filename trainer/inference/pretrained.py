@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.tokenizer.untrusted_file import check_steps, panics_as_errors, try_out
+from data_prep.tokenizer.untrusted_file import check_steps, library_errors, panics_as_errors, try_out
 from trainer.inference.model_folder import check_code, read_config
 from trainer.model.quiet_transformers import quiet_transformers
 
@@ -157,11 +157,12 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
                 _ = tokenizer.all_special_ids  # loops forever if the unknown token is not in the vocabulary
                 if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
                     try_out(backend)
+                written = [*tokenizer("")["input_ids"], *tokenizer("", "")["input_ids"]]  # by the post-processor
         except UserError:
             raise
         except Exception as error:  # as above; tokenizers raises plain `Exception`
             raise _cannot_load(folder, "a tokenizer", error) from error
-    _check_ids(tokenizer, vocab_size, folder)
+    _check_ids(tokenizer, written, vocab_size, folder)
     return tokenizer
 
 
@@ -239,7 +240,7 @@ class Preprocessor:
         given = (list(texts), list(pairs) if pairs is not None else None)
         options = {"return_token_type_ids": self.has_token_types, "return_attention_mask": False}
         # transformers warns of every text that is longer than the model takes
-        with quiet_transformers(), panics_as_errors(self.tokenizer.name_or_path):
+        with quiet_transformers(), library_errors(self.tokenizer.name_or_path):
             encoded = self.tokenizer(*given, **options)
             lengths = [len(ids) for ids in encoded["input_ids"]]
             if max(lengths) > self.max_length:
@@ -322,9 +323,12 @@ def _check_finite(model: PreTrainedModel, folder: Path) -> None:
             )
 
 
-def _check_ids(tokenizer: PreTrainedTokenizerBase, vocab_size: int | None, folder: Path) -> None:
+def _check_ids(
+    tokenizer: PreTrainedTokenizerBase, written: Sequence[int], vocab_size: int | None, folder: Path
+) -> None:
     added = tokenizer.get_added_vocab().keys() - set(tokenizer.all_special_tokens)  # of which a text may have none
-    highest = max((number for piece, number in tokenizer.get_vocab().items() if piece not in added), default=0)
+    of_pieces = (number for piece, number in tokenizer.get_vocab().items() if piece not in added)
+    highest = max([*of_pieces, *written], default=0)
     if vocab_size is not None and highest >= vocab_size:
         raise UserError(
             f"{folder} has a tokenizer with ids up to {highest:,} and a model with vocab_size={vocab_size:,}",

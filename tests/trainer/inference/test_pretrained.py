@@ -18,6 +18,7 @@ from data_prep.base.errors import UserError
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
+from trainer.evaluation.masked_scorers import SentenceEncoder
 from trainer.inference.attention_maps import attention_maps
 from trainer.inference.embedding import Embedder
 from trainer.inference.fill_mask import FillMask
@@ -223,6 +224,30 @@ def test_steps_that_multiply_a_text_are_refused_before_they_run(
     for load in (load_tokenizer, Tokenizer.load):
         with pytest.raises(UserError, check=coded("growing-tokenizer")):
             load(folder)
+
+
+@pytest.mark.parametrize("template", ["single", "pair"])
+def test_a_post_processor_with_ids_that_the_model_does_not_know_is_refused(
+    tiny_hugging_face: Path, tmp_path: Path, template: str
+) -> None:
+    beyond = {"id": "[CLS]", "ids": [10**6], "tokens": ["[CLS]"]}
+    parts = {"single": [TEXT], "pair": [TEXT, {"Sequence": {"id": "B", "type_id": 1}}]}
+    parts[template].append({"SpecialToken": {"id": "[CLS]", "type_id": 0}})
+    step = {"type": "TemplateProcessing", **parts, "special_tokens": {"[CLS]": beyond}}
+    folder = with_tokenizer(tiny_hugging_face, tmp_path / "changed", {"post_processor": step})
+    for load in (load_tokenizer, FillMask.load, Embedder.load):
+        with pytest.raises(UserError, match="1,000,000", check=coded("other-tokenizer")):
+            load(folder)
+
+
+def test_a_text_that_the_tokenizer_cannot_encode_is_one_error(tiny_hugging_face: Path, tmp_path: Path) -> None:
+    model = {"type": "WordLevel", "vocab": {}, "unk_token": "[UNK]"}
+    folder = with_tokenizer(tiny_hugging_face, tmp_path / "changed", {"model": model})
+    for use in (Embedder.load(folder).embed, lambda texts: FillMask.load(folder).predict(texts[0] + " [MASK]")):
+        with pytest.raises(UserError, check=coded("damaged-tokenizer")):
+            use(["qz"])
+    with pytest.raises(UserError, check=coded("damaged-tokenizer")):
+        SentenceEncoder(load_tokenizer(folder))("qz")
 
 
 @pytest.mark.parametrize("padding", [{"strategy": {"Fixed": 10**13}}, {"pad_to_multiple_of": 10**13}])
