@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from data_prep.base.errors import UserError
+from data_prep.text.cleaning import replace_surrogates
 from data_prep.tokenizer.untrusted_file import library_errors
 from trainer.data.batch import Batch
 from trainer.evaluation.minimal_pairs import Encoded, MaskedCopies, Scorer
@@ -107,7 +108,7 @@ class SentenceEncoder:
     def __call__(self, text: str) -> Encoded:
         if self._backend is not None:
             with library_errors(self._tokenizer.name_or_path):
-                found = self._backend.encode(text)
+                found = self._backend.encode(replace_surrogates(text))
             ids, special = found.ids, found.special_tokens_mask
         else:
             values = self._tokenizer(text, return_special_tokens_mask=True)

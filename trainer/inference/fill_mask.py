@@ -14,6 +14,7 @@ import regex
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.local_paths import home_in
+from data_prep.text.cleaning import replace_surrogates
 from data_prep.tokenizer.untrusted_file import library_errors
 from trainer.inference.pretrained import (
     checked_texts,
@@ -189,6 +190,7 @@ class FillMask:
         return len(ids) == 1 and ids[0] not in self.tokenizer.all_special_ids
 
     def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        text = replace_surrogates(text)  # as in preparation
         with library_errors(self.tokenizer.name_or_path):
             if self._backend is not None:
                 return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep.base.errors import UsageError, UserError
+from data_prep.text.cleaning import replace_surrogates
 from data_prep.tokenizer.untrusted_file import check_steps, library_errors, panics_as_errors, try_out
 from trainer.inference.model_folder import check_code, read_config
 from trainer.model.quiet_transformers import quiet_transformers
@@ -237,7 +238,8 @@ class Preprocessor:
         """Rows of texts or pairs, the longer text truncated first, and their lengths in tokens before that."""
         if not texts:
             return [], []
-        given = (list(texts), list(pairs) if pairs is not None else None)
+        # A lone surrogate counts as U+FFFD, as in preparation.
+        given = tuple(None if each is None else [*map(replace_surrogates, each)] for each in (texts, pairs))
         options = {"return_token_type_ids": self.has_token_types, "return_attention_mask": False}
         # transformers warns of every text that is longer than the model takes
         with quiet_transformers(), library_errors(self.tokenizer.name_or_path):

@@ -335,3 +335,11 @@ def test_all_that_read_a_text_as_it_is_take_such_names_for_text(tiny_hugging_fac
     for tokenizer in (Embedder.load(tiny_hugging_face).tokenizer, NextSentence.load(tiny_hugging_face).tokenizer):
         assert tokenizer("the [SEP] cat")["input_ids"].count(tokenizer.sep_token_id) == 1
     assert attention_maps(tiny_hugging_face, "the [SEP] cat").tokens.count("[SEP]") == 1
+
+
+def test_a_lone_surrogate_counts_as_a_replacement_character(tiny_hugging_face: Path) -> None:
+    found = Embedder.load(tiny_hugging_face).embed(["the \ud800 cat", "the \ufffd cat"]).vectors
+    assert np.array_equal(found[0], found[1])
+    fill = FillMask.load(tiny_hugging_face)
+    one, other = (fill.predict(f"the {character} [MASK]").masks for character in ("\ud800", "\ufffd"))
+    assert one == other
