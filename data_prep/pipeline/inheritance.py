@@ -42,6 +42,8 @@ _INHERITED = (
 """Settings of documents that an addition inherits besides the filters, where it does not set them."""
 _NAMES = ("id_field", "url_field")
 _SHOWN = 8
+_LEAVE_OUT = "leave documents.filters and deduplication out, so that the addition inherits them"
+_RESTORE = "restore the code and the lists that the addition inherits"
 _ALLOW = "allow the differences with --allow-other-filters (in Python: allow_other_filters=True)"
 
 
@@ -75,6 +77,7 @@ def inherit(config: PreparationConfig, parent: Manifest, folder: str, allow_othe
     entries: Sequence[FilterSettings] = settings.filters
     if not allow_other_filters or "filters" not in settings.model_fields_set:
         entries = _inherited_filters(settings, theirs)
+    is_inherited = entries is not settings.filters and not config.deduplication.model_fields_set
     validated = DocumentSettings.model_validate(updates) if updates else None
     changes = {name: getattr(validated, name) for name in updates}
     deduplication = {
@@ -101,7 +104,7 @@ def inherit(config: PreparationConfig, parent: Manifest, folder: str, allow_othe
         listed = f"{'; '.join(not_passed[:_SHOWN])}{more}"
         raise UsageError(
             printable(f"the addition differs from the data set {storage.redact(folder)}: {listed}"),
-            fix=f"leave documents.filters and deduplication out, so that the addition inherits them, or {_ALLOW}",
+            fix=f"{_RESTORE if is_inherited else _LEAVE_OUT}, or {_ALLOW}",
             code="addition-differs",
         )
     for what, found in (

@@ -265,6 +265,9 @@ def test_an_inherited_list_that_is_gone_is_named_with_what_to_do(
     arguments: dict[str, Any] = {"add_to": tmp_path / "set", "source_name": "more", "num_workers": 1}
     with pytest.raises(UserError, match="domains.txt.*inherits.*documents.filters", check=coded("unreadable-file")):
         prepare(inputs, **arguments, config={"shards": SHARDS})
+    (tmp_path / "domains.txt").write_text("other.org\n")
+    with pytest.raises(UserError, match="Fix: restore", check=coded("addition-differs")):
+        prepare(inputs, **arguments, config={"shards": SHARDS})
     config["documents"]["filters"][0]["domains"] = f"{tmp_path}/moved.txt"  # type: ignore[index]
     assert prepare(inputs, **arguments, config=config).sources["more"].dropped["filter url_blocklist: domain"] == 1
 
