@@ -158,7 +158,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
                 _ = tokenizer.all_special_ids  # loops forever if the unknown token is not in the vocabulary
                 if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
                     try_out(backend)
-                written = [*tokenizer("")["input_ids"], *tokenizer("", "")["input_ids"]]  # by the post-processor
+                written = [*tokenizer("")["input_ids"], *tokenizer([("", "")])["input_ids"][0]]  # by the post-processor
         except UserError:
             raise
         except Exception as error:  # as above; tokenizers raises plain `Exception`
