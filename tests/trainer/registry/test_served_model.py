@@ -88,7 +88,7 @@ def test_a_long_text_and_rows_without_a_text_leave_the_answers_of_the_others(
     else:
         head = {"num_labels": 1, "problem_type": "regression"} if kind == "number" else {"num_labels": 2}
         _, answer = registered(AutoModelForSequenceClassification, "second" if kind == "pair" else None, **head)
-    texts = [TEXT, LONG * 50, OTHER]
+    texts = [TEXT, LONG * 5, OTHER]
     batch = [{"text": text, "text_pair": text} for text in texts] if kind == "pair" else texts
     forms = [batch, pandas.DataFrame(batch) if kind == "pair" else pandas.DataFrame({"text": batch})]
     alone = [answer([each]) for each in batch]
