@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from data_prep.base.errors import run_command
+from data_prep.base.errors import UsageError, run_command
 from launch.options import command_parser
 
 if TYPE_CHECKING:
@@ -31,7 +31,11 @@ def main() -> None:
 
 
 def run_torchrun(arguments: list[str]) -> int:
-    """Run torchrun in this process and return the exit status."""
+    """Run torchrun in this process and return the exit status.
+
+    Raises:
+        UsageError: torchrun cannot use an argument.
+    """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -43,6 +47,8 @@ def run_torchrun(arguments: list[str]) -> int:
         return status_of(error.failures.values())
     except SignalException as error:
         return 128 + int(error.sigval)
+    except ValueError as error:
+        raise UsageError(f"torchrun: {error}", fix="see `torchrun --help`", code="usage") from error
     return 0
 
 

@@ -1,9 +1,18 @@
-"""Whatever another library says, no command shows a login: not its own lines, its errors, its tracebacks, its files."""
+"""Whatever another library says, no command shows a login: not its own lines, its errors, its tracebacks, its files.
+
+One fork of the tests' server runs all commands, each with what a process of its own would start with.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import os
 import sys
+import threading
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +20,8 @@ import pytest
 from data_prep.base import errors, known_secrets
 from data_prep.base.errors import UserError, run_command
 from data_prep.base.logs import logger
+from data_prep.storage import storage
+from launch.__main__ import main
 from launch.command_table import COMMANDS
 from tests.support import fork_server
 from tests.support.error_codes import coded
@@ -18,7 +29,9 @@ from tests.support.error_codes import coded
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOGIN, PASSWORD = "AKIALOGIN", "do-not/show+this"
 STORE = f"s3://{LOGIN}:{PASSWORD}@bucket/shards"
-SERVER = f"http://{LOGIN}:{PASSWORD}@127.0.0.1:9"
+FTP = f"ftp://{LOGIN}:{PASSWORD}@127.0.0.1:9"
+FINETUNE = ["--task", "classification", "--text-column", "text", "--label-column", "label"]
+SHARDS = f"data.shards={REPOSITORY / 'tests' / 'golden' / 'v1' / 'shards'}"
 DATABASE = f"postgresql://{LOGIN}:{PASSWORD}@127.0.0.1:9/runs"
 
 ARGUMENTS: dict[str, list[list[str]]] = {
@@ -29,37 +42,39 @@ ARGUMENTS: dict[str, list[list[str]]] = {
         ["--input", "text.txt", "--tokenizer", STORE, "--output", STORE],
         ["--add-to", STORE, "--input", "text.txt"],
     ],
-    "merge": [["--input", "text.txt", "--tokenizer", STORE, "--output", STORE]],
+    "merge": [["--input", "text.txt", "--tokenizer", STORE, "--output", "out"]],
     "verify": [[STORE], [STORE, "--config", STORE]],
-    "inspect": [[STORE], ["--tokenizer", STORE, "--text", "x"]],
+    "inspect": [[STORE], [STORE, "--tokenizer", "x"]],
     "stats": [[STORE]],
     "remove": [[STORE, "--purge"], [STORE, "--urls", STORE]],
     "docstrings": [["--output", STORE]],
     "pretrain": [
         ["--config", "tiny_cpu", f"data.shards={STORE}", "output_dir=run"],
         ["--config", "tiny_cpu", f"output_dir={STORE}"],
-        ["--config", "tiny_cpu", "output_dir=run", f"tracking.uri=ftp{SERVER[4:]}"],
+        ["--config", "tiny_cpu", SHARDS, "output_dir=run", f"tracking.uri={FTP}"],
         ["--config", STORE],
     ],
-    "finetune": [["--model", STORE, "--task", "classification", "--train", STORE, "--output", "out"]],
+    "finetune": [
+        ["--model", STORE, "--train", train, "--output", "out", *FINETUNE] for train in (f"{STORE}/x.csv", "new.tsv")
+    ],
     "status": [[STORE]],
     "show-batch": [["--config", "tiny_cpu", f"data.shards={STORE}"]],
-    "held-out": [[STORE], ["--shards", STORE]],
+    "held-out": [["--shards", STORE]],
     "attention": [["--model", STORE, "x", "--output", "a.png"]],
     "evaluate": [["--model", STORE, "--minimal-pairs", STORE]],
-    "export": [["--checkpoint", STORE, "--output", "out"], ["--run", STORE, "--output", "out"]],
-    "average": [["--run", STORE, "--output", "out"]],
-    "register": [["--model", STORE, "--name", "birds", "--tracking-uri", f"ftp{SERVER[4:]}"]],
+    "export": [["--checkpoint", STORE, "--output", "out"]],
+    "average": [[STORE, "--last", "2", "--output", "out"]],
+    "register": [[*words, "--name", "birds", "--tracking-uri", FTP] for words in (["--model", STORE], ["--list"])],
     "fill-mask": [["--model", STORE, "x [MASK]"]],
     "next-sentence": [["--model", STORE, "x", "y"]],
-    "embed": [["--model", STORE, "x"]],
-    "predict": [["--model", STORE, "--input", STORE, "--output", "out.csv"]],
+    "embed": [["--model", STORE, "--input", text, "--output", "v.npy"] for text in ("text.txt", f"{STORE}/x.csv")],
+    "predict": [["--model", STORE, "--input", table, "--output", "out.csv"] for table in (STORE, "new.tsv")],
     "doctor": [["--config", "tiny_cpu", f"data.shards={STORE}", "output_dir=run"]],
     "benchmark": [["--config", STORE]],
     "nodes": [["--hostfile", STORE, "--", "--config", "tiny_cpu", f"data.shards={STORE}"]],
-    "ranks": [["--nproc-per-node", STORE]],
-    "train-job": [["--config", "tiny_cpu", f"data.shards={STORE}", "--image", STORE]],
-    "sync-tracking": [[STORE], ["run", "--tracking-uri", f"ftp{SERVER[4:]}"]],
+    "ranks": [["--nproc-per-node", STORE, "text.txt", STORE]],
+    "train-job": [["--config", "tiny_cpu", f"data.shards={STORE}", "--name", "x", "--image", STORE]],
+    "sync-tracking": [[STORE], ["run", "--tracking-uri", FTP]],
 }
 
 
@@ -67,17 +82,76 @@ def test_the_table_has_every_command() -> None:
     assert ARGUMENTS.keys() == COMMANDS.keys()
 
 
-@pytest.mark.parametrize(("name", "words"), [(name, words) for name, cases in ARGUMENTS.items() for words in cases])
-def test_no_command_shows_a_login(name: str, words: list[str], tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("A bird.\n")
+CASES = [(name, words) for name, cases in ARGUMENTS.items() for words in cases]
+
+
+@contextlib.contextmanager
+def as_a_process_of_its_own(name: str, words: list[str], folder: Path) -> Iterator[None]:
+    """Give a command a folder, standard streams that are files beside it, and nothing that one before it has set."""
+    folder.mkdir()
+    (folder / "text.txt").write_text("A bird.\n")
+    (folder / "new.tsv").write_text("text\tlabel\nA bird.\tyes\nA cat.\tno\n")
+    os.chdir(folder)
+    sys.argv = ["clozeworks", name, *words]
+    known_secrets._known.clear()
+    storage.configure({})
+    hooks = [(sys, "excepthook"), (threading, "excepthook"), (warnings, "formatwarning")]
+    before = [getattr(module, hook) for module, hook in hooks]
+    make_record, environment = logging.getLogRecordFactory(), dict(os.environ)
+    try:
+        with open(folder.with_suffix(".shown"), "w") as file:
+            for descriptor in (1, 2):
+                os.dup2(file.fileno(), descriptor)
+            yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        logging.setLogRecordFactory(make_record)
+        for (module, hook), value in zip(hooks, before, strict=True):
+            setattr(module, hook, value)
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def run_all(folder: Path) -> None:
+    """Run every case in this process, and write the exit statuses."""
+    statuses, end_process = [], os._exit
+    os._exit = sys.exit  # type: ignore[assignment]  # as a rank ends, which runs no other case
+    for number, (name, words) in enumerate(CASES):
+        with as_a_process_of_its_own(name, words, folder / str(number)):
+            try:
+                main()
+                statuses.append(0)
+            except SystemExit as ended:
+                statuses.append(ended.code)
+            except Exception:  # noqa: BLE001 - shown as Python shows it
+                sys.excepthook(*sys.exc_info())
+                statuses.append(1)
+    (folder / "statuses.json").write_text(json.dumps(statuses))
+    os._exit = end_process
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("commands")
     environment = {**os.environ, "CLOZEWORKS_RETRY_SECONDS": "0", "PYTHONPATH": str(REPOSITORY)}
-    done = fork_server.run(["-c", "from launch.__main__ import main; main()", name, *words], tmp_path, environment)
-    assert done.returncode != 0
-    shown = done.stdout + done.stderr
-    written = "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+    code = f"from tests.launch.test_secrets_of_commands import run_all, Path; run_all(Path({str(folder)!r}))"
+    done = fork_server.run(["-c", code], folder, environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(("number", "name"), [(number, name) for number, (name, _) in enumerate(CASES)])
+def test_no_command_shows_a_login(number: int, name: str, outcomes: Path) -> None:
+    assert json.loads((outcomes / "statuses.json").read_text())[number] != 0
+    shown = (outcomes / f"{number}.shown").read_text()
+    written = "".join(
+        path.read_text(errors="replace") for path in (outcomes / str(number)).rglob("*") if path.is_file()
+    )
     for secret in (LOGIN, PASSWORD, "show+this"):
         assert secret not in shown and secret not in written
     assert shown and "Traceback" not in shown
+    assert name == "ranks" or "[usage]" not in shown, "the command refused its words before it used the URLs"
 
 
 @pytest.fixture
@@ -101,10 +175,6 @@ SENTENCES = (
 def test_texts_of_libraries_lose_the_login_on_every_way(
     sentence: str, command: None, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    import logging
-    import threading
-    import warnings
-
     def work() -> None:
         warnings.warn(sentence, stacklevel=1)
         logging.getLogger("botocore.hidden").error("%s", sentence)
