@@ -67,13 +67,13 @@ ARGUMENTS: dict[str, list[list[str]]] = {
     "register": [[*words, "--name", "birds", "--tracking-uri", FTP] for words in (["--model", STORE], ["--list"])],
     "fill-mask": [["--model", STORE, "x [MASK]"]],
     "next-sentence": [["--model", STORE, "x", "y"]],
-    "embed": [["--model", STORE, "--input", text, "--output", "v.npy"] for text in ("text.txt", f"{STORE}/x.csv")],
+    "embed": [["--model", STORE, "--input", text, "--output", "v.npy"] for text in ("text.txt", f"{STORE}/x.txt")],
     "predict": [["--model", STORE, "--input", table, "--output", "out.csv"] for table in (STORE, "new.tsv")],
     "doctor": [["--config", "tiny_cpu", f"data.shards={STORE}", "output_dir=run"]],
     "benchmark": [["--config", STORE]],
     "nodes": [["--hostfile", STORE, "--", "--config", "tiny_cpu", f"data.shards={STORE}"]],
     "ranks": [["--nproc-per-node", STORE, "text.txt", STORE]],
-    "train-job": [["--config", "tiny_cpu", f"data.shards={STORE}", "--name", "x", "--image", STORE]],
+    "train-job": [["--name", "x", "--image", STORE, "--", "--config", "tiny_cpu", f"data.shards={STORE}"]],
     "sync-tracking": [[STORE], ["run", "--tracking-uri", FTP]],
 }
 
