@@ -54,7 +54,7 @@ main() {
     choose_devices
 
     if [[ -z $corpus ]]; then
-        corpus=$output/corpus/docstrings.jsonl
+        corpus=$output/corpus/docstrings.jsonl corpus_settings=(documents.id_field=module)
         run_step corpus "$corpus" "corpus: the docstrings of the installed Python packages" ' documents from ' \
             python "$root/launch/collect_docstrings.py" --output "$corpus"
     else
@@ -81,6 +81,7 @@ main() {
 read_arguments() {
     if [[ -n ${CLOZEWORKS_VENV:-} ]]; then CLOZEWORKS_VENV=$(absolute "$CLOZEWORKS_VENV"); fi
     fresh=no corpus='' output=$root/demo vocab_size=$VOCAB_SIZE run=run settings=("${SHORT[@]}") given=() options=' '
+    corpus_settings=()
     while (($#)); do
         [[ $options != *" $1 "* ]] || usage_error "$1 is given twice"
         options+="$1 "
@@ -195,7 +196,7 @@ choose_devices() {
 
 make_shards() {
     show python -m data_prep shards --input "$corpus" --tokenizer "$output/tokenizer" --output "$output/shards" \
-        shards.valid_fraction=0.03
+        shards.valid_fraction=0.03 "${corpus_settings[@]}"
     show python -m data_prep verify "$output/shards"
 }
 
