@@ -210,14 +210,20 @@ def _nearest_name(schema: type[BaseModel], where: str, is_section: bool) -> tupl
 
 
 def _in_item(name: str, section: str) -> str:
-    """Return the name of a setting, within the items of lists that lead to `section` (`training.stages.0.steps`)."""
+    """Return the name of a setting, within the items of lists and mappings that lead to `section`, such as
+    `training.stages.0.steps`."""
     found: list[str] = []
     for part in name.split("."):
-        found.append(part)
-        index = section.removeprefix(f"{'.'.join(found)}.").partition(".")[0]
-        if index.isdigit() and section.startswith(f"{'.'.join(found)}."):
+        found.append(_key_within(found, section) or part if part == "*" else part)
+        if (index := _key_within(found, section)).isdigit():
             found.append(index)
     return ".".join(found)
+
+
+def _key_within(parts: Sequence[str], section: str) -> str:
+    """Return the next part of a section's name after these; empty if it does not begin with them."""
+    named = section.split(".")
+    return named[len(parts)] if named[: len(parts)] == list(parts) and len(named) > len(parts) else ""
 
 
 def _similar_last_parts(last: str, names: Sequence[str]) -> list[str]:

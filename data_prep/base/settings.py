@@ -114,12 +114,13 @@ def describe(schema: type[BaseModel], prefix: str = "", required: str = "require
 
 
 def setting_names(schema: type[BaseModel], prefix: str = "", with_items: bool = True) -> Iterator[str]:
-    """Yield the dotted names of all settings and sections; those of a list's items have no index."""
+    """Yield the dotted names of all settings and sections; those in a list have no index, in a mapping `*`."""
     for name, field in schema.model_fields.items():
         yield f"{prefix}{name}"
         nested = _nested_model(field.annotation)
-        if nested is not None and (with_items or not is_list(field.annotation)):
-            yield from setting_names(nested, f"{prefix}{name}.", with_items)
+        is_mapping = any(get_origin(each) is dict for each in alternatives(field.annotation))
+        if nested is not None and (with_items or not (is_mapping or is_list(field.annotation))):
+            yield from setting_names(nested, f"{prefix}{name}.*." if is_mapping else f"{prefix}{name}.", with_items)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "", with_items: bool = False) -> Iterator[tuple[str, Any]]:

@@ -21,6 +21,11 @@ _TEXTS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def right_advice() -> None:
+    """In a damaged file the value beside a misspelled name may be wrong too, so that no advice heals it."""
+
+
 @pytest.fixture(scope="session")
 def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tokenizer of 300 pieces, most of them bytes."""

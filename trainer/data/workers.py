@@ -64,7 +64,7 @@ def next_or_stop(batches: Iterator[Item], should_stop: Callable[[], bool] | None
             raise ReadingStopped from None
         if error is not None:
             raise error
-        return item  # type: ignore[no-any-return]
+        return item  # type: ignore[no-any-return]  # of whatever type the batches are
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 PACKAGES = ("configs", "data_prep", "trainer", "launch")
 MAX_CHARACTERS = 1 << 20
 _TIMEOUT_SECONDS = 10
+_DIFF = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD")
 
 # What a developer writes into a source: a literal under a secret's name, and tokens with a known form.
 _SECRET_LITERAL = re.compile(
@@ -34,8 +35,7 @@ def git_revision(folder: Path = Path(__file__).parent) -> str | None:
     """The commit that `folder` is at, with "-dirty" where files differ from it; None where git does not track it."""
     if not _git(folder, "ls-files", "--", "."):
         return None
-    answer = _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    return answer.strip() or None if answer else None
+    return _commit(folder)
 
 
 def source_text(modules: Mapping[str, Path], project: Path = PROJECT, changed: Iterable[str] = ()) -> str:
@@ -49,7 +49,7 @@ def source_text(modules: Mapping[str, Path], project: Path = PROJECT, changed: I
         project: the directory that holds the packages of this project.
         changed: files of the project that differ from those of the checkpoint, such as trainer/loop/step.py.
     """
-    parts = [_of_project(project, changed), *(_of_module(name, path) for name, path in modules.items())]
+    parts = [_of_project(project, changed), *_of_modules(modules)]
     text = _SECRET_TOKEN.sub(HIDDEN, _SECRET_LITERAL.sub(rf"\1\2{HIDDEN}\2", "".join(parts)))
     if len(text) > MAX_CHARACTERS:
         text = f"{text[:MAX_CHARACTERS]}\n# cut here: the text has {len(text):,} characters\n"
@@ -62,18 +62,35 @@ def _of_project(project: Path, changed: Iterable[str]) -> str:
     if revision is None:
         title = f"# clozeworks {installed_version('clozeworks') or '(not installed)'}, which no git repository tracks\n"
         return title + "".join(_whole(project / name, Path(name)) for name in changed if (project / name).is_file())
-    diff = _git(project, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD", "--", *folders)
+    diff = _git(project, *_DIFF, "--", *folders)
     new = _git(project, "ls-files", "--others", "--exclude-standard", "-z", "--", *folders) or ""
     files = [project / name for name in new.split("\0") if name.endswith((".py", ".yaml"))]
     return f"# commit {revision}\n{diff or ''}" + "".join(_whole(path, path.relative_to(project)) for path in files)
 
 
-def _of_module(name: str, path: Path) -> str:
-    folder, title = path.parent, f"# {name}: {path}"
-    if not _git(folder, "ls-files", "--", path.name):
-        return f"{title}\n{_whole(path, Path(path.name))}"
-    changed = _git(folder, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD", "--", path.name)
-    return f"{title}, commit {git_revision(folder)}\n{changed or ''}"
+def _of_modules(modules: Mapping[str, Path]) -> Iterator[str]:
+    """Modules that a repository tracks as its commit and one diff, which takes three calls of git, and others whole."""
+    by_repository: dict[Path | None, dict[str, Path]] = {}
+    for name, path in modules.items():
+        where = path.parent.resolve() / path.name
+        repository = next((folder for folder in where.parents if (folder / ".git").exists()), None)
+        by_repository.setdefault(repository, {})[name] = where
+    for repository, found in by_repository.items():
+        paths = {} if repository is None else {name: str(path.relative_to(repository)) for name, path in found.items()}
+        listed = _git(repository, "ls-files", "-z", "--", *paths.values()) if repository else None
+        tracked = {*(listed or "").split("\0")} & {*paths.values()}
+        for name in found:
+            if paths.get(name) not in tracked:
+                yield f"# {name}: {modules[name]}\n{_whole(modules[name], Path(modules[name].name))}"
+        if repository and tracked:
+            commit = _commit(repository)
+            yield from (f"# {name}: {modules[name]}, commit {commit}\n" for name in found if paths[name] in tracked)
+            yield _git(repository, *_DIFF, "--", *sorted(tracked)) or ""
+
+
+def _commit(folder: Path) -> str | None:
+    answer = _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    return answer.strip() or None if answer else None
 
 
 def _whole(path: Path, name: Path) -> str:

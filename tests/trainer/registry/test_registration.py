@@ -16,7 +16,7 @@ from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
 from trainer.config.registry_settings import check_names
 from trainer.inference.pulled_model import check_is_there, pull
-from trainer.registry import registration
+from trainer.registry import registration, served_rows
 from trainer.registry.registration import provenance_tags, register
 from trainer.tracking.mlflow_server import connect
 
@@ -131,9 +131,11 @@ def test_the_store_holds_no_pickle_and_nothing_of_this_machine(
     registered: registration.Registration, store: str
 ) -> None:
     folder = Path(store.removeprefix("sqlite:///")).parent / "artifacts"
-    names = [path.name for path in folder.rglob("*") if path.is_file()]
+    files = {path: path.name for path in folder.rglob("*") if path.is_file()}
+    names = list(files.values())
     assert "MLmodel" in names and names.count("model.safetensors") == 2
-    assert not [name for name in names if name.endswith((".bin", ".pkl", ".pt", ".py"))]
+    (code,) = [path for path, name in files.items() if name.endswith((".bin", ".pkl", ".pt", ".py"))]
+    assert code.read_bytes() == Path(served_rows.__file__).read_bytes()  # by which rows are answered, and nothing else
     (description,) = folder.rglob("MLmodel")
     assert "clozeworks-" not in description.read_text()
 

@@ -67,6 +67,29 @@ def test_a_users_module_is_whole_unless_its_own_repository_tracks_it(project: Pa
     assert "RATE" not in text and text.count(git(project, "rev-parse", "HEAD")) == 2
 
 
+def test_the_calls_of_git_do_not_grow_with_the_number_of_modules(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    git_answer = source_code._git
+    monkeypatch.setattr(source_code, "_git", lambda folder, *words: asked.append(words) or git_answer(folder, *words))
+    counts = []
+    for number in (1, 3):
+        for folder in ("trainer", "launch"):
+            for each in range(number):
+                (project / folder / f"own_{each}.py").write_text(f"{folder.upper()} = {each}\n")
+        git(project, "add", "-A")
+        modules = {f"module {path.stem} of {path.parent.name}": path for path in project.rglob("own_*.py")}
+        text = source_text(modules, project)
+        assert all(f"# {name}: {path}, commit " in text for name, path in modules.items())
+        counts.append(len(asked))
+        asked.clear()
+    assert counts[0] == counts[1] and "+LAUNCH = 2" in text
+    (project / ".gitignore").write_text("ignored.py\n")
+    (project / "trainer" / "ignored.py").write_text("IGNORED = 1\n")
+    assert "+IGNORED = 1" in source_text({"module ignored": project / "trainer" / "ignored.py"}, project)
+
+
 @pytest.mark.parametrize("way", ["outside of any repository", "in a repository that ignores it", "without git"])
 def test_an_installed_package_has_no_commit(way: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = project / ".venv" / "lib"
