@@ -44,7 +44,7 @@ def check_needs_no_evaluation(config: RunConfig) -> None:
         UsageError: names the first one.
     """
     checkpoint, registry = config.checkpoint, config.registry
-    settings = [("checkpoint.best_metric", checkpoint.best_metric)] if checkpoint.keep_best else []
+    settings = [("checkpoint.keep_best", checkpoint.best_metric)] if checkpoint.keep_best else []
     if registry.only_if:
         settings += [("registry.only_if", condition.metric) for condition in parse_conditions(registry.only_if)]
     wanted = [(setting, f"compares {metric}") for setting, metric in settings if _is_of_valid_split(metric)]
@@ -53,7 +53,7 @@ def check_needs_no_evaluation(config: RunConfig) -> None:
     if wanted:
         raise UsageError(
             f"{wanted[0][0]} {wanted[0][1]}, and {EVALUATION_IS_OFF}",
-            fix="leave the setting out, or prepare the data with shards.valid_fraction above 0",
+            fix=f"leave {wanted[0][0]} out, or prepare the data with shards.valid_fraction above 0",
             code="nothing-to-evaluate",
         )
 
