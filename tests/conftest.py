@@ -71,17 +71,16 @@ _NAMES = "Müller Okafor Tanaka García Johansson O'Neill Petrović Zhang Dubois
 
 
 LONGEST_FILES = """
-system/test_demo.py test_static.py system/test_faults_training_signals.py test_readme_example.py
-system/test_kill_and_resume.py system/test_lost_rank.py system/test_faults_tracking.py
-system/test_faults_training_numbers.py trainer/distributed/test_watchdog.py system/test_faults_preparation_kill.py
-system/test_faults_training_kill.py system/test_faults_registry.py trainer/checkpoint/test_writer.py
-system/test_faults_registry_files.py trainer/distributed/test_rendezvous.py test_benchmarks_page.py
-system/test_ranks.py system/test_faults_training_disk.py launch/test_finetune.py trainer/loop/test_contract5.py
-system/test_faults_ranks_differ.py system/test_without_this_project.py trainer/registry/test_registrar.py
-trainer/distributed/test_deepspeed_launcher.py trainer/finetuning/test_fit.py trainer/benchmark/test_side_by_side.py
-trainer/model/test_compilation.py system/test_faults_preparation_storage.py data_prep/storage/test_remote_files.py
-trainer/evaluation/test_suites_in_training.py trainer/tracking/test_mlflow_server.py
-trainer/registry/test_promotion_lock.py system/test_continued_pretraining.py
+system/test_demo.py test_static.py trainer/engine/test_engine.py trainer/checkpoint/test_writer.py
+trainer/evaluation/test_suites_in_training.py system/test_faults_preparation_kill.py system/test_stop_in_evaluation.py
+test_readme_example.py system/test_faults_training_signals.py trainer/loop/test_setup.py trainer/loop/test_contract5.py
+trainer/finetuning/test_regression_task.py system/test_faults_training_kill.py system/test_faults_training_disk.py
+system/test_faults_ranks_differ.py launch/test_finetune.py system/test_stages.py system/test_lost_rank.py
+trainer/distributed/test_watchdog.py fuzzing/test_fuzz_tokenizer.py system/test_faults_registry.py
+trainer/registry/test_registrar.py system/test_kill_and_resume.py system/test_faults_training_change.py
+trainer/data/test_loader.py system/test_faults_many_ranks.py benchmarks/test_roofline.py test_benchmarks_page.py
+system/test_faults_training_numbers.py trainer/loop/test_api.py system/test_ranks.py system/test_faults_tracking.py
+trainer/distributed/test_deepspeed_launcher.py trainer/evaluation/test_suite.py system/test_end_to_end.py
 """.split()
 """The files that take longest, by `--durations`: started first, so that no worker has a long one at the end."""
 
