@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The main job on real text, by one command: environment, corpus, tokenizer, shards, pretraining, export, registry and
-# filled masks. Takes 5 to 18 minutes on two CPU cores; uses GPUs where it finds them. Needs Python 3.11 or newer.
+# filled masks. Takes 5 to 26 minutes on two CPU cores; uses GPUs where it finds them. Needs Python 3.11 or newer.
 #
 #   bash launch/demo.sh [--full] [--fresh] [--corpus PATH_OR_GLOB] [--vocab-size N] [--output DIR] \
 #       [-- section.field=value ...]
