@@ -46,9 +46,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = command_parser("show_batch.py", __doc__)
     add_config(parser)
     rows = parser.add_argument_group("rows")
-    rows.add_argument("--rows", type=at_least(1), default=4, metavar="N", help="number of rows (default 4)")
+    rows.add_argument("--rows", type=at_least(1), metavar="N", help="number of rows (default 4)")
     rows.add_argument(
-        "--sample", type=at_least(0), default=0, metavar="N", help="first row, by its index in the epoch (default 0)"
+        "--sample", type=at_least(0), metavar="N", help="first row, by its index in the epoch (default 0)"
     )
     rows.add_argument("--samples", metavar="A:B", help="rows A to B - 1, instead of --sample and --rows")
     rows.add_argument("--epoch", type=at_least(0), default=0, metavar="N", help="epoch, counted from 0 (default 0)")
@@ -87,13 +87,21 @@ def main() -> None:
 
 
 def choose_rows(arguments: argparse.Namespace) -> None:
-    """Set `sample` and `rows` from `--samples`, if given.
+    """Set `sample` and `rows` from `--samples`, if given, else to what they are by default.
 
     Raises:
-        UsageError: it is not one range.
+        UsageError: it is not one range, or the others are given too.
     """
+    given = [f"--{name}" for name in ("sample", "rows") if getattr(arguments, name) is not None]
     if arguments.samples is None:
+        arguments.sample, arguments.rows = arguments.sample or 0, arguments.rows or 4
         return
+    if given:
+        raise UsageError(
+            f"--samples {arguments.samples} and {' and '.join(given)} both choose the rows",
+            fix=f"leave {' and '.join(given)} out",
+            code="contradicting-options",
+        )
     ranges = parse_ranges(arguments.samples, "--samples")
     if len(ranges) > 1:
         raise UsageError(

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from data_prep.base.arguments import at_least
+from data_prep.base.errors import UsageError
 from data_prep.base.terminal import printable
 from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, read_manifest
@@ -22,16 +23,19 @@ from data_prep.reports.source_documents import source_report, sources_report
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
+_OF_A_SHARD = ("split", "shard", "documents", "skip")
+_INSTEAD = ("document", "id", "url", "source", "tokenizer", "vocabulary")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_set(parser, "folder or URL of a data set (or of a tokenizer, for --tokenizer and --vocabulary)")
     which = parser.add_argument_group("which documents")
-    which.add_argument("--split", choices=("train", "valid"), default="train", help="split (default: train)")
+    which.add_argument("--split", choices=("train", "valid"), help="split (default: train)")
     which.add_argument("--shard", type=at_least(0), metavar="N", help="number of the shard (default: the first)")
     which.add_argument(
         "--documents", type=at_least(1), metavar="K", help="number of documents (default: 3; with --source: all)"
     )
-    which.add_argument("--skip", type=at_least(0), default=0, metavar="M", help="skip the first M documents")
+    which.add_argument("--skip", type=at_least(0), metavar="M", help="skip the first M documents")
     instead = parser.add_argument_group("something else").add_mutually_exclusive_group()
     instead.add_argument(
         "--document", metavar="ID", help="find this document id (16 hexadecimal digits) and show the whole document"
@@ -54,13 +58,16 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     """Print what is asked for.
 
     Raises:
-        UserError: the data set, shard or document does not exist, or is damaged.
+        UserError: the data set, shard or document does not exist, or is damaged, or options contradict each other.
     """
     for line in _lines(arguments):
         print(line)
 
 
 def _lines(arguments: argparse.Namespace) -> Iterable[str]:
+    _refuse_unused(arguments)
+    split: Literal["train", "valid"] = arguments.split or "train"
+    skip = arguments.skip or 0
     folder = open_data_set(arguments)
     if arguments.tokenizer is not None:
         from data_prep.tokenizer.explanation import explain
@@ -78,9 +85,22 @@ def _lines(arguments: argparse.Namespace) -> Iterable[str]:
             return itertools.chain.from_iterable(document_report(folder, number, (column, value)) for number in found)
     if arguments.source is not None:
         lines = source_report(folder, arguments.source) if arguments.source else sources_report(folder)
-        last = None if arguments.documents is None else arguments.skip + arguments.documents
-        return itertools.chain(itertools.islice(lines, 1), itertools.islice(lines, arguments.skip, last))
-    return inspect_report(folder, arguments.split, arguments.shard, arguments.documents or 3, arguments.skip)
+        last = None if arguments.documents is None else skip + arguments.documents
+        return itertools.chain(itertools.islice(lines, 1), itertools.islice(lines, skip, last))
+    return inspect_report(folder, split, arguments.shard, arguments.documents or 3, skip)
+
+
+def _refuse_unused(arguments: argparse.Namespace) -> None:
+    """Refuse options that choose documents of a shard where something else is asked for."""
+    asked = next((name for name in _INSTEAD if getattr(arguments, name) is not None), None)
+    used = ("documents", "skip") if asked == "source" else ()
+    unused = [f"--{name}" for name in _OF_A_SHARD if getattr(arguments, name) is not None and name not in used]
+    if asked is not None and unused:
+        raise UsageError(
+            f"--{asked} does not use {' and '.join(unused)}",
+            fix=f"leave {' and '.join(unused)} out",
+            code="contradicting-options",
+        )
 
 
 def _tokenizer(folder: str) -> Tokenizer:

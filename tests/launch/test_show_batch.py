@@ -56,6 +56,8 @@ def test_help_names_every_field_of_the_json_rows(
     [
         (["--stage", "3"], "stages 0 to 0"),
         (["--sample", "100000000"], "[sample-out-of-range]"),
+        (["--samples", "2:5", "--sample", "0"], "--samples 2:5 and --sample both choose the rows"),
+        (["--samples", "2:5", "--rows", "4", "--sample", "1"], "--sample and --rows out. [contradicting-options]"),
         (["--rows", "0"], "--rows: must be a whole number of 1 or more, got '0'"),
     ],
 )

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from data_prep.api.prepare import prepare
+from data_prep.base.errors import UsageError
 from data_prep.commands import inspect
 from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shard_index import read_index
 from data_prep.dataset.verification import verify_shards
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.error_codes import coded
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
@@ -83,6 +85,23 @@ def test_a_smaller_number_is_refused(
 def test_one_report_at_a_time(small_shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(capsys, small_shards, "--document", "12", "--tokenizer", "text")
+
+
+@pytest.mark.parametrize(
+    ("asked", "unused"),
+    [
+        (("--document", "12"), ("--documents", 3)),
+        (("--url", "u"), ("--split", "train")),
+        (("--id", "a"), ("--skip", 0)),
+        (("--source", "corpus"), ("--shard", 0)),
+        (("--tokenizer", "text"), ("--documents", 1)),
+    ],
+)
+def test_an_option_that_a_report_does_not_use_is_refused(
+    asked: tuple[str, str], unused: tuple[str, object], small_shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match=f"{asked[0]} does not use {unused[0]}\\.", check=coded("contradicting-options")):
+        run(capsys, small_shards, *asked, *unused)
 
 
 def test_a_near_duplicate_is_named_where_the_kept_document_is_shown(
