@@ -100,7 +100,9 @@ def test_one_report_at_a_time(small_shards: Path, capsys: pytest.CaptureFixture[
 def test_an_option_that_a_report_does_not_use_is_refused(
     asked: tuple[str, str], unused: tuple[str, object], small_shards: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UsageError, match=f"{asked[0]} does not use {unused[0]}\\.", check=coded("contradicting-options")):
+    with pytest.raises(
+        UsageError, match=f"{asked[0]} does not use {unused[0]}\\.", check=coded("contradicting-options")
+    ):
         run(capsys, small_shards, *asked, *unused)
 
 
