@@ -111,6 +111,12 @@ read_arguments() {
         shift
     done
     ((vocab_size == VOCAB_SIZE)) || settings+=("model.vocab_size=$vocab_size")
+    local each index
+    for each in "${given[@]}"; do # takes the place of the demo's own
+        for index in "${!settings[@]}"; do
+            [[ ${settings[index]} != "${each%%=*}="* ]] || unset "settings[index]"
+        done
+    done
     settings+=("${given[@]}")
     if [[ -d $corpus ]]; then
         usage_error "--corpus $corpus is a folder; give a file of it, or a quoted pattern such as '${corpus%/}/*.txt'"

@@ -217,7 +217,7 @@ class DocumentReader:
         if named and ":" not in named and not (compression and self.unit.url.lower().endswith(compression)):
             right = f"{ending}{found}" if found in COMPRESSIONS else found
             what = f"the format {named!r} of its source"
-            fix = f"set sources[].format={right.lstrip('.')} for it" if right else "name its format in sources[].format"
+            fix = f"name the format {right.lstrip('.') or 'that it has'} (sources[].format, --input-format)"
         raise BadInput(
             f"{where} {is_now}, which contradicts {what}",
             "wrong ending",

@@ -96,7 +96,7 @@ def test_files_without_an_ending_are_read_in_the_format_that_their_source_names(
         read = [list(DocumentReader(unit, config.documents)) for unit in find_units(files, config)]
         assert sorted(document.text.strip() for documents in read for document in documents) == visible
     config = config_of({"input": f"{folder}/AA/wiki_01.bz2", "format": f"{named}.gz"})
-    with pytest.raises(BadInput, match=rf"set sources\[\]\.format={ending[1:]}\.bz2", check=coded("wrong-ending")):
+    with pytest.raises(BadInput, match=rf"name the format {ending[1:]}\.bz2 ", check=coded("wrong-ending")):
         list(DocumentReader(find_units(find_inputs(config), config)[0], config.documents))
 
 

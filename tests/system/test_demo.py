@@ -49,6 +49,7 @@ def test_the_demo_goes_from_a_corpus_to_filled_masks_and_skips_what_is_done(corp
         "mlflow ui --backend-store-uri",
     ):
         assert part in first.stdout, part
+    assert "given twice" not in first.stdout + first.stderr
     again = demo(tmp_path / "demo", *options)
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("finished before; --fresh repeats it") == (5 if corpus == "docstrings" else 4)
