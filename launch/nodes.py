@@ -27,6 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from data_prep.base.arguments import LARGEST_PORT, at_least
+from data_prep.base.environment import environment_now
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.known_secrets import secrets_of
 from data_prep.base.urls import has_password
@@ -83,12 +84,12 @@ def main() -> None:
                 fix="use a path without spaces and other special characters of the shell",
                 code="unquotable-path",
             )
-    environment = launcher_environment(os.environ, options.interface)
+    environment = launcher_environment(environment_now(), options.interface)
     forwarded = forwarded_variables(environment, options.forward)
     command = launcher_command(options.hostfile, options.master_addr, options.master_port, arguments)
     if len(hosts) == 1 and not is_here(next(iter(hosts))):
         command.insert(command.index("--no_ssh_check"), "--force_multi")
-    left_out = sorted(secrets_of(os.environ))
+    left_out = sorted(secrets_of(environment_now()))
     if left_out:
         print(
             f"warning: not forwarded because `ps` would show their values: {', '.join(left_out)}",

@@ -20,6 +20,7 @@ import os
 import sys
 
 from data_prep.base.arguments import Joined, wrapped_settings
+from data_prep.base.environment import environment_now
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.settings import describe, setting_names, to_yaml
 from launch.options import command_parser
@@ -148,7 +149,7 @@ def main() -> None:
     if branch is None and not arguments.allow_change and is_finished(config):
         return
     check_launch()
-    os.environ.update(log_environment(os.environ))  # before torch is imported
+    os.environ.update(log_environment(environment_now()))  # before torch is imported
     from trainer.distributed.stop_signal import StopSignal
 
     stop_signal = StopSignal()  # before the imports below, which take seconds

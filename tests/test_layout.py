@@ -327,6 +327,25 @@ def test_lines_of_a_run_go_through_logging() -> None:
     assert {name for name in found if not name.startswith(COMMANDS)} == PRINTS.keys()
 
 
+def test_the_variables_of_the_process_are_copied_where_other_threads_may_change_them() -> None:
+    """`os.environ` is asked for single names; iterating over it or copying it fails in a thread now and then."""
+    single = {"get", "setdefault", "pop", "update", "clear"}
+
+    def takes_all(path: Path) -> Iterator[str]:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        nodes = list(ast.walk(tree))
+        asked = {id(node.value) for node in nodes if isinstance(node, ast.Subscript)}
+        asked |= {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr in single}
+        asked |= {id(side) for node in nodes if isinstance(node, ast.Compare) for side in node.comparators}
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and ast.unparse(node) == "os.environ" and id(node) not in asked:
+                yield f"{path.relative_to(REPOSITORY)}:{node.lineno}"
+
+    found = [place for path in PRODUCT_FILES for place in takes_all(path)]
+    assert [place for place in found if not place.startswith("data_prep/base/environment.py:")] == []
+    assert found, "the walk no longer sees a use of os.environ as a whole"
+
+
 def test_the_presets_are_found_as_package_data() -> None:
     found = {entry.name for entry in importlib.resources.files("configs").iterdir()}
     presets = {path.name for path in (REPOSITORY / "configs").glob("*.yaml")}

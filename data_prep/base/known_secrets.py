@@ -10,12 +10,12 @@ that does is also kept from the launcher of the ranks, so its rule takes whole w
 from __future__ import annotations
 
 import functools
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from data_prep.base.environment import environment_now
 from data_prep.base.urls import HIDDEN as HIDDEN
 from data_prep.base.urls import SECRET_QUERY, has_password, logins_in, redact_text
 
@@ -57,7 +57,7 @@ def hide_secrets(text: str, keeps_queries: bool = False) -> str:
         keeps_queries: only the parameters of queries that bear the name of a secret are hidden, as in addresses of
             pages that a person is to open; else queries go altogether.
     """
-    return without_secrets(text, _known, os.environ, keeps_queries)
+    return without_secrets(text, _known, environment_now(), keeps_queries)
 
 
 def is_secret_option(name: str) -> bool:

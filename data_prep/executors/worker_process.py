@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from data_prep.base.environment import environment_now
 from data_prep.base.garbage import collect_rarely
 from data_prep.executors.worker_server import START_METHOD, start_worker_server
 from data_prep.storage import storage
@@ -73,7 +74,7 @@ class Worker:
         self.connection, theirs = context.Pipe()
         self.is_busy = False
         self.number: int | None = None
-        arguments = (theirs, storage.options(), dict(os.environ))
+        arguments = (theirs, storage.options(), environment_now())
         process = context.Process(target=_serve, args=arguments, daemon=True)
         is_lost = False
         try:
@@ -95,7 +96,7 @@ class Worker:
         """Have the idle worker run `task(unit)`; if it was killed, `result` raises `WorkerLost`."""
         self.is_busy, self.number = True, number
         # With every unit: a worker may outlive a preparation, and the next one has another login.
-        data = _dumps((task, unit, storage.options(), dict(os.environ)))
+        data = _dumps((task, unit, storage.options(), environment_now()))
         with contextlib.suppress(*_LOST):
             self.connection.send_bytes(data)
 
@@ -155,7 +156,7 @@ def _serve(connection: Connection, options: Mapping[str, Mapping[str, Any]], env
 
 def _enter(options: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str]) -> None:
     """Take over the parent's options of stores, and its environment: the fork server keeps the one of its start."""
-    if dict(os.environ) != environment:
+    if environment_now() != environment:
         os.environ.clear()
         os.environ.update(environment)
     if storage.options() != options:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from data_prep.base.environment import environment_now
 from data_prep.base.errors import UsageError
 from data_prep.base.known_secrets import HIDDEN, is_secret_option, remember_secrets, secret_options
 from data_prep.base.urls import redact, redact_text
@@ -75,7 +75,7 @@ def options_for(url: str) -> dict[str, Any]:
 
 def forget_other_logins(kind: Any) -> None:
     """Drop the filesystems of fsspec's cache, which goes by options alone, once the variables of logins changed."""
-    now = {name: value for name, value in os.environ.items() if name.startswith(_LOGIN_VARIABLES)}
+    now = {name: value for name, value in environment_now().items() if name.startswith(_LOGIN_VARIABLES)}
     if _logins.setdefault(kind.__name__, now) != now:
         kind.clear_instance_cache()
         _logins[kind.__name__] = now

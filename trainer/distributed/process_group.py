@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 
+from data_prep.base.environment import environment_now
 from data_prep.base.errors import UserError
 from data_prep.base.processor import this_processor
 from data_prep.storage.storage import cache_folder
@@ -71,7 +72,7 @@ def initialize_distributed(
         torch.use_deterministic_algorithms(True)
     use_cuda = device_type() == "cuda"
     if output_dir is not None:
-        os.environ.update(flight_recorder_environment(output_dir, use_cuda, os.environ))
+        os.environ.update(flight_recorder_environment(output_dir, use_cuda, environment_now()))
     if "DS_ACCELERATOR" not in os.environ:
         os.environ["DS_ACCELERATOR"] = "cuda" if use_cuda else "cpu"
         _chosen_here.add("DS_ACCELERATOR")

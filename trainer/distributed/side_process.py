@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 
+from data_prep.base.environment import environment_now
 from data_prep.storage import storage
 
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -16,8 +17,8 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 def side_environment() -> dict[str, str]:
     """The environment of this process without the launcher's variables and without GPUs, which training uses."""
-    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-    return environment | {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+    kept = {name: value for name, value in environment_now().items() if name not in LAUNCHER_VARIABLES}
+    return kept | {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 
 
 def failure_reason(returncode: int, stderr: str, name: str) -> str:

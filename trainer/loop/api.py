@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from data_prep.base.environment import environment_now
 from data_prep.storage import storage
 from trainer.config.load import Overrides, check_output_dir, resolve_config
 from trainer.config.run_config import RunConfig
@@ -74,7 +75,7 @@ def train(
             found.mlflow_run_id,
             found.view_hint,
         )
-    os.environ.update(log_environment(os.environ))  # before torch is imported
+    os.environ.update(log_environment(environment_now()))  # before torch is imported
     from trainer.checkpoint.format import list_steps, step_folder
     from trainer.loop import train as loop
 

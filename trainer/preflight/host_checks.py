@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_prep.base.environment import environment_now
 from data_prep.base.known_secrets import secrets_of
 from data_prep.base.urls import is_remote
 from trainer.config.run_config import RunConfig
@@ -128,7 +129,7 @@ def check_forwarding(hosts: Sequence[str], device_type: str) -> Iterator[Finding
     for problem in problems:
         yield Finding("fail", "forwarding", problem)
     forwarded = dict(_environment_file_lines())
-    given = {name: value for name, value in os.environ.items() if name.startswith(LAUNCHER_PREFIXES)}
+    given = {name: value for name, value in environment_now().items() if name.startswith(LAUNCHER_PREFIXES)}
     exposed = sorted({*secrets_of(given), *secrets_of(forwarded)})
     if exposed:
         text = f"{', '.join(exposed)} would be visible on the command lines of pdsh, ssh and bash; {SECRET_REMEDY}"
@@ -136,10 +137,10 @@ def check_forwarding(hosts: Sequence[str], device_type: str) -> Iterator[Finding
     own = ("NCCL",) if device_type == "cuda" else ()
     forgotten = sorted(
         name
-        for name in os.environ
+        for name in environment_now()
         if name.startswith(NEEDED_PREFIXES) and not name.startswith(own or ("\0",)) and name not in forwarded
     )
-    forgotten = [name for name in forgotten if name not in secrets_of(os.environ)]
+    forgotten = [name for name in forgotten if name not in secrets_of(environment_now())]
     if forgotten:
         text = f"{', '.join(forgotten)} set here, but not in .deepspeed_env, so only this host has it; write lines "
         yield Finding("warn", "forwarding", text + "NAME=VALUE there, or start with `clozeworks nodes`")
@@ -167,7 +168,7 @@ def check_collective_of_hosts(hosts: dict[str, int], address: str | None, device
     if address is None:
         yield Finding("fail", "collective", f"{next(iter(hosts))} reports no address; give --master-addr")
         return
-    environment = dict(_environment_file_lines()) | dict(os.environ)
+    environment = dict(_environment_file_lines()) | environment_now()
     wanted = {name: value for name, value in environment.items() if name.startswith(_COLLECTIVE_PREFIXES)}
     common = ["env", *(f"{name}={value}" for name, value in sorted(wanted.items()) if name not in secrets_of(wanted))]
     common += [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}", f"--master_addr={address}"]

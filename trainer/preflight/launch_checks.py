@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from data_prep.base.environment import environment_now
 from data_prep.base.errors import UsageError
 from data_prep.base.known_secrets import secrets_of
 from trainer.distributed.launcher import ancestors
@@ -77,7 +78,7 @@ def check_starters() -> None:
 def exposure(processes: Iterable[Ancestor]) -> str | None:
     """In words, the first of the processes that has a secret of the environment in its arguments."""
     for process in processes:
-        for name in exposed(process.words, os.environ):
+        for name in exposed(process.words, environment_now()):
             return (
                 f"the value of {name} appears in the arguments of process {process.pid} ({process.words[0]}) on "
                 f"{socket.gethostname()}, where every user of that host can read it; replace the secret"
