@@ -13,14 +13,11 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.known_secrets import secrets_of
-from data_prep.config.preparation_config import load_config
-from data_prep.pipeline.plan import make_plan
-from data_prep.pipeline.preparation import prepare_shards
-from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
-from data_prep.tokenizer_training.training import train_tokenizer
+from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support import advice, fork_server
 from tests.support.data_prep_command import Command
 from tests.support.mlflow_servers import Server, run_mlflow_server
+from tests.support.preparations import prepared, read_texts, trained
 from tests.support.s3_server import S3Bucket, S3Server, run_server
 
 NUM_DOCUMENTS = 200
@@ -136,9 +133,14 @@ def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_tokenizer(small_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tokenizer of 800 pieces, trained on the small corpus."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    texts = [json.loads(line)["text"] for line in small_corpus.read_text(encoding="utf-8").splitlines()]
-    train_tokenizer(texts, folder, TokenizerSettings(vocab_size=800))
+    trained(read_texts(small_corpus), folder, vocab_size=800)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(small_tokenizer: Path) -> Tokenizer:
+    """The same, loaded; not to be changed."""
+    return Tokenizer.load(small_tokenizer)
 
 
 @pytest.fixture(scope="session")
@@ -155,8 +157,7 @@ def shards_without_valid(small_corpus: Path, small_tokenizer: Path, tmp_path_fac
 
 def _shards(corpus: Path, tokenizer_folder: Path, folder: Path, valid_fraction: float) -> Path:
     overrides = ["shards.min_shards=4", f"shards.valid_fraction={valid_fraction}", "shards.record_tokens=2000"]
-    config, tokenizer = load_config(None, overrides, [str(corpus)]), Tokenizer.load(tokenizer_folder)
-    prepare_shards(make_plan(config, tokenizer), tokenizer, str(folder), 1)
+    prepared(corpus, tokenizer_folder, folder, *overrides)
     return folder
 
 

@@ -10,7 +10,7 @@ from tests.support.made_up_documents import SMALL, documents
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def made_up_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer(documents(), folder, SMALL, {"files": 1})
     return Tokenizer.load(folder)

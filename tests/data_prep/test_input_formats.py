@@ -11,18 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.api.opened_dataset import verify
-from data_prep.config.preparation_config import PreparationConfig
 from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_files import find_inputs, find_units
 from data_prep.documents.rejects import BadInput
-from data_prep.pipeline.plan import Plan, make_plan
-from data_prep.pipeline.preparation import prepare_shards
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.compressions import COMPRESS
 from tests.support.data_prep_command import Command
 from tests.support.error_codes import coded
-from tests.support.living_data_sets import document_ids, read_texts
+from tests.support.living_data_sets import document_ids
+from tests.support.preparations import config_of, planned, prepared, read_texts
 from tests.support.s3_server import S3Bucket
 
 FORMATS = (".txt", ".jsonl", ".parquet")
@@ -39,17 +37,6 @@ def contents_of(texts: list[str], ending: str) -> bytes:
     return file.getvalue()
 
 
-def plan_of(folder: str, tokenizer: Tokenizer) -> Plan:
-    config = PreparationConfig.model_validate(
-        {
-            "sources": [{"name": name, "input": f"{folder}/{name}"} for name in NAMES],
-            "documents": {"txt_documents": "blank_lines"},
-            "shards": {"min_shards": 2, "valid_fraction": 0.2, "unit_bytes": 2000},
-        }
-    )
-    return make_plan(config, tokenizer)
-
-
 @pytest.mark.parametrize("store", ["local", "memory", "s3"])
 def test_every_format_in_every_compression_gives_its_documents(
     store: str, small_corpus: Path, small_tokenizer: Path, tmp_path: Path, s3_bucket: S3Bucket
@@ -61,20 +48,19 @@ def test_every_format_in_every_compression_gives_its_documents(
         ending, _, compression = name.removeprefix("part.").partition(".")
         data = COMPRESS[f".{compression}" if compression else ""](contents_of(part, f".{ending}"))
         storage.write_bytes(f"{folder}/{name}", data)
-    tokenizer = Tokenizer.load(small_tokenizer)
-    plan = plan_of(folder, tokenizer)
+    settings = {
+        "documents": {"txt_documents": "blank_lines"},
+        "shards": {"min_shards": 2, "valid_fraction": 0.2, "unit_bytes": 2000},
+    }
     output = tmp_path / "out"
-    manifest, _ = prepare_shards(plan, tokenizer, str(output), 1)
+    manifest = prepared({name: f"{folder}/{name}" for name in NAMES}, small_tokenizer, output, **settings)
     assert {source.name: source.documents for source in manifest.sources} == {
         name: len(part) for name, part in parts.items()
     }
     assert all(not source.dropped for source in manifest.sources)
     plain = tmp_path / "plain.jsonl"
     plain.write_bytes(contents_of(texts, ".jsonl"))
-    config = plan.config.model_copy(
-        update={"sources": (plan.config.sources[0].model_copy(update={"input": (str(plain),)}),)}
-    )
-    prepare_shards(make_plan(config, tokenizer), tokenizer, str(tmp_path / "plain"), 1)
+    prepared(plain, small_tokenizer, tmp_path / "plain", **settings)
     assert document_ids(output) == document_ids(tmp_path / "plain")
 
 
@@ -90,28 +76,23 @@ def test_files_without_an_ending_are_read_in_the_format_that_their_source_names(
         storage.write_bytes(f"{folder}/{name}", COMPRESS[compression](contents_of(texts[number::5], ending)))
     visible = sorted(text for number, text in enumerate(texts) if number % 5 != 3)
     for inputs in (folder, [f"{folder}/*/*_*", f"{folder}/AB", f"{folder}/x.csv"], f"{folder}/**"):
-        config = config_of({"input": inputs, "format": named})
+        config = config_of({"named": {"input": inputs, "format": named}}, "documents.txt_documents=blank_lines")
         files = find_inputs(config)
         assert [file.name.rpartition("/")[2] for file in files] == ["wiki_00", "wiki_01.bz2", "part-00000.gz", "x.csv"]
         read = [list(DocumentReader(unit, config.documents)) for unit in find_units(files, config)]
         assert sorted(document.text.strip() for documents in read for document in documents) == visible
-    config = config_of({"input": f"{folder}/AA/wiki_01.bz2", "format": f"{named}.gz"})
+    source = {"input": f"{folder}/AA/wiki_01.bz2", "format": f"{named}.gz"}
+    config = config_of({"named": source}, "documents.txt_documents=blank_lines")
     with pytest.raises(BadInput, match=rf"name the format {ending[1:]}\.bz2 ", check=coded("wrong-ending")):
         list(DocumentReader(find_units(find_inputs(config), config)[0], config.documents))
 
 
-def config_of(source: dict[str, object], **settings: object) -> PreparationConfig:
-    values = {"sources": [{"name": "named", **source}], "documents": {"txt_documents": "blank_lines"}, **settings}
-    return PreparationConfig.model_validate(values)
-
-
 def test_a_named_format_is_part_of_the_identity_only_where_it_changes_what_is_read(
-    small_tokenizer: Path, tmp_path: Path
+    tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    tokenizer = Tokenizer.load(small_tokenizer)
     (tmp_path / "a.jsonl").write_bytes(contents_of(["One."], ".jsonl"))
     plain, same, other = (
-        make_plan(config_of({"input": str(tmp_path / "a.jsonl"), **named}), tokenizer).described_config()
+        planned({"named": {"input": tmp_path / "a.jsonl", **named}}, tokenizer).plan.described_config()
         for named in ({}, {"format": "json"}, {"format": "txt"})
     )
     assert plain == same and "format" not in plain["sources"][0]

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.config.preparation_config import load_config
-from data_prep.pipeline.plan import Plan, make_plan
-from data_prep.pipeline.preparation import map_range, merge_ranges, prepare_shards
 from data_prep.pipeline.units import ShardRange
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.data_prep_command import files_of
+from tests.support.preparations import Planned, planned
 from tests.support.s3_server import S3Bucket
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -26,25 +25,20 @@ pytestmark = pytest.mark.spawn
 
 
 @pytest.fixture(scope="module")
-def tokenizer(small_tokenizer: Path) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer)
+def plan(small_corpus: Path, tokenizer: Tokenizer) -> Planned:
+    return planned(small_corpus, tokenizer, *OVERRIDES)
 
 
 @pytest.fixture(scope="module")
-def plan(small_corpus: Path, tokenizer: Tokenizer) -> Plan:
-    return make_plan(load_config(None, OVERRIDES, [str(small_corpus)]), tokenizer)
-
-
-@pytest.fixture(scope="module")
-def local(plan: Plan, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def local(plan: Planned, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of a run into a local folder."""
     folder = tmp_path_factory.mktemp("local")
-    prepare_shards(plan, tokenizer, str(folder), 1)
-    return {f"out/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    plan.make(folder)
+    return {f"out/{name}": data for name, data in files_of(folder).items()}
 
 
 def test_a_killed_run_goes_on_and_ends_with_the_objects_of_a_local_run(
-    plan: Plan, small_corpus: Path, tokenizer: Tokenizer, local: dict[str, bytes], s3_bucket: S3Bucket
+    plan: Planned, small_corpus: Path, tokenizer: Tokenizer, local: dict[str, bytes], s3_bucket: S3Bucket
 ) -> None:
     output = f"{s3_bucket.url}/out"
     command = [sys.executable, "-m", "data_prep", "shards", "--input", str(small_corpus), "--output", output]
@@ -54,11 +48,11 @@ def test_a_killed_run_goes_on_and_ends_with_the_objects_of_a_local_run(
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert 2 <= len(finished) < len(plan.units) and "out/manifest.json" not in s3_bucket.objects()
+    assert 2 <= len(finished) < len(plan.plan.units) and "out/manifest.json" not in s3_bucket.objects()
     finished = units(s3_bucket)
     again = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
-    bytes_before = sum(plan.units[int(name[-len("000000.sections") :][:6])].bytes for name in finished)
+    bytes_before = sum(plan.plan.units[int(name[-len("000000.sections") :][:6])].bytes for name in finished)
     assert f", {bytes_before / 1e6:.1f} before" in again.stderr
     assert s3_bucket.objects() == local and not s3_bucket.unfinished_uploads()
 
@@ -75,26 +69,24 @@ def test_inputs_tokenizer_and_ranges_in_the_store_give_the_same_shards(
     for path in Path(tokenizer.folder).iterdir():
         storage.write_bytes(f"{s3_bucket.url}/tok/{path.name}", path.read_bytes())
     remote = Tokenizer.load(f"{s3_bucket.url}/tok")
-    plan = make_plan(load_config(None, OVERRIDES, [f"{s3_bucket.url}/in/*.jsonl"]), remote)
+    plan = planned(f"{s3_bucket.url}/in/*.jsonl", remote, *OVERRIDES)
     output = f"{s3_bucket.url}/out"
     for number in (2, 1):
-        map_range(plan, remote, output, 1, ShardRange(number, 2))
-    merge_ranges(plan, remote, output, 2)
+        plan.make_range(number, 2, output)
+    plan.merge(output, 2)
     made = s3_bucket.objects("out/")
     assert made.keys() == local.keys()
     assert {name for name in made if made[name] != local[name]} == {"out/manifest.json", "out/DATA_CARD.md"}
 
 
-def test_two_runs_at_once_and_the_same_range_twice_are_refused(
-    plan: Plan, tokenizer: Tokenizer, s3_bucket: S3Bucket
-) -> None:
+def test_two_runs_at_once_and_the_same_range_twice_are_refused(plan: Planned, s3_bucket: S3Bucket) -> None:
     output = f"{s3_bucket.url}/out"
     with storage.hold_lock(output):
         with pytest.raises(UserError, match="another command .* is using"):
-            prepare_shards(plan, tokenizer, output, 1)
+            plan.make(output)
         with pytest.raises(UserError, match="another command .* is using"):
-            map_range(plan, tokenizer, output, 1, ShardRange(1, 2))
+            plan.make_range(1, 2, output)
     with storage.hold_lock(output, ShardRange(1, 2).name):
         with pytest.raises(UserError, match="another command .* is using"):
-            map_range(plan, tokenizer, output, 1, ShardRange(1, 2))
-        assert map_range(plan, tokenizer, output, 1, ShardRange(2, 2))
+            plan.make_range(1, 2, output)
+        assert plan.make_range(2, 2, output)

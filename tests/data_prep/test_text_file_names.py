@@ -17,7 +17,7 @@ from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.verification import verify_shards
 from data_prep.documents.input_files import relative_name
 from tests.support.data_prep_command import Command
-from tests.support.living_data_sets import read_texts
+from tests.support.preparations import read_texts
 
 SHARDS: dict[str, Any] = {"min_shards": 2, "valid_fraction": 0.2}
 BLOCKS: dict[str, Any] = {"documents": {"txt_documents": "blank_lines"}, "shards": SHARDS}

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from data_prep.config.preparation_config import load_config
-from data_prep.pipeline.plan import make_plan
-from data_prep.pipeline.preparation import prepare_shards
-from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
-from data_prep.tokenizer_training.training import train_tokenizer
 from tests.support.foreign_tokenizers import write_wordpiece
+from tests.support.preparations import prepared, trained, write_texts
 
 _TEXTS = [
     f"The {adjective} {noun} crossed the river. It was late, and nobody asked why.\n\nThen it rained on the {noun}."
@@ -30,19 +25,17 @@ def right_advice() -> None:
 def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tokenizer of 300 pieces, most of them bytes."""
     folder = tmp_path_factory.mktemp("fuzzing") / "tokenizer"
-    train_tokenizer(_TEXTS, folder, TokenizerSettings(vocab_size=370))
+    trained(_TEXTS, folder, vocab_size=370)
     return folder
 
 
 @pytest.fixture(scope="session")
 def tiny_shards(tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a data set of 9 documents: a train shard of several records, a valid shard."""
-    corpus = tmp_path_factory.mktemp("fuzzing-corpus") / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in _TEXTS), encoding="utf-8")
+    corpus = write_texts(tmp_path_factory.mktemp("fuzzing-corpus") / "corpus.jsonl", _TEXTS)
     folder = tmp_path_factory.mktemp("fuzzing-shards")
     overrides = ["shards.min_shards=1", "shards.valid_fraction=0.3", "shards.record_tokens=100", "num_workers=1"]
-    tokenizer = Tokenizer.load(tiny_tokenizer)
-    prepare_shards(make_plan(load_config(None, overrides, [str(corpus)]), tokenizer), tokenizer, str(folder), 1)
+    prepared(corpus, tiny_tokenizer, folder, *overrides)
     return folder
 
 

@@ -18,18 +18,17 @@ import torch
 
 from data_prep.base.errors import UsageError, UserError, run_command
 from data_prep.base.load_settings import load_settings
-from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
+from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import MANIFEST_NAME, list_versions, read_manifest
 from data_prep.dataset.manifest_records import RemovalRecord
 from data_prep.dataset.shard_index import read_index
-from data_prep.documents.documents import DocumentReader
-from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
 from data_prep.tokenizer.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
 from tests.fuzzing.test_fuzz_checkpoint import TENSORS, sign
 from tests.fuzzing.watching import read_or_refuse
+from tests.support.reading import reader_of
 from tests.support.toy_run import make_weights, write_checkpoint
 from trainer.checkpoint.format import STATE_NAME
 from trainer.checkpoint.pieces import read_weights
@@ -284,7 +283,7 @@ def test_an_xz_file_that_asks_for_more_memory_than_there_is_is_refused(tmp_path:
     header = whole[12:16] + b"\x28" + whole[17:20]  # a dictionary of 4 GB
     path = tmp_path / "input.txt.xz"
     path.write_bytes(whole[:12] + header + zlib.crc32(header).to_bytes(4, "little") + whole[24:])
-    reader = DocumentReader(InputUnit(str(path), 0, 0, True, 0), DocumentSettings())
+    reader = reader_of(path)
     refusals: list[str] = []
 
     def read() -> None:
@@ -302,7 +301,7 @@ def test_behind_an_xz_stream_only_another_is_read(tmp_path: Path, behind: bytes)
     path = tmp_path / "input.txt.xz"
     path.write_bytes(lzma.compress(b"text") + behind)
     with pytest.raises(BadInput, match="damaged or cut short"):
-        list(DocumentReader(InputUnit(str(path), 0, 0, True, 0), DocumentSettings()))
+        list(reader_of(path))
 
 
 def test_what_a_file_says_cannot_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.documents import DocumentReader
-from data_prep.documents.input_units import split_into_units
 from tests.fuzzing.mutations import HOSTILE_JSON, fuzz, mutated_bytes, mutated_document
 from tests.fuzzing.watching import read_or_refuse, temporary_folder
+from tests.support.reading import read_and_count
 
 SKIP = DocumentSettings(on_bad_input="skip", max_document_bytes=100_000)
 STOP = DocumentSettings(max_document_bytes=100_000)
@@ -36,11 +35,7 @@ _ARROW_STREAM = re.compile(rb"\xff{4}(?!\0{4}).{4}.", re.DOTALL)
 
 
 def read(path: Path, settings: DocumentSettings, unit_bytes: int = 1 << 20) -> tuple[list[str], Counter[str]]:
-    size = path.stat().st_size
-    units = split_into_units(str(path), size, max(unit_bytes, size // MAX_UNITS), 0)
-    readers = [DocumentReader(unit, settings) for unit in units]
-    texts = [document.text for reader in readers for document in reader]
-    return texts, sum((reader.dropped for reader in readers), Counter())
+    return read_and_count(path, settings, max(unit_bytes, path.stat().st_size // MAX_UNITS))
 
 
 def said_by(content: bytes) -> tuple[list[str], int]:

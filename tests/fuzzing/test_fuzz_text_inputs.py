@@ -6,7 +6,6 @@ import bz2
 import lzma
 import re
 import zlib
-from collections import Counter
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -17,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.documents import DocumentReader
-from data_prep.documents.input_units import split_into_units
 from data_prep.documents.rejects import TOO_LONG
 from tests.fuzzing.mutations import fuzz, mutated_bytes
+from tests.fuzzing.test_fuzz_inputs import read
 from tests.fuzzing.watching import MEMORY_BYTES, read_or_refuse, temporary_folder
 
 TEXT = (
@@ -38,8 +36,6 @@ _PADDING = {".bz2": b"", ".xz": b"\0"}
 _MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"PAR1\x15", b"PARE", b"ARROW1\0\0")
 _ARROW_STREAM = re.compile(rb"\xff{4}(?!\0{4}).{4}.", re.DOTALL)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-MAX_UNITS = 500
-"""Each opens the file again."""
 _HEAD_BYTES = 1 << 10
 _XZ_HEADER_BYTES = 12
 
@@ -48,14 +44,6 @@ Kind = Literal["file", "blank_lines"]
 
 def settings_of(kind: Kind, policy: Literal["error", "skip"], most: int) -> DocumentSettings:
     return DocumentSettings(txt_documents=kind, on_bad_input=policy, max_document_bytes=most)
-
-
-def read(path: Path, settings: DocumentSettings, unit_bytes: int = 1 << 20) -> tuple[list[str], Counter[str]]:
-    size = path.stat().st_size
-    units = split_into_units(str(path), size, max(unit_bytes, size // MAX_UNITS), 0, settings.txt_documents)
-    readers = [DocumentReader(unit, settings) for unit in units]
-    texts = [document.text for reader in readers for document in reader]
-    return texts, sum((reader.dropped for reader in readers), Counter())
 
 
 def said_by(content: bytes, kind: Kind, most: int) -> tuple[list[str], int, int]:

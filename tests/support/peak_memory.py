@@ -12,11 +12,11 @@ _PROGRAM = """
 import json, re, sys
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.documents import DocumentReader
-from data_prep.documents.input_units import split_into_units
+from tests.support.reading import units_of
 
-path, size, settings = sys.argv[1], int(sys.argv[2]), DocumentSettings(**json.loads(sys.argv[3]))
+path, settings = sys.argv[1], DocumentSettings(**json.loads(sys.argv[2]))
 num_documents, dropped = 0, {}
-for unit in split_into_units(path, size, 1 << 24, 0, settings.txt_documents):
+for unit in units_of(path, settings, 1 << 24):
     reader = DocumentReader(unit, settings)
     num_documents += sum(1 for _ in reader)
     for reason, count in reader.dropped.items():
@@ -37,8 +37,7 @@ class Reading(NamedTuple):
 
 def read_in_a_process(path: Path, **settings: Any) -> Reading:
     """Read all documents of a file; `settings` are those of `DocumentSettings`."""
-    arguments = [str(path), str(path.stat().st_size), json.dumps(settings)]
-    command = [sys.executable, "-c", _PROGRAM, *arguments]
+    command = [sys.executable, "-c", _PROGRAM, str(path), json.dumps(settings)]
     repository = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=repository)
     assert done.returncode == 0, done.stderr

@@ -9,8 +9,7 @@ import torch
 
 from data_prep.dataset.manifest_records import FileRecord
 from data_prep.storage import storage
-from data_prep.tokenizer.tokenizer import TokenizerSettings
-from data_prep.tokenizer_training.training import train_tokenizer
+from tests.support.preparations import trained
 from trainer.checkpoint.format import DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.checkpoint.pieces import write_tensors
 from trainer.config.run_config import RunConfig
@@ -35,7 +34,7 @@ CONFIG = RunConfig.model_validate(
 
 def make_tokenizer(folder: Path) -> Path:
     """A tokenizer of 370 pieces, most of them bytes."""
-    train_tokenizer(["a river and a city, a city and a river"] * 3, folder, TokenizerSettings(vocab_size=370))
+    trained(["a river and a city, a city and a river"] * 3, folder, vocab_size=370)
     return folder
 
 

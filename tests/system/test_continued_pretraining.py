@@ -23,13 +23,11 @@ from transformers import (
 )
 
 from data_prep.base.load_settings import load_settings
-from data_prep.config.preparation_config import load_config
-from data_prep.pipeline.plan import make_plan
-from data_prep.pipeline.preparation import prepare_shards
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.benchmarks.padded_batches import to_padded
 from tests.support import fork_server
 from tests.support.foreign_tokenizers import WRITERS
+from tests.support.preparations import prepared
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
@@ -129,8 +127,7 @@ def continued(request, small_corpus: Path, tmp_path_factory) -> Continued:
     theirs = make_theirs(kind, tokenizer)
     theirs.save_pretrained(folder)
     shards = work / "shards"
-    preparation = load_config(None, ["shards.valid_fraction=0.1"], [str(small_corpus)])
-    prepare_shards(make_plan(preparation, tokenizer), tokenizer, str(shards), 1)
+    prepared(small_corpus, tokenizer, shards, "shards.valid_fraction=0.1")
     config = write_config(work, shards, str(folder), kind, tokenizer.vocab_size)
     output = command(PRETRAIN, "--config", "run.yaml", cwd=work)
     return Continued(kind, work, theirs, shards, config, output)

@@ -21,11 +21,10 @@ from data_prep.base.load_settings import load_settings
 from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shards import read_records, write_shard
 from data_prep.storage import retries, storage
-from data_prep.tokenizer.tokenizer import TokenizerSettings
-from data_prep.tokenizer_training.training import train_tokenizer
 from tests.support import plain_ranks
 from tests.support.fault_proxy import Fault, FaultProxy, run_proxy
-from tests.support.living_data_sets import make_data_set, read_texts
+from tests.support.living_data_sets import make_data_set
+from tests.support.preparations import read_texts, trained
 from tests.support.s3_server import S3Bucket
 from tests.system.conftest import Training
 from trainer.config.run_config import RunConfig
@@ -205,10 +204,9 @@ def test_row_19_a_tokenizer_of_the_same_size_and_other_pieces(
 ) -> None:
     texts = [text.upper() for text in read_texts(small_corpus)]
     other = tmp_path / "other"
-    trained = train_tokenizer(texts, other, TokenizerSettings(vocab_size=800))
+    theirs = trained(texts, other, vocab_size=800).fingerprint
     mine = read_manifest(str(shards)).tokenizer
-    theirs = json.loads((other / "tokenizer_info.json").read_text())["fingerprint"]
-    assert trained is None or mine.vocab_size == 800 != theirs
+    assert mine.vocab_size == 800 and mine.fingerprint != theirs
     for said in (refused(shards, f"data.tokenizer={other}"), _with_tokenizer(shards, other, refused)):
         assert mine.fingerprint in said and theirs in said
 

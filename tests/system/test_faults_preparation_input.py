@@ -26,7 +26,7 @@ from data_prep.dataset.shards import read_records
 from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import Command, assert_nothing_half_made
-from tests.support.living_data_sets import read_texts
+from tests.support.preparations import read_texts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXTS = [f"The old teacher crossed the river number {number}. Nobody knew why." for number in range(40)]

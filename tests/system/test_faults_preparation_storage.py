@@ -16,12 +16,10 @@ import psutil
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from data_prep.dataset import versions
-from data_prep.executors import phases
-from data_prep.pipeline import preparation, publication, reduce_task
 from data_prep.storage import retries
 from tests.support.data_prep_command import Command, assert_nothing_half_made, files_of
 from tests.support.fault_proxy import Fault, FaultProxy, Request, run_proxy
+from tests.support.kill_points import before_writing
 from tests.support.s3_server import S3Bucket
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -59,42 +57,26 @@ def fill(disk: Path) -> None:
             file.write(bytes(4096))
 
 
-def after_filling(disk: Path, work: Callable[..., object]) -> Callable[..., object]:
-    def filled(*arguments: object) -> object:
-        fill(disk)
-        return work(*arguments)
-
-    return filled
-
-
 @pytest.mark.fault(
     row=13,
     fault="disk full while writing the plan, a work file, a shard, the token counts, the manifest",
     required="clear stop; after space is made, the same command ends right",
 )
 def test_row_13_a_full_disk_stops_clearly_and_with_space_the_same_command_ends_right(
-    command: Command, arguments: list[str], whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, arguments: list[str], whole: dict[str, bytes], tmp_path: Path
 ) -> None:
-    stages = [
-        (reduce_task.storage, "write_bytes"),  # the plan itself
-        (phases, "run_units"),  # the work files
-        (preparation, "make_shards"),  # the shards
-        (publication, "token_counts_file"),
-        (versions, "write_manifest"),
-    ]
     disk = tmp_path / "disk"
     with mounted(disk, "size=8m"):
-        for module, function in stages:
+        for file in (".plan.json", "map-*.sections", "train-*.tar", "token_counts*", "manifest.json"):
             output = disk / "out"
-            with monkeypatch.context() as patch:
-                patch.setattr(module, function, after_filling(disk, getattr(module, function)))
-                assert command(*arguments, "--output", output) == 1, function
-            assert "cannot be written: No space left on device" in command.errors, function
+            with before_writing(file, lambda: fill(disk)):
+                assert command(*arguments, "--output", output) == 1, file
+            assert "cannot be written: No space left on device" in command.errors, file
             assert "rerun the same command" in command.errors
             assert not (output / "manifest.json").exists() and not list(output.rglob("*.partial"))
             (disk / "filler").unlink()
             assert command(*arguments, "--output", output) == 0
-            assert files_of(output) == whole, function
+            assert files_of(output) == whole, file
             subprocess.run(["rm", "-r", str(output)], check=True)
 
 
@@ -227,20 +209,6 @@ def test_row_14_a_store_that_dies_in_an_upload_leaves_no_torn_object(
     assert objects_of(s3_bucket) == whole and not s3_bucket.unfinished_uploads()
 
 
-# The command, which stops itself when all units are read and the shards are yet to be made.
-_PAUSED = """
-import os, signal, sys
-from data_prep.__main__ import main
-from data_prep.pipeline import preparation as prepare
-work = prepare.make_shards
-def paused(*given, **named):
-    os.kill(os.getpid(), signal.SIGSTOP)
-    return work(*given, **named)
-prepare.make_shards = paused
-main()
-"""
-
-
 @pytest.mark.spawn
 @pytest.mark.fault(
     row=15, fault="two runs on one output at once", required="the second is refused, naming the first, which ends right"
@@ -249,8 +217,9 @@ def test_row_15_a_second_run_on_one_output_is_refused_and_told_the_first(
     command: Command, arguments: list[str], whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
+    paused = ["-m", "tests.support.kill_points", "SIGSTOP", "train-*.tar", "0"]
     first = subprocess.Popen(
-        [sys.executable, "-c", _PAUSED, *arguments, "--output", str(output)],
+        [sys.executable, *paused, *arguments, "--output", str(output)],
         cwd=REPOSITORY,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

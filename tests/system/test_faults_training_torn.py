@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.living_data_sets import make_data_set, read_texts
+from tests.support.living_data_sets import make_data_set
 from tests.support.plain_ranks import final_tensors, losses, newest_checkpoint, run
+from tests.support.preparations import read_texts
 from tests.system.conftest import Training
 from trainer.checkpoint.format import CheckpointFolder
 from trainer.checkpoint.pieces import read_pieces

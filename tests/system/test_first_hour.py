@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.tokenizer.tokenizer import TokenizerSettings
-from data_prep.tokenizer_training.training import train_tokenizer
 from launch import embed, fill_mask, finetune, predict
 from tests.support.mlflow_servers import run_mlflow_server
+from tests.support.preparations import trained
 from trainer.config.run_config import RunConfig
 from trainer.hf_export.export import export_model
 from trainer.inference.pulled_model import pull
@@ -49,7 +48,7 @@ def sst2(corpora: Path, tmp_path: Path) -> Path:
 
 def exported(texts: list[str], folder: Path) -> Path:
     """An export of random weights: 2,000 rows teach it little, but more than guessing."""
-    train_tokenizer(texts, folder / "tokenizer", TokenizerSettings(vocab_size=VOCAB_SIZE))
+    trained(texts, folder / "tokenizer", vocab_size=VOCAB_SIZE)
     config = RunConfig.model_validate(
         {
             "output_dir": "runs/one",

@@ -9,7 +9,8 @@ import pytest
 
 from data_prep.dataset.manifest import read_manifest
 from tests.support.data_prep_command import Command
-from tests.support.living_data_sets import document_ids, make_data_set, read_texts
+from tests.support.living_data_sets import document_ids, make_data_set
+from tests.support.preparations import read_texts
 
 
 @pytest.fixture(scope="module")

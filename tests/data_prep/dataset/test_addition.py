@@ -19,7 +19,9 @@ from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.verification import verify_shards
 from tests.support.error_codes import coded
-from tests.support.living_data_sets import contents, document_ids, file_bytes, make_data_set, read_texts, stopped_after
+from tests.support.kill_points import stopped_after
+from tests.support.living_data_sets import contents, document_ids, file_bytes, make_data_set
+from tests.support.preparations import read_texts
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from data_prep.dataset.data_card import CARD_NAME, data_card, escaped
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest
-from tests.support.living_data_sets import document_ids, make_data_set, read_texts
+from tests.support.living_data_sets import document_ids, make_data_set
+from tests.support.preparations import read_texts
 
 
 def with_source(manifest: Manifest, **changes: object) -> Manifest:

@@ -30,7 +30,9 @@ from data_prep.dataset.verification import verify_shards
 from data_prep.dataset.versions import delete_older_versions
 from data_prep.storage import storage
 from tests.support.error_codes import coded
-from tests.support.living_data_sets import contents, document_ids, file_bytes, make_data_set, read_texts, stopped_after
+from tests.support.kill_points import stopped_after
+from tests.support.living_data_sets import contents, document_ids, file_bytes, make_data_set
+from tests.support.preparations import read_texts
 from tests.support.s3_server import S3Bucket
 
 

@@ -24,7 +24,9 @@ from data_prep.dataset.verification import verify_shards
 from data_prep.storage import storage
 from tests.support.data_prep_command import Command
 from tests.support.error_codes import coded
-from tests.support.living_data_sets import document_ids, file_bytes, make_data_set, read_texts, stopped_after
+from tests.support.kill_points import stopped_after
+from tests.support.living_data_sets import document_ids, file_bytes, make_data_set
+from tests.support.preparations import read_texts
 
 NEAR = 77
 """Id of a near-duplicate of the first document: its text is in no shard."""

@@ -14,7 +14,9 @@ from data_prep.api.prepare import prepare
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.verification import verify_shards
 from tests.support.data_prep_command import Command
-from tests.support.living_data_sets import file_bytes, read_texts, stopped_after
+from tests.support.kill_points import stopped_after
+from tests.support.living_data_sets import file_bytes
+from tests.support.preparations import read_texts
 
 SETTINGS: dict[str, Any] = {
     "documents": {"url_field": "url", "id_field": "id"},

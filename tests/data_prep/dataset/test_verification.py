@@ -23,9 +23,8 @@ from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.shards import Record, read_records, write_shard
 from data_prep.dataset.verification import verify_shards
 from data_prep.storage import storage
-from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
-from data_prep.tokenizer_training.training import train_tokenizer
 from tests.support.error_codes import coded
+from tests.support.preparations import read_texts, trained
 
 
 @pytest.fixture
@@ -104,10 +103,9 @@ def test_a_shard_of_another_tokenizer_is_told(folder: Path, tmp_path: Path) -> N
 
 
 def test_a_foreign_tokenizer_of_the_same_size_is_named(folder: Path, small_corpus: Path) -> None:
-    texts = [json.loads(line)["text"][::-1] for line in small_corpus.read_text(encoding="utf-8").splitlines()]
-    train_tokenizer(texts, folder / "tokenizer", TokenizerSettings(vocab_size=800))
+    texts = [text[::-1] for text in read_texts(small_corpus)]
+    other = trained(texts, folder / "tokenizer", vocab_size=800).fingerprint
     mine = read_manifest(str(folder)).tokenizer.fingerprint
-    other = Tokenizer.load(folder / "tokenizer").fingerprint
     assert mine in problems(folder) and other in problems(folder) and mine != other
 
 

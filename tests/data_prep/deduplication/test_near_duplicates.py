@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.config.preparation_config import DeduplicationSettings, load_config
+from data_prep.config.preparation_config import DeduplicationSettings
 from data_prep.dataset.shards import Record, write_shard
 from data_prep.deduplication import near_duplicates
 from data_prep.deduplication.near_duplicates import (
@@ -25,11 +24,9 @@ from data_prep.deduplication.signature_files import SignatureFiles, open_signatu
 from data_prep.deduplication.signatures import signatures
 from data_prep.deduplication.similarity_search import MAX_LEADERS, band_keys, choose_bands
 from data_prep.executors.executors import run_units
-from data_prep.pipeline.plan import make_plan
-from data_prep.pipeline.preparation import prepare_shards
 from data_prep.storage import storage
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
+from tests.support.preparations import prepared, write_texts
 from tests.support.s3_server import S3Bucket
 
 SETTINGS = DeduplicationSettings(near=True, threshold=0.8, ngram_tokens=5, num_hashes=128)
@@ -328,20 +325,13 @@ def test_a_preparation_drops_near_duplicates_and_counts_them(small_tokenizer: Pa
     generator = random.Random(4)
     texts = [" ".join(generator.choices("abcdefghijklmnopqrstuvwxyz", k=300)) for _ in range(60)]
     copies = [text[:300] + "?" + text[301:] for text in texts[::5]]
-    lines = [json.dumps({"text": text}) + "\n" for text in [*texts, *copies]]
-    (tmp_path / "whole.jsonl").write_text("".join(lines), encoding="utf-8")
+    corpus = write_texts(tmp_path / "whole.jsonl", [*texts, *copies])
     overrides = ["deduplication.near=true", "shards.min_shards=2", "shards.valid_fraction=0.1"]
-    tokenizer = Tokenizer.load(small_tokenizer)
-
-    def prepared(name: str, settings: list[str]) -> Any:
-        config = load_config(None, [*overrides, *settings], [str(tmp_path / "whole.jsonl")])
-        return prepare_shards(make_plan(config, tokenizer), tokenizer, str(tmp_path / name), 1)[0]
-
-    manifest = prepared("one", [])
+    manifest = prepared(corpus, small_tokenizer, tmp_path / "one", *overrides)
     assert manifest.sources[0].dropped == {"near duplicate": 12}
     assert manifest.sources[0].documents == 60
-    in_parts = prepared("parts", ["shards.unit_bytes=5000"])
+    in_parts = prepared(corpus, small_tokenizer, tmp_path / "parts", *overrides, "shards.unit_bytes=5000")
     assert in_parts.sources == manifest.sources
     assert [shard.sha256 for shard in in_parts.train.shards] == [shard.sha256 for shard in manifest.train.shards]
-    without = prepared("without", ["deduplication.near=false"])
+    without = prepared(corpus, small_tokenizer, tmp_path / "without", *overrides[1:])
     assert without.sources[0].dropped == {} and without.sources[0].documents == 72

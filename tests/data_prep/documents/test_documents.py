@@ -12,7 +12,6 @@ import lzma
 import re
 import tarfile
 import zipfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,32 +28,20 @@ from data_prep.config.preparation_config import DocumentSettings
 from data_prep.dataset.manifest_records import STEPS
 from data_prep.documents.document import Document
 from data_prep.documents.documents import BadInput, DocumentReader, unit_sha256
-from data_prep.documents.input_units import InputUnit, cannot_be_split, file_format, split_into_units
+from data_prep.documents.input_units import cannot_be_split, file_format, split_into_units
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, Normalization, clean_paragraphs
 from tests.support.compressions import COMPRESS
 from tests.support.error_codes import coded
 from tests.support.peak_memory import read_in_a_process
+from tests.support.reading import DEFAULTS, SKIP, read_and_count, units_of
 
-DEFAULTS = DocumentSettings()
-SKIP = DocumentSettings(on_bad_input="skip")
 TEXTS = ["One sentence. Another.\n\nA paragraph.", "Ünïcode 漢字 🙂", "third"]
 
 
-def units_of(path: Path, settings: DocumentSettings = DEFAULTS, unit_bytes: int = 1 << 30) -> list[InputUnit]:
-    return split_into_units(str(path), path.stat().st_size, unit_bytes, 0, settings.txt_documents)
-
-
 def read(path: Path, settings: DocumentSettings = DEFAULTS, unit_bytes: int = 1 << 30) -> list[str]:
-    units = units_of(path, settings, unit_bytes)
-    return [document.text for unit in units for document in DocumentReader(unit, settings)]
-
-
-def read_and_count(path: Path, settings: DocumentSettings, unit_bytes: int = 1 << 30) -> tuple[list[str], Counter[str]]:
-    readers = [DocumentReader(unit, settings) for unit in units_of(path, settings, unit_bytes)]
-    texts = [document.text for reader in readers for document in reader]
-    return texts, sum((reader.dropped for reader in readers), Counter())
+    return read_and_count(path, settings, unit_bytes)[0]
 
 
 def json_lines(texts: list[str]) -> bytes:

@@ -15,36 +15,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.config.preparation_config import PreparationConfig
-from data_prep.dataset.manifest import Manifest
 from data_prep.estimate import estimate as estimate_module
 from data_prep.estimate.estimate import estimate, measure_start
 from data_prep.estimate.estimate_report import estimate_report, total_seconds
-from data_prep.pipeline.plan import Plan, make_plan
-from data_prep.pipeline.preparation import prepare_shards
+from data_prep.pipeline.plan import Plan
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
-
-
-@pytest.fixture(scope="module")
-def tokenizer(small_tokenizer: Path) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer)
+from tests.support.preparations import Planned, planned
 
 
 def plan_of(tokenizer: Tokenizer, sources: dict[str, list[Path]], **documents: object) -> Plan:
-    config = PreparationConfig.model_validate(
-        {
-            "sources": [{"name": name, "input": list(map(str, paths))} for name, paths in sources.items()],
-            "documents": documents,
-            "deduplication": {"exact": False},
-            "shards": {"min_shards": 2, "valid_fraction": 0.1, "unit_bytes": 20000},
-        }
-    )
-    return make_plan(config, tokenizer)
-
-
-def made(plan: Plan, tokenizer: Tokenizer, folder: Path) -> Manifest:
-    return prepare_shards(plan, tokenizer, str(folder), 1)[0]
+    shards = {"min_shards": 2, "valid_fraction": 0.1, "unit_bytes": 20000}
+    return planned(sources, tokenizer, documents=documents, deduplication={"exact": False}, shards=shards).plan
 
 
 def formats_of(corpus: Path, folder: Path) -> dict[str, list[Path]]:
@@ -76,7 +58,7 @@ def test_a_small_corpus_is_read_whole_and_counted_exactly(
     deduplication = plan.config.deduplication.model_copy(update={"exact": exact})
     plan = replace(plan, config=plan.config.model_copy(update={"deduplication": deduplication}))
     found = estimate(plan, tokenizer)
-    manifest = made(plan, tokenizer, tmp_path / "out")
+    manifest = Planned(plan, tokenizer).make(tmp_path / "out")
     assert found.is_all
     for source in manifest.sources:
         figures = found.sources[source.name]
@@ -106,7 +88,7 @@ def test_of_a_larger_corpus_the_estimate_of_every_format_is_near_what_is_made(
     monkeypatch.setattr(estimate_module, "SAMPLED_UNITS", sampled_units)
     plan = plan_of(tokenizer, formats_of(small_corpus, tmp_path))
     found = estimate(plan, tokenizer)
-    manifest = made(plan, tokenizer, tmp_path / "out")
+    manifest = Planned(plan, tokenizer).make(tmp_path / "out")
     assert not found.is_all
     for source in manifest.sources:
         for name in ("documents", "sentences", "tokens", "text_bytes"):

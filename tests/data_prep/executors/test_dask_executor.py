@@ -19,21 +19,19 @@ import pytest
 
 from data_prep import prepare, train_tokenizer, verify
 from data_prep.base.errors import UsageError, UserError
-from data_prep.config.preparation_config import FilterSettings, load_config
+from data_prep.config.preparation_config import FilterSettings
 from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.documents.rejects import BadInput
 from data_prep.executors import dask_executor
 from data_prep.executors.dask_executor import DaskExecutor
 from data_prep.filters.registry import load_filters
-from data_prep.pipeline.plan import Plan, make_plan
-from data_prep.pipeline.preparation import map_range, merge_ranges, prepare_shards
-from data_prep.pipeline.units import ShardRange
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.living_data_sets import document_ids
+from tests.support.preparations import Planned, planned
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 OVERRIDES = ["shards.min_shards=3", "shards.valid_fraction=0.1", "shards.unit_bytes=2000"]
@@ -92,13 +90,8 @@ def workers(scheduler: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         process.wait()
 
 
-@pytest.fixture(scope="module")
-def tokenizer(small_tokenizer: Path) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer)
-
-
-def plan_of(corpus: Path, tokenizer: Tokenizer, *overrides: str) -> Plan:
-    return make_plan(load_config(None, [*OVERRIDES, *overrides], [str(corpus)]), tokenizer)
+def plan_of(corpus: Path, tokenizer: Tokenizer, *overrides: str) -> Planned:
+    return planned(corpus, tokenizer, *OVERRIDES, *overrides)
 
 
 def lack_the_filter(unit: int) -> None:
@@ -131,7 +124,7 @@ def test_row_12_half_of_the_dask_workers_killed_half_way_gives_the_bytes_of_one_
     small_corpus: Path, tokenizer: Tokenizer, scheduler: str, workers: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     plan = plan_of(small_corpus, tokenizer)
-    prepare_shards(plan, tokenizer, str(tmp_path / "one"), 1)
+    plan.make(tmp_path / "one")
     work, done_at_the_kill = tmp_path / "out" / ".work", []
 
     def kill_one() -> None:
@@ -144,10 +137,10 @@ def test_row_12_half_of_the_dask_workers_killed_half_way_gives_the_bytes_of_one_
         executor._client.wait_for_workers(2, timeout=60)
         killer = threading.Thread(target=kill_one)
         killer.start()
-        prepare_shards(plan, tokenizer, str(tmp_path / "out"), executor)
+        plan.make(tmp_path / "out", executor)
         killer.join()
     assert workers[0].wait(10) == -signal.SIGKILL and workers[1].poll() is None
-    assert 3 <= done_at_the_kill[0] < len(plan.units)
+    assert 3 <= done_at_the_kill[0] < len(plan.plan.units)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "one")
 
 
@@ -195,9 +188,9 @@ def test_row_12_a_dask_worker_killed_in_any_command_costs_nothing(
         train_tokenizer(small_corpus, output=tmp_path / "one", vocab_size=600, config=settings, num_workers=1)
     elif command == "merge":
         plan = plan_of(small_corpus, tokenizer, "deduplication.near=true")
-        prepare_shards(plan, tokenizer, str(tmp_path / "one"), 1)
+        plan.make(tmp_path / "one")
         for number in (1, 2):
-            map_range(plan, tokenizer, str(tmp_path / "two"), 1, ShardRange(number, 2))
+            plan.make_range(number, 2, tmp_path / "two")
     else:
         prepare(small_corpus, tokenizer=tokenizer, output=tmp_path / "one", config=settings, num_workers=1)
         shutil.copytree(tmp_path / "one", tmp_path / "two")
@@ -206,7 +199,7 @@ def test_row_12_a_dask_worker_killed_in_any_command_costs_nothing(
         if command == "tokenizer":
             train_tokenizer(small_corpus, output=tmp_path / "two", vocab_size=600, config=settings, executor=executor)
         elif command == "merge":
-            merge_ranges(plan, tokenizer, str(tmp_path / "two"), executor)
+            plan.merge(tmp_path / "two", executor)
         elif command == "verify":
             assert verify(tmp_path / "two", executor=executor).num_documents == 200
         else:
@@ -239,7 +232,7 @@ def test_errors_come_back_as_themselves_and_options_go_along(
     corpus.write_bytes(small_corpus.read_bytes() + b'{"text": 5}\n')
     with DaskExecutor(scheduler) as executor:
         with pytest.raises(BadInput, match="bad.jsonl line 201 has a number for 'text'"):
-            prepare_shards(plan_of(corpus, tokenizer), tokenizer, str(tmp_path / "out"), executor)
+            plan_of(corpus, tokenizer).make(tmp_path / "out", executor)
         assert not (tmp_path / "out" / "manifest.json").exists()
         with pytest.raises(UserError, match="on a Dask worker.*my_filters.*PYTHONPATH", check=coded(NOT_IMPORTABLE)):
             list(executor.run(lack_the_filter, [1]))

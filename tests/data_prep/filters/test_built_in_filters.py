@@ -12,11 +12,11 @@ import pytest
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
-from data_prep.documents.input_units import split_into_units
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.filtered_reader import FilteredReader
 from data_prep.filters.registry import described_filters, filter_settings, load_filters
 from tests.support.error_codes import coded
+from tests.support.reading import units_of
 
 ENGLISH = "The committee met in the morning and decided that the bridge would be repaired before the winter."
 FRENCH = "Le comité s'est réuni le matin et a décidé que le pont serait réparé avant l'hiver, malgré son prix."
@@ -32,7 +32,7 @@ def outcome(document: Document, **entry: Any) -> Any:
 
 def read(path: Path, rows: list[dict[str, Any]], **settings: Any) -> FilteredReader:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (unit,) = split_into_units(str(path), path.stat().st_size, 1 << 20, 0)
+    (unit,) = units_of(path)
     return FilteredReader(unit, DocumentSettings(**settings), "web")
 
 

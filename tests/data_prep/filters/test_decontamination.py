@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
-from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_files import expand
-from data_prep.documents.input_units import InputUnit
 from data_prep.filters.decontamination import tokens_of
 from data_prep.filters.registry import Step, described_filters, filter_settings, load_filters
 from tests.support.error_codes import coded
+from tests.support.reading import reader_of
 
 WORDS = [f"w{number}" for number in range(300)]
 
@@ -128,15 +127,13 @@ def test_of_a_real_corpus_hardly_a_document_is_dropped_and_every_planted_example
         (" ".join(text.split()), name)
         for name, each in given.items()
         for path in sorted(expand(each["files"]))  # type: ignore[arg-type]
-        for document in DocumentReader(
-            InputUnit(path, 0, 0, True, 0), settings.model_copy(update={"text_field": each["fields"][0]})
-        )
+        for document in reader_of(path, settings, each["fields"][0])
         for text in document.text.splitlines()
         if len(tokens_of(text)) >= 8
     ]
     num_documents, num_dropped, hosts = 0, 0, []
     for path in sorted((corpora / "pack_medium").glob("*.jsonl.gz")):
-        for document in DocumentReader(InputUnit(str(path), 0, 0, True, 0), settings):
+        for document in reader_of(path, settings):
             num_documents += 1
             num_dropped += step.apply(document) is not None
             if num_documents % 50 == 0:

@@ -18,10 +18,10 @@ import pytest
 from data_prep.base.errors import Stopped, UserError
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
-from data_prep.documents.input_units import split_into_units
 from data_prep.filters.filtered_reader import FilteredReader
 from data_prep.filters.registry import filter_settings, filters_fingerprint
 from tests.support.error_codes import coded
+from tests.support.reading import units_of
 
 ROWS = [
     {"text": f"text {number}", "id": number, "url": f"https://a.example/{number}", "score": number}
@@ -43,7 +43,7 @@ def reader(tmp_path: Path, *filters: Any, **options: Any) -> FilteredReader:
     settings = DocumentSettings(
         id_field="id", url_field="url", metadata_fields=("score",), filters=tuple(map(filter_settings, filters))
     )
-    (unit,) = split_into_units(str(path), path.stat().st_size, 1 << 20, 0)
+    (unit,) = units_of(path)
     return FilteredReader(unit, pickle.loads(pickle.dumps(settings)), "web", **options)
 
 
@@ -134,7 +134,7 @@ def test_marks_that_a_transform_makes_are_dropped(tmp_path: Path) -> None:
 
 def test_fields_that_documents_lack_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x", "id": 1}\n{"text": "y", "identity": 2}\n')
-    (unit,) = split_into_units(str(tmp_path / "a.jsonl"), 50, 1 << 20, 0)
+    (unit,) = units_of(tmp_path / "a.jsonl")
     found = FilteredReader(unit, DocumentSettings(id_field="id", metadata_fields=("scroe",)), "web")
     assert [document.id for document in found] == ["1", None]
     assert found.languages.absent == {"id": 1, "scroe": 2} and found.languages.read == 2

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.config.preparation_config import load_config
 from data_prep.dataset.manifest import Manifest
-from data_prep.pipeline import dropped_documents
-from data_prep.pipeline.plan import make_plan
-from data_prep.pipeline.preparation import prepare_shards
-from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
+from tests.support.kill_points import stopped_after
+from tests.support.preparations import prepared
 
 OVERRIDES = [
     "documents.metadata_fields=[score]", "documents.id_field=id", "documents.min_document_characters=10",
@@ -38,14 +36,8 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def prepare(corpus: Path, tokenizer: Path, output: Path, workers: int = 1, **options: Any) -> Manifest:
-    config = load_config(None, [*OVERRIDES, f"keep_dropped={output}-dropped"], [str(corpus)])
-    loaded = Tokenizer.load(tokenizer)
-    return prepare_shards(make_plan(config, loaded), loaded, str(output), workers, **options)[0]
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+def prepare(corpus: Path, tokenizer: Path, output: Path, **options: Any) -> Manifest:
+    return prepared(corpus, tokenizer, output, *OVERRIDES, f"keep_dropped={output}-dropped", **options)
 
 
 def test_they_are_what_the_steps_count(corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
@@ -64,36 +56,25 @@ def test_they_are_what_the_steps_count(corpus: Path, small_tokenizer: Path, tmp_
         "id": "0", "metadata": {"score": 0}, "reason": "filter metadata: not score >= 3", "source": "corpus",
         "text": "Document 0 has a sentence of its own.",
     }  # fmt: skip
-    prepare(corpus, small_tokenizer, tmp_path / "two", workers=2)
-    assert files(folder) == files(tmp_path / "two-dropped"), "byte for byte"
+    prepare(corpus, small_tokenizer, tmp_path / "two", num_workers=2)
+    assert files_of(folder) == files_of(tmp_path / "two-dropped"), "byte for byte"
 
 
 def test_a_stopped_run_keeps_what_it_has_and_the_index_comes_last(
-    corpus: Path, small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     prepare(corpus, small_tokenizer, tmp_path / "whole")
-    real, num_done = dropped_documents.write_dropped, 0
-
-    def stops(task: dropped_documents.DroppedTask) -> None:
-        nonlocal num_done
-        num_done += 1
-        if num_done == 3:
-            raise UserError("stopped", code="stopped-here")
-        real(task)
-
-    monkeypatch.setattr(dropped_documents, "write_dropped", stops)
-    with pytest.raises(UserError, check=coded("stopped-here")):
+    with pytest.raises(KeyboardInterrupt), stopped_after(2, "dropped-*.jsonl.gz"):
         prepare(corpus, small_tokenizer, tmp_path / "stopped")
     folder = tmp_path / "stopped-dropped"
-    assert len(files(folder)) == 2 and not (folder / "dropped.json").exists()
+    assert len(files_of(folder)) == 2 and not (folder / "dropped.json").exists()
     assert not (tmp_path / "stopped/manifest.json").exists()
     (folder / "dropped-0123456789abcdef-000000.jsonl.gz").write_bytes(b"of another preparation")
     (folder / ".dropped-0123456789abcdef-000000.jsonl.gz.7-c0b06ce8.partial").write_bytes(b"of a killed process")
     (folder / "notes.partial").write_bytes(b"of the user")
-    monkeypatch.undo()
     prepare(corpus, small_tokenizer, tmp_path / "stopped")
     (folder / "notes.partial").unlink()
-    assert files(folder) == files(tmp_path / "whole-dropped")
+    assert files_of(folder) == files_of(tmp_path / "whole-dropped")
 
 
 def test_of_a_complete_data_set_they_cannot_be_asked_for_later(
@@ -109,10 +90,8 @@ def test_of_a_complete_data_set_they_cannot_be_asked_for_later(
 
 
 def test_the_folder_of_the_data_set_is_refused(corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
-    config = load_config(None, [f"keep_dropped={tmp_path / 'same'}/"], [str(corpus)])
-    tokenizer = Tokenizer.load(small_tokenizer)
     with pytest.raises(UserError, check=coded("keep-dropped-in-output")):
-        prepare_shards(make_plan(config, tokenizer), tokenizer, str(tmp_path / "same"), 1)
+        prepared(corpus, small_tokenizer, tmp_path / "same", f"keep_dropped={tmp_path / 'same'}/")
 
 
 def test_dropped_documents_of_another_data_set_are_not_replaced(
@@ -120,28 +99,26 @@ def test_dropped_documents_of_another_data_set_are_not_replaced(
 ) -> None:
     prepare(corpus, small_tokenizer, tmp_path / "one")
     shared = tmp_path / "one-dropped"
-    before = files(shared)
-    tokenizer = Tokenizer.load(small_tokenizer)
-    other = load_config(None, [*OVERRIDES, f"keep_dropped={shared}", "shards.valid_fraction=0.2"], [str(corpus)])
-    plan = make_plan(other, tokenizer)
+    before = files_of(shared)
+    other = [*OVERRIDES, f"keep_dropped={shared}", "shards.valid_fraction=0.2"]
     for fresh in (False, True):
         with pytest.raises(UserError, check=coded("keep-dropped-in-use")):
-            prepare_shards(plan, tokenizer, str(tmp_path / "two"), 1, fresh=fresh)
-    assert files(shared) == before and not list((tmp_path / "two").glob("[!.]*"))
+            prepared(corpus, small_tokenizer, tmp_path / "two", *other, fresh=fresh)
+    assert files_of(shared) == before and not list((tmp_path / "two").glob("[!.]*"))
     (shared / "dropped.json").write_text("{")
     with pytest.raises(UserError, check=coded("keep-dropped-in-use")):
-        prepare_shards(plan, tokenizer, str(tmp_path / "two"), 1)
+        prepared(corpus, small_tokenizer, tmp_path / "two", *other)
 
 
 def test_a_fresh_start_replaces_the_dropped_documents_of_its_own_output(
     corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     prepare(corpus, small_tokenizer, tmp_path / "one")
-    before = files(tmp_path / "one-dropped")
+    before = files_of(tmp_path / "one-dropped")
     corpus.write_text(corpus.read_text() + json.dumps({"id": 903, "text": "short", "score": 4}) + "\n")
     with pytest.raises(UserError, check=coded("other-preparation")):
         prepare(corpus, small_tokenizer, tmp_path / "one")
-    assert files(tmp_path / "one-dropped") == before
+    assert files_of(tmp_path / "one-dropped") == before
     prepare(corpus, small_tokenizer, tmp_path / "one", fresh=True)
     prepare(corpus, small_tokenizer, tmp_path / "whole")
-    assert files(tmp_path / "one-dropped") == files(tmp_path / "whole-dropped") != before
+    assert files_of(tmp_path / "one-dropped") == files_of(tmp_path / "whole-dropped") != before

@@ -23,11 +23,6 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 CHINESE = "\u4f60\u597d\u3002\u6211\u5f88\u597d\uff01\u4ed6\u8bf4\uff1a\u201c\u597d\u3002\u201d\u6211\u8d70\u4e86\u3002"
 
 
-@pytest.fixture(scope="module")
-def tokenizer(small_tokenizer: Path) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer)
-
-
 def encode(
     texts: list[str], tokenizer: Tokenizer, languages: list[str | None] | None = None, **settings: int
 ) -> tuple[Section, Counter[str]]:

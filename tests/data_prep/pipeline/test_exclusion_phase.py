@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.shards import read_records
-from data_prep.pipeline import preparation, publication
-from data_prep.pipeline.map_task import document_id
-from data_prep.pipeline.plan import make_plan
-from data_prep.pipeline.preparation import prepare_shards
-from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.data_prep_command import files_of
+from tests.support.kill_points import stopped_after
+from tests.support.preparations import id_of, planned, prepared, write_texts
 
 WORDS = (
     "river village teacher engine letter garden winter morning harbour library machine question answer mountain "
     "student doctor kitchen window painting journey market theory number method experiment language history forest"
 ).split()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(small_tokenizer: Path) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer)
+OVERRIDES = [
+    "deduplication.threshold=0.6",
+    "shards.min_shards=2",
+    "shards.valid_fraction=0.2",
+    "shards.unit_bytes=20000",
+]
 
 
 def texts(count: int, seed: int) -> list[str]:
@@ -44,29 +39,14 @@ def nearly(text: str) -> str:
     return " ".join(words)
 
 
-def write(path: Path, lines: Iterable[str]) -> Path:
-    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    return path
-
-
-def config_of(sources: dict[str, Path], near: bool = False, **shards: object) -> PreparationConfig:
-    return PreparationConfig.model_validate(
-        {
-            "sources": [{"name": name, "input": str(path)} for name, path in sources.items()],
-            "deduplication": {"near": near, "threshold": 0.6},
-            "shards": {"min_shards": 2, "valid_fraction": 0.2, "unit_bytes": 20000, **shards},
-        }
-    )
-
-
-def make(config: PreparationConfig, tokenizer: Tokenizer, folder: Path, parent: Manifest | None = None) -> Manifest:
-    manifest, is_new = prepare_shards(make_plan(config, tokenizer, parent), tokenizer, str(folder), 1)
-    assert is_new
-    return manifest
+def make(
+    sources: dict[str, Path], tokenizer: Tokenizer, folder: Path, near: bool = False, add: bool = False
+) -> Manifest:
+    return prepared(sources, tokenizer, folder, *OVERRIDES, f"deduplication.near={str(near).lower()}", add=add)
 
 
 def add(sources: dict[str, Path], tokenizer: Tokenizer, folder: Path, near: bool = False) -> Manifest:
-    return make(config_of(sources, near), tokenizer, folder, read_manifest(str(folder)))
+    return make(sources, tokenizer, folder, near, add=True)
 
 
 def contents(folder: Path, tokenizer: Tokenizer) -> list[tuple[str, int]]:
@@ -81,9 +61,9 @@ def contents(folder: Path, tokenizer: Tokenizer) -> list[tuple[str, int]]:
 
 def test_near_duplicates_go_and_are_counted_and_the_first_stays(tokenizer: Tokenizer, tmp_path: Path) -> None:
     originals = texts(40, 1)
-    first = write(tmp_path / "z.jsonl", originals)
-    second = write(tmp_path / "a.jsonl", [*map(nearly, originals[:10]), *texts(5, 2), originals[0]])
-    manifest = make(config_of({"one": first, "two": second}, near=True), tokenizer, tmp_path / "out")
+    first = write_texts(tmp_path / "z.jsonl", originals)
+    second = write_texts(tmp_path / "a.jsonl", [*map(nearly, originals[:10]), *texts(5, 2), originals[0]])
+    manifest = make({"one": first, "two": second}, tokenizer, tmp_path / "out", near=True)
     assert manifest.dropped == {"duplicate": 1, "near duplicate": 10}
     kept = [(" " + text, 0) for text in originals] + [(" " + text, 1) for text in texts(5, 2)]
     assert contents(tmp_path / "out", tokenizer) == sorted(kept)
@@ -99,8 +79,11 @@ def test_a_source_that_a_chain_of_similar_documents_swallows_is_warned_about(
     words = generator.choices(WORDS, k=120 + 29 * (120 - shared_words))
     starts = range(0, 30 * (120 - shared_words), 120 - shared_words)
     chain = [" ".join(words[start : start + 120]) + "." for start in starts]
-    sources = {"chain": write(tmp_path / "chain.jsonl", chain), "rest": write(tmp_path / "rest.jsonl", texts(20, 4))}
-    manifest = make(config_of(sources, near=True), tokenizer, tmp_path / "out")
+    sources = {
+        "chain": write_texts(tmp_path / "chain.jsonl", chain),
+        "rest": write_texts(tmp_path / "rest.jsonl", texts(20, 4)),
+    }
+    manifest = make(sources, tokenizer, tmp_path / "out", near=True)
     assert (manifest.sources[0].dropped == {"near duplicate": 29}) == is_warned_of
     warned = "warning: source chain: 29 of its 30 documents were dropped as near-duplicates" in capsys.readouterr().err
     assert warned == is_warned_of and manifest.sources[1].dropped == {}
@@ -112,7 +95,7 @@ def test_where_all_held_out_documents_are_near_duplicates_another_is_held_out(
     """A corpus of near-copies of one text: all but the first are left out, wherever their hashes fall."""
     text = texts(1, 3)[0]
     copies = [text, *(text.replace("river", f"river{number}", 1) for number in range(12)), *texts(2, 4)]
-    manifest = make(config_of({"one": write(tmp_path / "a.jsonl", copies)}, near=True), tokenizer, tmp_path / "out")
+    manifest = make({"one": write_texts(tmp_path / "a.jsonl", copies)}, tokenizer, tmp_path / "out", near=True)
     assert manifest.train.documents + manifest.valid.documents == 3
     assert manifest.train.documents >= 1 and manifest.valid.documents >= 1
     assert all(shard.documents for shard in manifest.shards)
@@ -126,13 +109,13 @@ def test_a_held_out_document_that_is_a_near_duplicate_is_in_the_books(
     """Of 13 documents the hash of one alone says valid, and that one is a near-copy of another."""
 
     def is_held_out(text: str) -> bool:
-        return document_id(normalize(text, Normalization())) >> 32 < 0.2 * 2**32
+        return id_of(text) >> 32 < 0.2 * 2**32
 
     originals = [text for text in texts(40, 5) if not is_held_out(text)][:12]
     variants = (originals[0].replace(" ", f" {number} ", 1) for number in range(100))
     copy = next(text for text in variants if is_held_out(text))
-    corpus = write(tmp_path / "a.jsonl", [*originals, copy])
-    manifest = make(config_of({"one": corpus}, near=True), tokenizer, tmp_path / "out")
+    corpus = write_texts(tmp_path / "a.jsonl", [*originals, copy])
+    manifest = make({"one": corpus}, tokenizer, tmp_path / "out", near=True)
     assert (manifest.train.documents, manifest.valid.documents) == (11, 1)
     assert manifest.dropped == {"near duplicate": 1}
     assert contents(tmp_path / "out", tokenizer) == sorted((" " + text, 0) for text in originals)
@@ -145,9 +128,9 @@ def test_a_held_out_document_that_is_a_near_duplicate_is_in_the_books(
 def test_an_addition_holds_what_is_new_under_numbers_of_its_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
     old, new = texts(40, 5), texts(20, 6)
     folder = tmp_path / "set"
-    before = make(config_of({"old": write(tmp_path / "old.jsonl", old)}), tokenizer, folder)
+    before = make({"old": write_texts(tmp_path / "old.jsonl", old)}, tokenizer, folder)
     bytes_before = {path.name: path.read_bytes() for path in folder.glob("*-0*") if path.is_file()}
-    added = write(tmp_path / "new.jsonl", [*old[:7], *new, new[0]])
+    added = write_texts(tmp_path / "new.jsonl", [*old[:7], *new, new[0]])
     after = add({"new": added}, tokenizer, folder)
     assert after.dropped == {"duplicate": 1, "in the data set already": 7}
     assert (after.version, after.parent) == (2, before.digest)
@@ -156,7 +139,7 @@ def test_an_addition_holds_what_is_new_under_numbers_of_its_own(tokenizer: Token
     assert {name: (folder / name).read_bytes() for name in bytes_before} == bytes_before
     assert not (folder / ".work").exists()
     together = {"old": tmp_path / "old.jsonl", "new": added}
-    whole = make(config_of(together), tokenizer, tmp_path / "whole")
+    whole = make(together, tokenizer, tmp_path / "whole")
     splits = [(split.documents, split.tokens) for split in (after.train, after.valid)]
     assert splits == [(split.documents, split.tokens) for split in (whole.train, whole.valid)]
 
@@ -164,8 +147,8 @@ def test_an_addition_holds_what_is_new_under_numbers_of_its_own(tokenizer: Token
 def test_near_copies_of_the_data_set_are_left_out_of_an_addition(tokenizer: Tokenizer, tmp_path: Path) -> None:
     old, new = texts(30, 7), texts(10, 8)
     folder = tmp_path / "set"
-    make(config_of({"old": write(tmp_path / "old.jsonl", old)}), tokenizer, folder)
-    added = write(tmp_path / "new.jsonl", [*map(nearly, old[:6]), *old[10:12], *new])
+    make({"old": write_texts(tmp_path / "old.jsonl", old)}, tokenizer, folder)
+    added = write_texts(tmp_path / "new.jsonl", [*map(nearly, old[:6]), *old[10:12], *new])
     after = add({"new": added}, tokenizer, folder, near=True)
     assert after.dropped == {"near duplicate": 6, "in the data set already": 2}
     assert contents(folder, tokenizer) == sorted([(" " + text, 0) for text in old] + [(" " + text, 1) for text in new])
@@ -175,60 +158,43 @@ def test_the_same_addition_again_is_complete_and_another_of_its_name_refused(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     folder = tmp_path / "set"
-    make(config_of({"old": write(tmp_path / "old.jsonl", texts(30, 9))}), tokenizer, folder)
-    added = write(tmp_path / "new.jsonl", texts(9, 10))
+    make({"old": write_texts(tmp_path / "old.jsonl", texts(30, 9))}, tokenizer, folder)
+    added = write_texts(tmp_path / "new.jsonl", texts(9, 10))
     add({"new": added}, tokenizer, folder)
     current = read_manifest(str(folder))
-
-    def again(sources: dict[str, Path]) -> tuple[Manifest, bool]:
-        plan = make_plan(config_of(sources), tokenizer, read_manifest(str(folder)))
-        return prepare_shards(plan, tokenizer, str(folder), 1)
-
-    assert again({"new": added}) == (current, False)
+    before = files_of(folder)
+    assert add({"new": added}, tokenizer, folder) == current
     with pytest.raises(UsageError, match="'old' is in the data set already"):
-        again({"old": added})
-    write(added, texts(9, 11))
+        add({"old": added}, tokenizer, folder)
+    write_texts(added, texts(9, 11))
     with pytest.raises(UserError, match="'new' is in the data set already"):
-        again({"new": added})
-    assert prepare_shards(
-        make_plan(config_of({"old": tmp_path / "old.jsonl"}), tokenizer), tokenizer, str(folder), 1
-    ) == (current, False)
-    assert read_manifest(str(folder)) == current
+        add({"new": added}, tokenizer, folder)
+    assert make({"old": tmp_path / "old.jsonl"}, tokenizer, folder) == current
+    assert files_of(folder) == before
 
 
 def test_an_addition_of_another_tokenizer_or_split_is_refused(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "set"
-    parent = make(config_of({"old": write(tmp_path / "old.jsonl", texts(30, 12))}), tokenizer, folder)
-    added = write(tmp_path / "new.jsonl", texts(9, 13))
+    parent = make({"old": write_texts(tmp_path / "old.jsonl", texts(30, 12))}, tokenizer, folder)
+    added = write_texts(tmp_path / "new.jsonl", texts(9, 13))
     with pytest.raises(UsageError, match="valid_fraction=0.3 and the existing data set has 0.2"):
-        make_plan(config_of({"new": added}, valid_fraction=0.3), tokenizer, parent)
+        planned({"new": added}, tokenizer, *OVERRIDES, "shards.valid_fraction=0.3", parent=parent)
     monkeypatch.setattr(tokenizer, "fingerprint", "f" * 64)
     with pytest.raises(UserError, match=rf"fingerprint f{{64}}, .* was made with {parent.tokenizer.fingerprint}"):
-        make_plan(config_of({"new": added}), tokenizer, parent)
+        planned({"new": added}, tokenizer, *OVERRIDES, parent=parent)
 
 
-@pytest.mark.parametrize(
-    ("module", "function"),
-    [
-        (preparation, "summarize"),
-        (preparation, "run_exclusions"),
-        (publication, "assemble"),
-        (publication, "publish_addition"),
-    ],
-)
-def test_a_stopped_addition_goes_on_to_the_same_bytes(
-    module: ModuleType, function: str, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, added = write(tmp_path / "old.jsonl", texts(30, 14)), write(tmp_path / "new.jsonl", texts(12, 15))
+@pytest.mark.parametrize("file", ["known-*", "exclusions*", "train-*.tar", "*.done.json", "token_counts*", "manifest*"])
+def test_a_stopped_addition_goes_on_to_the_same_bytes(file: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    old, added = write_texts(tmp_path / "old.jsonl", texts(30, 14)), write_texts(tmp_path / "new.jsonl", texts(12, 15))
     made = []
     for name in ("whole", "stopped"):
         folder = tmp_path / name
-        make(config_of({"old": old}), tokenizer, folder)
+        make({"old": old}, tokenizer, folder)
         if name == "stopped":
-            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr(module, function, interrupted)
+            with pytest.raises(KeyboardInterrupt), stopped_after(0, file):
                 add({"new": added}, tokenizer, folder)
             assert read_manifest(str(folder)).version == 1
         add({"new": added}, tokenizer, folder)
@@ -236,16 +202,12 @@ def test_a_stopped_addition_goes_on_to_the_same_bytes(
     assert made[0] == made[1]
 
 
-def interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def test_an_addition_of_nothing_new_is_a_version_that_says_so(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "set"
     old = texts(30, 16)
-    before = make(config_of({"old": write(tmp_path / "old.jsonl", old)}), tokenizer, folder)
-    after = add({"copies": write(tmp_path / "copies.jsonl", old[:5])}, tokenizer, folder)
+    before = make({"old": write_texts(tmp_path / "old.jsonl", old)}, tokenizer, folder)
+    after = add({"copies": write_texts(tmp_path / "copies.jsonl", old[:5])}, tokenizer, folder)
     assert after.shards == before.shards and after.dropped == {"in the data set already": 5}
     assert {path.name for path in folder.glob("*.tar")} == {shard.name for shard in before.shards}

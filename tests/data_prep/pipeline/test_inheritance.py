@@ -19,7 +19,8 @@ from data_prep.documents.document import Document
 from data_prep.filters import registry
 from tests.support.data_prep_command import Command
 from tests.support.error_codes import coded
-from tests.support.living_data_sets import file_bytes, read_texts
+from tests.support.living_data_sets import file_bytes
+from tests.support.preparations import read_texts
 
 SHARDS: dict[str, Any] = {"min_shards": 2, "valid_fraction": 0.2}
 LEAKED = "The quick brown evaluation question jumps over every lazy training document in this corpus tonight."

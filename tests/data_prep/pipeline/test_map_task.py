@@ -14,7 +14,6 @@ from data_prep.config.preparation_config import DeduplicationSettings, DocumentS
 from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureFiles
 from data_prep.documents.documents import unit_sha256
-from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.pipeline import map_task
 from data_prep.pipeline.destinations import Destinations
@@ -22,15 +21,15 @@ from data_prep.pipeline.map_task import MapTask, map_unit, sections_url
 from data_prep.pipeline.sections import join_sections, read_sections, read_summary
 from data_prep.pipeline.units import Unit
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.reading import units_of
 
 PLACES = Destinations(num_train=2, num_valid=1, valid_fraction=0.2)
 
 
 def task_for(path: Path, tokenizer: Path, work: Path, **settings: object) -> MapTask:
-    size = path.stat().st_size
     return MapTask(
         number=7,
-        unit=Unit((InputUnit(str(path), 0, size, True, 0, size),)),
+        unit=Unit(tuple(units_of(path))),
         language="en",
         settings=DocumentSettings(**settings),  # type: ignore[arg-type]
         destinations=PLACES,

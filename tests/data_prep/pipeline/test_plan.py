@@ -15,22 +15,22 @@ from data_prep.config.preparation_config import (
     DeduplicationSettings,
     DocumentSettings,
     PreparationConfig,
-    load_config,
 )
 from data_prep.dataset.manifest import MANIFEST_NAME, Manifest
 from data_prep.pipeline.plan import make_plan
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
+from tests.support.preparations import config_of
 
 NOTHING = {"shards": [], "documents": 0, "sentences": 0, "tokens": 0, "unigram_entropy_nats": None}
 
 
 def test_every_section_is_part_of_the_identity_unless_it_is_named_as_without_effect(
-    small_corpus: Path, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+    small_corpus: Path, tokenizer: Tokenizer
 ) -> None:
     """A new section or setting of the schema cannot be forgotten."""
-    config = load_config(None, [], [str(small_corpus)])
-    described = make_plan(config, Tokenizer.load(small_tokenizer)).described_config()
+    config = config_of(small_corpus)
+    described = make_plan(config, tokenizer).described_config()
     assert set(described) == set(PreparationConfig.model_fields) - WITHOUT_EFFECT
     assert set(WITHOUT_EFFECT) == {"tokenizer", "storage_options", "num_workers", "keep_dropped"}
     assert set(described["documents"]) == {*DocumentSettings.model_fields, "formats"}
@@ -39,24 +39,22 @@ def test_every_section_is_part_of_the_identity_unless_it_is_named_as_without_eff
         rewriting: DeduplicationSettings = DeduplicationSettings()
 
     extended = Extended(**{name: getattr(config, name) for name in PreparationConfig.model_fields})
-    assert make_plan(extended, Tokenizer.load(small_tokenizer)).described_config()["rewriting"]["exact"] is True
+    assert make_plan(extended, tokenizer).described_config()["rewriting"]["exact"] is True
 
 
-def test_filters_are_part_of_the_identity(small_corpus: Path, small_tokenizer: Path) -> None:
+def test_filters_are_part_of_the_identity(small_corpus: Path, tokenizer: Tokenizer) -> None:
     overrides = ["documents.metadata_fields=[score]", "documents.filters=[{name: metadata, keep: score > 1}]"]
-    config, tokenizer = load_config(None, overrides, [str(small_corpus)]), Tokenizer.load(small_tokenizer)
-    described = make_plan(config, tokenizer).described_config()["documents"]
+    described = make_plan(config_of(small_corpus, *overrides), tokenizer).described_config()["documents"]
     assert described["metadata_fields"] == ["score"]
     assert described["filters"] == [{"name": "metadata", "parameters": {"keep": "score > 1"}, "version": "1"}]
     with pytest.raises(UsageError, check=coded("filter-field-not-read")):
-        make_plan(load_config(None, overrides[1:], [str(small_corpus)]), tokenizer)
+        make_plan(config_of(small_corpus, *overrides[1:]), tokenizer)
 
 
 def test_more_shards_than_there_are_names_for_are_refused(
-    small_corpus: Path, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+    small_corpus: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load_config(None, ["shards.shard_bytes=100"], [str(small_corpus)])
-    tokenizer = Tokenizer.load(small_tokenizer)
+    config = config_of(small_corpus, "shards.shard_bytes=100")
     assert len(make_plan(config, tokenizer).destinations) > 100
     monkeypatch.setattr("data_prep.pipeline.scale_plan.MAX_SHARDS", 100)
     with pytest.raises(UsageError, match=r"shards.shard_bytes=100 makes [\d,]+ shards", check=coded("too-many-shards")):
@@ -74,12 +72,11 @@ def test_more_shards_than_there_are_names_for_are_refused(
 def test_what_nothing_can_be_added_to_is_refused(
     small_shards: Path,
     small_corpus: Path,
-    small_tokenizer: Path,
+    tokenizer: Tokenizer,
     edit: Callable[[dict[str, Any]], None],
     message: str,
 ) -> None:
     values = json.loads((small_shards / MANIFEST_NAME).read_bytes())
     edit(values)
-    config = load_config(None, [], [str(small_corpus)])
     with pytest.raises(UserError, match=message):
-        make_plan(config, Tokenizer.load(small_tokenizer), Manifest.model_validate(values))
+        make_plan(config_of(small_corpus), tokenizer, Manifest.model_validate(values))

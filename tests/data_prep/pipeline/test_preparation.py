@@ -12,32 +12,32 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.config.preparation_config import PreparationConfig, load_config
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.shards import read_records
 from data_prep.dataset.verification import verify_shards
-from data_prep.pipeline import map_phase, map_task, reduce_phase
+from data_prep.pipeline import map_task
 from data_prep.pipeline.destinations import Destinations
-from data_prep.pipeline.map_task import document_id
-from data_prep.pipeline.plan import make_plan
-from data_prep.pipeline.preparation import prepare_shards
-from data_prep.pipeline.reduce_task import ReduceTask, seeded_order
-from data_prep.pipeline.repair import repair
+from data_prep.pipeline.reduce_task import seeded_order
 from data_prep.reports.stats import read_statistics
 from data_prep.reports.tables import stats_report
 from data_prep.storage import storage
 from data_prep.text.cleaning import Normalization, clean_paragraphs, normalize
 from data_prep.text.sentences import sentence_starts
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
+from tests.support.kill_points import before_writing, stopped_after
+from tests.support.preparations import id_of, planned, prepared, read_texts, trained, write_texts
 
 OVERRIDES = [
     "shards.min_shards=3",
@@ -48,29 +48,8 @@ OVERRIDES = [
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(small_tokenizer: Path) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer)
-
-
-def config_for(inputs: Iterable[Path], *overrides: str) -> PreparationConfig:
-    return load_config(None, [*OVERRIDES, *overrides], [str(path) for path in inputs])
-
-
-def make(
-    inputs: Iterable[Path],
-    tokenizer: Tokenizer,
-    output: Path,
-    *overrides: str,
-    num_workers: int = 1,
-    fresh: bool = False,
-) -> Manifest:
-    plan = make_plan(config_for(inputs, *overrides), tokenizer)
-    return prepare_shards(plan, tokenizer, str(output), num_workers, fresh)[0]
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+def make(inputs: Sequence[Path], tokenizer: Tokenizer, output: Path, *overrides: str, **options: Any) -> Manifest:
+    return prepared(inputs, tokenizer, output, *OVERRIDES, *overrides, **options)
 
 
 def decoded(folder: Path, tokenizer: Tokenizer, split: str) -> list[str]:
@@ -84,19 +63,10 @@ def decoded(folder: Path, tokenizer: Tokenizer, split: str) -> list[str]:
     return texts
 
 
-def write_lines(path: Path, texts: Iterable[str]) -> Path:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    return path
-
-
-def texts_of(corpus: Path) -> list[str]:
-    return [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
-
-
 def test_every_text_comes_back_exactly_once(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     manifest = make([small_corpus], tokenizer, tmp_path)
     found = decoded(tmp_path, tokenizer, "train") + decoded(tmp_path, tokenizer, "valid")
-    expected = [normalize(text, Normalization()) for text in texts_of(small_corpus)]
+    expected = [normalize(text, Normalization()) for text in read_texts(small_corpus)]
     assert Counter(found) == Counter(expected)
     assert max(Counter(expected).values()) == 1
     assert manifest.train.documents + manifest.valid.documents == len(expected)
@@ -105,10 +75,7 @@ def test_every_text_comes_back_exactly_once(small_corpus: Path, tokenizer: Token
 
 def test_ids_and_sentences_are_those_of_the_text(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     make([small_corpus], tokenizer, tmp_path)
-    paragraphs = {
-        document_id(normalize(text, Normalization())): clean_paragraphs(text, Normalization())
-        for text in texts_of(small_corpus)
-    }
+    paragraphs = {id_of(text): clean_paragraphs(text, Normalization()) for text in read_texts(small_corpus)}
     for path in tmp_path.glob("*.tar"):
         for _, record, _ in read_records(path):
             stops = [*record.documents.tolist()[1:], len(record.tokens)]
@@ -125,8 +92,8 @@ def test_ids_and_sentences_are_those_of_the_text(small_corpus: Path, tokenizer: 
 def test_records_hold_whole_documents_up_to_their_size(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    long_text = " ".join(texts_of(small_corpus)[:40])
-    other = write_lines(tmp_path / "long.jsonl", [long_text])
+    long_text = " ".join(read_texts(small_corpus)[:40])
+    other = write_texts(tmp_path / "long.jsonl", [long_text])
     make([small_corpus, other], tokenizer, tmp_path / "out")
     sizes = [
         (len(record.tokens), len(record.documents))
@@ -138,8 +105,8 @@ def test_records_hold_whole_documents_up_to_their_size(
 
 
 def test_a_text_in_two_files_is_kept_once_and_counted(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    texts = texts_of(small_corpus)
-    copies = write_lines(tmp_path / "copies.jsonl", [texts[3].replace(" ", "  "), "A new text.", texts[3], texts[7]])
+    texts = read_texts(small_corpus)
+    copies = write_texts(tmp_path / "copies.jsonl", [texts[3].replace(" ", "  "), "A new text.", texts[3], texts[7]])
     manifest = make([small_corpus, copies], tokenizer, tmp_path / "out")
     found = decoded(tmp_path / "out", tokenizer, "train") + decoded(tmp_path / "out", tokenizer, "valid")
     assert manifest.dropped == {"duplicate": 3}
@@ -149,21 +116,13 @@ def test_a_text_in_two_files_is_kept_once_and_counted(small_corpus: Path, tokeni
 def test_of_equal_texts_the_first_sources_copy_survives(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    texts = texts_of(small_corpus)
+    texts = read_texts(small_corpus)
     first, second = (
-        write_lines(tmp_path / "z.jsonl", texts[:20]),
-        write_lines(tmp_path / "a.jsonl", texts[10:40]),
+        write_texts(tmp_path / "z.jsonl", texts[:20]),
+        write_texts(tmp_path / "a.jsonl", texts[10:40]),
     )
-    config = PreparationConfig.model_validate(
-        {
-            "sources": [
-                {"name": "one", "input": str(first)},
-                {"name": "two", "input": str(second), "license": "CC0-1.0"},
-            ],
-            "shards": {"min_shards": 2, "valid_fraction": 0.1},
-        }
-    )
-    manifest, _ = prepare_shards(make_plan(config, tokenizer), tokenizer, str(tmp_path / "out"), 1)
+    sources = {"one": first, "two": {"input": second, "license": "CC0-1.0"}}
+    manifest = make(sources, tokenizer, tmp_path / "out")
     assert [(source.name, source.documents, source.license) for source in manifest.sources] == [
         ("one", 20, None),
         ("two", 20, "CC0-1.0"),
@@ -174,10 +133,10 @@ def test_of_equal_texts_the_first_sources_copy_survives(
 def test_adding_a_file_moves_no_document_between_train_and_valid(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    texts = texts_of(small_corpus)
+    texts = read_texts(small_corpus)
     old, new = (
-        write_lines(tmp_path / "old.jsonl", texts[:100]),
-        write_lines(tmp_path / "new.jsonl", texts[100:]),
+        write_texts(tmp_path / "old.jsonl", texts[:100]),
+        write_texts(tmp_path / "new.jsonl", texts[100:]),
     )
     make([old], tokenizer, tmp_path / "before")
     make([old, new], tokenizer, tmp_path / "after", "shards.min_shards=5")
@@ -240,9 +199,9 @@ def test_train_or_valid_depends_on_the_high_half_and_the_shard_on_the_low() -> N
 
 def test_a_corpus_without_a_held_out_hash_holds_out_the_nearest(tokenizer: Tokenizer, tmp_path: Path) -> None:
     texts = [f"Document number {number} says hello." for number in range(6)]
-    ids = [document_id(normalize(text, Normalization())) for text in texts]
+    ids = [id_of(text) for text in texts]
     assert min(ids) >> 32 >= 0.0001 * 2**32
-    corpus = write_lines(tmp_path / "tiny.jsonl", [*texts, *texts])
+    corpus = write_texts(tmp_path / "tiny.jsonl", [*texts, *texts])
     manifest = make([corpus], tokenizer, tmp_path / "out", "shards.valid_fraction=0.0001")
     assert decoded(tmp_path / "out", tokenizer, "valid") == [" " + texts[ids.index(min(ids))]]
     assert (manifest.train.documents, manifest.valid.documents, manifest.dropped) == (5, 1, {"duplicate": 6})
@@ -255,28 +214,25 @@ def test_a_corpus_without_a_held_out_hash_holds_out_the_nearest(tokenizer: Token
 def test_with_a_valid_fraction_of_0_every_document_is_for_training(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, weighted: bool
 ) -> None:
-    texts = texts_of(small_corpus)
+    texts = read_texts(small_corpus)
     paths = [
-        write_lines(tmp_path / f"{name}.jsonl", texts[:first]) for name, first in (("a", 30), ("b", 60), ("c", 90))
+        write_texts(tmp_path / f"{name}.jsonl", texts[:first]) for name, first in (("a", 30), ("b", 60), ("c", 90))
     ]
-    sources = [{"name": path.stem, "input": str(path), **({"weight": 1.0} if weighted else {})} for path in paths]
-    shards = {"min_shards": 2, "valid_fraction": 0, "unit_bytes": 30000}
-    first, second = (
-        PreparationConfig.model_validate({"sources": part, "shards": shards}) for part in (sources[:2], sources[2:])
-    )
-    output = tmp_path / "out"
-    manifest, _ = prepare_shards(make_plan(first, tokenizer), tokenizer, str(output), 1)
+    sources = {path.stem: {"input": path, **({"weight": 1.0} if weighted else {})} for path in paths}
+    added = {"c": sources.pop("c")}
+    output, shards = tmp_path / "out", {"min_shards": 2, "valid_fraction": 0, "unit_bytes": 30000}
+    first = planned(sources, tokenizer, shards=shards)
+    manifest = first.make(output)
     assert (manifest.train.documents, manifest.valid.documents) == (60, 0) and not manifest.valid.shards
     (output / manifest.train.shards[0].name).unlink()
-    assert repair(make_plan(first, tokenizer), tokenizer, str(output), 1)[1] == [manifest.train.shards[0].name]
-    grown, _ = prepare_shards(make_plan(second, tokenizer, manifest), tokenizer, str(output), 1)
+    assert first.repair(output) == [manifest.train.shards[0].name]
+    grown = prepared(added, tokenizer, output, shards=shards, add=True)
     assert (grown.train.documents, grown.valid.documents) == (90, 0)
     assert verify_shards(str(output))[1] == []
     assert "| valid | 0 | 0 |" in (output / "DATA_CARD.md").read_text()
     assert list(stats_report(read_statistics(str(output))))
-    other = second.model_copy(update={"shards": second.shards.model_copy(update={"valid_fraction": 0.01})})
     with pytest.raises(UsageError, match=r"set shards\.valid_fraction=0\.?", check=coded("other-valid-fraction")):
-        make_plan(other, tokenizer, grown)
+        planned(added, tokenizer, "shards.valid_fraction=0.01", parent=grown)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +247,7 @@ def test_with_a_valid_fraction_of_0_every_document_is_for_training(
 def test_a_corpus_of_which_nothing_is_left_is_an_error(
     texts: list[str], message: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    corpus = write_lines(tmp_path / "corpus.jsonl", texts)
+    corpus = write_texts(tmp_path / "corpus.jsonl", texts)
     with pytest.raises(UserError, match=message):
         make([corpus], tokenizer, tmp_path / "out", "documents.min_document_characters=5")
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -312,22 +268,19 @@ def test_bad_input_stops_or_is_counted_by_reason(small_corpus: Path, tokenizer: 
         "missing field": 1,
         "not text": 1,
     }
-    assert manifest.train.documents + manifest.valid.documents == len(texts_of(small_corpus)) + 1
+    assert manifest.train.documents + manifest.valid.documents == len(read_texts(small_corpus)) + 1
 
 
 def test_what_is_left_of_a_corpus_says_what_to_loosen(tokenizer: Tokenizer, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": f"Text {n}.", "score": n % 3}) + "\n" for n in range(1_500)))
-    config = config_for([corpus])
     for filters, reasons, fix in (
         ([{"name": "metadata", "keep": "score >= 5"}], "1,500 filter metadata: not score >= 5", "documents.filters"),
         ([], "1,500 too short", "min_document_characters"),
     ):
         settings = {"metadata_fields": ["score"], "filters": filters, "min_document_characters": 1 if filters else 99}
-        documents = type(config.documents).model_validate(settings)
-        plan = make_plan(config.model_copy(update={"documents": documents}), tokenizer)
         with pytest.raises(UserError, match=re.escape(reasons), check=coded("nothing-left")) as caught:
-            prepare_shards(plan, tokenizer, str(tmp_path / f"out{len(filters)}"), 1)
+            make([corpus], tokenizer, tmp_path / f"out{len(filters)}", documents=settings)
         assert fix in caught.value.fix and str(corpus) in caught.value.problem
 
 
@@ -335,36 +288,25 @@ def test_what_is_left_of_a_corpus_says_what_to_loosen(tokenizer: Tokenizer, tmp_
 def test_a_source_without_documents_is_named_and_refused_with_a_budget(
     kind: str, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    texts = {"no line": [], "all dropped": [" "], "copies": texts_of(small_corpus)[:3]}[kind]
-    other = write_lines(tmp_path / "other.jsonl", texts)
-    sources = [{"name": "good", "input": str(small_corpus)}, {"name": "notes", "input": str(other)}]
+    texts = {"no line": [], "all dropped": [" "], "copies": read_texts(small_corpus)[:3]}[kind]
+    other = write_texts(tmp_path / "other.jsonl", texts)
     for budget in ({}, {"weight": 2.0}):
-        config = PreparationConfig.model_validate({"sources": [sources[0], {**sources[1], **budget}]})
-        plan = make_plan(config, tokenizer)
+        sources = {"good": small_corpus, "notes": {"input": other, **budget}}
         if budget:
             with pytest.raises(UserError, match="source notes", check=coded("source-without-documents")):
-                prepare_shards(plan, tokenizer, str(tmp_path / "budget"), 1)
+                prepared(sources, tokenizer, tmp_path / "budget")
             assert not (tmp_path / "budget" / "manifest.json").exists()
         else:
-            manifest, _ = prepare_shards(plan, tokenizer, str(tmp_path / "out"), 1)
-            assert (
-                manifest.sources[1].dropped
-                == {
-                    "no line": {},
-                    "all dropped": {"empty": 1},
-                    "copies": {"duplicate": 3},
-                }[kind]
-            )
+            dropped = {"no line": {}, "all dropped": {"empty": 1}, "copies": {"duplicate": 3}}[kind]
+            assert prepared(sources, tokenizer, tmp_path / "out").sources[1].dropped == dropped
             assert capsys.readouterr().err.count("warning: source notes gives no document (") == 1
 
 
 def test_the_same_command_again_does_nothing(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    plan = make_plan(config_for([small_corpus]), tokenizer)
-    assert prepare_shards(plan, tokenizer, str(tmp_path), 1)[1]
+    made = make([small_corpus], tokenizer, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     os.utime(small_corpus)
-    manifest, is_new = prepare_shards(make_plan(config_for([small_corpus]), tokenizer), tokenizer, str(tmp_path), 1)
-    assert not is_new and manifest == read_manifest(str(tmp_path))
+    assert make([small_corpus], tokenizer, tmp_path) == made
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
 
 
@@ -388,53 +330,37 @@ def test_a_changed_input_is_named_and_fresh_starts_over(
     assert files_of(tmp_path / "out") == files_of(tmp_path / "other")
 
 
-def test_other_settings_inputs_or_tokenizer_are_named(
-    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_settings_inputs_or_tokenizer_are_named(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     make([small_corpus], tokenizer, tmp_path / "out")
     with pytest.raises(UserError, match="shards.seed was 0 and is now 3"):
         make([small_corpus], tokenizer, tmp_path / "out", "shards.seed=3")
-    other = write_lines(tmp_path / "more.jsonl", ["another"])
+    other = write_texts(tmp_path / "more.jsonl", ["another"])
     with pytest.raises(UserError, match="more.jsonl is new"):
         make([small_corpus, other], tokenizer, tmp_path / "out")
-    monkeypatch.setattr(tokenizer, "fingerprint", "f" * 64)
-    with pytest.raises(UserError, match="the tokenizer was .* and is now ffff"):
-        make([small_corpus], tokenizer, tmp_path / "out")
+    upper = trained(map(str.upper, read_texts(small_corpus)), tmp_path / "tokenizer", vocab_size=800)
+    with pytest.raises(UserError, match=f"the tokenizer was .* and is now {upper.fingerprint}"):
+        make([small_corpus], upper, tmp_path / "out")
 
 
 def test_finished_units_of_a_stopped_run_are_not_redone(
-    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     make([small_corpus], tokenizer, tmp_path / "whole")
-    done: list[object] = []
-
-    def stop_after(work: Callable[[object], int], limit: int) -> Callable[[object], int]:
-        def stopping(task: object) -> int:
-            if len(done) == limit:
-                raise KeyboardInterrupt
-            done.append(task)
-            return work(task)
-
-        return stopping
-
-    num_units = len(make_plan(config_for([small_corpus]), tokenizer).units)
-    assert num_units > 4
-    for limit in (2, num_units + 2):
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(map_phase, "map_unit", stop_after(map_phase.map_unit, limit))
-            patch.setattr(reduce_phase, "reduce_shard", stop_after(reduce_phase.reduce_shard, limit))
+    done: list[str] = []
+    for file in ("map-*.sections", "*.done.json"):
+        with pytest.raises(KeyboardInterrupt), before_writing("*", lambda: None) as written, stopped_after(2, file):
             make([small_corpus], tokenizer, tmp_path / "out")
         assert not (tmp_path / "out" / "manifest.json").exists()
-    make([small_corpus], tokenizer, tmp_path / "out")
-    assert len(done) == len(set(map(str, done)))
+        done += written
+    with before_writing("*", lambda: None) as written:
+        make([small_corpus], tokenizer, tmp_path / "out")
+    finished = [name for name in [*done, *written] if fnmatch(name, "map-*.sections") or name.endswith(".done.json")]
+    assert len(finished) == len(set(finished)) > 8
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
-def test_unfinished_work_of_other_settings_is_refused(
-    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(reduce_phase, "reduce_shard", lambda task: (_ for _ in ()).throw(KeyboardInterrupt))
+def test_unfinished_work_of_other_settings_is_refused(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), stopped_after(0, "train-*.tar"):
         make([small_corpus], tokenizer, tmp_path / "out")
     with pytest.raises(UserError, match="unfinished work.*shards.seed was 0 and is now 1.*--fresh"):
         make([small_corpus], tokenizer, tmp_path / "out", "shards.seed=1")
@@ -446,10 +372,10 @@ def test_an_input_that_changes_while_it_is_read_is_noticed(
 ) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_bytes(small_corpus.read_bytes())
-    plan = make_plan(config_for([corpus]), tokenizer)
+    plan = planned(corpus, tokenizer, *OVERRIDES)
     corpus.write_bytes(small_corpus.read_bytes() + b'{"text": "late"}\n')
     with pytest.raises(UserError, match="corpus.jsonl changed while it was read"):
-        prepare_shards(plan, tokenizer, str(tmp_path / "out"), 1)
+        plan.make(tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
@@ -500,16 +426,13 @@ def test_a_full_disk_stops_clearly_and_the_same_command_ends_right(
 def test_two_sources_with_the_same_file_are_refused(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     link = tmp_path / "link.jsonl"
     link.symlink_to(small_corpus)
-    config = PreparationConfig.model_validate(
-        {"sources": [{"name": "one", "input": str(small_corpus)}, {"name": "two", "input": str(link)}]}
-    )
     with pytest.raises(UsageError, match="in two sources, one and two"):
-        make_plan(config, tokenizer)
+        planned({"one": small_corpus, "two": link}, tokenizer)
 
 
 def test_an_unknown_language_is_refused_before_work_starts(small_corpus: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(UsageError, match="unknown language 'english'"):
-        make_plan(config_for([small_corpus], "documents.language=english"), tokenizer)
+        planned(small_corpus, tokenizer, "documents.language=english")
 
 
 def test_a_language_field_that_no_document_has_and_unknown_languages_are_told_once(
@@ -536,7 +459,7 @@ def test_text_that_looks_special_is_ordinary_text(tokenizer: Tokenizer, tmp_path
         "שלום \u202b עולם 👩‍👩‍👧 e\u0301",
         "\ue000 private",
     ]
-    corpus = write_lines(tmp_path / "odd.jsonl", texts)
+    corpus = write_texts(tmp_path / "odd.jsonl", texts)
     make([corpus], tokenizer, tmp_path / "out", "shards.valid_fraction=0.3")
     found = decoded(tmp_path / "out", tokenizer, "train") + decoded(tmp_path / "out", tokenizer, "valid")
     assert sorted(found) == sorted(normalize(text, Normalization()) for text in texts)
@@ -574,32 +497,13 @@ def test_two_processes_give_the_same_bytes_as_one(small_corpus: Path, tokenizer:
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
 
 
-# `python -c _DYING PHASE FUNCTION NUMBER ...` is `python -m data_prep ...`, killed where the phase, a module,
-# begins its unit of that number.
-_DYING = """
-import importlib, itertools, os, signal, sys
-from data_prep.__main__ import main
-phase, function, number = importlib.import_module(sys.argv.pop(1)), sys.argv.pop(1), int(sys.argv.pop(1))
-work, calls = getattr(phase, function), itertools.count()
-def dying(task):
-    if next(calls) == number:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return work(task)
-setattr(phase, function, dying)
-main()
-"""
-
-
 @pytest.mark.spawn
 def test_a_killed_run_goes_on_to_the_same_bytes(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     make([small_corpus], tokenizer, tmp_path / "whole")
     output, work = tmp_path / "out", tmp_path / "out" / ".work"
     command = _command(small_corpus, tokenizer, output, 1)
-    for phase, function, number, pattern in (
-        ("map_phase", "map_unit", "2", "map-*.sections"),
-        ("reduce_phase", "reduce_shard", "1", "*.done.json"),
-    ):
-        dying = ["-c", _DYING, f"data_prep.pipeline.{phase}", function, number]
+    for number, pattern in (("2", "map-*.sections"), ("1", "*.done.json")):
+        dying = ["-m", "tests.support.kill_points", "SIGKILL", pattern, number]
         killed = subprocess.run([sys.executable, *dying, *command[3:]], cwd=REPOSITORY, capture_output=True, text=True)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert list(work.glob(pattern)) and not (output / "manifest.json").exists()
@@ -618,14 +522,9 @@ def test_a_folder_among_the_tokenizers_files_is_left_alone(small_corpus: Path, s
 
 
 def test_what_a_killed_worker_left_is_not_kept_in_the_data_set(
-    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    reduce_shard = reduce_phase.reduce_shard
-
-    def killed_once(task: ReduceTask) -> int:
-        (Path(task.output_folder) / f".{task.name}.tar.1-ab.partial").write_bytes(b"half")
-        return reduce_shard(task)
-
-    monkeypatch.setattr(reduce_phase, "reduce_shard", killed_once)
-    make([small_corpus], tokenizer, tmp_path / "out")
+    left = tmp_path / "out" / ".train-000001.tar.1-ab.partial"
+    with before_writing("train-000001.tar", lambda: left.write_bytes(b"half")):
+        make([small_corpus], tokenizer, tmp_path / "out")
     assert not list((tmp_path / "out").glob(".*.partial"))

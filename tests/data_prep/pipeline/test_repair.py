@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.config.preparation_config import load_config
-from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.verification import verify_shards
-from data_prep.pipeline import map_phase
 from data_prep.pipeline import repair as repair_module
-from data_prep.pipeline.plan import Plan, make_plan
-from data_prep.pipeline.preparation import prepare_shards
-from data_prep.pipeline.repair import find_damage, repair
+from data_prep.pipeline.repair import find_damage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import Command, files_of
+from tests.support.kill_points import before_writing, stopped_after
+from tests.support.preparations import Planned, planned, prepared, write_texts
 
 OVERRIDES = ["shards.min_shards=3", "shards.valid_fraction=0.1", "shards.unit_bytes=30000"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(small_tokenizer: Path) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer)
 
 
 @pytest.fixture
@@ -34,14 +25,14 @@ def corpus(small_corpus: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(small_corpus, tmp_path / "corpus.jsonl"))
 
 
-def plan_of(corpus: Path, tokenizer: Tokenizer, *overrides: str) -> Plan:
-    return make_plan(load_config(None, [*OVERRIDES, *overrides], [str(corpus)]), tokenizer)
+def plan_of(corpus: Path, tokenizer: Tokenizer, *overrides: str) -> Planned:
+    return planned(corpus, tokenizer, *OVERRIDES, *overrides)
 
 
 @pytest.fixture
 def output(corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> Path:
     folder = tmp_path / "out"
-    prepare_shards(plan_of(corpus, tokenizer), tokenizer, str(folder), 1)
+    plan_of(corpus, tokenizer).make(folder)
     return folder
 
 
@@ -61,7 +52,7 @@ def test_a_finished_set_with_a_file_cut_or_gone_is_not_called_complete(
     cut(output / "train-000001.tar")
     (output / "valid-000000.index.safetensors").unlink()
     with pytest.raises(UserError) as refused:
-        prepare_shards(plan_of(corpus, tokenizer), tokenizer, str(output), 1)
+        plan_of(corpus, tokenizer).make(output)
     message = str(refused.value)
     assert "train-000001.tar has " in message and "valid-000000.index.safetensors is missing" in message
     assert "--repair" in message and "train-000000" not in message
@@ -81,13 +72,12 @@ def test_what_is_damaged_is_rebuilt_and_nothing_else_is_touched(
     untouched = {name: (output / name).stat().st_mtime_ns for name, data in now.items() if data == whole[name]}
     names = ["token_counts.safetensors", "train-000000.index.safetensors", "train-000001.tar", "train-000002.tar"]
     plan = plan_of(corpus, tokenizer)
-    assert [line.split()[0] for line in find_damage(plan, str(output), 1)[1]] == [*names, "valid-000000.tar"]
-    manifest, replaced = repair(plan, tokenizer, str(output), num_workers)
-    assert sorted(replaced) == [*names, "valid-000000.tar"] and manifest == read_manifest(str(output))
+    assert [line.split()[0] for line in find_damage(plan.plan, str(output), 1)[1]] == [*names, "valid-000000.tar"]
+    assert plan.repair(output, num_workers) == [*names, "valid-000000.tar"]
     assert files_of(output) == whole and not (output / ".repair").exists()
     assert untouched == {name: (output / name).stat().st_mtime_ns for name in untouched}
     assert verify_shards(str(output))[1] == []
-    assert repair(plan, tokenizer, str(output), 1)[1] == []
+    assert plan.repair(output) == []
 
 
 def test_near_duplicates_are_left_out_of_a_rebuilt_shard_too(
@@ -96,11 +86,11 @@ def test_near_duplicates_are_left_out_of_a_rebuilt_shard_too(
     text = corpus.read_text(encoding="utf-8")
     corpus.write_text(text + text.replace("village", "valley"), encoding="utf-8")
     plan = plan_of(corpus, tokenizer, "deduplication.near=true", "deduplication.threshold=0.6")
-    manifest, _ = prepare_shards(plan, tokenizer, str(tmp_path / "near"), 1)
+    manifest = plan.make(tmp_path / "near")
     assert manifest.dropped["near duplicate"] > 0
     whole = files_of(tmp_path / "near")
     flip(tmp_path / "near" / "train-000001.tar")
-    assert repair(plan, tokenizer, str(tmp_path / "near"), 1)[1] == ["train-000001.tar"]
+    assert plan.repair(tmp_path / "near") == ["train-000001.tar"]
     assert files_of(tmp_path / "near") == whole
 
 
@@ -111,11 +101,11 @@ def test_another_input_replaces_nothing(
     corpus.write_bytes(corpus.read_bytes().replace(b"river", b"raven"))
     before = files_of(output)
     with pytest.raises(UserError, match=r"corpus.jsonl has other content"):
-        repair(plan_of(corpus, tokenizer), tokenizer, str(output), 1)
+        plan_of(corpus, tokenizer).repair(output)
     # Also where the clocks hide it.
     monkeypatch.setattr("data_prep.storage.storage.modified_at", lambda url: 0.0 if "corpus" in str(url) else 1.0)
     with pytest.raises(UserError, match=r"corpus.jsonl has other content .* nothing was replaced"):
-        repair(plan_of(corpus, tokenizer), tokenizer, str(output), 1)
+        plan_of(corpus, tokenizer).repair(output)
     assert {name: data for name, data in files_of(output).items() if name[0] != "."} == before
 
 
@@ -134,65 +124,50 @@ def test_a_rebuilt_shard_of_other_bytes_replaces_nothing(
 
     monkeypatch.setattr(repair_module, "make_shards", other_release)
     with pytest.raises(UserError, match=r"the rebuilt train-000002.tar differs from .* nothing was replaced"):
-        repair(plan_of(corpus, tokenizer), tokenizer, str(output), 1)
+        plan_of(corpus, tokenizer).repair(output)
     assert {name: data for name, data in files_of(output).items() if name[0] != "."} == before
 
 
 def test_a_stopped_repair_goes_on_and_one_of_other_inputs_is_forgotten(
-    corpus: Path, tokenizer: Tokenizer, output: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path, tokenizer: Tokenizer, output: Path
 ) -> None:
     whole = files_of(output)
     flip(output / "train-000001.tar")
     plan = plan_of(corpus, tokenizer)
-    work: Callable[[map_phase.MapTask], int] = map_phase.map_unit
-    done: list[int] = []
-
-    def stopping(task: map_phase.MapTask) -> int:
-        if len(done) == 2:
-            raise KeyboardInterrupt
-        done.append(task.number)
-        return work(task)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(map_phase, "map_unit", stopping)
-        repair(plan, tokenizer, str(output), 1)
+    with pytest.raises(KeyboardInterrupt), stopped_after(2, "map-*.sections") as first:
+        plan.repair(output)
     begun = files_of(output / ".repair")
     assert verify_shards(str(output))[1] and len([name for name in begun if "map-" in name]) == 2
-    with monkeypatch.context() as patch:
-        patch.setattr(map_phase, "map_unit", lambda task: done.append(task.number) or work(task))
-        assert repair(plan, tokenizer, str(output), 1)[1] == ["train-000001.tar"]
-    assert sorted(done) == list(range(len(plan.units))) and files_of(output) == whole
+    with before_writing("map-*.sections", lambda: None) as then:
+        assert plan.repair(output) == ["train-000001.tar"]
+    assert not {*first} & {*then} and len(first + then) == len(plan.plan.units) and files_of(output) == whole
     flip(output / "train-000001.tar")
     (output / ".repair").mkdir()
     (output / ".repair" / ".plan.json").write_text("{}")
-    assert repair(plan, tokenizer, str(output), 1)[1] == ["train-000001.tar"] and files_of(output) == whole
+    assert plan.repair(output) == ["train-000001.tar"] and files_of(output) == whole
 
 
 def test_there_is_nothing_to_repair_without_a_finished_set_or_in_an_addition(
     corpus: Path, tokenizer: Tokenizer, output: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=r"holds no manifest.json, so there is nothing to repair"):
-        repair(plan_of(corpus, tokenizer), tokenizer, str(tmp_path / "none"), 1)
-    config = load_config(None, OVERRIDES, [str(corpus)])
-    addition = make_plan(config, tokenizer, read_manifest(str(output)))
+        plan_of(corpus, tokenizer).repair(tmp_path / "none")
+    addition = planned(corpus, tokenizer, *OVERRIDES, parent=output)
     with pytest.raises(UsageError, match=r"--repair and --add-to"):
-        repair(addition, tokenizer, str(output), 1)
+        addition.repair(output)
 
 
 def test_a_shard_of_an_addition_is_named_and_the_others_are_rebuilt(
     corpus: Path, tokenizer: Tokenizer, output: Path, tmp_path: Path
 ) -> None:
-    more = tmp_path / "more.jsonl"
-    more.write_text('{"text": "Something new."}\n{"text": "Something else, also new."}\n')
-    config = load_config(None, OVERRIDES, [str(more)])
-    config = config.model_copy(update={"sources": (config.sources[0].model_copy(update={"name": "more"}),)})
-    manifest, _ = prepare_shards(make_plan(config, tokenizer, read_manifest(str(output))), tokenizer, str(output), 1)
+    more = write_texts(tmp_path / "more.jsonl", ["Something new.", "Something else, also new."])
+    manifest = prepared({"more": more}, tokenizer, output, *OVERRIDES, add=True)
     added = manifest.train.shards[-1].name
     whole = files_of(output)
     flip(output / added)
     flip(output / "train-000001.tar")
     with pytest.raises(UserError, match=rf"{added} cannot be rebuilt .*rebuilt: train-000001.tar"):
-        repair(plan_of(corpus, tokenizer), tokenizer, str(output), 1)
+        plan_of(corpus, tokenizer).repair(output)
     assert [name for name, data in files_of(output).items() if data != whole[name]] == [added]
 
 

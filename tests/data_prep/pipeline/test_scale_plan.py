@@ -19,11 +19,10 @@ from data_prep.deduplication import near_duplicates
 from data_prep.executors import phases
 from data_prep.pipeline import exclusion_phase, units
 from data_prep.pipeline import scale_plan as scale
-from data_prep.pipeline.plan import Plan, make_plan
-from data_prep.pipeline.preparation import prepare_shards
 from data_prep.pipeline.scale_plan import file_opens, scale_plan
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
+from tests.support.preparations import Planned, planned
 
 WORDS = "river village teacher engine letter garden winter morning library machine question answer".split()
 _opened: list[str] | None = None
@@ -58,20 +57,9 @@ def corpus(folder: Path, num_files: int, per_file: int, seed: int = 0) -> Path:
     return folder
 
 
-def plan_of(folder: Path, tokenizer: Tokenizer, near: bool = False, **settings: object) -> Plan:
-    config = PreparationConfig.model_validate(
-        {
-            "sources": [{"name": "web", "input": f"{folder}/*.jsonl"}],
-            "deduplication": {"near": near},
-            "shards": {"min_shards": 6, "valid_fraction": 0.1, "unit_bytes": 2000, **settings},
-        }
-    )
-    return make_plan(config, tokenizer)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(small_tokenizer: Path) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer)
+def plan_of(folder: Path, tokenizer: Tokenizer, near: bool = False, **settings: object) -> Planned:
+    shards = {"min_shards": 6, "valid_fraction": 0.1, "unit_bytes": 2000, **settings}
+    return planned(f"{folder}/*.jsonl", tokenizer, deduplication={"near": near}, shards=shards)
 
 
 @pytest.mark.parametrize(("is_gathered", "has_near"), [(False, False), (True, False), (True, True)])
@@ -91,11 +79,12 @@ def test_a_run_opens_as_many_files_as_the_formula_says(
     totals, others = [], []
     for num_files in (12, 48):
         folder = corpus(tmp_path / f"in{num_files}", num_files, 6)
-        plan = plan_of(folder, tokenizer, near=has_near, shard_bytes=500 * num_files)
+        work = plan_of(folder, tokenizer, near=has_near, shard_bytes=500 * num_files)
+        plan = work.plan
         assert bool(plan.destinations.num_groups) == is_gathered
         output = tmp_path / f"out{num_files}"
         with counted_opens() as opened:
-            prepare_shards(plan, tokenizer, str(output), 1)
+            work.make(output)
         mine = [Path(path) for path in opened if str(tmp_path) in path]
         found_parts = {int(found[1]) for path in mine if (found := re.search(r"near-\d+-of-(\d+)", path.name))}
         assert (min(found_parts, default=0) > 1) == has_near
@@ -127,7 +116,7 @@ def test_an_addition_reads_each_index_of_the_data_set_once_in_tasks_of_a_few(
     monkeypatch.setattr(exclusion_phase, "KNOWN_SHARDS_AT_ONCE", 3)
     folder = corpus(tmp_path / "in", 10, 6)
     for name in ("one", "two"):
-        prepare_shards(plan_of(folder, tokenizer, shard_bytes=3000), tokenizer, str(tmp_path / name), 1)
+        plan_of(folder, tokenizer, shard_bytes=3000).make(tmp_path / name)
     parent = read_manifest(str(tmp_path / "one"))
     assert len(parent.shards) > 6
     added = corpus(tmp_path / "more", 3, 6, seed=1)
@@ -135,10 +124,10 @@ def test_an_addition_reads_each_index_of_the_data_set_once_in_tasks_of_a_few(
     made = []
     for name, at_once in (("one", 3), ("two", 1 << 20)):
         monkeypatch.setattr(exclusion_phase, "KNOWN_SHARDS_AT_ONCE", at_once)
-        config = plan_of(added, tokenizer, near=near).config
+        config = plan_of(added, tokenizer, near=near).plan.config
         config = config.model_copy(update={"sources": (config.sources[0].model_copy(update={"name": "more"}),)})
         with counted_opens() as opened:
-            prepare_shards(make_plan(config, tokenizer, parent), tokenizer, str(tmp_path / name), 1)
+            planned(config, tokenizer, parent=parent).make(tmp_path / name)
         indexes = [path for path in opened if path.endswith(".index.safetensors") and "more" not in path]
         assert all(indexes.count(str(tmp_path / name / shard.index.name)) == 1 for shard in parent.shards)
         known = {path for path in opened if re.search(r"/known-\d+$", path)}
@@ -156,9 +145,8 @@ def test_gathering_changes_no_byte(tokenizer: Tokenizer, tmp_path: Path, monkeyp
     for limit in (1 << 40, 0):
         monkeypatch.setattr(scale, "MAX_DIRECT_OPENS", limit)
         plan = plan_of(folder, tokenizer)
-        assert bool(plan.destinations.num_groups) == (limit == 0)
-        manifest, _ = prepare_shards(plan, tokenizer, str(tmp_path / f"out{limit}"), 1)
-        assert manifest.dropped == {"duplicate": 12}
+        assert bool(plan.plan.destinations.num_groups) == (limit == 0)
+        assert plan.make(tmp_path / f"out{limit}").dropped == {"duplicate": 12}
         made.append(files_of(tmp_path / f"out{limit}"))
     assert made[0] == made[1]
 
@@ -171,8 +159,8 @@ def test_small_files_share_a_unit_and_units_grow_with_the_corpus(
     for unit_bytes, most_units, num_units in ((250, 4096, 40), (1 << 20, 4096, 1), (250, 4, range(4, 9))):
         monkeypatch.setattr(units, "MAX_UNITS", most_units)
         plan = plan_of(folder, tokenizer, unit_bytes=unit_bytes)
-        assert len(plan.units) in (num_units if isinstance(num_units, range) else [num_units])
-        prepare_shards(plan, tokenizer, str(tmp_path / "out"), 1, fresh=True)
+        assert len(plan.plan.units) in (num_units if isinstance(num_units, range) else [num_units])
+        plan.make(tmp_path / "out", fresh=True)
         made.append({name: data for name, data in files_of(tmp_path / "out").items() if name.startswith(("t", "v"))})
     assert made[0] == made[1] == made[2]
 

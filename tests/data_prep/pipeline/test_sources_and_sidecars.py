@@ -6,23 +6,20 @@ import json
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance
 from data_prep.dataset.shards import read_records
 from data_prep.pipeline import scale_plan
-from data_prep.pipeline.encoding import document_id
-from data_prep.pipeline.plan import make_plan
-from data_prep.pipeline.preparation import prepare_shards
-from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
+from tests.support.preparations import id_of, prepared
 
 WORDS = (
     "river village teacher engine letter garden winter morning harbour library machine question answer mountain "
@@ -31,18 +28,9 @@ WORDS = (
 FIELDS = {"id_field": "id", "url_field": "url", "metadata_fields": ["score"]}
 
 
-@pytest.fixture(scope="module")
-def tokenizer(small_tokenizer: Path) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer)
-
-
 def texts(count: int, seed: int) -> list[str]:
     generator = random.Random(seed)
     return [" ".join(generator.choices(WORDS, k=100)) + "." for _ in range(count)]
-
-
-def identity(text: str) -> int:
-    return document_id(normalize(text, Normalization()))
 
 
 def write(folder: Path, name: str, lines: list[str]) -> str:
@@ -55,23 +43,19 @@ def write(folder: Path, name: str, lines: list[str]) -> str:
 def make(
     tokenizer: Tokenizer,
     folder: Path,
-    sources: list[dict[str, object]],
+    sources: list[dict[str, Any]],
     near: bool = False,
-    workers: int = 1,
-    parent: Manifest | None = None,
     total: int | None = None,
-    **documents: object,
+    documents: dict[str, object] | None = None,
+    **options: Any,
 ) -> Manifest:
-    config = PreparationConfig.model_validate(
-        {
-            "sources": sources,
-            "total_tokens": total,
-            "documents": documents,
-            "deduplication": {"near": near, "threshold": 0.6},
-            "shards": {"min_shards": 4, "valid_fraction": 0.2, "unit_bytes": 5000},
-        }
-    )
-    return prepare_shards(make_plan(config, tokenizer, parent), tokenizer, str(folder), workers)[0]
+    sections = {
+        "total_tokens": total,
+        "documents": documents or {},
+        "deduplication": {"near": near, "threshold": 0.6},
+        "shards": {"min_shards": 4, "valid_fraction": 0.2, "unit_bytes": 5000},
+    }
+    return prepared({str(each["name"]): each for each in sources}, tokenizer, folder, **sections, **options)
 
 
 def rows_of(folder: Path) -> list[ProvenanceRow]:
@@ -160,7 +144,7 @@ def test_the_rest_of_a_total_is_the_budget_of_the_other_sources(
     assert again.sources == manifest.sources, "the only weight takes all of the rest"
     new = [{"name": "new", "input": write(tmp_path, "new", texts(30, 9))}]
     with pytest.raises(UsageError, check=coded("total-in-addition")):
-        make(tokenizer, folder, new, parent=read_manifest(str(folder)), total=5000)
+        make(tokenizer, folder, new, add=True, total=5000)
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
@@ -203,7 +187,7 @@ def test_every_document_read_has_a_row_that_names_what_stands_for_it(
     sources = weighted(tmp_path, near=True)
     if shape != "sources":
         sources = [{key: value for key, value in source.items() if key in ("name", "input")} for source in sources]
-    manifest = make(tokenizer, tmp_path / "out", sources, near=True, **FIELDS)
+    manifest = make(tokenizer, tmp_path / "out", sources, near=True, documents=FIELDS)
     assert manifest.dropped == {"duplicate": 16, "near duplicate": 4}
     rows = {(row.source, row.id): row for row in rows_of(tmp_path / "out")}
     books, web = texts(60, 1), texts(200, 2)
@@ -217,16 +201,16 @@ def test_every_document_read_has_a_row_that_names_what_stands_for_it(
     assert {row.kept_as for row in rows.values()} == kept
     for number, text in enumerate(books):
         row = rows["books", str(number)]
-        assert (row.document_id, row.kept_as) == (identity(text), identity(text))
+        assert (row.document_id, row.kept_as) == (id_of(text), id_of(text))
         assert row.url == f"https://books/{number}" and row.metadata == json.dumps({"score": number % 3}).replace(
             " ", ""
         )
-    assert rows["books", "60"].kept_as == identity(books[0]) == rows["web", "200"].kept_as
-    assert rows["web", "210"].kept_as == identity(web[0])
+    assert rows["books", "60"].kept_as == id_of(books[0]) == rows["web", "200"].kept_as
+    assert rows["web", "210"].kept_as == id_of(web[0])
     for number in range(4):
         row = rows["web", str(215 + number)]
-        assert row.document_id == identity(books[30 + number].replace("river", "rivers", 1)) != row.kept_as
-        assert row.kept_as == identity(books[30 + number])
+        assert row.document_id == id_of(books[30 + number].replace("river", "rivers", 1)) != row.kept_as
+        assert row.kept_as == id_of(books[30 + number])
     listed = {file.name for file in manifest.provenance_files}
     assert listed == {path.name for path in (tmp_path / "out").glob("*.parquet")}
     assert all(shard.provenance and shard.provenance.name[:12] == shard.name[:12] for shard in manifest.shards)
@@ -239,43 +223,42 @@ def test_workers_and_order_change_no_byte(tokenizer: Tokenizer, tmp_path: Path, 
         sources = [{key: value for key, value in source.items() if key in ("name", "input")} for source in sources]
     made = []
     for workers in (1, 2):
-        make(tokenizer, tmp_path / f"out{workers}", sources, True, workers, **FIELDS)
+        make(tokenizer, tmp_path / f"out{workers}", sources, True, num_workers=workers, documents=FIELDS)
         made.append(files_of(tmp_path / f"out{workers}"))
     assert made[0] == made[1]
 
 
 def test_an_addition_of_copies_alone_keeps_their_rows(tokenizer: Tokenizer, tmp_path: Path) -> None:
     books = texts(40, 1)
-    make(tokenizer, tmp_path / "out", [{"name": "books", "input": write(tmp_path, "books", books)}], **FIELDS)
+    make(tokenizer, tmp_path / "out", [{"name": "books", "input": write(tmp_path, "books", books)}], documents=FIELDS)
     parent = read_manifest(str(tmp_path / "out"))
     copies = [{"name": "copies", "input": write(tmp_path, "copies", books[:6])}]
-    manifest = make(tokenizer, tmp_path / "out", copies, parent=parent, **FIELDS)
+    manifest = make(tokenizer, tmp_path / "out", copies, add=True, documents=FIELDS)
     assert manifest.shards == parent.shards and manifest.detached_provenance
     assert {(row.source, row.url, row.kept_as) for row in rows_of(tmp_path / "out") if row.source == "copies"} == {
-        ("copies", f"https://copies/{number}", identity(text)) for number, text in enumerate(books[:6])
+        ("copies", f"https://copies/{number}", id_of(text)) for number, text in enumerate(books[:6])
     }
 
 
 def test_a_held_out_document_takes_its_row_along(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    lines = [text for text in texts(60, 4) if identity(text) >> 32 >= 0.2 * 2**32][:8]
+    lines = [text for text in texts(60, 4) if id_of(text) >> 32 >= 0.2 * 2**32][:8]
     for name, repeats in (("one", 1), ("two", 2)):
         source = {"name": "web", "input": write(tmp_path, f"web{name}", lines * repeats)}
-        manifest = make(tokenizer, tmp_path / name, [source], **FIELDS)
+        manifest = make(tokenizer, tmp_path / name, [source], documents=FIELDS)
         (shard,) = manifest.valid.shards
-        smallest = min(map(identity, lines))
+        smallest = min(map(id_of, lines))
         assert shard.documents == 1 and shard.provenance is not None
         valid = read_provenance(str(tmp_path / name), shard.provenance)
         assert valid["document_id"].to_pylist() == [smallest] * repeats
         found = Counter(row.document_id for row in rows_of(tmp_path / name))
-        assert found == {identity(text): repeats for text in lines}
+        assert found == {id_of(text): repeats for text in lines}
         assert manifest.dropped == ({} if repeats == 1 else {"duplicate": 8})
 
 
 def test_an_addition_has_shards_of_its_source_where_the_data_set_has(tokenizer: Tokenizer, tmp_path: Path) -> None:
     make(tokenizer, tmp_path / "out", weighted(tmp_path))
-    parent = read_manifest(str(tmp_path / "out"))
     new = [{"name": "new", "input": write(tmp_path, "new", [*texts(30, 9), texts(60, 1)[3]])}]
-    manifest = make(tokenizer, tmp_path / "out", new, parent=parent)
+    manifest = make(tokenizer, tmp_path / "out", new, add=True)
     assert manifest.sources[3].dropped == {"in the data set already": 1} and manifest.sources[3].documents == 30
     counts = recounted(tmp_path / "out")["new"]
     mine = [shard for shard in manifest.shards if shard.source == "new"]
@@ -285,7 +268,6 @@ def test_an_addition_has_shards_of_its_source_where_the_data_set_has(tokenizer: 
 
 def test_a_budget_does_not_join_a_data_set_without(tokenizer: Tokenizer, tmp_path: Path) -> None:
     make(tokenizer, tmp_path / "out", [{"name": "web", "input": write(tmp_path, "web", texts(40, 1))}])
-    parent = read_manifest(str(tmp_path / "out"))
     new = [{"name": "new", "input": write(tmp_path, "new", texts(9, 2)), "weight": 2}]
     with pytest.raises(UsageError, check=coded("budget-in-addition")):
-        make(tokenizer, tmp_path / "out", new, parent=parent)
+        make(tokenizer, tmp_path / "out", new, add=True)

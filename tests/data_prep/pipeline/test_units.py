@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,33 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.config.preparation_config import load_config
-from data_prep.pipeline.map_phase import map_tasks, units_left
-from data_prep.pipeline.plan import Plan, make_plan
-from data_prep.pipeline.preparation import map_range, merge_ranges, prepare_shards
 from data_prep.pipeline.units import ShardRange, assign_ranges
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.data_prep_command import files_of
+from tests.support.preparations import Planned, planned
 
 
 @pytest.fixture(scope="module")
-def tokenizer(small_tokenizer: Path) -> Tokenizer:
-    return Tokenizer.load(small_tokenizer)
-
-
-@pytest.fixture(scope="module")
-def plan(small_corpus: Path, tokenizer: Tokenizer) -> Plan:
-    overrides = [
-        "shards.min_shards=3",
-        "shards.valid_fraction=0.1",
-        "shards.unit_bytes=9000",
-        "deduplication.near=true",
-    ]
-    return make_plan(load_config(None, overrides, [str(small_corpus)]), tokenizer)
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+def plan(small_corpus: Path, tokenizer: Tokenizer) -> Planned:
+    shards = {"min_shards": 3, "valid_fraction": 0.1, "unit_bytes": 9000}
+    return planned(small_corpus, tokenizer, shards=shards, deduplication={"near": True})
 
 
 def test_a_range_counts_from_one() -> None:
@@ -65,67 +50,61 @@ def test_files_of_no_size_are_shared_out_by_number() -> None:
     assert sorted(Counter(assign_ranges([0] * 100, 8)).values()) == [12, 12, 12, 12, 13, 13, 13, 13]
 
 
-def test_ranges_in_any_order_and_a_merge_give_the_bytes_of_one_run(
-    plan: Plan, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    prepare_shards(plan, tokenizer, str(tmp_path / "whole"), 1)
+def test_ranges_in_any_order_and_a_merge_give_the_bytes_of_one_run(plan: Planned, tmp_path: Path) -> None:
+    plan.make(tmp_path / "whole")
     output = str(tmp_path / "out")
     done: set[str] = set()
     for number in (3, 1):
-        assert map_range(plan, tokenizer, output, 1, ShardRange(number, 3))
+        assert plan.make_range(number, 3, output)
         now = {path.name for path in (tmp_path / "out" / ".work").glob("map-*.sections")}
         assert done < now
         done = now
-    assert not map_range(plan, tokenizer, output, 1, ShardRange(1, 3))
-    left = units_left(map_tasks(plan, tokenizer, output))
-    assert 0 < left == len(plan.units) - len(done)
-    with pytest.raises(
-        UserError, match=rf"{left} of {len(plan.units)} units are not read yet \(of .*small.jsonl\)"
-    ) as found:
-        merge_ranges(plan, tokenizer, output, 1)
+    assert not plan.make_range(1, 3, output)
+    num_units = len(plan.plan.units)
+    left = num_units - len(done)
+    with pytest.raises(UserError, match=rf"{left} of {num_units} units are not read yet \(of .*small.jsonl\)") as found:
+        plan.merge(output)
     assert "the share of --shard-range 2/3." in str(found.value)
-    assert map_range(plan, tokenizer, output, 1, ShardRange(2, 3))
-    assert merge_ranges(plan, tokenizer, output, 1)[1]
+    assert plan.make_range(2, 3, output)
+    assert plan.merge(output)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
-    assert not merge_ranges(plan, tokenizer, output, 1)[1]
-    assert not map_range(plan, tokenizer, output, 1, ShardRange(2, 3))
+    assert not plan.merge(output)
+    assert not plan.make_range(2, 3, output)
 
 
 def test_a_merge_before_all_ranges_stands_in_the_way_of_none(
-    plan: Plan, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+    plan: Planned, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    other = make_plan(load_config(None, ["shards.seed=9"], [str(small_corpus)]), tokenizer)
+    other = planned(small_corpus, tokenizer, "shards.seed=9")
     with pytest.raises(UserError, match="1 of 1 units are not read yet"):
-        merge_ranges(other, tokenizer, str(tmp_path), 1)
-    assert map_range(plan, tokenizer, str(tmp_path), 1, ShardRange(1, 1))
+        other.merge(tmp_path)
+    assert plan.make_range(1, 1, tmp_path)
     with pytest.raises(UserError, match="shards.seed was 0 and is now 9"):
-        merge_ranges(other, tokenizer, str(tmp_path), 1)
-    assert merge_ranges(plan, tokenizer, str(tmp_path), 1)[1]
+        other.merge(tmp_path)
+    assert plan.merge(tmp_path)
 
 
-def test_ranges_run_together_and_the_same_twice_or_the_whole_does_not(
-    plan: Plan, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_ranges_run_together_and_the_same_twice_or_the_whole_does_not(plan: Planned, tmp_path: Path) -> None:
     output = str(tmp_path / "out")
     with storage.hold_lock(output, ShardRange(1, 3).name):
         with pytest.raises(UserError, match="another command .* is using"):
-            map_range(plan, tokenizer, output, 1, ShardRange(1, 3))
+            plan.make_range(1, 3, output)
         with pytest.raises(UserError, match="another command .* is using"):
-            prepare_shards(plan, tokenizer, output, 1)
+            plan.make(output)
         with pytest.raises(UserError, match="another command .* is using"):
-            merge_ranges(plan, tokenizer, output, 1)
-        map_range(plan, tokenizer, output, 1, ShardRange(2, 3))
+            plan.merge(output)
+        plan.make_range(2, 3, output)
     with storage.hold_lock(output), pytest.raises(UserError, match="another command .* is using"):
-        map_range(plan, tokenizer, output, 1, ShardRange(3, 3))
+        plan.make_range(3, 3, output)
 
 
-def test_ranges_that_begin_at_the_same_moment_all_end_well(plan: Plan, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_ranges_that_begin_at_the_same_moment_all_end_well(plan: Planned, tmp_path: Path) -> None:
     start, errors = threading.Barrier(4), []
 
     def work(number: int) -> None:
         start.wait()
         try:
-            map_range(plan, Tokenizer.load(tokenizer.folder), str(tmp_path), 1, ShardRange(number, 4))
+            replace(plan, tokenizer=Tokenizer.load(plan.tokenizer.folder)).make_range(number, 4, tmp_path)
         except UserError as error:
             errors.append(error)
 
@@ -134,13 +113,13 @@ def test_ranges_that_begin_at_the_same_moment_all_end_well(plan: Plan, tokenizer
         thread.start()
     for thread in threads:
         thread.join()
-    assert not errors and units_left(map_tasks(plan, tokenizer, str(tmp_path))) == 0
+    assert not errors and plan.merge(tmp_path)
 
 
 def test_a_range_of_other_settings_is_refused(
-    plan: Plan, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
+    plan: Planned, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    map_range(plan, tokenizer, str(tmp_path), 1, ShardRange(1, 2))
-    other = make_plan(load_config(None, ["shards.seed=3"], [str(small_corpus)]), tokenizer)
+    plan.make_range(1, 2, tmp_path)
+    other = planned(small_corpus, tokenizer, "shards.seed=3")
     with pytest.raises(UserError, match="unfinished work of another preparation.*shards.seed was 0 and is now 3"):
-        map_range(other, tokenizer, str(tmp_path), 1, ShardRange(2, 2))
+        other.make_range(2, 2, tmp_path)

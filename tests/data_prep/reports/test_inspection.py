@@ -16,7 +16,7 @@ from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.shard_documents import ShardDocuments
 from data_prep.dataset.shards import Record, write_shard
-from data_prep.pipeline.map_task import document_id
+from data_prep.pipeline.encoding import document_id
 from data_prep.reports.inspection import document_report, inspect_report, parse_document_id
 from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer

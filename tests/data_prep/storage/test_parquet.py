@@ -21,14 +21,12 @@ from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.documents import BadInput, DocumentReader, unit_sha256
-from data_prep.documents.input_units import InputUnit, split_into_units
 from data_prep.storage import parquet
 from data_prep.storage.hashing_files import RangeHashingFile
 from tests.support.compressions import COMPRESS
 from tests.support.peak_memory import read_in_a_process
+from tests.support.reading import DEFAULTS, SKIP, read_and_count, units_of
 
-DEFAULTS = DocumentSettings()
-SKIP = DocumentSettings(on_bad_input="skip")
 TEXTS = [f"document {number} é 漢字 🙂 " + "x" * (number * 37 % 400) for number in range(200)]
 
 
@@ -37,14 +35,10 @@ def write(path: Path, table: pa.Table | dict[str, Any], **options: Any) -> Path:
     return path
 
 
-def units_of(path: Path, unit_bytes: int = 1 << 30) -> list[InputUnit]:
-    return split_into_units(str(path), path.stat().st_size, unit_bytes, 0)
-
-
 def read(
     path: Path, settings: DocumentSettings = DEFAULTS, unit_bytes: int = 1 << 30, **options: Any
 ) -> list[Document]:
-    units = units_of(path, unit_bytes)
+    units = units_of(path, settings, unit_bytes)
     return [document for unit in units for document in DocumentReader(unit, settings, **options)]
 
 
@@ -53,10 +47,7 @@ def texts(path: Path, settings: DocumentSettings = DEFAULTS, unit_bytes: int = 1
 
 
 def dropped(path: Path, settings: DocumentSettings = SKIP) -> Counter[str]:
-    readers = [DocumentReader(unit, settings) for unit in units_of(path)]
-    for reader in readers:
-        list(reader)
-    return sum((reader.dropped for reader in readers), Counter())
+    return read_and_count(path, settings)[1]
 
 
 @pytest.mark.parametrize("codec", ["none", "snappy", "zstd", "gzip"])
@@ -104,7 +95,7 @@ def test_real_text_is_what_pandas_reads(tmp_path: Path, corpora: Path) -> None:
     path = write(tmp_path / "a.parquet", {"source": ["x"] * len(expected), "text": expected}, row_group_size=300)
     assert pq.read_table(path)["text"].to_pylist() == expected
     assert texts(path, unit_bytes=1 << 20) == expected
-    assert len(units_of(path, 1 << 20)) > 3
+    assert len(units_of(path, unit_bytes=1 << 20)) > 3
 
 
 def test_the_language_comes_from_its_column(tmp_path: Path) -> None:
@@ -213,7 +204,7 @@ def test_damage_within_a_row_group_is_found_and_the_others_are_read(tmp_path: Pa
     middle = column.data_page_offset + column.total_compressed_size // 2
     data[middle : middle + 64] = bytes(64)
     path.write_bytes(data)
-    first, second = (DocumentReader(unit, SKIP) for unit in units_of(path, 1))
+    first, second = (DocumentReader(unit, SKIP) for unit in units_of(path, unit_bytes=1))
     assert [document.text for document in first] == TEXTS[:100]
     with pytest.raises(BadInput, match="damaged or cut short in row group 2 of 2, rows 101 to 200") as caught:
         list(second)
@@ -257,14 +248,16 @@ def test_a_text_that_begins_like_a_parquet_file_is_read(tmp_path: Path) -> None:
 def test_the_digest_is_of_what_was_read_and_the_same_however_it_is_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"id": list(range(200)), "text": TEXTS}, row_group_size=50)
     digests = {}
-    for unit in units_of(path, 1):
+    for unit in units_of(path, unit_bytes=1):
         reader = DocumentReader(unit, DEFAULTS)
         list(reader)
         assert reader.sha256 == unit_sha256(unit, DEFAULTS)
         digests[unit.start] = reader.sha256
     assert len(set(digests.values())) == 4
     write(path, {"id": list(range(200)), "text": [*TEXTS[:-1], "other"]}, row_group_size=50)
-    changed = [unit.start for unit in units_of(path, 1) if unit_sha256(unit, DEFAULTS) != digests[unit.start]]
+    changed = [
+        unit.start for unit in units_of(path, unit_bytes=1) if unit_sha256(unit, DEFAULTS) != digests[unit.start]
+    ]
     assert changed == [3]
 
 

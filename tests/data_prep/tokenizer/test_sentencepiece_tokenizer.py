@@ -34,40 +34,44 @@ from tests.support.made_up_documents import SMALL, documents
 
 
 @pytest.fixture(scope="module")
-def processor(tokenizer: Tokenizer) -> sentencepiece.SentencePieceProcessor:
-    return sentencepiece.SentencePieceProcessor(model_file=str(tokenizer.folder / "tokenizer.model"))
+def processor(made_up_tokenizer: Tokenizer) -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_file=str(made_up_tokenizer.folder / "tokenizer.model"))
 
 
-def test_special_tokens_have_the_first_ids_and_no_text(tokenizer: Tokenizer) -> None:
-    assert tuple(tokenizer.pieces[:5]) == SPECIAL_TOKENS
-    assert tokenizer.vocab_size == 600 == len(tokenizer.pieces)
-    assert tokenizer.token_dtype is np.uint16
-    assert tokenizer.byte_lengths[:5].tolist() == [0] * 5
-    assert tokenizer.info.inputs == {"files": 1}
+def test_special_tokens_have_the_first_ids_and_no_text(made_up_tokenizer: Tokenizer) -> None:
+    assert tuple(made_up_tokenizer.pieces[:5]) == SPECIAL_TOKENS
+    assert made_up_tokenizer.vocab_size == 600 == len(made_up_tokenizer.pieces)
+    assert made_up_tokenizer.token_dtype is np.uint16
+    assert made_up_tokenizer.byte_lengths[:5].tolist() == [0] * 5
+    assert made_up_tokenizer.info.inputs == {"files": 1}
 
 
 @pytest.mark.parametrize("token", SPECIAL_TOKENS)
-def test_a_literal_special_token_never_becomes_its_id(tokenizer: Tokenizer, token: str) -> None:
-    ids = tokenizer.encode(f" a {token}{token} b")
+def test_a_literal_special_token_never_becomes_its_id(made_up_tokenizer: Tokenizer, token: str) -> None:
+    ids = made_up_tokenizer.encode(f" a {token}{token} b")
     assert ids.min() > MASK_TOKEN_ID
-    assert tokenizer.decode(ids) == f" a {token}{token} b"
+    assert made_up_tokenizer.decode(ids) == f" a {token}{token} b"
 
 
-def test_every_word_begins_with_the_metaspace_the_first_too(tokenizer: Tokenizer) -> None:
-    once, twice = tokenizer.encode(" bade"), tokenizer.encode(" bade bade")
+def test_every_word_begins_with_the_metaspace_the_first_too(made_up_tokenizer: Tokenizer) -> None:
+    once, twice = made_up_tokenizer.encode(" bade"), made_up_tokenizer.encode(" bade bade")
     assert twice.tolist() == once.tolist() * 2
-    assert tokenizer.pieces[once[0]].startswith("\u2581")
+    assert made_up_tokenizer.pieces[once[0]].startswith("\u2581")
 
 
-def test_nothing_has_no_ids(tokenizer: Tokenizer) -> None:
-    assert len(tokenizer.encode("")) == 0
-    assert [len(ids) for ids in tokenizer.encode_many(["", " a", ""])] == [0, len(tokenizer.encode(" a")), 0]
+def test_nothing_has_no_ids(made_up_tokenizer: Tokenizer) -> None:
+    assert len(made_up_tokenizer.encode("")) == 0
+    assert [len(ids) for ids in made_up_tokenizer.encode_many(["", " a", ""])] == [
+        0,
+        len(made_up_tokenizer.encode(" a")),
+        0,
+    ]
 
 
-def test_characters_outside_the_vocabulary_become_their_bytes(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode(" \U0001f600")
-    assert [tokenizer.pieces[i] for i in ids[-4:]] == ["<0xF0>", "<0x9F>", "<0x98>", "<0x80>"]
-    assert tokenizer.byte_lengths[ids].sum() == 5
+def test_characters_outside_the_vocabulary_become_their_bytes(made_up_tokenizer: Tokenizer) -> None:
+    ids = made_up_tokenizer.encode(" \U0001f600")
+    assert [made_up_tokenizer.pieces[i] for i in ids[-4:]] == ["<0xF0>", "<0x9F>", "<0x98>", "<0x80>"]
+    assert made_up_tokenizer.byte_lengths[ids].sum() == 5
 
 
 NORMALIZED = st.text(
@@ -78,47 +82,48 @@ NORMALIZED = st.text(
 
 @given(st.lists(NORMALIZED, max_size=5))
 def test_any_text_gets_sentencepieces_ids_and_comes_back(
-    tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor, texts: list[str]
+    made_up_tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor, texts: list[str]
 ) -> None:
-    encoded = tokenizer.encode_many(texts)
+    encoded = made_up_tokenizer.encode_many(texts)
     assert [ids.tolist() for ids in encoded] == processor.encode(texts, num_threads=1)
-    assert [tokenizer.decode(ids) for ids in encoded] == texts
-    assert [int(tokenizer.byte_lengths[ids].sum()) for ids in encoded] == [len(text.encode()) for text in texts]
+    assert [made_up_tokenizer.decode(ids) for ids in encoded] == texts
+    assert [int(made_up_tokenizer.byte_lengths[ids].sum()) for ids in encoded] == [len(text.encode()) for text in texts]
 
 
-def test_sentences_snap_to_tokens(tokenizer: Tokenizer) -> None:
+def test_sentences_snap_to_tokens(made_up_tokenizer: Tokenizer) -> None:
     paragraphs = clean_paragraphs(documents(1)[0] + "\n\n\u4f60\u597d\u3002\u4f60\u597d\u3002", SMALL.normalization)
     text = "".join(" " + paragraph for paragraph in paragraphs)
-    ids, starts = tokenizer.encode(text), sentence_starts(paragraphs, "zh")
-    snapped = tokenizer.sentence_token_starts(ids, starts)
+    ids, starts = made_up_tokenizer.encode(text), sentence_starts(paragraphs, "zh")
+    snapped = made_up_tokenizer.sentence_token_starts(ids, starts)
     assert snapped.dtype == np.uint32 and len(snapped) == len(starts) > 2
-    assert [len(tokenizer.decode(ids[:place]).encode()) for place in snapped] == starts
+    assert [len(made_up_tokenizer.decode(ids[:place]).encode()) for place in snapped] == starts
 
 
-def test_an_offset_inside_a_token_moves_back_and_two_in_one_token_are_one(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode(" bade bade")
-    lengths = tokenizer.byte_lengths[ids].tolist()
+def test_an_offset_inside_a_token_moves_back_and_two_in_one_token_are_one(made_up_tokenizer: Tokenizer) -> None:
+    ids = made_up_tokenizer.encode(" bade bade")
+    lengths = made_up_tokenizer.byte_lengths[ids].tolist()
     last_start = sum(lengths[:-1])
-    found = tokenizer.sentence_token_starts(ids, [0, *range(last_start, sum(lengths))])
+    found = made_up_tokenizer.sentence_token_starts(ids, [0, *range(last_start, sum(lengths))])
     assert found.tolist() == [0, len(ids) - 1]
-    assert tokenizer.sentence_token_starts(ids[:0], []).tolist() == []
+    assert made_up_tokenizer.sentence_token_starts(ids[:0], []).tolist() == []
 
 
 @given(st.lists(NORMALIZED.filter(bool), min_size=1, max_size=3), st.data())
-def test_snapped_starts_rise_from_zero(tokenizer: Tokenizer, texts: list[str], data: st.DataObject) -> None:
+def test_snapped_starts_rise_from_zero(made_up_tokenizer: Tokenizer, texts: list[str], data: st.DataObject) -> None:
     text = "".join(texts)
     offsets = sorted(data.draw(st.sets(st.integers(0, len(text.encode()) - 1))) | {0})
-    found = tokenizer.sentence_token_starts(tokenizer.encode(text), offsets)
-    assert found[0] == 0 and (np.diff(found.astype(int)) > 0).all() and found[-1] < len(tokenizer.encode(text))
+    found = made_up_tokenizer.sentence_token_starts(made_up_tokenizer.encode(text), offsets)
+    assert found[0] == 0 and (np.diff(found.astype(int)) > 0).all() and found[-1] < len(made_up_tokenizer.encode(text))
 
 
-def _copy(tokenizer: Tokenizer, folder: Path) -> Path:
-    return Path(shutil.copytree(tokenizer.folder, folder / "copy"))
+def _copy(made_up_tokenizer: Tokenizer, folder: Path) -> Path:
+    return Path(shutil.copytree(made_up_tokenizer.folder, folder / "copy"))
 
 
-def test_a_file_of_a_tokenizer_is_answered_with_its_folder(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UsageError, match=f"is a file. Fix: name the folder of a tokenizer, such as {tokenizer.folder}"):
-        Tokenizer.load(tokenizer.folder / "tokenizer.json")
+def test_a_file_of_a_tokenizer_is_answered_with_its_folder(made_up_tokenizer: Tokenizer) -> None:
+    folder = made_up_tokenizer.folder
+    with pytest.raises(UsageError, match=f"is a file. Fix: name the folder of a tokenizer, such as {folder}"):
+        Tokenizer.load(made_up_tokenizer.folder / "tokenizer.json")
 
 
 def test_the_folder_of_a_file_is_suggested_only_if_it_is_a_tokenizer(tmp_path):
@@ -128,16 +133,16 @@ def test_the_folder_of_a_file_is_suggested_only_if_it_is_a_tokenizer(tmp_path):
     assert "such as" not in str(caught.value)
 
 
-def test_a_folder_without_its_marker_is_no_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    folder = _copy(tokenizer, tmp_path)
+def test_a_folder_without_its_marker_is_no_tokenizer(made_up_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = _copy(made_up_tokenizer, tmp_path)
     (folder / "tokenizer_info.json").unlink()
     with pytest.raises(UserError, check=coded("incomplete-tokenizer")):
         Tokenizer.load(folder)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x01garbage", None])
-def test_a_damaged_model_is_refused(tokenizer: Tokenizer, tmp_path: Path, damage: bytes | None) -> None:
-    folder = _copy(tokenizer, tmp_path)
+def test_a_damaged_model_is_refused(made_up_tokenizer: Tokenizer, tmp_path: Path, damage: bytes | None) -> None:
+    folder = _copy(made_up_tokenizer, tmp_path)
     model = (folder / "tokenizer.model").read_bytes()
     (folder / "tokenizer.model").write_bytes(model[: len(model) // 2] if damage is None else damage)
     with pytest.raises(UserError, match="tokenizer.model"):
@@ -156,24 +161,26 @@ def test_a_damaged_model_is_refused(tokenizer: Tokenizer, tmp_path: Path, damage
         '{"format_version": 3}',
     ],
 )
-def test_a_damaged_or_newer_info_file_is_refused(tokenizer: Tokenizer, tmp_path: Path, values: str) -> None:
-    folder = _copy(tokenizer, tmp_path)
+def test_a_damaged_or_newer_info_file_is_refused(made_up_tokenizer: Tokenizer, tmp_path: Path, values: str) -> None:
+    folder = _copy(made_up_tokenizer, tmp_path)
     (folder / "tokenizer_info.json").write_text(values)
     with pytest.raises(UserError, match="tokenizer_info.json"):
         Tokenizer.load(folder)
 
 
-def test_another_tokenizers_model_is_refused_with_both_fingerprints(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    folder = _copy(tokenizer, tmp_path)
+def test_another_tokenizers_model_is_refused_with_both_fingerprints(
+    made_up_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    folder = _copy(made_up_tokenizer, tmp_path)
     other = train_tokenizer(documents(seed=5), tmp_path / "other", SMALL)
     shutil.copy(tmp_path / "other" / "tokenizer.model", folder / "tokenizer.model")
     with pytest.raises(UserError) as raised:
         Tokenizer.load(folder)
-    assert tokenizer.fingerprint in str(raised.value) and other.fingerprint in str(raised.value)
+    assert made_up_tokenizer.fingerprint in str(raised.value) and other.fingerprint in str(raised.value)
 
 
-def test_a_foreign_sentencepiece_model_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    folder = _copy(tokenizer, tmp_path)
+def test_a_foreign_sentencepiece_model_is_refused(made_up_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = _copy(made_up_tokenizer, tmp_path)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(documents(20)), model_prefix=str(folder / "tokenizer"), vocab_size=150, minloglevel=2
     )
@@ -182,11 +189,11 @@ def test_a_foreign_sentencepiece_model_is_refused(tokenizer: Tokenizer, tmp_path
 
 
 def test_real_text_gets_sentencepieces_ids(
-    tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor, corpora: Path
+    made_up_tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor, corpora: Path
 ) -> None:
     with gzip.open(corpora / "pack_small.jsonl.gz", "rt", encoding="utf-8") as lines:
         texts = [normalize(json.loads(line)["text"], Normalization()) for line in itertools.islice(lines, 300)]
-    assert [ids.tolist() for ids in tokenizer.encode_many(texts)] == processor.encode(texts, num_threads=1)
+    assert [ids.tolist() for ids in made_up_tokenizer.encode_many(texts)] == processor.encode(texts, num_threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -242,15 +249,15 @@ def test_user_symbols_are_one_piece_wherever_they_stand(without_bytes: Tokenizer
         assert ids.count(5) == text.count("<x>") and ids == [span.token_id for span in without_bytes.spans(text)]
 
 
-def test_a_tokenizer_is_loaded_from_a_url_too(tokenizer: Tokenizer) -> None:
+def test_a_tokenizer_is_loaded_from_a_url_too(made_up_tokenizer: Tokenizer) -> None:
     filesystem = fsspec.filesystem("memory")
-    for path in tokenizer.folder.iterdir():
+    for path in made_up_tokenizer.folder.iterdir():
         filesystem.pipe_file(f"/tokenizers/one/{path.name}", path.read_bytes())
     filesystem.pipe_file("/tokenizers/one/model.safetensors", b"of the model that it was exported with")
     loaded = Tokenizer.load("memory://tokenizers/one")
-    assert loaded.fingerprint == tokenizer.fingerprint and loaded.url == "memory://tokenizers/one"
+    assert loaded.fingerprint == made_up_tokenizer.fingerprint and loaded.url == "memory://tokenizers/one"
     assert {path.name for path in loaded.folder.iterdir()} == set(FILE_NAMES)
-    assert Tokenizer.load(tokenizer.folder).url == str(tokenizer.folder)
+    assert Tokenizer.load(made_up_tokenizer.folder).url == str(made_up_tokenizer.folder)
     with pytest.raises(UserError, match="memory://tokenizers/none", check=coded("missing-file")):
         Tokenizer.load("memory://tokenizers/none")
 
@@ -265,8 +272,8 @@ CRAFTED = {
 
 
 @pytest.mark.parametrize(("old", "new"), CRAFTED.values(), ids=CRAFTED.keys())
-def test_a_crafted_model_is_refused(tokenizer: Tokenizer, tmp_path: Path, old: bytes, new: bytes) -> None:
-    folder = _copy(tokenizer, tmp_path)
+def test_a_crafted_model_is_refused(made_up_tokenizer: Tokenizer, tmp_path: Path, old: bytes, new: bytes) -> None:
+    folder = _copy(made_up_tokenizer, tmp_path)
     model = (folder / "tokenizer.model").read_bytes()
     assert old in model
     (folder / "tokenizer.model").write_bytes(model.replace(old, new))
@@ -274,8 +281,8 @@ def test_a_crafted_model_is_refused(tokenizer: Tokenizer, tmp_path: Path, old: b
         Tokenizer.load(folder)
 
 
-def test_no_flipped_byte_of_a_model_is_taken(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    folder = _copy(tokenizer, tmp_path)
+def test_no_flipped_byte_of_a_model_is_taken(made_up_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = _copy(made_up_tokenizer, tmp_path)
     model = (folder / "tokenizer.model").read_bytes()
     draw = random.Random(0)
     for _ in range(150):
@@ -286,9 +293,9 @@ def test_no_flipped_byte_of_a_model_is_taken(tokenizer: Tokenizer, tmp_path: Pat
             Tokenizer.load(folder)
 
 
-def test_a_model_of_the_same_vocabulary_is_another_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_model_of_the_same_vocabulary_is_another_file(made_up_tokenizer: Tokenizer, tmp_path: Path) -> None:
     """The fingerprint is of the vocabulary: whether its tokens are merged or looked up changes ids, and not it."""
-    folder = _copy(tokenizer, tmp_path)
+    folder = _copy(made_up_tokenizer, tmp_path)
     proto = sentencepiece_model_pb2.ModelProto.FromString((folder / "tokenizer.model").read_bytes())
     assert proto.trainer_spec.model_type == proto.trainer_spec.BPE
     proto.trainer_spec.model_type = proto.trainer_spec.UNIGRAM
@@ -298,11 +305,11 @@ def test_a_model_of_the_same_vocabulary_is_another_file(tokenizer: Tokenizer, tm
     info = json.loads((folder / "tokenizer_info.json").read_text())
     del info["files"]  # as tokenizers of earlier releases
     (folder / "tokenizer_info.json").write_text(json.dumps(info))
-    assert Tokenizer.load(folder).fingerprint == tokenizer.fingerprint
+    assert Tokenizer.load(folder).fingerprint == made_up_tokenizer.fingerprint
 
 
-def test_a_missing_model_is_a_user_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    folder = _copy(tokenizer, tmp_path)
+def test_a_missing_model_is_a_user_error(made_up_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = _copy(made_up_tokenizer, tmp_path)
     (folder / "tokenizer.model").unlink()
     with pytest.raises(UserError, match="tokenizer.model"):
         Tokenizer.load(folder)

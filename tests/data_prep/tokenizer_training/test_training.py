@@ -19,10 +19,10 @@ from tests.support.error_codes import coded
 from tests.support.made_up_documents import SMALL, documents
 
 
-def test_training_depends_on_the_documents_not_on_their_order(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_training_depends_on_the_documents_not_on_their_order(made_up_tokenizer: Tokenizer, tmp_path: Path) -> None:
     shuffled = documents()
     random.Random(1).shuffle(shuffled)
-    assert train_tokenizer([*shuffled, shuffled[0]], tmp_path, SMALL).fingerprint == tokenizer.fingerprint
+    assert train_tokenizer([*shuffled, shuffled[0]], tmp_path, SMALL).fingerprint == made_up_tokenizer.fingerprint
     smaller = SMALL.model_copy(update={"sample_bytes": 20_000, "vocab_size": 500})
     infos = [train_tokenizer(texts, tmp_path, smaller) for texts in (documents(), shuffled)]
     assert infos[0] == infos[1]
@@ -40,11 +40,11 @@ def test_the_trainers_reading_is_shown_and_the_phase_without_an_estimate_is_name
     assert "no estimate" in lines[read + 1] and "trained in" in lines[read + 2]
 
 
-def test_the_fingerprint_knows_the_normalization(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_the_fingerprint_knows_the_normalization(made_up_tokenizer: Tokenizer, tmp_path: Path) -> None:
     uncased = SMALL.model_copy(update={"normalization": Normalization(form="NFKC")})
     info = train_tokenizer(documents(), tmp_path, uncased)
-    assert Tokenizer.load(tmp_path).pieces == tokenizer.pieces
-    assert info.fingerprint != tokenizer.fingerprint
+    assert Tokenizer.load(tmp_path).pieces == made_up_tokenizer.pieces
+    assert info.fingerprint != made_up_tokenizer.fingerprint
 
 
 def test_long_lines_and_reserved_characters_are_learned_from(tmp_path: Path) -> None:
@@ -131,17 +131,17 @@ def test_a_tokenizer_json_that_differs_writes_no_marker(tmp_path: Path, monkeypa
     assert TokenizerInfo.read(tmp_path) is None
 
 
-def test_a_url_gets_the_same_folder(tokenizer: Tokenizer) -> None:
+def test_a_url_gets_the_same_folder(made_up_tokenizer: Tokenizer) -> None:
     train_tokenizer(documents(), "memory://trained/one", SMALL, {"files": 1})
-    assert Tokenizer.load("memory://trained/one").fingerprint == tokenizer.fingerprint
+    assert Tokenizer.load("memory://trained/one").fingerprint == made_up_tokenizer.fingerprint
     filesystem = fsspec.filesystem("memory")
-    for path in tokenizer.folder.iterdir():
+    for path in made_up_tokenizer.folder.iterdir():
         assert filesystem.cat_file(f"/trained/one/{path.name}") == path.read_bytes(), path.name
 
 
-def test_a_text_of_too_many_marks_in_a_row_is_left_out(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_text_of_too_many_marks_in_a_row_is_left_out(made_up_tokenizer: Tokenizer, tmp_path: Path) -> None:
     train_tokenizer(["e" + "\u0301\u0327" * 40_000, *documents()], tmp_path, SMALL)
-    assert Tokenizer.load(tmp_path).fingerprint == tokenizer.fingerprint
+    assert Tokenizer.load(tmp_path).fingerprint == made_up_tokenizer.fingerprint
 
 
 @pytest.mark.parametrize("vocab_size", [3_000_000_000, 2**63 - 1])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -8,12 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.config.preparation_config import load_config
-from data_prep.pipeline.plan import make_plan
-from data_prep.pipeline.preparation import prepare_shards
-from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
-from data_prep.tokenizer_training.training import train_tokenizer
+from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.foreign_tokenizers import write_byte_level, write_wordpiece
+from tests.support.preparations import prepared, read_texts, trained, write_texts
 from trainer.data import hidden_words
 from trainer.data.batch import IGNORED
 from trainer.data.hidden_words import HiddenWords, hide_words, word_batches
@@ -23,18 +19,16 @@ CHINESE = "北京是中国的首都，也是全国的政治中心。 Python 3 �
 THAI = "ภาษาไทยเป็นภาษาที่มีระดับเสียง ของคำแน่นอน"
 
 
-def prepared(folder: Path, texts: list[str], tokenizer: Tokenizer) -> ShardSet:
-    path = folder / "text.jsonl"
+def data_set(folder: Path, texts: list[str], tokenizer: Tokenizer) -> ShardSet:
     folder.mkdir()
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    config = load_config(None, ["shards.min_shards=1", "shards.valid_fraction=0.5"], [str(path)])
-    prepare_shards(make_plan(config, tokenizer), tokenizer, str(folder / "shards"), 1)
+    path = write_texts(folder / "text.jsonl", texts)
+    prepared(path, tokenizer, folder / "shards", shards={"min_shards": 1, "valid_fraction": 0.5})
     return open_shard_set(str(folder / "shards"))
 
 
 @pytest.fixture(scope="module")
 def texts(small_corpus: Path) -> list[str]:
-    found = [json.loads(line)["text"] for line in small_corpus.read_text(encoding="utf-8").splitlines()]
+    found = read_texts(small_corpus)
     odd = [CHINESE * 3, THAI * 4, "tiny", "a " * 700, f"before {'x' * 300} after {'y' * 200} and more"]
     return [*found[:60], *(f"{text} number {n}" for text in odd for n in range(4))]
 
@@ -43,12 +37,12 @@ def texts(small_corpus: Path) -> list[str]:
 def by_tokenizer(texts: list[str], small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
     """(shards, tokenizer) of one text under tokenizers of other sizes and kinds."""
     folder = tmp_path_factory.mktemp("words")
-    train_tokenizer(texts, folder / "larger", TokenizerSettings(vocab_size=1500))
+    trained(texts, folder / "larger", vocab_size=1500)
     write_byte_level(folder / "bytes", texts)
     write_wordpiece(folder / "wordpiece", texts)
     folders = {"small": small_tokenizer, **{name: folder / name for name in ("larger", "bytes", "wordpiece")}}
     loaded = {name: Tokenizer.load(path) for name, path in folders.items()}
-    return {name: (prepared(folder / f"{name}-data", texts, each), each) for name, each in loaded.items()}
+    return {name: (data_set(folder / f"{name}-data", texts, each), each) for name, each in loaded.items()}
 
 
 def words_of(by_tokenizer: dict, name: str, row_length: int = 256) -> HiddenWords:
@@ -159,8 +153,7 @@ def test_a_token_across_two_words_leaves_both_visible() -> None:
     assert not straddled and word_of.tolist() == [0, 0, 1, 1], "white space belongs to the word behind it"
 
 
-def test_a_data_set_without_words_has_no_figure(tmp_path: Path, small_tokenizer: Path) -> None:
-    tokenizer = Tokenizer.load(small_tokenizer)
-    shard_set = prepared(tmp_path / "odd", [f"{'x' * 400}{number}" for number in range(8)], tokenizer)
+def test_a_data_set_without_words_has_no_figure(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    shard_set = data_set(tmp_path / "odd", [f"{'x' * 400}{number}" for number in range(8)], tokenizer)
     words = hide_words([shard_set], tokenizer, 256)
     assert words.num_rows == 0 and list(word_batches(words, 2, 0, 2)) == []

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -12,9 +11,8 @@ import numpy as np
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.tokenizer.tokenizer import TokenizerSettings
-from data_prep.tokenizer_training.training import train_tokenizer
 from tests.support.error_codes import coded
+from tests.support.preparations import read_texts, trained
 from trainer.data import shard_cache
 from trainer.data import shard_set as shard_set_module
 from trainer.data.epochs import ComponentEpoch, RowSettings
@@ -199,7 +197,6 @@ def test_a_tokenizer_copy_that_was_replaced_is_refused(tmp_path: Path, small_sha
     shutil.copytree(small_shards, shards)
     check_own_tokenizer(open_shard_set(str(shards)))
     shutil.rmtree(shards / "tokenizer")
-    texts = [json.loads(line)["text"] for line in small_corpus.read_text(encoding="utf-8").splitlines()]
-    train_tokenizer(texts, shards / "tokenizer", TokenizerSettings(vocab_size=700))
+    trained(read_texts(small_corpus), shards / "tokenizer", vocab_size=700)
     with pytest.raises(UserError, match="tokenizer has fingerprint .* were made with"):
         check_own_tokenizer(open_shard_set(str(shards)))

@@ -13,11 +13,10 @@ from safetensors.torch import load_file
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest_records import SourceRecord
-from data_prep.text.cleaning import Normalization
-from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
-from data_prep.tokenizer_training.training import train_tokenizer
+from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
+from tests.support.preparations import trained
 from trainer.config.families import MODERNBERT_OPTIONS
 from trainer.config.run_config import RunConfig
 from trainer.hf_export import exported_files, parity
@@ -54,7 +53,7 @@ def tokenizer_folder(tmp_path_factory) -> Path:
     draw = random.Random(0)
     words = "the quick brown fox jumps over lazy dog capital of France is Paris river city mountain quiet".split()
     documents = [" ".join(draw.choices(words, k=60)) + "." for _ in range(50)]
-    train_tokenizer(documents, folder, TokenizerSettings(vocab_size=400))
+    trained(documents, folder, vocab_size=400)
     return folder
 
 
@@ -169,9 +168,8 @@ def test_a_model_without_pairs_is_exported_without_a_pooler(tokenizer_folder, tm
 
 
 def test_an_uncased_tokenizer_passes_the_gate(tmp_path):
-    normalization = Normalization(form="NFKC", lowercase=True, strip_accents=True)
-    settings = TokenizerSettings(vocab_size=360, normalization=normalization)
-    train_tokenizer(["A River, a City and a Caf\u00e9."] * 3, tmp_path / "tokenizer", settings)
+    uncased = {"form": "NFKC", "lowercase": True, "strip_accents": True}
+    trained(["A River, a City and a Caf\u00e9."] * 3, tmp_path / "tokenizer", vocab_size=360, normalization=uncased)
     config = make_config()
     export_model(config, make_weights(config), tmp_path / "tokenizer", tmp_path / "out")
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")

@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from data_prep.base.errors import UserError
-from data_prep.tokenizer.tokenizer import TokenizerSettings
-from data_prep.tokenizer_training.training import train_tokenizer
 from tests.support.error_codes import coded
+from tests.support.preparations import trained
 from tests.support.toy_run import CONFIG, make_run, make_tokenizer, make_weights
 from trainer.checkpoint.format import step_folder
 from trainer.checkpoint.merging import merge_coefficients
@@ -65,7 +64,7 @@ def test_a_missing_or_foreign_tokenizer_is_refused(run_folder, tmp_path):
     (run_folder / "tokenizer").rename(tmp_path / "moved")
     with pytest.raises(UserError, match="tokenizer", check=coded("missing-data-file")):
         read_source(run_folder)
-    train_tokenizer(["another text altogether"] * 3, run_folder / "tokenizer", TokenizerSettings(vocab_size=366))
+    trained(["another text altogether"] * 3, run_folder / "tokenizer", vocab_size=366)
     with pytest.raises(UserError, match="fingerprint", check=coded("other-tokenizer")):
         read_source(run_folder)
 

@@ -16,9 +16,9 @@ from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_files import expand
-from data_prep.documents.input_units import split_into_units
 from data_prep.documents.rejects import BadInput
 from tests.support.error_codes import coded
+from tests.support.reading import SKIP, reader_of, units_of
 
 TABLE = pa.table(
     {
@@ -42,8 +42,7 @@ def arrow(table: pa.Table = TABLE, kind: Any = pa.ipc.new_stream) -> bytes:
 
 
 def read(path: Path, settings: DocumentSettings = SETTINGS) -> list[Document]:
-    (unit,) = split_into_units(str(path), path.stat().st_size, 1 << 20, 0)
-    reader = DocumentReader(unit, settings)
+    reader = reader_of(path, settings)
     documents = list(reader)
     assert reader.sha256
     return documents
@@ -110,8 +109,8 @@ def test_streams_that_were_joined_give_all_their_rows(tmp_path: Path) -> None:
     assert read(tmp_path / "a.arrow.gz") == EXPECTED
     other = TABLE.rename_columns(["doc", "number", "other"])
     path.write_bytes(joined(other, TABLE))
-    (unit,) = split_into_units(str(path), path.stat().st_size, 10, 0)
-    reader = DocumentReader(unit, DocumentSettings(on_bad_input="skip"))
+    (unit,) = units_of(path, unit_bytes=10)
+    reader = DocumentReader(unit, SKIP)
     with pytest.raises(BadInput, match="other columns or types", check=coded("damaged-file")):
         list(reader)
 
@@ -146,8 +145,8 @@ def test_what_is_no_arrow_or_has_no_such_column_is_named(tmp_path: Path) -> None
     path.write_bytes(arrow())
     with pytest.raises(BadInput, match=r"has no column 'text' \(its columns: doc, number, note\)"):
         read(path, DocumentSettings())
-    (unit,) = split_into_units(str(path), path.stat().st_size, 10, 0)
-    reader = DocumentReader(unit, DocumentSettings(on_bad_input="skip"))
+    (unit,) = units_of(path, unit_bytes=10)
+    reader = DocumentReader(unit, SKIP)
     assert list(reader) == [] and reader.dropped == {"missing field": 50}
     with pytest.raises(BadInput, match=r"row 2 has null for 'note', not text"):
         read(path, DocumentSettings(text_field="note"))

@@ -14,16 +14,8 @@ from hypothesis import strategies as st
 
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
-from data_prep.documents.documents import DocumentReader
-from data_prep.documents.input_units import split_into_units
 from data_prep.documents.rejects import BadInput
-
-SKIP = DocumentSettings(on_bad_input="skip")
-
-
-def reader_of(path: Path, settings: DocumentSettings = SKIP) -> DocumentReader:
-    (unit,) = split_into_units(str(path), path.stat().st_size, 10, 0)
-    return DocumentReader(unit, settings)
+from tests.support.reading import SKIP, reader_of
 
 
 def texts(path: Path, settings: DocumentSettings = SKIP) -> list[str]:
@@ -61,7 +53,7 @@ def test_tabs_separate_and_quotation_marks_are_text(tmp_path: Path) -> None:
 def test_blank_rows_count_for_nothing_whatever_the_header_is(tmp_path: Path, header: bytes) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(header + b'\nx,1\n\n  \n""\n')
-    reader = reader_of(path)
+    reader = reader_of(path, SKIP)
     assert len(list(reader)) + reader.dropped.total() == 1
 
 
@@ -87,7 +79,7 @@ def test_a_bad_row_is_named_or_counted(tmp_path: Path, name: str, content: bytes
     path.write_bytes(content)
     with pytest.raises(BadInput, match=f"{re.escape(str(path))} {message}"):
         texts(path, DocumentSettings())
-    reader = reader_of(path)
+    reader = reader_of(path, SKIP)
     assert [document.text for document in reader] == (["x"] if "line 1" not in message else [])
     assert reader.dropped == {reason: 1}
 

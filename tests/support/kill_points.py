@@ -1,0 +1,56 @@
+"""Moments at which tests stop, kill or disturb a command, named by the files that it writes then.
+
+`python -m tests.support.kill_points SIGNAL PATTERN NUMBER ...` is `python -m data_prep ...`, which sends itself the
+signal before it writes a file with such a name, once NUMBER of them are written.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+from data_prep.storage import storage
+
+
+@contextmanager
+def before_writing(of: str, act: Callable[[], object], num_writes: int = 0) -> Iterator[list[str]]:
+    """Within the block `act` happens before a local file named like `of` is written, after so many of them.
+
+    Yields the names of such files that were written.
+    """
+    local_write, written = storage.local_write, list[str]()
+
+    def write(url: str | Path) -> AbstractContextManager[Path]:
+        if fnmatch(Path(url).name, of):
+            if len(written) == num_writes:
+                act()
+            written.append(Path(url).name)
+        return local_write(url)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "local_write", write)
+        yield written
+
+
+def stopped_after(num_writes: int, of: str = "*") -> AbstractContextManager[list[str]]:
+    """Within the block the process is stopped (KeyboardInterrupt) at its next such write after so many of them."""
+    return before_writing(of, _stop, num_writes)
+
+
+def _stop() -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    from data_prep.__main__ import main
+
+    number, pattern, count = signal.Signals[sys.argv.pop(1)], sys.argv.pop(1), int(sys.argv.pop(1))
+    with before_writing(pattern, lambda: os.kill(os.getpid(), number), count):
+        main()

@@ -1,0 +1,116 @@
+"""How tests make data sets: the one place that knows how text is configured, planned and prepared."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_prep import prepare, train_tokenizer
+from data_prep.api.configuration import resolve_config
+from data_prep.config.preparation_config import PreparationConfig
+from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep.executors.executors import Executor
+from data_prep.pipeline import preparation
+from data_prep.pipeline import repair as repairing
+from data_prep.pipeline.encoding import document_id
+from data_prep.pipeline.plan import Plan, make_plan
+from data_prep.pipeline.units import ShardRange
+from data_prep.text.cleaning import Normalization, normalize
+from data_prep.tokenizer.tokenizer import Tokenizer
+
+Inputs = str | Path | Sequence[str | Path] | Mapping[str, Any]
+"""The files of one source, or the files or settings of every source by its name."""
+
+
+def read_texts(corpus: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
+
+
+def write_texts(path: Path, texts: Iterable[str]) -> Path:
+    """A JSONL file of the texts."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def id_of(text: str) -> int:
+    """The document id of a text under the normalization that is the default."""
+    return document_id(normalize(text, Normalization()))
+
+
+def trained(texts: Iterable[str], folder: Path, **settings: Any) -> Tokenizer:
+    """Train a tokenizer on the texts; settings are those of `tokenizer`, such as vocab_size=800."""
+    with tempfile.TemporaryDirectory() as work:
+        corpus = write_texts(Path(work) / "corpus.jsonl", texts)
+        return train_tokenizer(corpus, output=folder, config={"tokenizer": settings}, num_workers=1, fresh=True)
+
+
+def config_of(inputs: Inputs, *overrides: str, **sections: Any) -> PreparationConfig:
+    """As `prepare` would make it; sections are shards={"min_shards": 2}, deduplication=... and so on."""
+    return resolve_config(sections, overrides=overrides, **_given(inputs))
+
+
+def prepared(
+    inputs: Inputs,
+    tokenizer: str | Path | Tokenizer,
+    output: str | Path,
+    *overrides: str,
+    num_workers: int = 1,
+    fresh: bool = False,
+    add: bool = False,
+    **sections: Any,
+) -> Manifest:
+    """Make the data set with `data_prep.prepare`, or with `add` add to it, under its own filters or others."""
+    where = {"add_to": output, "allow_other_filters": True} if add else {"output": output}
+    options = {"num_workers": num_workers, "fresh": fresh, "overrides": overrides, "config": sections}
+    return prepare(tokenizer=tokenizer, **where, **options, **_given(inputs)).manifest
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A preparation whose inputs are found and divided: to be made as a whole, in ranges, or again after damage."""
+
+    plan: Plan
+    tokenizer: Tokenizer
+
+    def make(self, output: str | Path, executor: Executor | int = 1, fresh: bool = False) -> Manifest:
+        return preparation.prepare_shards(self.plan, self.tokenizer, str(output), executor, fresh)[0]
+
+    def make_range(self, number: int, num_ranges: int, output: str | Path) -> bool:
+        """Returns whether there was work to do."""
+        shard_range = ShardRange(number, num_ranges)
+        return preparation.map_range(self.plan, self.tokenizer, str(output), 1, shard_range)
+
+    def merge(self, output: str | Path, executor: Executor | int = 1) -> bool:
+        """Returns whether there was work to do."""
+        return preparation.merge_ranges(self.plan, self.tokenizer, str(output), executor)[1]
+
+    def repair(self, output: str | Path, num_workers: int = 1) -> list[str]:
+        """Returns the names of the files that were rebuilt."""
+        return sorted(repairing.repair(self.plan, self.tokenizer, str(output), num_workers)[1])
+
+
+def planned(
+    inputs: Inputs | PreparationConfig,
+    tokenizer: str | Path | Tokenizer,
+    *overrides: str,
+    parent: str | Path | Manifest | None = None,
+    **sections: Any,
+) -> Planned:
+    """A preparation, or an addition to the data set `parent`, that is yet to be made."""
+    config = inputs if isinstance(inputs, PreparationConfig) else config_of(inputs, *overrides, **sections)
+    loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
+    known = read_manifest(str(parent)) if isinstance(parent, (str, Path)) else parent
+    return Planned(make_plan(config, loaded, known), loaded)
+
+
+def _given(inputs: Inputs) -> dict[str, Any]:
+    if not isinstance(inputs, Mapping):
+        return {"inputs": inputs}
+    named = {name: each if isinstance(each, Mapping) else {"input": each} for name, each in inputs.items()}
+    files = {name: each["input"] for name, each in named.items()}
+    paths = {name: str(each) if isinstance(each, (str, Path)) else list(map(str, each)) for name, each in files.items()}
+    return {"sources": [{**each, "name": name, "input": paths[name]} for name, each in named.items()]}

@@ -1,0 +1,32 @@
+"""How tests read input files: the one place that knows how a file becomes units and a unit documents."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.documents import DocumentReader
+from data_prep.documents.input_units import InputUnit, split_into_units
+
+DEFAULTS = DocumentSettings()
+SKIP = DocumentSettings(on_bad_input="skip")
+
+
+def units_of(path: str | Path, settings: DocumentSettings = DEFAULTS, unit_bytes: int = 1 << 30) -> list[InputUnit]:
+    """Units of about `unit_bytes`; by default the whole file is one, unless its format has parts of its own."""
+    return split_into_units(str(path), Path(path).stat().st_size, unit_bytes, 0, settings.txt_documents)
+
+
+def reader_of(path: str | Path, settings: DocumentSettings = DEFAULTS, text_field: str | None = None) -> DocumentReader:
+    (unit,) = units_of(path, settings)
+    return DocumentReader(unit, settings, text_field)
+
+
+def read_and_count(
+    path: Path, settings: DocumentSettings = DEFAULTS, unit_bytes: int = 1 << 30
+) -> tuple[list[str], Counter[str]]:
+    """The texts of a file, and how many documents of it were dropped, by reason."""
+    readers = [DocumentReader(unit, settings) for unit in units_of(path, settings, unit_bytes)]
+    texts = [document.text for reader in readers for document in reader]
+    return texts, sum((reader.dropped for reader in readers), Counter())
