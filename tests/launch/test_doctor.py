@@ -17,6 +17,7 @@ from data_prep.base.processor import Processor
 from launch import doctor
 from tests.support.doctor import findings_of
 from tests.support.error_codes import coded
+from tests.support.toy_run import preset_config
 from trainer.config.run_config import RunConfig
 from trainer.preflight import checks, disk_checks, machine_checks, service_checks
 from trainer.preflight.finding import Finding
@@ -24,9 +25,9 @@ from trainer.preflight.finding import Finding
 CPU = torch.device("cpu")
 
 
-def config_of(shards: Path | str, folder: Path, *overrides: str) -> RunConfig:
-    given = [f"data.shards={shards}", f"output_dir={folder}/run", f"tracking.uri=sqlite:///{folder}/mlflow.db"]
-    return load_settings(RunConfig, "tiny_cpu", [*given, *overrides])
+def tracked(shards: Path | str, folder: Path, *overrides: str) -> RunConfig:
+    tracking = f"tracking.uri=sqlite:///{folder}/mlflow.db"
+    return preset_config(tracking, *overrides, shards=shards, output_dir=folder / "run")
 
 
 def levels(findings: list[Finding]) -> list[str]:
@@ -39,7 +40,7 @@ def test_a_sound_run_on_this_machine_is_ok_in_every_line(small_shards, empty_dat
     monkeypatch.setattr(doctor, "MAX_SPAWNED_RANKS", 1)
     monkeypatch.setattr(disk_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
     monkeypatch.setattr(machine_checks, "device_memory_bytes", lambda *_: 64 << 30)
-    findings = list(doctor.examine(config_of(small_shards, tmp_path), 2, {}, CPU))
+    findings = list(doctor.examine(tracked(small_shards, tmp_path), 2, {}, CPU))
     assert {finding.level for finding in findings} == {"ok"}, "\n".join(map(str, findings))
     names = {finding.name for finding in findings}
     wanted = (
@@ -61,13 +62,13 @@ def test_memory_goes_by_the_zero_stage(tmp_path, monkeypatch):
 
 
 def test_a_batch_that_is_mostly_filling_is_warned_of(tmp_path):
-    config = config_of("none", tmp_path, "training.global_batch_tokens=1088", "training.micro_batch_tokens=1024")
+    config = tracked("none", tmp_path, "training.global_batch_tokens=1088", "training.micro_batch_tokens=1024")
     assert levels(list(machine_checks.check_batches(config, 1))) == ["warn"]
 
 
 def test_a_batch_warmup_that_the_ranks_cannot_share_is_warned_of(tmp_path):
     sizes = ["training.global_batch_tokens=4096", "training.micro_batch_tokens=512"]
-    config = config_of("none", tmp_path, *sizes, "training.batch_warmup={initial_tokens: 1024, steps: 9}")
+    config = tracked("none", tmp_path, *sizes, "training.batch_warmup={initial_tokens: 1024, steps: 9}")
     assert levels(list(machine_checks.check_batches(config, 2))) == ["ok", "ok"]
     fits, warmup = machine_checks.check_batches(config, 8)
     assert (fits.level, warmup.level) == ("ok", "warn")
@@ -103,22 +104,22 @@ def test_the_lock_of_a_killed_build_is_named_and_that_of_a_running_one_is_not(tm
 
 
 def test_a_store_that_cannot_be_written_fails_and_one_that_can_is_left_empty(tmp_path):
-    good = config_of("none", tmp_path, f"checkpoint.upload_to={tmp_path}/store")
+    good = tracked("none", tmp_path, f"checkpoint.upload_to={tmp_path}/store")
     assert levels(findings_of(good, "store")) == ["ok"]
     assert not list((tmp_path / "store").iterdir())
     (tmp_path / "file").touch()
-    bad = config_of("none", tmp_path, f"checkpoint.upload_to={tmp_path}/file/store")
+    bad = tracked("none", tmp_path, f"checkpoint.upload_to={tmp_path}/file/store")
     (finding,) = findings_of(bad, "store")
     assert finding.level == "fail" and "Not a directory" in finding.text
     assert "set checkpoint.upload_to to another" in finding.text and "goes on from there" not in finding.text
-    long = config_of("none", tmp_path, f"checkpoint.upload_to={tmp_path}/store", "checkpoint.upload_wait_seconds=1800")
+    long = tracked("none", tmp_path, f"checkpoint.upload_to={tmp_path}/store", "checkpoint.upload_wait_seconds=1800")
     assert levels(findings_of(long, "store")) == ["fail"]
 
 
 def test_bf16_is_warned_of_on_a_processor_that_is_slow_in_it(tmp_path, monkeypatch):
     slow = Processor("Xeon", "GenuineIntel", ("avx2", "avx512_bf16"))
     fast = Processor("Xeon", "GenuineIntel", ("amx_bf16", "avx2", "avx512_bf16"))
-    bf16, fp32 = (config_of("none", tmp_path, f"training.precision={each}") for each in ("bf16", "fp32"))
+    bf16, fp32 = (tracked("none", tmp_path, f"training.precision={each}") for each in ("bf16", "fp32"))
     texts = {}
     for processor, config, level in ((slow, bf16, "warn"), (slow, fp32, "ok"), (fast, bf16, "ok"), (fast, fp32, "ok")):
         monkeypatch.setattr(machine_checks, "this_processor", lambda processor=processor: processor)
@@ -170,7 +171,7 @@ REFUSED = {
 def test_what_a_start_is_refused_for_fails_here_in_the_same_words(name, small_shards, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     overrides, said = REFUSED[name]
-    run = checks.PlannedRun(config_of(small_shards, tmp_path, *overrides), 2, CPU)
+    run = checks.PlannedRun(tracked(small_shards, tmp_path, *overrides), 2, CPU)
     with pytest.raises(UserError, match=said) as raised:
         checks.refuse(run)
     slow = ("memory", "disk", "clock", "precision", "op cache", "compiler")
@@ -179,19 +180,19 @@ def test_what_a_start_is_refused_for_fails_here_in_the_same_words(name, small_sh
 
 
 def test_what_only_the_first_rank_does_refuses_no_other(small_shards, tmp_path):
-    config = config_of(small_shards, tmp_path, "evaluation.suite=nowhere")
+    config = tracked(small_shards, tmp_path, "evaluation.suite=nowhere")
     checks.refuse(checks.PlannedRun(config, 2, CPU, is_first=False))
 
 
 def test_a_start_warns_of_what_is_cheap_to_find(small_shards, tmp_path, monkeypatch):
     monkeypatch.setattr(machine_checks, "device_memory_bytes", lambda *_: 1)
-    config = config_of(small_shards, tmp_path, "checkpoint.keep_last=1")
+    config = tracked(small_shards, tmp_path, "checkpoint.keep_last=1")
     found = {finding.name: finding.level for finding in checks.warnings(checks.PlannedRun(config, 2, CPU))}
     assert found["memory"] == "fail" and "ok" not in found.values()
 
 
 def test_initial_weights_that_are_not_there_fail(small_shards, tmp_path):
-    config = config_of(small_shards, tmp_path, f"init_from={tmp_path}/nothing", "model.output_bias=zeros")
+    config = tracked(small_shards, tmp_path, f"init_from={tmp_path}/nothing", "model.output_bias=zeros")
     (weights,) = findings_of(config, "init_from")
     assert weights.level == "fail" and "nothing" in weights.text
 
@@ -217,7 +218,7 @@ def test_time_and_cost_follow_from_the_measured_speed_or_the_peak(tmp_path):
     from trainer.metrics.status import write_status
     from trainer.metrics.throughput import flops_per_position
 
-    config = config_of("none", tmp_path, "logging.gpu_hour_price=2", "training.max_steps=7200")
+    config = tracked("none", tmp_path, "logging.gpu_hour_price=2", "training.max_steps=7200")
     assert "set logging.peak_flops_per_device" in doctor.estimate(config, 4, CPU).text
     (stage,) = config.stages
     step_flops = flops_per_position(config, stage) * stage.global_batch_tokens
@@ -228,7 +229,7 @@ def test_time_and_cost_follow_from_the_measured_speed_or_the_peak(tmp_path):
     write_status(tmp_path / "run", "stopped", {"flops_per_device": step_flops / 4, "world_size": 2})
     assert "2:00:00, 8.0 device-hours, 16.00 at 2 per device-hour" in doctor.estimate(config, 4, CPU).text
     half = f"training.batch_warmup={{initial_tokens: {stage.global_batch_tokens // 2}, steps: 3600}}"
-    growing = config_of("none", tmp_path, "training.max_steps=7200", half)
+    growing = tracked("none", tmp_path, "training.max_steps=7200", half)
     assert "1:30:00, 6.0 device-hours, from the speed of this run on 2 ranks" in doctor.estimate(growing, 4, CPU).text
-    peaked = config_of("none", tmp_path / "other", "logging.peak_flops_per_device=1e12")
+    peaked = tracked("none", tmp_path / "other", "logging.peak_flops_per_device=1e12")
     assert "assuming an MFU of 40%" in doctor.estimate(peaked, 1, CPU).text

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from data_prep.dataset.manifest_records import FileRecord
 from data_prep.storage import storage
 from tests.support.preparations import trained
+from trainer import load_config
 from trainer.checkpoint.format import DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.checkpoint.pieces import write_tensors
 from trainer.config.run_config import RunConfig
 from trainer.model.pretraining import PretrainingModel
 
-CONFIG = RunConfig.model_validate(
-    {
-        "output_dir": "elsewhere",
-        "model": {
-            "vocab_size": 370,
-            "hidden_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "intermediate_size": 24,
-            "max_position_embeddings": 32,
-        },
-        "data": {"shards": "shards-that-are-gone", "sequence_length": 32},
-        "training": {"max_steps": 20, "micro_batch_tokens": 32, "global_batch_tokens": 32},
-    }
-)
+TINY = Path(__file__).with_name("tiny.yaml")
+
+
+def tiny_config(output_dir: str | Path = "elsewhere", **sections: Mapping[str, Any]) -> RunConfig:
+    """The smallest run there is; sections replace single settings of it, such as data={"sequence_length": 16}."""
+    changes = {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
+    return load_config(TINY, {"output_dir": str(output_dir), **changes})
+
+
+def preset_config(
+    *overrides: str, preset: str = "tiny_cpu", shards: str | Path = "none", output_dir: str | Path = "run"
+) -> RunConfig:
+    """A preset on these shards; overrides are settings as they are typed."""
+    return load_config(preset, [f"data.shards={shards}", f"output_dir={output_dir}", *overrides])
+
+
+CONFIG = tiny_config()
 
 
 def make_tokenizer(folder: Path) -> Path:

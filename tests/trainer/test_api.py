@@ -86,19 +86,11 @@ def test_a_run_fills_masks_and_embeds_as_its_export_does(
 
 
 def make_source(tokenizer: Path) -> ExportSource:
-    from trainer.config.run_config import RunConfig
+    from tests.support.toy_run import tiny_config
     from trainer.hf_export.model_card import TrainingFacts
     from trainer.model.pretraining import PretrainingModel
 
-    sizes = {"vocab_size": 800, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = RunConfig.model_validate(
-        {
-            "output_dir": "run",
-            "model": {**sizes, "intermediate_size": 48, "max_position_embeddings": 32},
-            "data": {"shards": "shards", "sequence_length": 32},
-            "training": {"max_steps": 20, "micro_batch_tokens": 32, "global_batch_tokens": 32},
-        }
-    )
+    config = tiny_config("run", model={"vocab_size": 800, "hidden_size": 32, "intermediate_size": 48})
     torch.manual_seed(0)
     model = PretrainingModel(config.model, next_sentence=False)
     weights = {name: weight.detach() for name, weight in model.named_parameters()}

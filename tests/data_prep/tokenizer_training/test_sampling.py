@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
-from data_prep.base.load_settings import validate_settings
 from data_prep.config.preparation_config import PreparationConfig, load_config
 from data_prep.documents.input_files import find_inputs, find_units
 from data_prep.text.cleaning import Normalization, clean_paragraphs
 from data_prep.tokenizer_training import sampling
 from data_prep.tokenizer_training.sampling import CorpusCounts, _cleaned, draw_sample, language_label
 from data_prep.tokenizer_training.training_sample import TrainingSample, lines_of
+from tests.support.preparations import config_of
 
 WORDS = "river village teacher engine letter garden winter morning harbour library \u4f60\u597d caf\u00e9".split()
 
@@ -42,13 +42,8 @@ def write(folder: Path, name: str, lines: Sequence[str | dict[str, Any]]) -> str
     return str(path)
 
 
-def config_of(sources: dict[str, Sequence[str]], **settings: Any) -> PreparationConfig:
-    values: dict[str, Any] = {
-        "sources": [{"name": name, "input": list(files)} for name, files in sources.items()],
-        "tokenizer": {"sample_bytes": 20_000, **settings.pop("tokenizer", {})},
-        **settings,
-    }
-    return validate_settings(PreparationConfig, values, "the test")
+def sampled_from(sources: dict[str, Any], **settings: Any) -> PreparationConfig:
+    return config_of(sources, **settings | {"tokenizer": {"sample_bytes": 20_000, **settings.get("tokenizer", {})}})
 
 
 def drawn(config: PreparationConfig, work: Path, workers: int = 1) -> tuple[TrainingSample, CorpusCounts]:
@@ -69,11 +64,11 @@ TEMPERED = {"sampling_alpha": 0.3}
 @pytest.mark.parametrize("tokenizer", [{}, TEMPERED], ids=["even", "tempered"])
 def test_files_units_and_order_change_nothing(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
     shuffled = random.Random(0).sample(LARGE, len(LARGE))
-    one = config_of(
+    one = sampled_from(
         {"large": [write(tmp_path, "large.jsonl", LARGE)], "small": [write(tmp_path, "small.jsonl", SMALL)]},
         tokenizer=tokenizer,
     )
-    many = config_of(
+    many = sampled_from(
         {
             "small": [write(tmp_path / "many", "a.jsonl.gz", SMALL[::-1])],
             "large": [write(tmp_path / "many", f"{part}.jsonl", shuffled[part::7]) for part in range(7)],
@@ -90,7 +85,7 @@ def test_files_units_and_order_change_nothing(tmp_path: Path, tokenizer: dict[st
 @pytest.mark.spawn
 @pytest.mark.parametrize("workers", [2, 3])
 def test_the_number_of_processes_changes_nothing(tmp_path: Path, workers: int) -> None:
-    config = config_of(
+    config = sampled_from(
         {"large": [write(tmp_path, "large.jsonl", LARGE)], "small": [write(tmp_path, "small.jsonl", SMALL)]},
         tokenizer=TEMPERED,
         shards={"unit_bytes": 15_000},
@@ -99,7 +94,7 @@ def test_the_number_of_processes_changes_nothing(tmp_path: Path, workers: int) -
 
 
 def test_the_sample_is_that_of_the_texts_at_hand(tmp_path: Path) -> None:
-    config = config_of({"large": [write(tmp_path, "large.jsonl", LARGE)]})
+    config = sampled_from({"large": [write(tmp_path, "large.jsonl", LARGE)]})
     direct = TrainingSample(20_000, 0)
     for text in LARGE:
         direct.add([text])
@@ -110,7 +105,7 @@ def test_tempering_raises_the_small_and_the_shares_are_told(tmp_path: Path) -> N
     files = {"large": [write(tmp_path, "large.jsonl", LARGE)], "small": [write(tmp_path, "small.jsonl", SMALL)]}
     shares = []
     for alpha in (1.0, 0.5, 0.0):
-        config = config_of(files, tokenizer={"sampling_alpha": alpha, "sample_bytes": 8_000})
+        config = sampled_from(files, tokenizer={"sampling_alpha": alpha, "sample_bytes": 8_000})
         sample, counts = drawn(config, tmp_path / "work")
         shares.append(sample.bytes_by("source")["small"] / sample.num_bytes)
         assert counts.bytes_by("source") == {
@@ -123,7 +118,7 @@ def test_tempering_raises_the_small_and_the_shares_are_told(tmp_path: Path) -> N
 
 def test_languages_come_from_the_document_then_the_source(tmp_path: Path) -> None:
     lines = [{"text": text, "lang": ("de-AT", None, "no language")[i % 3]} for i, text in enumerate(LARGE[:90])]
-    config = config_of(
+    config = sampled_from(
         {"mixed": [write(tmp_path, "mixed.jsonl", lines)]},
         documents={"language": "fr", "language_field": "lang"},
         tokenizer={"sampling_alpha": 0.0, "sampling_by": "language", "sample_bytes": 3_000},
@@ -148,13 +143,13 @@ def test_a_damaged_file_gives_nothing_and_is_named_or_ends_the_run(
     damaged.write_bytes(damaged.read_bytes()[:-2_000])
     for alpha in (1.0, 0.5):
         settings = {"tokenizer": {"sampling_alpha": alpha}}
-        config = config_of({"a": [good, str(damaged)]}, documents={"on_bad_input": "skip"}, **settings)
+        config = sampled_from({"a": [good, str(damaged)]}, documents={"on_bad_input": "skip"}, **settings)
         sample, counts = drawn(config, tmp_path / "work")
         assert counts.dropped == {("a", "damaged file"): 1} and counts.documents == {("a", "en"): 40}
         assert sample.num_documents == 40 and len(sample.held_out()) == 40
         assert "damaged.jsonl.gz" in capsys.readouterr().err
         with pytest.raises(UserError, match="damaged.jsonl.gz"):
-            drawn(config_of({"a": [good, str(damaged)]}, tokenizer={"sampling_alpha": alpha}), tmp_path / "work")
+            drawn(sampled_from({"a": [good, str(damaged)]}, tokenizer={"sampling_alpha": alpha}), tmp_path / "work")
         assert not (tmp_path / "work").exists()
 
 
@@ -165,7 +160,7 @@ def test_a_source_of_damaged_files_alone_gives_nothing(tmp_path: Path, by: str) 
     damaged = Path(write(tmp_path, "damaged.jsonl.gz", lines))
     damaged.write_bytes(damaged.read_bytes()[:-2_000])
     sources = {"a": [good], "b": [str(damaged)]} if by == "source" else {"a": [good, str(damaged)]}
-    config = config_of(
+    config = sampled_from(
         sources,
         documents={"on_bad_input": "skip", "language_field": "lang"},
         tokenizer={"sampling_alpha": 0.5, "sampling_by": by},
@@ -177,7 +172,7 @@ def test_a_source_of_damaged_files_alone_gives_nothing(tmp_path: Path, by: str) 
 
 def test_what_preparation_drops_is_not_learned_from_and_counted(tmp_path: Path) -> None:
     lines = ["\x00 \n", "short", "just right, this", "x" * 100]
-    config = config_of(
+    config = sampled_from(
         {"a": [write(tmp_path, "a.jsonl", lines)]},
         documents={"min_document_characters": 6, "max_document_characters": 99},
     )
@@ -196,7 +191,7 @@ def test_later_units_write_only_what_may_still_be_needed(tmp_path: Path, monkeyp
         return result
 
     monkeypatch.setattr(sampling, "sample_unit", watched)
-    config = config_of({"large": [write(tmp_path, "large.jsonl", LARGE * 1)]}, tokenizer={"sample_bytes": 2_000})
+    config = sampled_from({"large": [write(tmp_path, "large.jsonl", LARGE * 1)]}, tokenizer={"sample_bytes": 2_000})
     config = config.model_copy(update={"shards": config.shards.model_copy(update={"unit_bytes": 8_000})})
     drawn(config, tmp_path / "work")
     assert len(sizes) > 5 and sum(sizes[3:]) / len(sizes[3:]) < sizes[0] / 2

@@ -17,6 +17,7 @@ from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.shards import read_records
 from data_prep.dataset.versions import delete_older_versions
 from tests.support.error_codes import coded
+from tests.support.toy_run import tiny_config
 from trainer.checkpoint.data_version import describe_versions, open_data, run_digests
 from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.config.run_config import RunConfig
@@ -30,13 +31,11 @@ def shards(small_shards: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def config(shards: Path, tmp_path: Path) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "output_dir": str(tmp_path / "run"),
-            "model": {"vocab_size": 800, "hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 8},
-            "data": {"shards": str(shards), "sequence_length": 64, "num_workers": 0},
-            "training": {"max_steps": 10, "micro_batch_tokens": 256, "global_batch_tokens": 512},
-        }
+    return tiny_config(
+        tmp_path / "run",
+        model={"vocab_size": 800, "max_position_embeddings": 512},
+        data={"shards": str(shards), "sequence_length": 64, "num_workers": 0},
+        training={"max_steps": 10, "micro_batch_tokens": 256, "global_batch_tokens": 512},
     )
 
 

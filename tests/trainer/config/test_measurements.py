@@ -4,14 +4,8 @@ from typing import Any
 
 import pytest
 
-from data_prep.base.load_settings import load_settings
+from tests.support.toy_run import preset_config
 from trainer.config.measurements import Measurement, measurements_of, untrained_positions
-from trainer.config.run_config import RunConfig
-
-
-def config_of(*overrides: str, preset: str = "small_cpu") -> RunConfig:
-    return load_settings(RunConfig, preset, ["data.shards=s", "output_dir=o", *overrides])
-
 
 PLAIN = ("data.mlm_probability=0.15", "data.final_mlm_probability=null", "data.mask_unit=token")
 PLAIN += ("data.sequence_length=128", "training.micro_batch_tokens=1024", "training.global_batch_tokens=1024")
@@ -19,7 +13,7 @@ PLAIN += ("evaluation.max_tokens=null", "evaluation.sequence_length=null")
 
 
 def measured(*overrides: str, preset: str = "small_cpu") -> tuple[Measurement, ...]:
-    return measurements_of(config_of(*PLAIN, *overrides, preset=preset).stages[0])
+    return measurements_of(preset_config(*PLAIN, *overrides, preset=preset).stages[0])
 
 
 def test_a_run_that_trains_as_it_is_evaluated_is_measured_once() -> None:
@@ -69,7 +63,7 @@ def test_rows_are_as_long_as_the_model_has_positions_and_at_most_128() -> None:
 
 
 def test_every_stage_measures_the_same_rows() -> None:
-    config = load_settings(RunConfig, "bert_large_phased", ["data.shards=s", "output_dir=o"])
+    config = preset_config(preset="bert_large_phased")
     first, second = (measurements_of(stage) for stage in config.stages)
     assert config.stages[0].sequence_length != config.stages[1].sequence_length
     assert [each.data for each in first[:2]] == [each.data for each in second[:2]]
@@ -87,13 +81,13 @@ def test_rows_that_no_model_can_read_are_refused(length: int, code: str) -> None
     from data_prep.base.errors import UsageError
 
     with pytest.raises(UsageError) as caught:
-        config_of(f"evaluation.sequence_length={length}", preset="bert_base")
+        preset_config(f"evaluation.sequence_length={length}", preset="bert_base")
     assert caught.value.code == code
 
 
 def test_positions_that_are_evaluated_and_never_trained_are_a_warning():
     def warning(*overrides: str, preset: str = "tiny_cpu") -> str | None:
-        return untrained_positions(config_of("evaluation.sequence_length=null", *overrides, preset=preset))
+        return untrained_positions(preset_config("evaluation.sequence_length=null", *overrides, preset=preset))
 
     assert "rows of 128 tokens, and the run trains 64" in str(warning())
     scratch = ("init_from=elsewhere", "model.output_bias=zeros")

@@ -8,29 +8,33 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.base.load_settings import validate_settings
 from tests.support.error_codes import coded
+from tests.support.toy_run import tiny_config
 from trainer.config.run_config import RunConfig
 from trainer.config.schedule import tokens_of_stage
 
 LENGTH = 64
 
 
-def config_of(*stages: dict[str, Any], **sections: Any) -> RunConfig:
+def staged(*stages: dict[str, Any], **sections: Any) -> RunConfig:
     values: dict[str, Any] = {
-        "output_dir": "runs/x",
-        "model": {"family": "modernbert", "vocab_size": 800},
+        "model": {"family": "modernbert", "max_position_embeddings": 8192},
         "data": {"shards": "broad", "sequence_length": LENGTH, "mlm_probability": 0.3},
         "optimizer": {"learning_rate": 1e-3},
-        "training": {"micro_batch_tokens": 4 * LENGTH, "global_batch_tokens": 8 * LENGTH, "stages": list(stages)},
+        "training": {
+            "max_steps": None,
+            "micro_batch_tokens": 4 * LENGTH,
+            "global_batch_tokens": 8 * LENGTH,
+            "stages": list(stages),
+        },
     }
     for name, section in sections.items():
         values[name] = values.get(name, {}) | section
-    return validate_settings(RunConfig, values, "test")
+    return tiny_config("runs/x", **values)
 
 
 def test_a_stage_inherits_what_it_does_not_set() -> None:
-    first, second = config_of({"steps": 3}, {"steps": 2, "name": "decay", "sequence_length": 32}).stages
+    first, second = staged({"steps": 3}, {"steps": 2, "name": "decay", "sequence_length": 32}).stages
     assert (first.first_step, first.last_step, second.first_step, second.last_step) == (0, 3, 3, 5)
     assert (first.sequence_length, second.sequence_length) == (LENGTH, 32)
     assert first.global_batch_tokens == second.global_batch_tokens == 8 * LENGTH
@@ -54,7 +58,7 @@ def test_a_stage_sets_its_own_data_masking_rate_bases_clipping_and_evaluation() 
         "gradient_clipping": 0.0,
         "evaluation": {"every_steps": 7, "max_tokens": 640},
     }
-    config = config_of({"steps": 3}, stage)
+    config = staged({"steps": 3}, stage)
     first, second = config.stages
     assert config.data_sets == ("broad", "books") and second.data_sets == (0, 1)
     assert first.select(["a", "b"]) == ["a"] and second.select(["a", "b"]) == ["a", "b"]
@@ -68,21 +72,21 @@ def test_a_stage_sets_its_own_data_masking_rate_bases_clipping_and_evaluation() 
 
 
 def test_every_evaluation_masks_as_the_end_of_the_run() -> None:
-    config = config_of({"steps": 3}, {"steps": 2, "mlm_probability": 0.2, "final_mlm_probability": 0.05})
+    config = staged({"steps": 3}, {"steps": 2, "mlm_probability": 0.2, "final_mlm_probability": 0.05})
     assert [stage.evaluation_data.evaluated_mlm_probability for stage in config.stages] == [0.05, 0.05]
 
 
 def test_a_masking_rate_of_the_run_falls_over_all_stages_and_that_of_a_stage_within_it() -> None:
-    inherited = config_of({"steps": 2}, {"steps": 3}, data={"final_mlm_probability": 0.1})
+    inherited = staged({"steps": 2}, {"steps": 3}, data={"final_mlm_probability": 0.1})
     rates = [inherited.stage_of(step + 1).masking_rate(step) for step in range(5)]
     assert rates == pytest.approx([0.3, 0.25, 0.2, 0.15, 0.1])
-    constant = config_of({"steps": 2}, {"steps": 3, "mlm_probability": 0.2}, data={"final_mlm_probability": 0.1})
+    constant = staged({"steps": 2}, {"steps": 3, "mlm_probability": 0.2}, data={"final_mlm_probability": 0.1})
     assert {constant.stages[1].masking_rate(step) for step in (2, 3, 4)} == {0.2}
 
 
 def test_a_schedule_of_a_stage_begins_and_ends_with_it() -> None:
     decay = {"name": "warmup_stable_decay", "warmup_steps": 1, "decay_steps": 4, "decay": "one_minus_sqrt"}
-    config = config_of(
+    config = staged(
         {"steps": 3},
         {"steps": 5, "learning_rate": 1.0, "schedule": decay | {"final_ratio": 0.5}},
         schedule={"name": "warmup_stable_decay", "warmup_steps": 2},
@@ -94,7 +98,7 @@ def test_a_schedule_of_a_stage_begins_and_ends_with_it() -> None:
 
 def test_lengths_may_be_tokens_of_steps_that_grow() -> None:
     row = LENGTH
-    config = config_of(
+    config = staged(
         {"tokens": 8 * row * 100, "batch_warmup": {"initial_tokens": 4 * row, "tokens": 4 * row * 10}},
         {"tokens": 1},
         schedule={"name": "warmup_stable_decay", "warmup_tokens": 4 * row * 10 + 1, "decay_tokens": 8 * row * 6},
@@ -107,7 +111,7 @@ def test_lengths_may_be_tokens_of_steps_that_grow() -> None:
 
 
 def test_a_stage_goes_on_with_the_samples_of_the_one_before_where_they_are_the_same() -> None:
-    config = config_of(
+    config = staged(
         {"steps": 1},
         {"steps": 1, "mlm_probability": 0.1, "global_batch_tokens": 4 * LENGTH},
         {"steps": 1, "sequence_length": 32},
@@ -122,33 +126,33 @@ def test_a_stage_goes_on_with_the_samples_of_the_one_before_where_they_are_the_s
 
 def test_a_mixture_may_name_one_data_set_twice() -> None:
     twice = [{"url": "a", "weight": 1}, {"url": "a", "weight": 2}]
-    config = config_of({"steps": 1}, {"steps": 1, "data": {"shards": "a"}}, data={"shards": twice})
+    config = staged({"steps": 1}, {"steps": 1, "data": {"shards": "a"}}, data={"shards": twice})
     assert config.data_sets == ("a", "a")
     assert [stage.data_sets for stage in config.stages] == [(0, 1), (0,)]
 
 
 def test_the_run_may_end_within_a_stage_whose_own_schedule_stays() -> None:
     stage = {"steps": 10, "schedule": {"name": "linear"}}
-    whole = config_of({"steps": 2}, stage)
-    cut = config_of({"steps": 2}, stage, training={**whole.training.model_dump(), "max_steps": 4})
+    whole = staged({"steps": 2}, stage)
+    cut = staged({"steps": 2}, stage, training={**whole.training.model_dump(), "max_steps": 4})
     assert [each.taken_steps for each in cut.stages] == [2, 2]
     assert cut.stages[1].learning_rate(3) == whole.stages[1].learning_rate(3)
     assert cut.tokens_after() == 4 * 8 * LENGTH and cut.tokens_after(3) == 8 * LENGTH
 
 
 def test_what_was_resolved_does_not_outlive_a_change() -> None:
-    config = config_of({"steps": 2})
+    config = staged({"steps": 2})
     assert config.stages is config.stages, "resolved once"
     changed = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"learning_rate": 1.0})})
     assert (config.stages[0].peak_learning_rate, changed.stages[0].peak_learning_rate) == (1e-3, 1.0)
     assert pickle.loads(pickle.dumps(config)).stages == config.stages
-    assert config == config_of({"steps": 2}), "equality is that of the settings"
+    assert config == staged({"steps": 2}), "equality is that of the settings"
 
 
 def test_a_branch_is_its_stage_alone_and_counts_on_from_its_step() -> None:
     stages = ({"steps": 100, "name": "stable"}, {"steps": 20, "name": "decay", "learning_rate": 0.5})
     schedule = {"name": "warmup_stable_decay", "warmup_steps": 5, "decay_steps": 20}
-    config = config_of(*stages, schedule=schedule, branch={"run": "runs/stable", "step": 70, "stage": "decay"})
+    config = staged(*stages, schedule=schedule, branch={"run": "runs/stable", "step": 70, "stage": "decay"})
     (stage,) = config.stages
     assert (stage.first_step, stage.last_step, config.first_step, config.max_steps) == (70, 90, 70, 90)
     assert stage.learning_rate(70) == 0.5 and stage.learning_rate(80) == 0.25
@@ -207,7 +211,7 @@ OF_STAGE = "training.stages.1"
 )
 def test_a_stage_that_contradicts_is_refused_by_its_name(stage: dict[str, Any], code: str, shown: str) -> None:
     with pytest.raises(UsageError, check=coded(code)) as caught:
-        config_of(
+        staged(
             {"steps": 1, "name": "stable"}, stage, evaluation={"every_steps": 500, "minimal_pairs_every_steps": 1000}
         )
     assert shown in str(caught.value) and caught.value.fix
@@ -215,8 +219,8 @@ def test_a_stage_that_contradicts_is_refused_by_its_name(stage: dict[str, Any], 
 
 def test_bases_without_rotation_and_sizes_that_nobody_sets_are_refused() -> None:
     with pytest.raises(UsageError, check=coded("setting-without-effect"), match="training.stages.0: global_rope_theta"):
-        config_of({"steps": 1, "global_rope_theta": 2.0}, model={"family": "bert", "type_vocab_size": 2})
+        staged({"steps": 1, "global_rope_theta": 2.0}, model={"family": "bert", "type_vocab_size": 2})
     with pytest.raises(UsageError, check=coded("missing-setting"), match="training.stages.0.micro_batch_tokens"):
-        config_of(training={"stages": [{"steps": 1}], "micro_batch_tokens": None})
+        staged(training={"stages": [{"steps": 1}], "micro_batch_tokens": None})
     with pytest.raises(UsageError, check=coded("unknown-stage"), match="branch.stage=b .*names: a"):
-        config_of({"steps": 1, "name": "a"}, branch={"run": "r", "step": 1, "stage": "b"})
+        staged({"steps": 1, "name": "a"}, branch={"run": "r", "step": 1, "stage": "b"})

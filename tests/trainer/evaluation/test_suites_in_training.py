@@ -16,7 +16,7 @@ from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import validate_settings
 from tests.support import fork_server
 from tests.support.error_codes import coded
-from tests.support.toy_run import CONFIG
+from tests.support.toy_run import CONFIG, tiny_config
 from trainer.checkpoint.format import MARKER_NAME, step_folder
 from trainer.checkpoint.late_scores import LateScores, read_late_scores, write_late_scores
 from trainer.checkpoint.writer import _retire
@@ -49,9 +49,8 @@ class Lines(list[str]):
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
     (tmp_path / "suite.yaml").write_text(SUITE)
-    values = CONFIG.model_dump(mode="json") | {"output_dir": str(tmp_path / "run"), "checkpoint": {"every_steps": 5}}
-    values["evaluation"] = {"suite": str(tmp_path / "suite.yaml"), "suite_every_steps": 10}
-    return validate_settings(RunConfig, values, "the test")
+    evaluation = {"suite": str(tmp_path / "suite.yaml"), "suite_every_steps": 10}
+    return tiny_config(tmp_path / "run", checkpoint={"every_steps": 5}, evaluation=evaluation)
 
 
 def runs(monkeypatch: pytest.MonkeyPatch, code: str) -> None:

@@ -17,6 +17,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
 from tests.support.preparations import trained
+from tests.support.toy_run import tiny_config
 from trainer.config.families import MODERNBERT_OPTIONS
 from trainer.config.run_config import RunConfig
 from trainer.hf_export import exported_files, parity
@@ -61,21 +62,12 @@ MODERN = {"family": "modernbert", "num_hidden_layers": 4, "local_attention": 8}
 
 
 def make_config(sentence_pairs: str = "next_sentence", model: dict[str, Any] | None = None, **data: str) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "output_dir": "runs/one",
-            "model": {
-                "vocab_size": 400,
-                "hidden_size": 32,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "intermediate_size": 48,
-                "max_position_embeddings": 48,
-                **(model or {}),
-            },
-            "data": {"shards": "shards", "sequence_length": 40, "sentence_pairs": sentence_pairs, **data},
-            "training": {"max_steps": 20, "micro_batch_tokens": 40, "global_batch_tokens": 40},
-        }
+    sizes = {"vocab_size": 400, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+    return tiny_config(
+        "runs/one",
+        model={**sizes, "max_position_embeddings": 48, **(model or {})},
+        data={"sequence_length": 40, "sentence_pairs": sentence_pairs, **data},
+        training={"micro_batch_tokens": 40, "global_batch_tokens": 40},
     )
 
 

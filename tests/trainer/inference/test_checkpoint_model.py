@@ -12,7 +12,7 @@ import torch
 from data_prep.base.errors import UserError
 from launch.fill_mask import open_model
 from tests.support.error_codes import coded
-from trainer.config.run_config import RunConfig
+from tests.support.toy_run import tiny_config
 from trainer.hf_export.export import export_model
 from trainer.hf_export.export_source import ExportSource
 from trainer.hf_export.model_card import TrainingFacts
@@ -24,15 +24,8 @@ TEXT = "the old river [MASK] the narrow [MASK] at night."
 
 
 def make_source(tokenizer_folder: Path, **model: Any) -> ExportSource:
-    sizes = {"vocab_size": 800, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = RunConfig.model_validate(
-        {
-            "output_dir": "runs/one",
-            "model": {**sizes, "intermediate_size": 48, "max_position_embeddings": 32, **model},
-            "data": {"shards": "shards", "sequence_length": 32},
-            "training": {"max_steps": 20, "micro_batch_tokens": 32, "global_batch_tokens": 32},
-        }
-    )
+    sizes = {"vocab_size": 800, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+    config = tiny_config("runs/one", model={**sizes, **model})
     generator = torch.Generator().manual_seed(0)
     weights = {
         name: 0.2 * torch.randn(parameter.shape, generator=generator) + float("norm.weight" in name)

@@ -19,6 +19,7 @@ from data_prep.dataset.manifest import read_manifest, write_manifest
 from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
+from tests.support.toy_run import tiny_config
 from trainer.checkpoint import writer
 from trainer.checkpoint.compatibility import check_compatible
 from trainer.checkpoint.format import CheckpointFolder, TrainState
@@ -95,14 +96,11 @@ def tracker(monkeypatch: pytest.MonkeyPatch) -> TagTracker:
 
 @pytest.fixture
 def config(small_shards: Path, tmp_path: Path) -> RunConfig:
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    return RunConfig.model_validate(
-        {
-            "output_dir": str(tmp_path / "run"),
-            "model": {"family": "bert", "vocab_size": 800, **sizes},
-            "data": {"shards": str(small_shards), "sequence_length": 64, "num_workers": 0},
-            "training": {"max_steps": 10, "micro_batch_tokens": 256, "global_batch_tokens": 512},
-        }
+    return tiny_config(
+        tmp_path / "run",
+        model={"vocab_size": 800, "max_position_embeddings": 512},
+        data={"shards": str(small_shards), "sequence_length": 64, "num_workers": 0},
+        training={"max_steps": 10, "micro_batch_tokens": 256, "global_batch_tokens": 512},
     )
 
 

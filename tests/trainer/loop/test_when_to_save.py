@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.toy_run import tiny_config
 from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
 from trainer.data.workers import ReadingStopped
@@ -19,29 +20,25 @@ from trainer.loop.training_loop import requests_of, what_is_due
 from trainer.metrics.health import NonFiniteSteps
 
 
-def config_of(minutes: float | None = None, training: dict[str, Any] | None = None) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "output_dir": "run",
-            "data": {"shards": "none"},
-            "training": training or {"max_steps": 100, "micro_batch_tokens": 512, "global_batch_tokens": 512},
-            "checkpoint": {"every_steps": 30, "every_minutes": minutes},
-            "evaluation": {"every_steps": 50},
-            "logging": {"every_steps": 20},
-        }
+def saving_at(minutes: float | None = None, training: dict[str, Any] | None = None) -> RunConfig:
+    return tiny_config(
+        training={"max_steps": None if training else 100, **(training or {})},
+        checkpoint={"every_steps": 30, "every_minutes": minutes},
+        evaluation={"every_steps": 50},
+        logging={"every_steps": 20},
     )
 
 
 def due(step: int, stop: bool = False, save: bool = False, training: dict[str, Any] | None = None) -> set[str]:
     counts = GlobalCounts(masked=1, pairs=0, tokens=1, unreadable_rows=0, stop=stop, save=save)
     result = SimpleNamespace(counts=counts, is_nonfinite=False)
-    found = what_is_due(config_of(training=training), TrainState(step=step), Progress(NonFiniteSteps(20)), result)
+    found = what_is_due(saving_at(training=training), TrainState(step=step), Progress(NonFiniteSteps(20)), result)
     return {name for name, is_due in vars(found).items() if is_due}
 
 
 def requests(rank: int = 0, minutes: float | None = None, saved_at: float = 0.0, asked: bool = False) -> StepRequests:
     run = SimpleNamespace(
-        config=config_of(minutes),
+        config=saving_at(minutes),
         ranks=Ranks(rank, 2, 0, torch.device("cpu")),
         stop_signal=SimpleNamespace(asked=asked),
     )
@@ -110,7 +107,9 @@ def test_a_stop_before_a_batch_was_read_logs_and_saves_the_step_before_it(last_l
     note("report_stop", None)
     clock = SimpleNamespace(fetch=reading_stopped)
     run: Any = SimpleNamespace(
-        config=config_of(), recorder=SimpleNamespace(clock=clock), watchdog=SimpleNamespace(mark=lambda doing: None)
+        config=saving_at(),
+        recorder=SimpleNamespace(clock=clock),
+        watchdog=SimpleNamespace(mark=lambda doing: None),
     )
     assert training_loop.training_loop(run, state, progress) == ("stopped", state, progress)
     logged = ["log"] if last_logged < 5 else []

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from trainer.config.run_config import RunConfig
+from tests.support.toy_run import tiny_config
 from trainer.data.shard_set import open_shard_set
 from trainer.metrics.unigram import entropy_nats, mixed_counts, training_entropy_nats
 
@@ -25,21 +25,13 @@ def test_the_entropy_of_a_mixture_is_over_the_mean_of_its_parts_which_cannot_be_
     assert entropy_nats(np.zeros(4)) is None
 
 
-def config_of(shards: object) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "output_dir": "run",
-            "data": {"shards": shards},
-            "training": {"max_steps": 10, "micro_batch_tokens": 512, "global_batch_tokens": 512},
-        }
-    )
-
-
 def test_a_plain_data_set_and_a_mixture_with_itself_have_the_entropy_of_its_manifest(small_shards):
     shard_set = open_shard_set(str(small_shards))
     expected = shard_set.manifest.train.unigram_entropy_nats
-    assert training_entropy_nats(config_of(str(small_shards)).data, [shard_set]) == expected
+    assert training_entropy_nats(tiny_config(data={"shards": str(small_shards)}).data, [shard_set]) == expected
     parts = [{"url": str(small_shards), "weight": weight} for weight in (0.2, 0.8)]
-    assert training_entropy_nats(config_of(parts).data, [shard_set] * 2) == pytest.approx(expected)
+    assert training_entropy_nats(tiny_config(data={"shards": parts}).data, [shard_set] * 2) == pytest.approx(expected)
     tempered = [{"url": str(small_shards)}] * 2
-    assert training_entropy_nats(config_of(tempered).data, [shard_set] * 2) == pytest.approx(expected)
+    assert training_entropy_nats(tiny_config(data={"shards": tempered}).data, [shard_set] * 2) == pytest.approx(
+        expected
+    )

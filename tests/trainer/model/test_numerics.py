@@ -6,9 +6,8 @@ from importlib import util
 import pytest
 import torch
 
-from data_prep.base.load_settings import load_settings
 from data_prep.base.processor import Processor
-from trainer.config.run_config import RunConfig
+from tests.support.toy_run import preset_config
 from trainer.config.training_settings import StageSettings
 from trainer.distributed.process_group import Ranks
 from trainer.model import numerics
@@ -25,10 +24,6 @@ GPU_RANKS = Ranks(0, 2, 0, torch.device("cuda", 0))
 CPU_RANKS = Ranks(0, 2, 0, torch.device("cpu"))
 
 
-def config_of(*overrides: str) -> RunConfig:
-    return load_settings(RunConfig, "tiny_cpu", ["data.shards=x", *overrides])
-
-
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """What each of two ranks lacks; nothing, until a test says otherwise."""
@@ -38,29 +33,29 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
 
 def test_ranks_that_lack_nothing_compile(found: list[str | None]) -> None:
-    config, warning = with_compilation_decided(config_of(), GPU_RANKS)
+    config, warning = with_compilation_decided(preset_config(), GPU_RANKS)
     assert config.training.compile is True and warning is None
 
 
 def test_where_one_rank_lacks_something_none_compiles_and_the_warning_names_it(found: list[str | None]) -> None:
     found[1] = "a C compiler"
-    config, warning = with_compilation_decided(config_of(), GPU_RANKS)
+    config, warning = with_compilation_decided(preset_config(), GPU_RANKS)
     assert config.training.compile is False
     assert warning is not None and "rank 1 lacks a C compiler" in warning
 
 
 def test_the_cpu_and_zero_3_do_not_compile_by_themselves(found: list[str | None]) -> None:
-    staged, warning = with_compilation_decided(config_of("zero.stage=3"), GPU_RANKS)
+    staged, warning = with_compilation_decided(preset_config("zero.stage=3"), GPU_RANKS)
     assert staged.training.compile is False
     assert warning is not None and "zero.stage=3" in warning and "lacks" not in warning
     found[:] = ["a CUDA device"] * 2
-    config, warning = with_compilation_decided(config_of(), CPU_RANKS)
+    config, warning = with_compilation_decided(preset_config(), CPU_RANKS)
     assert config.training.compile is False and warning is None
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_an_explicit_setting_is_kept_and_no_rank_is_asked(wanted: bool) -> None:
-    given = config_of(f"training.compile={wanted}")
+    given = preset_config(f"training.compile={wanted}")
     assert with_compilation_decided(given, GPU_RANKS) == (given, None)
 
 
@@ -98,22 +93,22 @@ def test_the_precision_follows_from_the_instruction_sets(processor: Processor, e
 
 
 def test_one_host_alone_knows_what_it_would_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    asks = config_of("training.precision=auto")
+    asks = preset_config("training.precision=auto")
     for processor, expected in ((XEON, "fp32"), (EPYC, "bf16")):
         monkeypatch.setattr(numerics, "this_processor", lambda processor=processor: processor)
         assert with_own_precision(asks, "cpu").training.precision == expected
         assert with_own_precision(asks, "cuda").training.precision == "bf16"
-        assert with_own_precision(config_of("training.precision=bf16"), "cpu").training.precision == "bf16"
-        staged = config_of("training.precision=auto", "zero.stage=0")
+        assert with_own_precision(preset_config("training.precision=bf16"), "cpu").training.precision == "bf16"
+        staged = preset_config("training.precision=auto", "zero.stage=0")
         assert with_own_precision(staged, "cuda").training.precision == "fp32", "DeepSpeed has no bf16 there"
 
 
 def test_ranks_take_bf16_where_all_of_them_are_fast_in_it(found: list[str | None]) -> None:
-    asks = config_of("training.precision=auto")
+    asks = preset_config("training.precision=auto")
     for of_ranks, expected in ((["bf16", "bf16"], "bf16"), (["bf16", "fp32"], "fp32"), (["fp32", "fp32"], "fp32")):
         found[:] = of_ranks
         config, warning = with_precision_decided(asks, CPU_RANKS)
-        assert config == config_of(f"training.precision={expected}") and warning is None
+        assert config == preset_config(f"training.precision={expected}") and warning is None
 
 
 @pytest.mark.parametrize("fast", ["fp32", "bf16"])
@@ -122,7 +117,7 @@ def test_a_run_that_moved_to_another_processor_keeps_its_precision(
     found: list[str | None], saved: numerics.Precision, fast: str
 ) -> None:
     found[:] = [fast, fast]
-    config, warning = with_precision_decided(config_of("training.precision=auto"), CPU_RANKS, saved)
+    config, warning = with_precision_decided(preset_config("training.precision=auto"), CPU_RANKS, saved)
     assert config.training.precision == saved
     if saved == fast:
         assert warning is None
@@ -132,14 +127,14 @@ def test_a_run_that_moved_to_another_processor_keeps_its_precision(
 
 def test_a_precision_that_was_set_is_kept_and_no_rank_is_asked() -> None:
     for precision in ("fp32", "bf16"):
-        given = config_of(f"training.precision={precision}")
+        given = preset_config(f"training.precision={precision}")
         assert with_precision_decided(given, CPU_RANKS, "bf16") == (given, None)
 
 
 def test_a_checkpoint_names_the_attention_kernels_of_all_stages_and_torchs_build() -> None:
     sizes = {"steps": 5, "micro_batch_tokens": 512, "global_batch_tokens": 1024}
     stages = tuple(StageSettings(sequence_length=length, **sizes) for length in (64, 256))
-    config = config_of()
+    config = preset_config()
     training = config.training.model_copy(update={"stages": stages})
     staged = config.model_copy(update={"training": training})
     assert describe_numerics(staged, torch.device("cpu")) == {

@@ -5,18 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.base.load_settings import load_settings
 from tests.support.doctor import findings_of
-from trainer.config.run_config import RunConfig
+from tests.support.toy_run import preset_config
 from trainer.preflight.data_checks import EVALUATION_IS_OFF
 
 
-def config_of(shards: Path | str, folder: Path, *overrides: str) -> RunConfig:
-    return load_settings(RunConfig, "tiny_cpu", [f"data.shards={shards}", f"output_dir={folder}/run", *overrides])
-
-
 def failures(shards: Path, folder: Path, *overrides: str) -> list[str]:
-    findings = findings_of(config_of(shards, folder, *overrides), "data", num_ranks=1)
+    findings = findings_of(preset_config(*overrides, shards=shards, output_dir=folder / "run"), "data", num_ranks=1)
     return [finding.text for finding in findings if finding.level == "fail"]
 
 
@@ -74,7 +69,9 @@ def test_a_tokenizer_file_that_only_an_export_would_carry_is_looked_at_too(small
 def test_without_a_valid_split_only_what_compares_its_scores_is_refused(
     overrides, is_refused, shards_without_valid, tmp_path
 ):
-    config = config_of(shards_without_valid, tmp_path, "evaluation.minimal_pairs=pairs", *overrides)
+    config = preset_config(
+        "evaluation.minimal_pairs=pairs", *overrides, shards=shards_without_valid, output_dir=tmp_path / "run"
+    )
     findings = findings_of(config, "data", num_ranks=1)
     assert any(f"and {EVALUATION_IS_OFF}" in each.text for each in findings if each.level == "fail") == is_refused
     assert is_refused or EVALUATION_IS_OFF in [each.text for each in findings]
@@ -82,7 +79,7 @@ def test_without_a_valid_split_only_what_compares_its_scores_is_refused(
 
 def test_a_part_of_a_mixture_without_a_valid_split_is_no_reason_to_refuse(shards_without_valid, small_shards, tmp_path):
     mixture = f"data.shards=[{{url: '{shards_without_valid}'}}, {{url: '{small_shards}'}}]"
-    config = config_of(small_shards, tmp_path, mixture, "checkpoint.keep_best=1")
+    config = preset_config(mixture, "checkpoint.keep_best=1", shards=small_shards, output_dir=tmp_path / "run")
     findings = findings_of(config, "data", num_ranks=1)
     assert [each.text for each in findings if each.level == "fail"] == []
     assert any("has no valid documents, so it is not evaluated" in each.text for each in findings)

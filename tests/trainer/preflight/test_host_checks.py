@@ -8,14 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.base.load_settings import load_settings
-from trainer.config.run_config import RunConfig
+from tests.support.toy_run import preset_config
 from trainer.preflight import host_checks
 from trainer.preflight.finding import Finding
-
-
-def config_of(shards: Path | str, folder: Path, *overrides: str) -> RunConfig:
-    return load_settings(RunConfig, "tiny_cpu", [f"data.shards={shards}", f"output_dir={folder}/run", *overrides])
 
 
 @pytest.fixture
@@ -49,20 +44,20 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_output_dir_that_cannot_be_written_fails_without_a_traceback(ssh, tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "touch", lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
-    (finding,) = host_checks.check_hosts(["same"], config_of("none", tmp_path))
+    (finding,) = host_checks.check_hosts(["same"], preset_config(output_dir=tmp_path / "run"))
     assert finding.level == "fail" and f"{tmp_path} cannot be written (Permission denied)" in finding.text
 
 
 @pytest.mark.spawn
 def test_hosts_with_other_versions_other_folders_or_no_answer_fail(ssh, tmp_path, small_shards):
-    config = config_of(small_shards, tmp_path)
+    config = preset_config(shards=small_shards, output_dir=tmp_path / "run")
     same, old, far, gone = host_checks.check_hosts(["same", "old", "far", "gone"], config)
     assert same.level == "ok" and "same versions, the same folders" in same.text, same
     assert old.level == "fail" and "deepspeed 0.1.2 (here " in old.text
     assert far.level == "fail" and "far cannot access" in far.text and "checkpoint.upload_to" in far.text
     assert gone.level == "fail" and "No route to host" in gone.text
     assert not list(tmp_path.glob(".clozeworks-doctor-*")), "the probe is gone"
-    stored = config_of(small_shards, tmp_path, "checkpoint.upload_to=s3://bucket/run")
+    stored = preset_config("checkpoint.upload_to=s3://bucket/run", shards=small_shards, output_dir=tmp_path / "run")
     (far,) = host_checks.check_hosts(["far"], stored)
     assert far.level == "fail" and str(small_shards) in far.text, "the shards are not there either"
 

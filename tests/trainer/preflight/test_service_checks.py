@@ -3,17 +3,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from data_prep.base.load_settings import load_settings
-from trainer.config.run_config import RunConfig
+from tests.support.toy_run import preset_config
 from trainer.preflight.service_checks import check_mlflow
 
 
-def config_of(uri: str, *overrides: str) -> RunConfig:
-    return load_settings(RunConfig, "tiny_cpu", [f"tracking.uri={uri}", *overrides])
-
-
 def test_an_mlflow_that_is_away_is_a_warning_for_training_would_go_on():
-    (finding,) = check_mlflow(config_of("http://127.0.0.1:9"))
+    (finding,) = check_mlflow(preset_config("tracking.uri=http://127.0.0.1:9"))
     assert finding.level == "warn"
     assert finding.text == (
         "http://127.0.0.1:9 does not answer (connection refused); start it, or set "
@@ -22,7 +17,7 @@ def test_an_mlflow_that_is_away_is_a_warning_for_training_would_go_on():
 
 
 def test_it_fails_where_the_run_is_to_register_its_model():
-    (finding,) = check_mlflow(config_of("http://127.0.0.1:9", "registry.name=small"))
+    (finding,) = check_mlflow(preset_config("tracking.uri=http://127.0.0.1:9", "registry.name=small"))
     assert finding.level == "fail" and "end with status 1: small would not be registered" in finding.text
 
 
@@ -36,25 +31,25 @@ def test_a_registry_that_cannot_be_written_fails_where_the_run_is_to_register_it
 
     monkeypatch.setattr("trainer.preflight.service_checks.connect", lambda uri: ReadOnly())
     for overrides, level in (([], "warn"), (["registry.name=small"], "fail")):
-        answers, registry = check_mlflow(config_of("http://127.0.0.1:9", *overrides))
+        answers, registry = check_mlflow(preset_config("tracking.uri=http://127.0.0.1:9", *overrides))
         assert (answers.level, registry.level) == ("ok", level) and "permission denied" in registry.text
 
 
 def test_a_database_that_the_run_creates_is_not_created_by_the_check(tmp_path: Path):
-    (finding,) = check_mlflow(config_of(f"sqlite:///{tmp_path}/new.db"))
+    (finding,) = check_mlflow(preset_config(f"tracking.uri=sqlite:///{tmp_path}/new.db"))
     assert finding.level == "ok" and "does not exist yet" in finding.text and not list(tmp_path.iterdir())
 
 
 def test_a_database_that_cannot_be_made_is_a_warning_without_a_traceback(tmp_path: Path):
     (tmp_path / "file").touch()
-    (finding,) = check_mlflow(config_of(f"sqlite:///{tmp_path}/file/m.db"))
+    (finding,) = check_mlflow(preset_config(f"tracking.uri=sqlite:///{tmp_path}/file/m.db"))
     assert finding.level == "warn" and "does not answer" in finding.text
 
 
 def test_an_mlflow_that_is_not_installed_is_told_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     for overrides, level in (([], "warn"), (["registry.name=small"], "fail")):
-        (finding,) = check_mlflow(config_of("http://127.0.0.1:9", *overrides))
+        (finding,) = check_mlflow(preset_config("tracking.uri=http://127.0.0.1:9", *overrides))
         assert finding.level == level and "does not answer" not in finding.text
         assert finding.text.startswith("mlflow is not installed. Fix: pip install 'mlflow")
         assert ("small would not be registered" in finding.text) == bool(overrides)

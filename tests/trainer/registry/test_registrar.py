@@ -19,7 +19,7 @@ import pytest
 
 from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import validate_settings
-from tests.support.toy_run import CONFIG, make_run, make_tokenizer
+from tests.support.toy_run import make_run, make_tokenizer, tiny_config
 from tests.support.tracked_runs import Warnings
 from trainer.checkpoint.format import MARKER_NAME, step_folder, step_of
 from trainer.config.run_config import RunConfig
@@ -31,11 +31,9 @@ from trainer.tracking.mlflow_server import connect
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def config_of(output_dir: Path, uri: str | None = None, **registry: Any) -> RunConfig:
-    values = CONFIG.model_dump(mode="json") | {"output_dir": str(output_dir), "tracking": {"uri": uri}}
-    values["registry"] = {"name": "birds", **registry}
-    values["checkpoint"] = {"every_steps": 5, "keep_every_steps": 10}
-    return validate_settings(RunConfig, values, "the test")
+def registering(output_dir: Path, uri: str | None = None, **registry: Any) -> RunConfig:
+    checkpoint = {"every_steps": 5, "keep_every_steps": 10}
+    return tiny_config(output_dir, tracking={"uri": uri}, registry={"name": "birds", **registry}, checkpoint=checkpoint)
 
 
 class Answers(list[Request]):
@@ -82,7 +80,7 @@ def test_the_last_and_the_kept_checkpoints_are_registered_once(
 ) -> None:
     said = Warnings()
     for _ in range(2):  # the run, and the same command again
-        registrar = Registrar(config_of(tmp_path, when=when), pytest.fail, said)
+        registrar = Registrar(registering(tmp_path, when=when), pytest.fail, said)
         submit(registrar, tmp_path, 5, 10, 15, 20, 20)
         assert registrar.close()
     assert answers.steps == steps == registered_steps(tmp_path)
@@ -90,7 +88,7 @@ def test_the_last_and_the_kept_checkpoints_are_registered_once(
 
 
 def test_the_next_start_registers_what_failed_and_moves_no_alias_back(tmp_path: Path, answers: Answers) -> None:
-    config = config_of(tmp_path, when="kept", alias="latest-run", promote_to="champion")
+    config = registering(tmp_path, when="kept", alias="latest-run", promote_to="champion")
     complete_steps(tmp_path, 10, 20)
     answers.refused = {10}
     told, said = Warnings(), Warnings()
@@ -112,13 +110,13 @@ def test_the_next_start_registers_what_failed_and_moves_no_alias_back(tmp_path: 
 def test_only_checkpoints_that_were_submitted_and_are_still_there_are_missed(tmp_path: Path, answers: Answers) -> None:
     (tmp_path / REGISTERED_NAME).write_text('{"step": 10}\n{"step": 15}\n')
     complete_steps(tmp_path, 15, 20)
-    registrar = Registrar(config_of(tmp_path, when="kept"), pytest.fail, pytest.fail)
+    registrar = Registrar(registering(tmp_path, when="kept"), pytest.fail, pytest.fail)
     registrar.submit_missed()
     assert registrar.close() and answers == []
 
 
 def test_a_new_course_registers_the_later_steps_anew(tmp_path: Path, answers: Answers) -> None:
-    config, said = config_of(tmp_path, when="kept", alias="latest-run"), Warnings()
+    config, said = registering(tmp_path, when="kept", alias="latest-run"), Warnings()
     old = Registrar(config, pytest.fail, said)
     submit(old, tmp_path, 10, 20)
     assert old.close()
@@ -143,7 +141,7 @@ def test_a_stopped_run_waits_for_the_registration_under_way_alone(
 
     monkeypatch.setattr(Registrar, "_run", run)
     complete_steps(tmp_path, 10, 20)
-    registrar = Registrar(config_of(tmp_path, when="kept"), pytest.fail, Warnings())
+    registrar = Registrar(registering(tmp_path, when="kept"), pytest.fail, Warnings())
     submit(registrar, tmp_path, 10, 20)
     assert begun.wait(60)
     marks: list[str] = []
@@ -156,7 +154,7 @@ def test_a_stopped_run_waits_for_the_registration_under_way_alone(
     assert set(marks) == {"waiting for the registration of a checkpoint"}
     assert answers.steps == registered_steps(tmp_path) == [10]
 
-    registrar = Registrar(config_of(tmp_path, when="kept"), pytest.fail, Warnings())
+    registrar = Registrar(registering(tmp_path, when="kept"), pytest.fail, Warnings())
     registrar.submit_missed()
     assert registrar.close() and answers.steps == registered_steps(tmp_path) == [10, 20]
 
@@ -172,7 +170,7 @@ def test_a_registration_that_hangs_is_ended_by_a_stop_and_left_to_the_next_start
     )
     complete_steps(tmp_path, 10)
     told = Warnings()
-    registrar = Registrar(config_of(tmp_path, when="kept"), told.append, Warnings())
+    registrar = Registrar(registering(tmp_path, when="kept"), told.append, Warnings())
     submit(registrar, tmp_path, 10)
     while registrar._process is None:
         time.sleep(0.01)
@@ -191,7 +189,7 @@ def test_a_process_that_ended_without_a_word_is_told_by_its_signal(
         ended = subprocess.CompletedProcess[str]([], status, "", "")
         monkeypatch.setattr(Registrar, "_run", lambda self, request, ended=ended: ended)
         told = Warnings()
-        registrar = Registrar(config_of(tmp_path), told, pytest.fail)
+        registrar = Registrar(registering(tmp_path), told, pytest.fail)
         registrar.submit(20, tmp_path)
         assert not registrar.close() and said in told[0]
 
@@ -216,7 +214,7 @@ def test_whatever_befalls_one_checkpoint_is_told_and_the_next_is_registered(
 
     monkeypatch.setattr(Registrar, "_run", run)
     told = Warnings()
-    registrar = Registrar(config_of(tmp_path, when="kept"), told, Warnings())
+    registrar = Registrar(registering(tmp_path, when="kept"), told, Warnings())
     submit(registrar, tmp_path, 10, 20)
     assert not registrar.close() and registered_steps(tmp_path) == [20]
     (warning,) = told
@@ -266,12 +264,12 @@ def test_a_failure_is_told_and_the_next_start_registers(tmp_path: Path, database
     kept = state.read_bytes()
     state.write_bytes(b"{}")
     told, said = Warnings(), Warnings()
-    registrar = Registrar(config_of(output_dir, database), told, said)
+    registrar = Registrar(registering(output_dir, database), told, said)
     registrar.submit(20, folder)
     assert not registrar.close()
     assert "step 20 was not registered as birds" in told[0] and "Traceback" not in told[0]
     state.write_bytes(kept)
-    registrar = Registrar(config_of(output_dir, database, promote_to="champion"), pytest.fail, said)
+    registrar = Registrar(registering(output_dir, database, promote_to="champion"), pytest.fail, said)
     registrar.submit_missed()
     assert registrar.close()
     assert said == ["registered step 20 as birds version 1; promoted to champion (no condition)"]
@@ -295,7 +293,7 @@ def test_settings_that_cannot_go_well_are_refused_at_the_start(
     registry: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=said):
-        config_of(tmp_path, **registry)
+        registering(tmp_path, **registry)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +303,7 @@ def test_settings_that_cannot_go_well_are_refused_at_the_start(
 def test_kept_checkpoints_that_a_condition_asks_for_scores_are_evaluated(
     evaluated: int, kept: int, saved: int, fits: bool, tmp_path: Path
 ) -> None:
-    values = config_of(tmp_path, when="kept").model_dump(mode="json")
+    values = registering(tmp_path, when="kept").model_dump(mode="json")
     values["checkpoint"] |= {"every_steps": saved, "keep_every_steps": kept}
     values["evaluation"]["every_steps"] = evaluated
     validate_settings(RunConfig, values, "the test")
