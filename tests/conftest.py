@@ -161,6 +161,22 @@ def _shards(corpus: Path, tokenizer_folder: Path, folder: Path, valid_fraction: 
     return folder
 
 
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the tokenizer of tiny runs; not to be changed."""
+    from tests.support.toy_run import make_tokenizer
+
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def run_folder(tokenizer_folder: Path, tmp_path: Path) -> Path:
+    """A tiny run with checkpoints after steps 10 and 20, made without training."""
+    from tests.support.toy_run import make_run
+
+    return make_run(tmp_path / "run", tokenizer_folder)
+
+
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
     """`python -m data_prep ...`, run in this process."""

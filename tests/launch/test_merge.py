@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from data_prep.base.errors import UsageError
 from launch import merge
 from tests.support.error_codes import coded
-from tests.support.toy_run import make_run, make_tokenizer
-
-
-@pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
-    return make_run(tmp_path / "run", make_tokenizer(tmp_path / "tokenizer"))
 
 
 def test_a_dry_run_prints_the_coefficients_and_writes_nothing(run_folder, tmp_path, capsys) -> None:

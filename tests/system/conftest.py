@@ -19,7 +19,7 @@ import pytest
 from tests.fault_table import observed as observed
 from tests.support.free_ports import free_port
 from tests.support.mlflow_servers import Server, run_mlflow_server
-from tests.support.toy_run import make_run, make_tokenizer
+from tests.support.toy_run import make_run
 from trainer.hf_export.export import export_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -135,12 +135,7 @@ def training(
         one.kill()
 
 
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> Path:
     """An export of a run without training; not to be changed."""
     run = make_run(tmp_path_factory.mktemp("run"), tokenizer_folder)

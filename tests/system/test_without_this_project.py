@@ -17,8 +17,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from tests.support.free_ports import free_port
-from tests.support.toy_run import make_run, make_tokenizer
-from trainer.hf_export.export import export_checkpoint
 from trainer.inference.pulled_model import pull
 from trainer.registry.registration import register
 
@@ -35,13 +33,6 @@ answers = pipeline("fill-mask", model=folder)("a [MASK] and a city")
 vectors = SentenceTransformer(folder).encode(["a river", "a city"])
 print(hidden.shape[-1], masked.config.hidden_size, len(answers), vectors.shape)
 """
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    run = make_run(folder / "run", make_tokenizer(folder / "tokenizer"))
-    return export_checkpoint(run, folder / "export").output
 
 
 def test_mlflow_models_serve_fills_masks_over_http(tiny_hugging_face: Path, database: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from tests.support.preparations import trained
-from tests.support.toy_run import CONFIG, make_run, make_tokenizer, make_weights
+from tests.support.toy_run import CONFIG, make_weights
 from trainer.checkpoint.format import step_folder
 from trainer.checkpoint.merging import merge_coefficients
 from trainer.hf_export.export import export_checkpoint, export_merged
@@ -21,16 +21,6 @@ from trainer.hf_export.export_source import read_source
 from trainer.metrics.status import write_status
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture
-def run_folder(tmp_path, tokenizer_folder) -> Path:
-    return make_run(tmp_path / "run", tokenizer_folder)
 
 
 def test_a_checkpoint_gives_its_weights_configuration_and_facts(run_folder):

@@ -19,7 +19,7 @@ import pytest
 
 from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import validate_settings
-from tests.support.toy_run import make_run, make_tokenizer, tiny_config
+from tests.support.toy_run import tiny_config
 from tests.support.tracked_runs import Warnings
 from trainer.checkpoint.format import MARKER_NAME, step_folder, step_of
 from trainer.config.run_config import RunConfig
@@ -257,19 +257,18 @@ def test_what_registers_does_nothing_where_the_training_is_gone_already(tmp_path
     assert ended.returncode == -signal.SIGTERM and not ended.stderr
 
 
-def test_a_failure_is_told_and_the_next_start_registers(tmp_path: Path, database: str) -> None:
-    output_dir = make_run(tmp_path / "run", make_tokenizer(tmp_path / "tokenizer"))
-    folder = step_folder(output_dir, 20)
+def test_a_failure_is_told_and_the_next_start_registers(run_folder: Path, database: str) -> None:
+    folder = step_folder(run_folder, 20)
     state = folder / "state.json"
     kept = state.read_bytes()
     state.write_bytes(b"{}")
     told, said = Warnings(), Warnings()
-    registrar = Registrar(registering(output_dir, database), told, said)
+    registrar = Registrar(registering(run_folder, database), told, said)
     registrar.submit(20, folder)
     assert not registrar.close()
     assert "step 20 was not registered as birds" in told[0] and "Traceback" not in told[0]
     state.write_bytes(kept)
-    registrar = Registrar(registering(output_dir, database, promote_to="champion"), pytest.fail, said)
+    registrar = Registrar(registering(run_folder, database, promote_to="champion"), pytest.fail, said)
     registrar.submit_missed()
     assert registrar.close()
     assert said == ["registered step 20 as birds version 1; promoted to champion (no condition)"]
