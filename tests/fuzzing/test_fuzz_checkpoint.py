@@ -57,22 +57,29 @@ def read(output_dir: Path) -> tuple[SavedState, dict[str, torch.Tensor]] | None:
     return None if found is None else (found.saved, read_weights(found.folder))
 
 
+def read_checkpoint(output_dir: Path) -> tuple[SavedState, dict[str, torch.Tensor]]:
+    """As `read`, of a run that has a checkpoint, whole or damaged, and must not start from nothing."""
+    found = read(output_dir)
+    assert found is not None, "a run that has checkpoints would silently start from nothing"
+    return found
+
+
 @fuzz(200)
 @given(data=st.data())
-def test_a_changed_file_of_a_checkpoint_is_never_taken(
-    data: st.DataObject, run: Path, weights: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory
+def test_a_changed_file_of_a_checkpoint_is_never_taken_and_the_one_before_it_is_found(
+    data: st.DataObject, longer_run: Path, weights: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    output_dir = copied(run, tmp_path_factory)
-    folder = step_folder(output_dir, 10)
+    output_dir = copied(longer_run, tmp_path_factory)
     name = data.draw(st.sampled_from((MARKER_NAME, MARKER_NAME, STATE_NAME, TENSORS)))
-    is_changed = damage(data, folder / name)
-    found = read_or_refuse(lambda: read(output_dir), output_dir)
-    if found is not None:
-        saved, values = found
-        assert name == MARKER_NAME or not is_changed, f"{name} was changed and the checkpoint is taken"
-        assert saved == CheckpointFolder(step_folder(run, 10)).read_state()
-        assert values.keys() == weights.keys()
-        assert all(torch.equal(values[key], weight) for key, weight in weights.items())
+    is_changed = damage(data, step_folder(output_dir, 20) / name)
+    found = read_or_refuse(lambda: read_checkpoint(output_dir), output_dir)
+    assert found is not None, "what was left whole is found"
+    saved, values = found
+    step = saved.state.step
+    assert step == 10 or name == MARKER_NAME or not is_changed, f"{name} was changed and the checkpoint is taken"
+    assert step == 20 or is_changed
+    assert saved == CheckpointFolder(step_folder(longer_run, step)).read_state()
+    assert are_of_step(values, step, weights)
 
 
 def sign(folder: Path, name: str, content: bytes) -> None:
@@ -93,7 +100,7 @@ def test_a_state_with_a_checksum_of_its_own_is_refused_or_read(
     output_dir = copied(run, tmp_path_factory)
     folder = step_folder(output_dir, 10)
     sign(folder, STATE_NAME, data.draw(mutated_document(json.loads((folder / STATE_NAME).read_bytes()))))
-    found = read_or_refuse(lambda: read(output_dir), output_dir)
+    found = read_or_refuse(lambda: read_checkpoint(output_dir), output_dir)
     if found is not None:
         saved, values = found
         assert {key: tuple(weight.shape) for key, weight in values.items()} == saved.shapes
@@ -111,7 +118,7 @@ def test_tensors_with_a_checksum_of_their_own_are_refused_or_cover_every_weight(
     output_dir = copied(run, tmp_path_factory)
     folder = step_folder(output_dir, 10)
     sign(folder, TENSORS, data.draw(damaged_tensors((folder / TENSORS).read_bytes())))
-    found = read_or_refuse(lambda: read(output_dir), output_dir)
+    found = read_or_refuse(lambda: read_checkpoint(output_dir), output_dir)
     if found is not None:
         assert {key: weight.shape for key, weight in found[1].items()} == {k: w.shape for k, w in weights.items()}
 

@@ -12,8 +12,9 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +55,20 @@ def test_a_second_holder_is_refused_and_told_the_first(tmp_path: Path) -> None:
     with storage.hold_lock(tmp_path):
         pass
     assert os.listdir(tmp_path) == []
+
+
+def test_a_lock_held_for_a_moment_is_waited_for_up_to_a_fifth_of_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    with ExitStack() as first:
+        first.enter_context(storage.hold_lock(tmp_path))
+        monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=waits.append))
+        assert ME in refused(tmp_path) and waits == [0.05] * 4
+        released = SimpleNamespace(sleep=lambda seconds: waits.append(seconds) or len(waits) < 8 or first.close())
+        monkeypatch.setattr(locks, "time", released)
+        with storage.hold_lock(tmp_path):
+            assert waits == [0.05] * 8, "the last attempt finds it free"
 
 
 def test_ranges_of_one_array_run_together_and_the_same_range_does_not(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from safetensors.torch import save_file
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from tests.trainer.checkpoint.test_writer import StillEngine, save
-from trainer.checkpoint.pieces import check_coverage, read_pieces, read_weights
+from trainer.checkpoint.pieces import check_coverage, check_pieces, read_pieces, read_weights
 
 
 def test_a_piece_gives_any_part_of_the_elements_it_holds(tmp_path: Path) -> None:
@@ -58,6 +60,18 @@ def test_a_parameter_must_be_there_exactly_once(tmp_path: Path) -> None:
         check_coverage({"a": 0, "b": 1200}, tmp_path)
     with pytest.raises(UserError, match="b is stored more than once", check=coded("damaged-checkpoint")):
         check_coverage({"b": -1}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("start", "said"), [(5, "2 elements of a are missing"), (2, "a is stored more than once"), (3, "1 elements of a")]
+)
+def test_pieces_follow_each_other_to_the_end(tmp_path: Path, start: int, said: str) -> None:
+    for name, first in (("one", 0), ("two", start)):
+        save_file({f"weight:{first}:a": torch.zeros(3)}, tmp_path / name)
+    saved = SimpleNamespace(shapes={"a": (7, 1) if start == 3 else (start + 3,)})
+    checkpoint: Any = SimpleNamespace(folder=tmp_path, saved=saved, tensor_files=["two", "one"])
+    with pytest.raises(UserError, match=said, check=coded("damaged-checkpoint")):
+        check_pieces(checkpoint)
 
 
 def test_weights_are_the_weights_alone_and_not_the_moments(tmp_path: Path) -> None:

@@ -26,16 +26,18 @@ class Left(Exception):
 
 left: list[int] = []
 """The exit statuses that this process would have ended with."""
+judged: list[float] = []
+"""When the clock was read: after the first signal, once for each other that is weighed as a second one."""
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock to set, the handlers of before put back, and no end of the test process."""
-    left.clear()
+    left.clear(), judged.clear()
     before = {number: signal.getsignal(number) for number in SIGNALS}
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # pytest itself may run under nohup
     now = [1000.0]
-    monkeypatch.setattr(stop_signal, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(stop_signal, "time", SimpleNamespace(monotonic=lambda: judged.append(now[0]) or now[0]))
 
     def leave(status: int) -> None:
         left.append(status)
@@ -95,8 +97,10 @@ def test_a_launcher_that_passes_ctrl_c_on_asks_no_second_time(clock):
     assert until(lambda: stop.asked)
     clock[0] += REPEAT_SECONDS / 2
     os.kill(os.getpid(), signal.SIGTERM)
-    sleep(0.2)
-    assert left == []
+    assert until(lambda: judged[1:] == [clock[0]])
+    clock[0] += REPEAT_SECONDS
+    os.kill(os.getpid(), signal.SIGINT)
+    assert until(lambda: left) and left[0] == 128 + signal.SIGINT, "the thread that hears them goes one by one"
 
 
 def test_a_second_signal_ends_the_process_at_once(clock):
@@ -114,10 +118,9 @@ def test_a_terminal_that_closes_during_a_stop_does_not_end_it(clock):
     assert until(lambda: stop.asked)
     clock[0] += REPEAT_SECONDS + 0.1
     os.kill(os.getpid(), signal.SIGHUP)
-    sleep(0.2)
-    assert left == [] and stop.request == f"{SELF}: SIGINT"
     os.kill(os.getpid(), signal.SIGINT)
-    assert until(lambda: left == [128 + signal.SIGINT])
+    assert until(lambda: left == [128 + signal.SIGINT]), "which is heard after it"
+    assert stop.request == f"{SELF}: SIGINT"
 
 
 def test_a_second_signal_has_the_end_noted_but_does_not_wait_for_a_disk_that_hangs(clock, capfd, monkeypatch):
@@ -189,8 +192,8 @@ def test_a_signal_to_a_forked_child_is_not_this_process_s(clock):
         signal.set_wakeup_fd(-1)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    sleep(0.2)
-    assert not stop.asked
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert until(lambda: stop.asked) and stop.request == f"{SELF}: SIGTERM", "the child's would have been heard before"
 
 
 WAITS_OUTSIDE_PYTHON = """

@@ -311,6 +311,16 @@ def test_a_checkpoint_that_was_not_evaluated_is_evaluated_first(config: RunConfi
     assert state.evaluation == {"valid/mlm_loss": 5.0}, "a branch that saves this step again keeps them"
 
 
+@pytest.mark.parametrize(("step", "metrics"), [(2, {"train/loss": 5.0}), (3, {}), (None, {})])
+def test_the_last_metrics_are_kept_where_the_last_start_ended_at_this_step(
+    step: int | None, metrics: dict[str, float], config: RunConfig, tracker: TagTracker
+) -> None:
+    save(set_up(config), 2)
+    status = {"state": "stopped", "written_at": 1, "step": step, "metrics": {"train/loss": 5.0}}
+    (Path(config.output_dir) / "status.json").write_text(json.dumps(status))
+    assert set_up(config)[2].metrics == metrics
+
+
 def test_a_branch_from_another_run_does_not_evaluate_what_that_run_left(
     config: RunConfig, tmp_path: Path, tracker: TagTracker
 ) -> None:

@@ -267,6 +267,14 @@ def test_what_would_be_refused_is_refused_without_loading_a_weight(family, folde
         look(OURS[family], str(tmp_path / "nowhere"))
 
 
+def test_a_registered_model_is_looked_up_and_not_downloaded(monkeypatch):
+    asked = []
+    monkeypatch.setattr("trainer.registry.starting_weights.check_is_there", lambda *given: asked.append(given))
+    said = look_at_initial_weights(OURS["bert"], "models:/small/1", "sqlite:///m.db")
+    assert said == ["models:/small/1 exists; the run checks whether it fits this model"]
+    assert asked == [("models:/small/1", "sqlite:///m.db")]
+
+
 def test_a_bias_from_frequencies_and_trained_weights_exclude_each_other():
     with pytest.raises(UsageError, match="set model.output_bias=zeros"):
         load_settings(RunConfig, "tiny_cpu", ["init_from=folder"])
