@@ -16,7 +16,8 @@
 # CLOZEWORKS_PYTHON        Python interpreter (default: the newest of python3.13, python3.12, python3.11, python3)
 # CLOZEWORKS_INSTALLER     uv (default: downloads in parallel, and is itself installed by pip if missing) or pip
 # The settings of pip (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf) apply to both installers.
-# A second call returns at once if pyproject.toml, the constraints and the Python are unchanged.
+# A second call returns at once if pyproject.toml, the constraints, the Python and the versions of the installed packages
+# are unchanged.
 
 set -euo pipefail
 
@@ -139,7 +140,10 @@ _install_once() {
         if command -v flock >/dev/null 2>&1; then flock 9; fi
         if _is_installed "$extras" "$wanted"; then exit 0; fi
         _install "$extras"
-        printf '%s\n' "$wanted" >"$stamp.new"
+        {
+            printf '%s\n' "$wanted"
+            _packages
+        } >"$stamp.new"
         mv "$stamp.new" "$stamp"
     ) 9>"$CLOZEWORKS_VENV/clozeworks.lock" || exit 1
 }
@@ -150,15 +154,38 @@ _all_among() {
     for extra in ${2//,/ }; do [[ " $1 " == *" $extra "* ]] || return 1; done
 }
 
-# _is_installed EXTRAS FINGERPRINT: by a stamp of these extras, or of others that contain them.
+# The installed packages, whose folders are named by package and version.
+_packages() {
+    local folder
+    for folder in "$CLOZEWORKS_VENV"/lib/python*/site-packages/*.dist-info; do
+        [[ ! -d $folder || ${folder##*/} == pip-* ]] || printf '%s\n' "${folder#"$CLOZEWORKS_VENV/"}"
+    done
+}
+
+# _is_installed EXTRAS FINGERPRINT: by a stamp of these extras, or of others that contain them, whose packages are all
+# there in the versions of then.
 _is_installed() {
-    local stamps=("$CLOZEWORKS_VENV/clozeworks-$1.stamp")
+    local stamp stamps=("$CLOZEWORKS_VENV/clozeworks-$1.stamp")
     if _all_among core "$1"; then
         stamps=("$CLOZEWORKS_VENV"/clozeworks-*.stamp)
     elif _all_among "core train registry finetune all" "$1"; then
         stamps+=("$CLOZEWORKS_VENV"/clozeworks-{all,test}.stamp)
     fi
-    grep -qsxF "$2" "${stamps[@]}"
+    for stamp in "${stamps[@]}"; do
+        if [[ -f $stamp ]] && _holds "$stamp" "$2"; then return 0; fi
+    done
+    return 1
+}
+
+# _holds STAMP FINGERPRINT
+_holds() {
+    local line
+    {
+        IFS= read -r line && [[ $line == "$2" ]] || return 1
+        while IFS= read -r line; do
+            [[ -d $CLOZEWORKS_VENV/$line ]] || return 1
+        done
+    } <"$1"
 }
 
 _fingerprint() {

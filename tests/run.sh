@@ -20,6 +20,11 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=launch/environment.sh
 source "$root/launch/environment.sh"
 
+# The caller's own modules and options of Python, pytest and coverage must not reach the tests.
+while IFS= read -r name; do
+    unset "$name"
+done < <(compgen -e | grep -E '^(PYTEST_|COVERAGE_|PYTHON(PATH|OPTIMIZE|WARNINGS|STARTUP|USERBASE|BREAKPOINT)$)' || true)
+
 for word in "$@"; do
     if [[ $word == -h || $word == --help ]]; then
         sed -n '2,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"

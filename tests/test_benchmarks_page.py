@@ -33,6 +33,10 @@ BY_HAND = [
 ]
 GROWING = ("speedrun", "proof", "ablations")
 """Benchmarks whose results grow run by run and have tables of their own."""
+MEASURED_BEFORE_COMMITS_WERE_RECORDED = set(
+    "cpu_steps downstream encoder encoder_compiled loader memory near_duplicates near_duplicates_quality "
+    "peers_preparation preparation preparation_scale resuming roofline scaling tokenizing training".split()
+)
 AGAIN = "run python -m tests.benchmarks --readme"
 
 
@@ -75,11 +79,45 @@ def test_every_result_says_where_and_how_it_was_measured(measured: dict[str, rep
     assert {path.stem for path in reports.RESULTS.glob("*.json")} == measured.keys()
     assert measured.keys() == {benchmark.name for benchmark in BENCHMARKS}
     for report in measured.values():
-        assert set(report) == {"date", "machine", "versions", "command", "rows", "details"}
+        assert set(report) - {"commit"} == {"date", "machine", "versions", "command", "rows", "details"}
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", report["date"])
         assert report["machine"]["cores"] and report["versions"]["python"]
         assert re.match(r"python tests/benchmarks/\w+\.py", report["command"]), report["command"]
         assert not re.search(r"(^| )/", report["command"])
+
+
+def test_every_result_names_the_commit_that_was_measured(measured: dict[str, reports.Report]) -> None:
+    unnamed = set()
+    for name, report in measured.items():
+        parts = report["details"]["runs"] if name in GROWING else [report]
+        commits = {part.get("commit") for part in parts}
+        assert all(commit is None or re.fullmatch(r"[0-9a-f]{7}", commit) for commit in commits), (name, commits)
+        if None in commits:
+            unnamed.add(name)
+    assert unnamed == MEASURED_BEFORE_COMMITS_WERE_RECORDED, "a new measurement names its commit: shorten the list"
+
+
+def test_a_measurement_records_the_commit_and_whether_files_differ_from_it(
+    script: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    machine, results = script("machine"), tmp_path / "tests" / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    for path in (tmp_path / "code.py", results / "a.json"):
+        path.touch()
+    git("init", "-q"), git("add", "."), git("commit", "-qm", "one")
+    commit = git("rev-parse", "--short=7", "HEAD")
+    (results / "a.json").write_text("{}")
+    assert machine.commit_of(tmp_path) == commit
+    (tmp_path / "code.py").write_text("changed")
+    assert machine.commit_of(tmp_path) == f"{commit}-modified"
+    row = reports.alone("speed", 1.0, "MB/s", "more")
+    described = machine.described("numpy")
+    reports.save(tmp_path / "new.json", described, {}, [row])
+    assert reports.read(tmp_path / "new.json")["commit"] == described["commit"] == machine.commit_of(REPOSITORY)
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda benchmark: benchmark.name)

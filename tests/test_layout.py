@@ -16,10 +16,6 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from data_prep.base.packages import CORE, EXTRA_OF
-from launch.command_table import COMMANDS as COMMAND_TABLE
-from launch.command_table import Command
-
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("configs", "data_prep", "trainer", "launch")
 TOP_LEVEL_FOLDERS = {".ci", "configs", "data_prep", "launch", "tests", "trainer"}
@@ -81,9 +77,6 @@ WITHOUT_DEEPSPEED = (
     "launch.show_attention",
     "launch.evaluate",
 )
-
-COME_WITH = {"huggingface_hub": "tokenizers", "sqlalchemy": "mlflow"}
-"""Libraries that are imported without being declared, and the dependency that brings each."""
 
 PRINTS = {
     "data_prep/__main__.py": "help",
@@ -259,44 +252,6 @@ def test_a_library_is_met_in_its_own_package_and_in_few_modules(library: str) ->
 def test_what_a_laptop_needs_never_imports_deepspeed(name: str) -> None:
     assert name in set(map(module_name, PRODUCT_FILES))
     assert "deepspeed" not in libraries_reached(name, everywhere=False)
-
-
-def test_preparation_imports_the_core_dependencies_alone() -> None:
-    """Also inside functions; the extras are those of one executor and of two filters."""
-    reached = {
-        library: importer
-        for path in PRODUCT_FILES
-        if path.relative_to(REPOSITORY).parts[0] == "data_prep"
-        for library, importer in libraries_reached(module_name(path), everywhere=True).items()
-    }
-    assert len(reached) > 10
-    assert {name: importer for name, importer in reached.items() if COME_WITH.get(name, name) not in CORE} == {
-        "distributed": "data_prep.executors.dask_executor",
-        "datatrove": "data_prep.filters.datatrove_adapter",
-        "py3langid": "data_prep.filters.language_filter",
-    }
-
-
-def test_the_core_dependencies_are_those_that_the_error_about_missing_libraries_knows() -> None:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    names = {re.split(r"[^\w-]", line)[0] for line in project["dependencies"]}
-    assert {{"pyyaml": "yaml"}.get(name, name) for name in names} <= CORE
-    extras = project["optional-dependencies"]
-    for library, extra in EXTRA_OF.items():
-        name = {"sklearn": "scikit-learn"}.get(library, library)
-        assert any(line.startswith(name) for line in extras[extra]), library
-
-
-def test_every_library_of_the_product_is_a_declared_dependency() -> None:
-    reached = {name.split(".")[0] for path in PRODUCT_FILES for name in imported_by(path)}
-    reached -= sys.stdlib_module_names | {*PACKAGES, "_typeshed"}
-    assert reached - CORE - EXTRA_OF.keys() - COME_WITH.keys() == set()
-
-
-@pytest.mark.parametrize("command", COMMAND_TABLE.values(), ids=COMMAND_TABLE)
-def test_a_command_starts_with_the_core_dependencies_alone(command: Command) -> None:
-    """So its help is quick, and a missing extra is answered with the command that installs it."""
-    assert libraries_reached(command.module, everywhere=False).keys() <= CORE
 
 
 def test_every_package_is_listed_and_its_files_are_carried() -> None:

@@ -20,7 +20,7 @@ count_gpus() { echo 0; }
 _die() { echo "$*" >&2; exit 1; }
 """
 PYTHON = """#!/bin/sh
-[ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || exit 3
+[ -z "${PYTHONDONTWRITEBYTECODE:-}${PYTHONPATH:-}${PYTHONOPTIMIZE:-}${PYTEST_ADDOPTS:-}${PYTEST_PLUGINS:-}" ] || exit 3
 echo "$COVERAGE_FILE"
 shift 3
 for word in "$@"; do echo "$word"; done
@@ -32,7 +32,8 @@ case $* in *"$FAILING"*) exit 1 ;; esac
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository that holds run.sh and stand-ins for what it calls."""
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # which run.sh removes
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONOPTIMIZE", "PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+        monkeypatch.setenv(name, "1")  # which run.sh removes
     for folder in ("tests", "launch", "venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(REPOSITORY / "tests" / "run.sh", tmp_path / "tests")

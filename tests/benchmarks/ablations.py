@@ -24,7 +24,8 @@ from typing import Any
 
 import proof
 import reports
-from encoder_runs import LINEAR_ADAMW, REPOSITORY, Corpus, Recipe, commit_of, train_once
+from encoder_runs import LINEAR_ADAMW, Corpus, Recipe, train_once
+from machine import REPOSITORY, commit_of
 from speedrun import MODEL, corpus_of
 
 from data_prep.base.errors import run_command

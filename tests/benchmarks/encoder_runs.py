@@ -22,6 +22,7 @@ import machine
 import numpy as np
 import torch
 from contained_process import run_contained
+from machine import REPOSITORY, commit_of
 from pretraining_peer import Order
 from pretraining_rows import Rows, grouped_rows, judge, valid_rows
 
@@ -31,7 +32,6 @@ from data_prep.base.settings import to_yaml
 from trainer.config.run_config import RunConfig
 from trainer.data.shard_set import ShardSet, open_shard_set
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 EVALUATION = ("data.sequence_length=128", "data.mlm_probability=0.15", "data.final_mlm_probability=null")
 LINEAR_ADAMW = ("optimizer.name=adamw", "schedule={name: linear, decay: linear, decay_ratio: 0}")
 LIKE_ROBERTA = (
@@ -214,9 +214,3 @@ def run(command: list[str], code: Path = REPOSITORY) -> None:
             fix="correct what the output names",
             code="benchmark-command-failed",
         )
-
-
-def commit_of(code: Path) -> str:
-    """The commit of a checkout, 7 digits."""
-    done = subprocess.run(["git", "-C", str(code), "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True)
-    return done.stdout.strip()

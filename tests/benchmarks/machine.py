@@ -14,12 +14,25 @@ from typing import Any
 
 from data_prep.base.processor import this_processor
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def commit_of(code: Path) -> str:
+    """The commit of a checkout, 7 digits, with "-modified" where its files (but results) differ; "unknown" of none."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(code), *words], capture_output=True, text=True).stdout.strip()
+
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!tests/benchmarks/results")
+    return (git("rev-parse", "--short=7", "HEAD") or "unknown") + ("-modified" if changes else "")
+
 
 def described(*packages: str, python: str = sys.executable) -> dict[str, Any]:
-    """Machine, versions of the packages (as `python` finds them) and of Python, command, and load average."""
+    """Commit, machine, versions of the packages (as `python` finds them) and of Python, command, and load average."""
     processor = this_processor()
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": commit_of(REPOSITORY),
         "cpu": processor.name,
         "instruction_sets": list(processor.instruction_sets),
         "cores": len(os.sched_getaffinity(0)),

@@ -38,7 +38,8 @@ import fills
 import ltg_bert  # noqa: F401  (AutoModelForMaskedLM finds the architecture)
 import reports
 import torch
-from encoder_runs import REPOSITORY, Corpus, Recipe, commit_of, train_once
+from encoder_runs import Corpus, Recipe, train_once
+from machine import REPOSITORY, commit_of
 from matplotlib.figure import Figure
 
 from data_prep.base.errors import run_command

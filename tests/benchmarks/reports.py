@@ -1,4 +1,4 @@
-"""The one shape of results/*.json: date, machine, versions, command, rows, and what else the script found as details.
+"""The one shape of results/*.json: date, commit, machine, versions, command, rows, and all else found as details.
 
 A row is one figure of ours beside one of a peer's, both medians, with how many times better ours is; a figure that no
 peer has stands alone. Every script turns its details into rows itself, and writes both with `save` or `add_run`.
@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 CONTESTANTS = {"ours": "ours", "run_mlm": "run_mlm", "ltg_bert": "LTG-BERT's architecture"}
 """Of the comparison of what encoders learn, with their names in tables and pictures."""
 _MACHINE = ("cpu", "instruction_sets", "cores", "memory_gib", "load_average")
-_DESCRIBED = (*_MACHINE, "versions", "python", "date", "command")
+_DESCRIBED = (*_MACHINE, "versions", "python", "date", "commit", "command")
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ def save(path: Path | None, described: Mapping[str, Any], details: Mapping[str, 
 def _shaped(described: Mapping[str, Any], details: Mapping[str, Any], rows: Sequence[Row]) -> Report:
     return {
         "date": described["date"],
+        **{name: described[name] for name in ("commit",) if name in described},
         "machine": {name: described[name] for name in _MACHINE if name in described},
         "versions": {**described["versions"], "python": described["python"]},
         "command": without_folders(described["command"]),

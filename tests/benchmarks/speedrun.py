@@ -27,7 +27,8 @@ from typing import Any
 import corpus_part
 import machine
 import reports
-from encoder_runs import REPOSITORY, Corpus, Recipe, commit_of, train_once
+from encoder_runs import Corpus, Recipe, train_once
+from machine import REPOSITORY, commit_of
 
 from data_prep.base.errors import run_command
 

@@ -199,6 +199,20 @@ def test_it_installs_once_and_again_when_a_pin_changes(machine: Machine) -> None
     assert len(machine.pip_calls()) == 2
 
 
+def test_it_installs_again_where_a_package_is_gone_or_has_another_version(machine: Machine) -> None:
+    packages = machine.venv / "lib" / "python3.12" / "site-packages"
+    for name in ("numpy-2.4.0", "torch-2.13.0", "pip-26.0"):
+        (packages / f"{name}.dist-info").mkdir(parents=True)
+    assert machine.run("test").returncode == 0 and len(machine.pip_calls()) == 2
+    (packages / "ipython-9.0.0.dist-info").mkdir()  # which is nobody's business
+    (packages / "pip-26.0.dist-info").rename(packages / "pip-26.1.dist-info")
+    for extras in ("test", "core", "train"):
+        assert machine.run(extras).returncode == 0 and machine.pip_calls() == []
+    (packages / "numpy-2.4.0.dist-info").rename(packages / "numpy-1.26.0.dist-info")
+    assert machine.run("core").returncode == 0
+    assert machine.pip_calls() == [f"-e {machine.root}"], "the stamp of [test] says no more what is there"
+
+
 def test_other_versions_are_installed_by_a_file_of_ones_own(machine: Machine) -> None:
     (machine.root / "older.txt").write_text("torch==2.11.0\n")
     assert machine.run("test", CLOZEWORKS_CONSTRAINTS="older.txt").returncode == 0

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -261,7 +262,6 @@ def test_files_of_unfinished_work_are_no_problem(folder: Path) -> None:
 def test_a_remote_set_is_checked_and_leaves_no_copies(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fsspec = pytest.importorskip("fsspec")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     memory = fsspec.filesystem("memory")
     for path in (path for path in folder.rglob("*") if path.is_file()):

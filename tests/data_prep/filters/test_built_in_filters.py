@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,6 @@ from tests.support.reading import units_of
 
 ENGLISH = "The committee met in the morning and decided that the bridge would be repaired before the winter."
 FRENCH = "Le comité s'est réuni le matin et a décidé que le pont serait réparé avant l'hiver, malgré son prix."
-needs_language = pytest.mark.skipif(
-    importlib.util.find_spec("py3langid") is None, reason="py3langid is not installed (extra clozeworks[language])"
-)
 
 
 def outcome(document: Document, **entry: Any) -> Any:
@@ -118,7 +114,6 @@ def test_a_blocklist_of_nothing_or_of_no_text_is_refused(tmp_path: Path) -> None
             outcome(Document("a"), name="url_blocklist", **entry)
 
 
-@needs_language
 def test_languages_are_kept_dropped_and_assigned() -> None:
     assert outcome(Document(ENGLISH), name="language", keep=["en", "de"]) is None
     assert outcome(Document(FRENCH), name="language", keep="en") == "fr"
@@ -127,7 +122,6 @@ def test_languages_are_kept_dropped_and_assigned() -> None:
     assert outcome(Document("\ud800"), name="language", min_probability=0.9) == "uncertain"
 
 
-@needs_language
 @pytest.mark.parametrize(
     "entry", [{}, {"keep": "xx"}, {"keep": "en", "min_probability": 2}, {"keep": "en", "characters": 0}]
 )

@@ -15,9 +15,6 @@ from data_prep.documents.document import Document
 from data_prep.filters.registry import described_filters, filter_settings, load_filters
 from tests.support.error_codes import coded
 
-datatrove = pytest.importorskip("datatrove", reason="datatrove is not installed (extra clozeworks[datatrove])")
-pytest.importorskip("spacy", reason="spacy is not installed (extra clozeworks[datatrove])")
-
 FILTERS: list[dict[str, Any]] = [
     {"name": "datatrove:GopherQualityFilter", "min_doc_words": 50},
     {"name": "datatrove:GopherRepetitionFilter"},

@@ -258,7 +258,8 @@ def test_scores_are_those_of_minicons(
     kind: str, dtype: torch.dtype, tolerance: float, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """minicons masks and sums in its own way, in batches padded to the longest."""
-    scorer = pytest.importorskip("minicons.scorer")
+    from minicons import scorer
+
     folder = GOLDEN / "export" if kind == "export" else other_model(kind, tmp_path_factory.mktemp(kind))
     model = FillMask.load(folder)
     texts = [text for text in TEXTS if "[" not in text] + ["The cats " * 4, "zzz \u2603 unknown  words?"]

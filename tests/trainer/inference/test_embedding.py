@@ -35,11 +35,12 @@ def test_mean_pooling_is_the_plain_mean_of_hidden_states(
 
 
 def test_mean_pooling_is_sentence_transformers(embedder: Embedder, tiny_hugging_face: Path) -> None:
-    library = pytest.importorskip("sentence_transformers")
-    models = library.models
-    transformer = models.Transformer(str(tiny_hugging_face))
-    modules = [transformer, models.Pooling(transformer.get_word_embedding_dimension(), "mean")]
-    expected = library.SentenceTransformer(modules=modules, device="cpu").encode(TEXTS)
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    transformer = Transformer(str(tiny_hugging_face))
+    modules = [transformer, Pooling(transformer.get_embedding_dimension(), "mean")]
+    expected = SentenceTransformer(modules=modules, device="cpu").encode(TEXTS)
     np.testing.assert_allclose(embedder.embed(TEXTS).vectors, expected, atol=1e-5)
 
 
