@@ -27,7 +27,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.benchmarks.padded_batches import to_padded
 from tests.support import fork_server
 from tests.support.foreign_tokenizers import WRITERS
-from tests.support.preparations import prepared
+from tests.support.preparations import prepared, read_texts
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
@@ -118,7 +118,7 @@ def write_config(folder: Path, shards: Path, init_from: str, kind: str, vocab_si
 )
 def continued(request, small_corpus: Path, tmp_path_factory) -> Continued:
     kind, work = request.param, tmp_path_factory.mktemp("continued")
-    texts = [json.loads(line)["text"] for line in small_corpus.read_text(encoding="utf-8").splitlines()]
+    texts = read_texts(small_corpus)
     folder = WRITERS["byte level" if kind == "modernbert" else "wordpiece"](
         work / "checkpoint", texts, vocab_size=1_001
     )

@@ -28,6 +28,7 @@ import pytest
 
 from tests.support.data_prep_command import files_of
 from tests.support.hub_server import Hub
+from tests.support.preparations import read_texts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -108,7 +109,7 @@ FIELDS = {"text_field": "body.text", "url_field": "url", "metadata_fields": ["nu
 def tables_of(corpus: Path, folder: Path) -> Path:
     """A configuration of the corpus as tables of ten rows, of every format in turn, with every kind of filter."""
     folder.mkdir()
-    texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
+    texts = read_texts(corpus)
     for start in range(0, len(texts), 10):
         rows = [(text, n, f"https://site{n}.org/{start}") for n, text in enumerate(texts[start:][:10])]
         match start // 10 % 4:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from data_prep.text.sentences import sentence_starts
 from data_prep.text.text_batch import TextBatch
 from data_prep.tokenizer.foreign_tokenizer import EncodedText, ForeignTokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.preparations import read_texts
 
 CHINESE = "\u4f60\u597d\u3002\u6211\u5f88\u597d\uff01\u4ed6\u8bf4\uff1a\u201c\u597d\u3002\u201d\u6211\u8d70\u4e86\u3002"
 
@@ -51,7 +51,7 @@ def test_a_batch_is_its_documents_one_by_one(
     small_corpus: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
     monkeypatch.setattr("data_prep.tokenizer.word_cache.PIECE_BYTES", piece_bytes)
-    texts = [json.loads(line)["text"] for line in small_corpus.read_text(encoding="utf-8").splitlines()[:60]]
+    texts = read_texts(small_corpus)[:60]
     texts += [CHINESE, "Dr. Who? Yes.\n\n" + CHINESE, "x"]
     section, dropped = encode(texts, tokenizer)
     check(section, texts, ["en"] * len(texts), tokenizer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.hostile_shards import NAMES, write_hostile_shards
+from tests.support.preparations import read_texts
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def shown_text(lines: list[str]) -> str:
 
 
 def test_a_document_is_shown_whole_with_its_source_by_the_hash_of_its_text(folder: Path, small_corpus: Path) -> None:
-    texts = [json.loads(line)["text"] for line in small_corpus.read_text(encoding="utf-8").splitlines()]
+    texts = read_texts(small_corpus)
     longest = max(texts[150:], key=len)
     normalized = normalize(longest, Normalization())
     lines = list(document_report(str(folder), document_id(normalized)))

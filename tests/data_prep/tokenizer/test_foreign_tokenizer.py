@@ -30,6 +30,7 @@ from data_prep.tokenizer.adversarial_lines import ADVERSARIAL_LINES
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import NAMES, WRITERS
+from tests.support.preparations import read_texts
 
 RAW = (
     "  Two spaces,\tan indent\r\n\r\nand   a café (cafe\u0301) — naïve.  ",
@@ -41,7 +42,7 @@ WORDS_AS_THEY_ARE = {"normalizer": None, "pre_tokenizer": {"type": "WhitespaceSp
 
 @pytest.fixture(scope="module")
 def texts(small_corpus: Path) -> list[str]:
-    return [json.loads(line)["text"] for line in small_corpus.read_text(encoding="utf-8").splitlines()]
+    return read_texts(small_corpus)
 
 
 @pytest.fixture(scope="module", params=WRITERS)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from tests.support.data_prep_command import files_of
 from tests.support.toy_training import make_config
 from tests.trainer.checkpoint.test_writer import IDENTITY, StillEngine, flip_bytes, refuse, save
 from trainer.checkpoint import writer as checkpoints
@@ -45,10 +46,6 @@ def linked(target: Path, tmp_path: Path) -> Path:
     (run / "checkpoints").mkdir(parents=True)
     step_folder(run, STEP).symlink_to(target)
     return run
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_a_link_that_a_newer_checkpoint_makes_superfluous_goes_alone(linked, target):

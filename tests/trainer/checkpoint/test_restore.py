@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from data_prep.base.errors import UserError
+from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.threaded_ranks import ThreadedRanks
 from tests.trainer.checkpoint.test_writer import StillEngine, flip_bytes, refuse, save
@@ -52,10 +53,6 @@ def test_a_damaged_step_that_was_asked_for_is_named_with_those_beside_it(tmp_pat
 
 
 STEP = 10
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from data_prep.base.errors import UserError
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
+from tests.support.preparations import read_texts
 from trainer.evaluation.masked_scorers import SentenceEncoder
 from trainer.inference.attention_maps import attention_maps
 from trainer.inference.embedding import Embedder
@@ -320,7 +321,7 @@ def test_a_model_without_positions_is_no_encoder() -> None:
 def test_names_of_special_tokens_in_a_text_have_the_ids_that_preparation_gives_them(
     kind: str, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
-    texts = [json.loads(line)["text"] for line in small_corpus.read_text(encoding="utf-8").splitlines()]
+    texts = read_texts(small_corpus)
     folder = small_tokenizer if kind == "own" else WRITERS[kind](tmp_path, texts)
     prepared, tokenizer = Tokenizer.load(folder), load_text_tokenizer(folder)
     text = "the [SEP] river [MASK]. [CLS] a[UNK]b [PAD]"

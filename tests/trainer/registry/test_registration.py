@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
+from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from trainer.config.registry_settings import check_names
 from trainer.inference.pulled_model import check_is_there, pull
@@ -56,10 +57,6 @@ def store(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> str
 @pytest.fixture(scope="module")
 def registered(exported: Path, store: str) -> registration.Registration:
     return register(str(exported), "birds", "champion", store)
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_what_is_pulled_is_what_was_registered(
