@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.api.opened_dataset import verify
-from data_prep.documents.documents import DocumentReader
-from data_prep.documents.input_files import find_inputs, find_units
+from data_prep.documents.input_files import find_inputs
 from data_prep.documents.rejects import BadInput
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -21,6 +20,7 @@ from tests.support.data_prep_command import Command
 from tests.support.error_codes import coded
 from tests.support.living_data_sets import document_ids
 from tests.support.preparations import config_of, planned, prepared, read_texts
+from tests.support.reading import readers_of
 from tests.support.s3_server import S3Bucket
 
 FORMATS = (".txt", ".jsonl", ".parquet")
@@ -79,12 +79,11 @@ def test_files_without_an_ending_are_read_in_the_format_that_their_source_names(
         config = config_of({"named": {"input": inputs, "format": named}}, "documents.txt_documents=blank_lines")
         files = find_inputs(config)
         assert [file.name.rpartition("/")[2] for file in files] == ["wiki_00", "wiki_01.bz2", "part-00000.gz", "x.csv"]
-        read = [list(DocumentReader(unit, config.documents)) for unit in find_units(files, config)]
-        assert sorted(document.text.strip() for documents in read for document in documents) == visible
+        assert sorted(document.text.strip() for reader in readers_of(config) for document in reader) == visible
     source = {"input": f"{folder}/AA/wiki_01.bz2", "format": f"{named}.gz"}
     config = config_of({"named": source}, "documents.txt_documents=blank_lines")
     with pytest.raises(BadInput, match=rf"name the format {ending[1:]}\.bz2 ", check=coded("wrong-ending")):
-        list(DocumentReader(find_units(find_inputs(config), config)[0], config.documents))
+        list(readers_of(config)[0])
 
 
 def test_a_named_format_is_part_of_the_identity_only_where_it_changes_what_is_read(

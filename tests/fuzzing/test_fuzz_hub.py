@@ -32,10 +32,9 @@ from huggingface_hub import HfFileSystem
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import paragraph
 from data_prep.config.preparation_config import PreparationConfig, Source
-from data_prep.documents.documents import DocumentReader
-from data_prep.documents.input_files import find_inputs, find_units
 from data_prep.storage import retries, storage
 from tests.support.hub_server import Hub
+from tests.support.reading import readers_of
 
 folder = Path(sys.argv[1])
 retries.RETRY_SECONDS = 0.0
@@ -46,8 +45,7 @@ storage.configure({"hf://": {"endpoint": hub.url, "token": "hf_none", "use_listi
 def read(url):
     config = PreparationConfig(sources=(Source(name="hub", input=(url,)),), documents={"on_bad_input": "skip"})
     try:
-        readers = [DocumentReader(unit, config.documents) for unit in find_units(find_inputs(config), config)]
-        return [document.text for reader in readers for document in reader]
+        return [document.text for reader in readers_of(config) for document in reader]
     except UserError as error:
         assert "\\n" not in paragraph(error)
         return f"refused: {error.code}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from data_prep.config.preparation_config import DocumentSettings
+from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
 from data_prep.documents.documents import DocumentReader
+from data_prep.documents.input_files import find_inputs, find_units
 from data_prep.documents.input_units import InputUnit, split_into_units
 
 DEFAULTS = DocumentSettings()
@@ -21,6 +22,12 @@ def units_of(path: str | Path, settings: DocumentSettings = DEFAULTS, unit_bytes
 def reader_of(path: str | Path, settings: DocumentSettings = DEFAULTS, text_field: str | None = None) -> DocumentReader:
     (unit,) = units_of(path, settings)
     return DocumentReader(unit, settings, text_field)
+
+
+def readers_of(config: PreparationConfig) -> list[DocumentReader]:
+    """A reader of each unit of the inputs."""
+    units = find_units(find_inputs(config), config)
+    return [DocumentReader(unit, config.documents, source=config.sources[unit.source].name) for unit in units]
 
 
 def read_and_count(

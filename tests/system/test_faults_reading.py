@@ -19,10 +19,9 @@ from pyarrow import feather
 
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig, Source
-from data_prep.documents.documents import DocumentReader
-from data_prep.documents.input_files import find_inputs, find_units
 from data_prep.storage import storage
 from tests.support.error_codes import coded
+from tests.support.reading import readers_of
 
 LINES = b"".join(json.dumps({"text": f"text {number}"}).encode() + b"\n" for number in range(2_000))
 
@@ -78,8 +77,7 @@ def read_all(url: str, **settings: Any) -> list[str]:
     documents = DocumentSettings(**settings)
     values = {"sources": [Source(name="web", input=(url,))], "documents": documents}
     config = PreparationConfig.model_validate({**values, "shards": {"unit_bytes": 10_000}})
-    units = find_units(find_inputs(config), config)
-    return [document.text for unit in units for document in DocumentReader(unit, documents)]
+    return [document.text for reader in readers_of(config) for document in reader]
 
 
 @pytest.mark.fault(
@@ -164,7 +162,7 @@ def test_row_73_ids_of_any_type_are_the_same_everywhere(
 
 def read(path: Path, settings: DocumentSettings) -> list[Any]:
     config = PreparationConfig(sources=(Source(name="own", input=(str(path),)),), documents=settings)
-    readers = [DocumentReader(unit, settings) for unit in find_units(find_inputs(config), config)]
+    readers = readers_of(config)
     found = [document for reader in readers for document in reader]
     dropped = [reason for reader in readers for reason in reader.dropped.elements()]
     return [*found, *dropped]

@@ -13,11 +13,11 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig, Source
 from data_prep.documents.document import Document
-from data_prep.documents.documents import DocumentReader, unit_sha256
+from data_prep.documents.documents import unit_sha256
 from data_prep.documents.formats import format_registry
-from data_prep.documents.input_files import find_inputs, find_units
 from data_prep.documents.rejects import BadInput
 from tests.support.error_codes import coded
+from tests.support.reading import readers_of
 
 MODULE = '''
 from data_prep.documents.document import Document
@@ -67,8 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def read(path: Path, named: str | None = None, **settings: object) -> list[Document]:
     documents = DocumentSettings(**settings)  # type: ignore[arg-type]
     config = PreparationConfig(sources=(Source(name="own", input=(str(path),), format=named),), documents=documents)
-    units = find_units(find_inputs(config), config)
-    return [document for unit in units for document in DocumentReader(unit, documents, source="own")]
+    return [document for reader in readers_of(config) for document in reader]
 
 
 def test_a_function_and_a_class_read_files_of_their_ending(folder: Path) -> None:
@@ -228,17 +227,17 @@ def test_a_class_that_needs_seeking_reads_parts_of_a_file_by_its_own_index(folde
     digests = []
     for name, num_units in (("a.indexed", 3), ("a.indexed.gz", 1)):
         config = PreparationConfig(sources=(Source(name="own", input=(str(folder / name),)),), documents=settings)
-        readers = [DocumentReader(unit, settings) for unit in find_units(find_inputs(config), config)]
+        readers = readers_of(config)
         assert [document.text for reader in readers for document in reader] == ["One.\n", "Two.\n", "Three.\n"]
         assert len(readers) == num_units and sum(reader.num_rows or 0 for reader in readers) == 3
         assert [reader.sha256 for reader in readers] == [unit_sha256(reader.unit, settings) for reader in readers]
         digests.append([reader.sha256 for reader in readers])
     (folder / "a.indexed").write_bytes(content.replace(b"Two", b"2wo"))
     config = PreparationConfig(sources=(Source(name="own", input=(str(folder / "a.indexed"),)),), documents=settings)
-    now = [unit_sha256(unit, settings) for unit in find_units(find_inputs(config), config)]
+    now = [unit_sha256(reader.unit, settings) for reader in readers_of(config)]
     assert [now[number] == digests[0][number] for number in range(3)] == [True, False, True]
     (folder / "a.indexed").write_bytes(content[:-4])
-    (reader,) = (DocumentReader(unit, settings) for unit in find_units(find_inputs(config), config))
+    (reader,) = readers_of(config)
     with pytest.raises(BadInput, match=r"a\.indexed is damaged or cut short in its index"):
         list(reader)
 
