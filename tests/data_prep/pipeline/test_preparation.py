@@ -338,7 +338,7 @@ def test_other_settings_inputs_or_tokenizer_are_named(small_corpus: Path, tokeni
     with pytest.raises(UserError, match="more.jsonl is new"):
         make([small_corpus, other], tokenizer, tmp_path / "out")
     upper = trained(map(str.upper, read_texts(small_corpus)), tmp_path / "tokenizer", vocab_size=800)
-    with pytest.raises(UserError, match=f"the tokenizer was .* and is now {upper.fingerprint}"):
+    with pytest.raises(UserError, match=f"the tokenizer was .* and is now {upper.fingerprint[:8]}"):
         make([small_corpus], upper, tmp_path / "out")
 
 
