@@ -197,10 +197,16 @@ def test_a_signal_to_a_forked_child_is_not_this_process_s(clock):
 
 
 WAITS_OUTSIDE_PYTHON = """
-import ctypes
+import ctypes, threading, time
 from trainer.distributed import stop_signal
 stop_signal.REPEAT_SECONDS = 0.3
-stop_signal.StopSignal().can_save()
+stop = stop_signal.StopSignal()
+stop.can_save()
+def tell():
+    while not stop.asked:
+        time.sleep(0.01)
+    print("asked", flush=True)
+threading.Thread(target=tell, daemon=True).start()
 libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 libc.pthread_mutex_lock(mutex)
 print("waiting", flush=True)
@@ -215,14 +221,9 @@ def test_a_second_signal_ends_a_rank_that_waits_for_another_outside_python():
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None and process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGTERM)
-        sleep(0.5)
-        assert process.poll() is None
-        for _ in range(60):  # on a busy machine the first may be heard late, and the next be taken for the first
-            process.send_signal(signal.SIGTERM)
-            sleep(0.5)
-            if process.poll() is not None:
-                break
+        assert process.stdout.readline() == "asked\n"
         try:
-            assert process.wait(timeout=30) == 128 + signal.SIGTERM
+            assert until(lambda: process.send_signal(signal.SIGTERM) or process.poll() is not None), "after 0.3 seconds"
+            assert process.wait() == 128 + signal.SIGTERM
         finally:
             process.kill()
