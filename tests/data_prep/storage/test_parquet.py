@@ -83,7 +83,7 @@ def test_units_hold_every_row_once_and_in_order(
 ) -> None:
     documents = [f"{number} " + "x" * length for number, length in enumerate(lengths)]
     path = write(tmp_path_factory.mktemp("units") / "a.parquet", {"text": documents}, row_group_size=row_group_size)
-    units = units_of(path, unit_bytes)
+    units = units_of(path, unit_bytes=unit_bytes)
     assert texts(path, unit_bytes=unit_bytes) == documents
     assert sum(unit.bytes for unit in units) == path.stat().st_size and all(unit.bytes >= 0 for unit in units)
     assert all(unit.whole == (len(units) == 1) for unit in units)

@@ -18,7 +18,7 @@ LENGTH = 64
 
 def staged(*stages: dict[str, Any], **sections: Any) -> RunConfig:
     values: dict[str, Any] = {
-        "model": {"family": "modernbert", "max_position_embeddings": 8192},
+        "model": {"family": "modernbert", "num_hidden_layers": 4, "max_position_embeddings": 8192},
         "data": {"shards": "broad", "sequence_length": LENGTH, "mlm_probability": 0.3},
         "optimizer": {"learning_rate": 1e-3},
         "training": {
