@@ -22,7 +22,7 @@ from trainer.metrics.health import NonFiniteSteps
 
 def saving_at(minutes: float | None = None, training: dict[str, Any] | None = None) -> RunConfig:
     return tiny_config(
-        model={"max_position_embeddings": 128},
+        model={"max_position_embeddings": 512},
         training={"max_steps": None if training else 100, **(training or {})},
         checkpoint={"every_steps": 30, "every_minutes": minutes},
         evaluation={"every_steps": 50},
