@@ -11,7 +11,8 @@ FOLDER then holds
     export/          the model after MAX_STEPS steps as a Hugging Face folder
     expected.json    what all of that gave when it was written
 
-Everything is made in FOLDER with relative paths, by the commands that users run.
+Everything is made in FOLDER with relative paths, by the commands that users run. The tokenizer is stored once: its
+copies in run/ and export/ are links.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import ast
 import hashlib
 import json
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +34,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
+PRETRAIN = ROOT / "launch" / "pretrain.py"
 RESUMED_STEP, MAX_STEPS = 3, 6
 TEXTS = (
     "The tokenizer of the shards, and what it was made with.",
@@ -94,7 +98,7 @@ def run(folder: Path, *command: str) -> None:
 
 def train(folder: Path) -> None:
     """Train in `folder`, or go on with the run that is there, to MAX_STEPS."""
-    run(folder, str(ROOT / "launch" / "pretrain.py"), "--config", "run.yaml")
+    run(folder, str(PRETRAIN), "--config", "run.yaml")
 
 
 def losses(folder: Path) -> dict[str, float]:
@@ -105,6 +109,25 @@ def losses(folder: Path) -> dict[str, float]:
         if "train/loss" in values["m"]:
             found[str(values["s"])] = values["m"]["train/loss"]
     return found
+
+
+def machine() -> dict[str, str]:
+    """What the last bits of a loss depend on: torch's version, and the processor, by which its kernels are chosen."""
+    import torch
+
+    names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return {"torch": torch.__version__, "processor": names[0] if names else platform.machine()}
+
+
+def store_once(folder: Path) -> None:
+    """Replace each file that equals another one byte for byte by a link to it; the first is that of the shards."""
+    originals: dict[bytes, Path] = {}
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_file() and not path.is_symlink():
+            original = originals.setdefault(path.read_bytes(), path)
+            if original != path:
+                path.unlink()
+                path.symlink_to(os.path.relpath(original, path.parent))
 
 
 def digest_of_tensors(tensors: dict[str, Any]) -> str:
@@ -191,7 +214,7 @@ def write_order(folder: Path) -> None:
         copy = Path(shutil.copytree(folder, Path(temporary) / folder.name))
         values["first_rows"] = first_rows(copy)
         train(copy)
-        values["losses"] |= losses(copy)
+        values |= {"losses": values["losses"] | losses(copy), "losses_computed_on": machine()}
     path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
@@ -219,7 +242,7 @@ def main() -> None:
     )
     train(folder)
     run(folder, str(ROOT / "launch" / "export.py"), "--checkpoint", "run", "--output", "export")
-    values = expected(folder) | {"losses": losses(folder)}
+    values = expected(folder) | {"losses": losses(folder), "losses_computed_on": machine()}
     (folder / "expected.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     for name in ("tokenizer", "mlruns", "mlflow.db", f"run/checkpoints/step-{MAX_STEPS:08d}"):
         path = folder / name
@@ -228,6 +251,7 @@ def main() -> None:
     for path in (folder / "run").iterdir():
         if path.name not in kept:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+    store_once(folder)
 
 
 if __name__ == "__main__":
