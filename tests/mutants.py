@@ -34,18 +34,9 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("data_prep", "launch", "trainer")
-AREAS = {
-    "training step": ("trainer/loop/step.py",),
-    "engine": ("trainer/engine/engine.py",),
-    "fragments": ("trainer/engine/fragments.py", "trainer/checkpoint/pieces.py"),
-    "checkpoints": ("trainer/checkpoint/*.py",),
-    "masking": ("trainer/data/mask*.py",),
-    "pairs": ("trainer/data/sentence_pairs.py", "trainer/data/pair_rows.py"),
-    "order": ("trainer/data/*pack*.py", "trainer/data/order.py", "trainer/data/epochs.py", "trainer/data/samples.py"),
-    "promotion": ("trainer/config/promotion*.py",),
-    "elsewhere": ("*.py",),
-}
-"""The first area whose pattern fits is a file's."""
+FOCUS = ("loop", "engine", "data", "checkpoint", "registry", "finetuning", "distributed")
+AREAS = {name: f"trainer/{name}/*.py" for name in FOCUS} | {"elsewhere": "*.py"}
+"""Packages of `trainer` whose mistakes are the most expensive, and everything else: the first that fits a file."""
 FOCUS_SHARE = 0.7
 """Of the drawn mutants, in equal parts from all areas but the last."""
 
@@ -249,7 +240,7 @@ def product_files(root: Path) -> list[str]:
 
 
 def area_of(file: str) -> str:
-    return next(area for area, patterns in AREAS.items() if any(fnmatch(file, pattern) for pattern in patterns))
+    return next(area for area, pattern in AREAS.items() if fnmatch(file, pattern))
 
 
 def draw(root: Path, seed: int, count: int, without: Sequence[Mutant] = ()) -> list[Mutant]:
@@ -479,7 +470,8 @@ def report(entries: list[dict[str, Any]]) -> str:
     `at first` counts those killed before tests were added for survivors, which `run --again` notes as `before`.
     """
     lines = [f"{'area':15}{'drawn':>7}{'equivalent':>12}{'killed at first':>24}{'killed now':>20}{'survived':>10}"]
-    for area in [*AREAS, "all"]:
+    areas = dict.fromkeys([*AREAS, *(entry["area"] for entry in entries)])  # an earlier draw has others
+    for area in [*areas, "all"]:
         part = [e for e in entries if area in (e["area"], "all") and e.get("result") != "not found"]
         killed = [entry for entry in part if entry.get("result") == "killed"]
         equivalent = sum("equivalent" in entry for entry in part)

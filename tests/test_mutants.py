@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from tests.mutants import (
     AREAS,
+    FOCUS,
     REPOSITORY,
     Mutant,
     Trees,
@@ -22,6 +25,7 @@ from tests.mutants import (
     main,
     mirrored_tests,
     mutants_of,
+    product_files,
     renamed,
     report,
     write,
@@ -128,14 +132,21 @@ def test_equal_texts_of_a_function_are_told_apart_by_their_number() -> None:
     assert found[0] == Mutant("trainer/a.py", "f", "statement", "g(0)", "pass", "def f():", 0)
 
 
-@pytest.mark.slow
-def test_a_seed_gives_one_draw_and_most_of_it_from_the_named_areas() -> None:
-    first = draw(REPOSITORY, 5, 20)
-    assert first == draw(REPOSITORY, 5, 20) != draw(REPOSITORY, 6, 20)
+def test_a_seed_gives_one_draw_of_todays_code_and_most_of_it_from_the_named_areas(tmp_path: Path) -> None:
+    """Of one module of each area, so that it takes a second and not a minute."""
+    files = product_files(REPOSITORY)
+    assert len(files) > 250 and set(map(area_of, files)) == set(AREAS)
+    for area in AREAS:
+        of_area = [file for file in files if area_of(file) == area]
+        middle = sorted(of_area, key=lambda file: (REPOSITORY / file).stat().st_size)[len(of_area) // 2]
+        (tmp_path / middle).parent.mkdir(parents=True)
+        shutil.copy(REPOSITORY / middle, tmp_path / middle)
+    first = draw(tmp_path, 5, 20)
+    assert first == draw(tmp_path, 5, 20) != draw(tmp_path, 6, 20)
     assert len(set(first)) == 20
-    assert not set(first) & set(draw(REPOSITORY, 5, 20, without=first)), "what was drawn before is left out"
-    areas = [area_of(mutant.file) for mutant in first]
-    assert areas.count("elsewhere") == 6 and set(areas) == set(AREAS)
+    assert not set(first) & set(draw(tmp_path, 5, 20, without=first)), "what was drawn before is left out"
+    areas = Counter(area_of(mutant.file) for mutant in first)
+    assert areas == Counter(dict.fromkeys(FOCUS, 2)) + Counter(elsewhere=6)
 
 
 @pytest.fixture
@@ -247,7 +258,7 @@ def test_the_report_counts_by_area_and_leaves_equivalent_ones_out(tmp_path: Path
     lines = {line.split()[0]: line.split()[1:] for line in report(entries).splitlines()}
     assert lines["engine"] == ["4", "1", "1", "(33.3%)", "2", "(66.7%)", "1"]
     assert lines["all"] == ["5", "1", "2", "(50.0%)", "3", "(75.0%)", "1"]
-    assert lines["pairs"] == ["0", "0", "-", "-", "0"]
+    assert lines["registry"] == ["0", "0", "-", "-", "0"]
     write(tmp_path / "results.json", {"seed": 1}, entries)
     assert json.loads((tmp_path / "results.json").read_text()) == {"seed": 1, "mutants": entries}
 
