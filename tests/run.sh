@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # Creates the environment with the extra [test] and runs the tests. Other arguments are passed on to pytest.
 #
-#   bash tests/run.sh                              all tests except slow ones
-#   bash tests/run.sh tests/trainer -k masking     some tests
-#   bash tests/run.sh --cov                        all tests except slow ones, with coverage
+#   bash tests/run.sh                              tests of the product, except slow ones
+#   bash tests/run.sh --project                    the second lane: pages, layout, ruff, mypy, benchmarks, demo,
+#                                                  workarounds and the tests' own tools
+#   bash tests/run.sh tests/trainer -k masking     some tests of both
+#   bash tests/run.sh --cov                        tests of the product, with coverage
 #   bash tests/run.sh --cov tests/trainer          some tests, with coverage
 #   bash tests/run.sh -m slow                      slow tests: those that take minutes or many GB
 #   bash tests/run.sh --all                        all tests, and the fault table (hours on two cores)
 #   bash tests/run.sh --constraints FILE ...       with the versions of FILE, in a separate environment
 #
-# A whole run with coverage (--cov; always in continuous integration, where CI is set) fails if the coverage of
-# data_prep and trainer is below the minimum in pyproject.toml (tool.coverage.report). Ranks and other processes are
-# included, except killed ones. The last line names the command that lists uncovered lines by file.
+# In continuous integration (CI is set) both lanes run, the first with coverage. A whole run with coverage fails if the
+# coverage of data_prep and trainer is below the minimum in pyproject.toml (tool.coverage.report). Ranks and other
+# processes are included, except killed ones. The last line names the command that lists uncovered lines by file.
 # CLOZEWORKS_VENV is the folder of the environment (default: .venv in the repository root).
 
 set -euo pipefail
@@ -52,6 +54,7 @@ fi
 arguments=()
 whole=1 # 1: run all tests except slow ones
 coverage=
+lanes=product${CI:+ project}
 while (($#)); do
     case $1 in
         --all) arguments+=(-m "" -p tests.fault_table --timeout 3600) whole=0 ;;
@@ -63,6 +66,7 @@ while (($#)); do
             shift
             ;;
         --cov) coverage=--cov ;;
+        --project) lanes=project ;;
         *) arguments+=("$1") whole=0 ;;
     esac
     shift
@@ -94,11 +98,19 @@ fi
 # Tests wait for servers, ranks and time limits: four workers keep two cores busy.
 cores=$(env -u OMP_NUM_THREADS nproc) # nproc reads that variable if it is set
 workers=$((cores + 2))
+# What is about this project rather than about what it makes. Everything else, also new folders, is of the product.
+project=(tests/test_*.py tests/benchmarks tests/gpu tests/workarounds tests/fuzzing/test_watching.py
+    tests/system/test_demo.py)
 [[ -z ${CI:-} ]] || coverage=--cov
 status=0
-# A worker runs whole files, the longest ones first (tests/conftest.py).
-pytest -m "not slow" --numprocesses "$workers" --dist loadfile --no-loadscope-reorder ${coverage:+--cov} || status=1
-if [[ $coverage ]]; then
+for lane in $lanes; do
+    chosen=("${project[@]}")
+    [[ $lane == project ]] || chosen=(${coverage:+--cov} "${project[@]/#/--ignore=}")
+    # A worker runs whole files, the longest ones first (tests/conftest.py).
+    pytest -m "not slow" --numprocesses "$workers" --dist loadfile --no-loadscope-reorder "${chosen[@]}" || status=1
+done
+if [[ $lanes == product* && $coverage ]]; then
     echo "uncovered lines by file: COVERAGE_FILE=$COVERAGE_FILE python -m coverage report --show-missing"
 fi
+[[ $lanes != product ]] || echo "not run: pages, layout, ruff, mypy, benchmarks and tools. Run bash tests/run.sh --project"
 exit $status

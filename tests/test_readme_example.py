@@ -1,4 +1,7 @@
-"""The examples of the pages run as they stand, on a small corpus and for a few steps."""
+"""The examples of the pages run as they stand, on a small corpus and for a few steps.
+
+The Python example of the front page is `tests/system/test_end_to_end.py`.
+"""
 
 from __future__ import annotations
 
@@ -73,20 +76,6 @@ def test_the_commands_run_from_text_to_predictions(desk: Path) -> None:
     assert (status["state"], status["step"]) == ("finished", 4)
     header, *rows = (desk / "predicted.tsv").read_text(encoding="utf-8").splitlines()
     assert header.startswith("text\tpredicted\tprobability") and len(rows) == 2
-
-
-@pytest.mark.spawn
-def test_the_python_example_runs_from_text_to_scores(desk: Path) -> None:
-    (desk / "example.py").write_text(example("python"), encoding="utf-8")
-    variables = {"DS_ACCELERATOR": "cpu", "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
-    environment = os.environ | variables | {"PYTHONPATH": str(REPOSITORY)}
-    done = fork_server.run([str(desk / "example.py")], desk, environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    printed = done.stdout
-    assert re.search(r"<Dataset .*documents.*tokens.*>", printed)
-    assert re.search(r"finished 4 \d\.\d\d", printed)
-    assert "Candidate(token=" in printed
-    assert (desk / "fitted" / "model" / "model.safetensors").is_file()
 
 
 @pytest.mark.spawn

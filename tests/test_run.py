@@ -61,20 +61,38 @@ def passed_on(root: Path, *arguments: str) -> list[str]:
 
 CORES = subprocess.run(["env", "-u", "OMP_NUM_THREADS", "nproc"], capture_output=True, text=True).stdout.strip()
 WORKERS = str(int(CORES) + 2)
-WHOLE = ["-m", "not slow", "--numprocesses", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder"]
+PROJECT = [
+    *("tests/test_*.py", "tests/benchmarks", "tests/gpu", "tests/workarounds"),
+    *("tests/fuzzing/test_watching.py", "tests/system/test_demo.py"),
+]
+FAST = ["-m", "not slow", "--numprocesses", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder"]
+WHOLE = [*FAST, *(f"--ignore={path}" for path in PROJECT)]
 
 
-def test_the_whole_run_is_every_test_that_is_not_slow(root: Path) -> None:
-    assert passed_on(root) == WHOLE
+def test_the_whole_run_is_every_test_of_the_product_that_is_not_slow_and_names_the_second_lane(root: Path) -> None:
+    *words, last = passed_on(root)
+    assert words == WHOLE and last.endswith("bash tests/run.sh --project")
+    assert all(list(REPOSITORY.glob(path)) for path in PROJECT)
 
 
-def test_lines_are_counted_on_request_and_in_continuous_integration(
+def test_the_second_lane_is_what_the_first_leaves_out(root: Path) -> None:
+    assert passed_on(root, "--project") == [*FAST, *PROJECT]
+
+
+def test_continuous_integration_runs_both_lanes_and_counts_the_lines_of_the_first(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    *words, last = passed_on(root, "--cov")
-    assert words == [*WHOLE, "--cov"] and "coverage report" in last
+    measured = [*FAST, "--cov", *WHOLE[len(FAST) :]]
+    *words, last, _ = passed_on(root, "--cov")
+    assert words == measured and "coverage report" in last
     monkeypatch.setenv("CI", "true")
-    assert passed_on(root)[:-1] == [*WHOLE, "--cov"]
+    *words, last = passed_on(root)
+    second = [str(root / "venv" / "coverage" / "data"), *FAST, *PROJECT]
+    assert words == [*measured, *second] and "coverage report" in last
+    for failing in ("--ignore", "tests/workarounds tests/fuzzing"):
+        answer = run(root, failing=failing)
+        assert answer.returncode == 1 and "tests/benchmarks" in answer.stdout.splitlines(), "the other lane runs too"
+    assert passed_on(root, "tests/trainer") == ["tests/trainer", "--cov-fail-under=0"]
 
 
 def test_a_failure_fails_the_run(root: Path) -> None:
@@ -84,7 +102,7 @@ def test_a_failure_fails_the_run(root: Path) -> None:
 
 def test_with_other_versions_it_is_the_whole_run_too(root: Path) -> None:
     (root / "older.txt").write_text("torch==2.11.0\n")
-    assert passed_on(root, "--constraints", "older.txt") == WHOLE
+    assert passed_on(root, "--constraints", "older.txt")[:-1] == WHOLE
     assert passed_on(root, "--constraints", "older.txt", "tests/trainer")[0] == "tests/trainer"
 
 

@@ -1,4 +1,4 @@
-"""The example that the README shows, from text to filled masks, as a newcomer runs it."""
+"""The whole way in Python, once for all tests of the product: the front page's example, from text to scores."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import os
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.support import fork_server
+from tests.test_readme_example import REPOSITORY, example
+from tests.test_readme_example import desk as desk
 
-SCRIPT = Path(__file__).with_name("end_to_end.py")
-REPOSITORY = Path(__file__).resolve().parents[2]
 
-
-def test_the_example_goes_from_text_to_filled_masks(small_corpus: Path, tmp_path: Path) -> None:
-    output = tmp_path / "first"
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = fork_server.run([str(SCRIPT), str(small_corpus), str(output)], tmp_path, environment)
+@pytest.mark.spawn
+def test_the_python_example_runs_from_text_to_scores(desk: Path) -> None:
+    (desk / "example.py").write_text(example("python"), encoding="utf-8")
+    variables = {"DS_ACCELERATOR": "cpu", "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
+    environment = os.environ | variables | {"PYTHONPATH": str(REPOSITORY)}
+    done = fork_server.run([str(desk / "example.py")], desk, environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^[\d,]+ tokens$", done.stdout, re.MULTILINE)
-    assert re.search(r"^step 20, valid loss \d+\.\d\d$", done.stdout, re.MULTILINE)
-    assert len(re.findall(r"^\S+ 0\.\d{3}$", done.stdout, re.MULTILINE)) == 3
-    assert (output / "encoder" / "model.safetensors").is_file()
-    body = SCRIPT.read_text(encoding="utf-8").partition("def main")[2]
-    assert len(body.splitlines()) <= 35
+    printed = done.stdout
+    assert re.search(r"<Dataset .*documents.*tokens.*>", printed)
+    assert re.search(r"finished 4 \d\.\d\d", printed)
+    assert "Candidate(token=" in printed
+    assert (desk / "fitted" / "model" / "model.safetensors").is_file()
