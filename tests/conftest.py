@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -79,7 +80,10 @@ trainer/data/test_loader.py system/test_faults_many_ranks.py benchmarks/test_roo
 system/test_faults_training_numbers.py trainer/loop/test_api.py system/test_ranks.py system/test_faults_tracking.py
 trainer/distributed/test_deepspeed_launcher.py trainer/evaluation/test_suite.py system/test_end_to_end.py
 """.split()
-"""The files that take longest, by `--durations`: started first, so that no worker has a long one at the end."""
+"""The files that take longest, by `--durations`: started first, so that no worker has a long one at the end.
+
+The first six are of the second lane.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -91,6 +95,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None):  # which workers do not have
         fork_server.share()
+    else:
+        gc.disable()  # the garbage collector takes a third of the time of a collection of tests
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # nor does it search later what all tests share: modules, functions and cases
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -118,23 +129,24 @@ def right_advice() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_corpus() -> Path:
     """A JSONL file of 200 different documents, most of several paragraphs, a few of one sentence."""
-    generator = random.Random(20)
-    path = tmp_path_factory.mktemp("corpus") / "small.jsonl"
-    lines = [
-        json.dumps({"text": _document(generator)}, ensure_ascii=number % 2 == 0) for number in range(NUM_DOCUMENTS)
-    ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+
+    def make(folder: Path) -> None:
+        generator = random.Random(20)
+        lines = [
+            json.dumps({"text": _document(generator)}, ensure_ascii=number % 2 == 0) for number in range(NUM_DOCUMENTS)
+        ]
+        (folder / "small.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    return fork_server.made_once("corpus", make) / "small.jsonl"
 
 
 @pytest.fixture(scope="session")
-def small_tokenizer(small_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_tokenizer(small_corpus: Path) -> Path:
     """The folder of a tokenizer of 800 pieces, trained on the small corpus."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    trained(read_texts(small_corpus), folder, vocab_size=800)
-    return folder
+    texts = read_texts(small_corpus)
+    return fork_server.made_once("tokenizer", lambda folder: trained(texts, folder, vocab_size=800))
 
 
 @pytest.fixture(scope="session")
@@ -144,29 +156,28 @@ def tokenizer(small_tokenizer: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def small_shards(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_shards(small_corpus: Path, small_tokenizer: Path) -> Path:
     """The folder of a shard set of the small corpus: 4 train shards of several records, 1 valid shard."""
-    return _shards(small_corpus, small_tokenizer, tmp_path_factory.mktemp("shards"), 0.1)
+    return _shards(small_corpus, small_tokenizer, "shards", 0.1)
 
 
 @pytest.fixture(scope="session")
-def shards_without_valid(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shards_without_valid(small_corpus: Path, small_tokenizer: Path) -> Path:
     """The same without a valid split."""
-    return _shards(small_corpus, small_tokenizer, tmp_path_factory.mktemp("train_only"), 0.0)
+    return _shards(small_corpus, small_tokenizer, "train_only", 0.0)
 
 
-def _shards(corpus: Path, tokenizer_folder: Path, folder: Path, valid_fraction: float) -> Path:
+def _shards(corpus: Path, tokenizer_folder: Path, name: str, valid_fraction: float) -> Path:
     overrides = ["shards.min_shards=4", f"shards.valid_fraction={valid_fraction}", "shards.record_tokens=2000"]
-    prepared(corpus, tokenizer_folder, folder, *overrides)
-    return folder
+    return fork_server.made_once(name, lambda folder: prepared(corpus, tokenizer_folder, folder, *overrides))
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tokenizer_folder() -> Path:
     """The folder of the tokenizer of tiny runs; not to be changed."""
     from tests.support.toy_run import make_tokenizer
 
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return fork_server.made_once("tokenizer-of-tiny-runs", make_tokenizer)
 
 
 @pytest.fixture
@@ -236,20 +247,25 @@ def s3_bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
 
 
 @pytest.fixture(scope="session")
-def tiny_hugging_face(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_hugging_face() -> Path:
     """The folder of a random BertForPreTraining; not to be changed."""
-    build = runpy.run_path(str(Path(__file__).parent / "support" / "tiny_hugging_face.py"))["build"]
-    return build(tmp_path_factory.mktemp("model") / "tiny")
+
+    def make(folder: Path) -> None:
+        runpy.run_path(str(Path(__file__).parent / "support" / "tiny_hugging_face.py"))["build"](folder / "tiny")
+
+    return fork_server.made_once("model", make) / "tiny"
 
 
 @pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_database() -> Path:
     """A database with MLflow's tables: making one takes seconds, copying none."""
-    from trainer.tracking.mlflow_server import connect
 
-    path = tmp_path_factory.mktemp("mlflow") / "empty.db"
-    connect(f"sqlite:///{path}").search_experiments()
-    return path
+    def make(folder: Path) -> None:
+        from trainer.tracking.mlflow_server import connect
+
+        connect(f"sqlite:///{folder}/empty.db").search_experiments()
+
+    return fork_server.made_once("mlflow", make) / "empty.db"
 
 
 @pytest.fixture

@@ -2,10 +2,12 @@
 
 The commit's files are written to a temporary folder, and each tree runs the commands that users run with the libraries
 of this environment, on a corpus made from a seed: a tokenizer, shards (plain, and with near-duplicate removal), and for
-each configuration of `RUNS` 50 training steps on its own shards and an export. Compared are digests of the tokenizer,
-of the shards with their indexes and token counts, of the losses, accuracies, learning rates and gradient norms of every
-step as exact numbers, and of the exported weights, configuration and tokenizer. A part whose command fails in one of
-the trees, such as over a setting that it does not have, is not comparable. The status is 1 if a part is different.
+each configuration of `RUNS` 50 training steps, an export and its scores on minimal pairs. Compared are digests of the
+parts in `DATA_PARTS` and `RUN_PARTS`. Three configurations run by default, before each commit; `--all` runs every one,
+before the branch lands, and compares fine-tuned models too: their mean score must lie within the spread of three seeds.
+
+A part whose command fails in one of the trees, such as over a setting that it does not have, is not comparable. The
+status is 1 if a part is different.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import hashlib
 import json
 import os
 import random
+import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +28,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = 400
 METRICS = ("loss", "accuracy", "learning_rate", "grad_norm")  # endings of the names that depend on no clock
+OF_ONE_RUN = re.compile(r"_at$|seconds|flops|host|boot_id|pid|ticks|_uri$|run_id$")
+"""Names of times, processes, hosts and addresses in status.json."""
 CONFIG = """\
 model: {vocab_size: 400, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 64,
          max_position_embeddings: 64, hidden_dropout_prob: 0.1}
@@ -35,28 +41,65 @@ evaluation: {every_steps: 25}
 logging: {every_steps: 1}
 tracking: {uri: "sqlite:///mlflow.db"}
 """
+DATA_PARTS = {
+    "tokenizer": "tokenizer.json and tokenizer.model",
+    "shards": "the shards with their indexes and token counts",
+    "deduplicated": "the same with near-duplicate removal",
+    "manifests": "manifest.json of both",
+}
+SCORES = "scores: "
+RUN_PARTS = {
+    "metrics": "losses, accuracies, learning rates and gradient norms of every step, as exact numbers",
+    "names": "the names of all metrics in points.jsonl",
+    "status": "status.json without times, processes, hosts and addresses",
+    "files": "the names of the files of all checkpoints",
+    "export": "weights, configuration and tokenizer",
+    "scores": "what `evaluate` gives for every sentence of the minimal pairs",
+}
 
 
 class Run(NamedTuple):
-    """One training run."""
+    """One training run: its settings, and the number of ranks of each of its starts, which have equal shares of it."""
 
-    stage: int
-    precision: str
-    sentence_pairs: str
-
-    @property
-    def name(self) -> str:
-        return f"stage{self.stage}_{self.precision}_{self.sentence_pairs}"
+    name: str
+    settings: tuple[str, ...]
+    starts: tuple[int, ...] = (1,)
+    has_stages: bool = False
 
 
 # DeepSpeed trains in bf16 at the stages 1 to 3 alone.
-RUNS = [
-    Run(stage, precision, pairs)
+GRID = [
+    Run(
+        f"stage{stage}_{precision}_{pairs}",
+        (f"zero.stage={stage}", f"training.precision={precision}", f"data.sentence_pairs={pairs}"),
+    )
     for stage in (0, 1, 2, 3)
     for precision in ("fp32", "bf16")
     for pairs in ("none", "next_sentence")
     if stage or precision == "fp32"
 ]
+FP32 = ("training.precision=fp32",)
+MIXTURE = "{shards: [{url: shards, weight: 3}, {url: deduplicated, weight: 1}]}"
+RUNS = [
+    *GRID,
+    # A run is only extended in a schedule whose rates do not depend on its length.
+    Run("ranks_2_1_2", (*FP32, "zero.stage=2", "schedule.name=warmup_stable_decay"), (2, 1, 2)),
+    Run(
+        "two_stages_mixture",
+        (
+            *FP32,
+            "training.stages=[{name: first, steps: %(half)d},"
+            "{name: second, steps: %(rest)d, mlm_probability: 0.3, data: " + MIXTURE + "}]",
+        ),
+        has_stages=True,
+    ),
+    Run("span_masking", (*FP32, "data.mask_unit=span")),
+    Run("sentence_order", (*FP32, "data.sentence_pairs=sentence_order")),
+    Run("muon", (*FP32, "optimizer.name=muon")),
+    Run("stable_adamw", (*FP32, "optimizer.name=stable_adamw")),
+    Run("compiled", (*FP32, "training.compile=true")),  # on the CPU; needs a C++ compiler
+]
+QUICK = ("stage2_bf16_next_sentence", "ranks_2_1_2", "two_stages_mixture")
 
 
 def write_corpus(path: Path) -> None:
@@ -76,22 +119,46 @@ def write_corpus(path: Path) -> None:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
 
 
+def write_tables(folder: Path) -> None:
+    """Write labeled sentences and minimal pairs of the corpus: whether a sentence's words are in their order."""
+    texts = [json.loads(line)["text"] for line in (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()]
+    sentences = [text.partition(".")[0] for text in texts if text.count(" ") > 3][:200]
+    pairs = [{"sentence_good": each, "sentence_bad": " ".join(reversed(each.split()))} for each in sentences]
+    lines = [json.dumps(pair | {"field": "order"}) for pair in pairs[:40]]
+    (folder / "pairs.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    rows = [f"{text}\t{key.removeprefix('sentence_')}" for pair in pairs for key, text in pair.items()]
+    (folder / "labeled.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n", encoding="utf-8")
+
+
 class Failed(Exception):
     """A command of a tree failed; the last line of its output."""
 
 
-def call(tree: Path, folder: Path, *command: str) -> None:
-    """Run one of the tree's commands in `folder`.
+def call(tree: Path, folder: Path, *command: str, num_ranks: int = 1) -> None:
+    """Run one of the tree's commands in `folder`, or as many ranks of it.
 
     Raises:
-        Failed: it ended with another status than 0.
+        Failed: one of them ended with another status than 0.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
     ours = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "SOURCE_DATE_EPOCH": "0"}
     environment = kept | ours | {"PYTHONPATH": str(tree)}
-    done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise Failed((done.stderr.strip() or done.stdout.strip() or f"status {done.returncode}").splitlines()[-1])
+    if num_ranks > 1:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        environment |= {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = []
+    for rank in map(str, range(num_ranks)):
+        own = environment | ({"RANK": rank, "LOCAL_RANK": rank} if num_ranks > 1 else {})
+        with open(folder / f"output-{rank}.log", "w", encoding="utf-8") as log:
+            processes.append(
+                subprocess.Popen([sys.executable, *command], cwd=folder, env=own, stdout=log, stderr=subprocess.STDOUT)
+            )
+    statuses = [process.wait() for process in processes]
+    for rank, status in enumerate(statuses):
+        if status:
+            output = (folder / f"output-{rank}.log").read_text(encoding="utf-8", errors="replace").strip()
+            raise Failed((output or f"status {status}").splitlines()[-1])
 
 
 def digest(paths: list[Path]) -> str:
@@ -103,8 +170,13 @@ def digest(paths: list[Path]) -> str:
     return result.hexdigest()
 
 
+def digest_of(values: object) -> str:
+    """The sha256 over values that JSON has."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
 def data_digests(tree: Path, folder: Path) -> dict[str, str]:
-    """Prepare the corpus; digests of the tokenizer and of the two sets of shards."""
+    """Prepare the corpus; the digest of each of `DATA_PARTS`."""
     write_corpus(folder / "corpus.jsonl")
     source = ["--input", "corpus.jsonl", "--workers", "1"]
     call(tree, folder, "-m", "data_prep", "tokenizer", *source, "--output", "tokenizer", "--vocab-size", "400")
@@ -116,20 +188,50 @@ def data_digests(tree: Path, folder: Path) -> dict[str, str]:
         kept = [path for path in (folder / name).rglob("*") if path.suffix in (".tar", ".safetensors", ".npy", ".idx")]
         assert any(path.suffix == ".tar" for path in kept), f"no shards in {folder / name}"
         found[name] = digest(kept)
-    return found
+    return found | {"manifests": digest([folder / name / "manifest.json" for name in ("shards", "deduplicated")])}
 
 
 def run_digests(tree: Path, folder: Path, run: Run, steps: int) -> dict[str, str]:
-    """Train and export one configuration; digests of its metrics and of its export."""
+    """Train, export and evaluate one configuration; the digest of each of `RUN_PARTS`."""
     (folder / f"{run.name}.yaml").write_text(f"output_dir: {run.name}\n{CONFIG}", encoding="utf-8")
-    settings = [f"zero.stage={run.stage}", f"training.precision={run.precision}", f"tracking.run_name={run.name}"]
-    settings += [f"training.max_steps={steps}", f"data.sentence_pairs={run.sentence_pairs}"]
-    call(tree, folder, str(tree / "launch" / "pretrain.py"), "--config", f"{run.name}.yaml", *settings)
-    exported = folder / f"{run.name}_export"
-    call(tree, folder, str(tree / "launch" / "export.py"), "--checkpoint", run.name, "--output", str(exported))
+    lengths = {"half": steps // 2, "rest": steps - steps // 2}
+    settings = [setting % lengths for setting in (*run.settings, f"tracking.run_name={run.name}")]
+    for number, num_ranks in enumerate(run.starts, 1):
+        own = [] if run.has_stages else [f"training.max_steps={steps * number // len(run.starts)}"]
+        script = str(tree / "launch" / "pretrain.py")
+        call(tree, folder, script, "--config", f"{run.name}.yaml", *settings, *own, num_ranks=num_ranks)
+    exported, scores = f"{run.name}_export", f"{run.name}_scores.json"
+    call(tree, folder, str(tree / "launch" / "export.py"), "--checkpoint", run.name, "--output", exported)
+    evaluate = [str(tree / "launch" / "evaluate.py"), "--model", exported, "--minimal-pairs", "pairs.jsonl"]
+    call(tree, folder, *evaluate, "--output", scores)
+    points = (folder / run.name / "tracking" / "points.jsonl").read_text(encoding="utf-8").splitlines()
+    status = json.loads((folder / run.name / "status.json").read_text(encoding="utf-8"))
+    status = {name: value for name, value in status.items() if not OF_ONE_RUN.search(name)}
+    status["metrics"] = {name: value for name, value in status["metrics"].items() if name.endswith(METRICS)}
+    checkpoints = folder / run.name / "checkpoints"
+    files = [path.relative_to(checkpoints).as_posix() for path in checkpoints.rglob("*") if path.is_file()]
+    assert any(name.endswith(".safetensors") for name in files), files
     names = ("model.safetensors", "config.json", "tokenizer.json")
-    metrics = metrics_digest(folder, run.name, steps)
-    return {f"{run.name} metrics": metrics, f"{run.name} export": digest([exported / name for name in names])}
+    found = {
+        "metrics": metrics_digest(folder, run.name, steps),
+        "names": digest_of(sorted({name for point in points for name in json.loads(point)["m"]})),
+        "status": digest_of(status),
+        "files": digest_of(sorted(files)),
+        "export": digest([folder / exported / name for name in names]),
+        "scores": digest_of(json.loads((folder / scores).read_text(encoding="utf-8"))),
+    }
+    return {f"{run.name} {part}": value for part, value in found.items()}
+
+
+def finetuned_scores(tree: Path, folder: Path, model: str) -> dict[str, str]:
+    """Fine-tune an export with three seeds; their scores, which are compared by their mean and spread."""
+    script = [str(tree / "launch" / "finetune.py"), "--model", model, "--no-tracking", "--output", "fitted"]
+    columns = ["--train", "labeled.tsv", "--text-column", "text", "--label-column", "label"]
+    how = ["--task", "classification", "--seeds", "3", "--epochs", "3", "--learning-rates", "1e-3"]
+    call(tree, folder, *script, *columns, *how)
+    scores = json.loads((folder / "fitted" / "scores.json").read_text(encoding="utf-8"))
+    fits = scores["variants"]["full"]["fits"]
+    return {"fine-tuning": SCORES + json.dumps([fit["scores"]["accuracy"] for fit in fits])}
 
 
 def metrics_digest(folder: Path, name: str, steps: int) -> str:
@@ -148,20 +250,26 @@ def metrics_digest(folder: Path, name: str, steps: int) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def collect(tree: Path, runs: list[Run], steps: int) -> dict[str, str]:
+def collect(tree: Path, runs: list[Run], steps: int, finetunes: bool = False) -> dict[str, str]:
     """The digest of every part by name; instead of those of a command that fails, `failed: ` and the reason."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found: dict[str, str] = {}
         try:
             found |= data_digests(tree, folder)
-            for run in runs:
-                try:
-                    found |= run_digests(tree, folder, run, steps)
-                except Failed as error:
-                    found |= {f"{run.name} {part}": f"failed: {error}" for part in ("metrics", "export")}
         except Failed as error:
-            found["data"] = f"failed: {error}"
+            return {"data": f"failed: {error}"}
+        write_tables(folder)
+        for run in runs:
+            try:
+                found |= run_digests(tree, folder, run, steps)
+            except Failed as error:
+                found |= {f"{run.name} {part}": f"failed: {error}" for part in RUN_PARTS}
+        if finetunes:
+            try:
+                found |= finetuned_scores(tree, folder, f"{runs[0].name}_export")
+            except Failed as error:
+                found["fine-tuning"] = f"failed: {error}"
         return found
 
 
@@ -171,25 +279,36 @@ def compare(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
     for part in before | now:
         sides = {"before": before.get(part, "failed: no such part"), "now": now.get(part, "failed: no such part")}
         failures = [f"{side}: {text}" for side, text in sides.items() if text.startswith("failed: ")]
-        same = "same" if sides["before"] == sides["now"] else "different"
-        verdicts[part] = f"not comparable ({'; '.join(failures)})" if failures else same
+        is_same = sides["before"] == sides["now"] or within_spread(*sides.values())
+        verdicts[part] = f"not comparable ({'; '.join(failures)})" if failures else "same" if is_same else "different"
     return verdicts
+
+
+def within_spread(before: str, now: str) -> bool:
+    """Whether the means of two lists of scores differ by at most the range of the first."""
+    if not (before.startswith(SCORES) and now.startswith(SCORES)):
+        return False
+    old, new = (json.loads(text.removeprefix(SCORES)) for text in (before, now))
+    return abs(sum(old) / len(old) - sum(new) / len(new)) <= max(old) - min(old)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", required=True, metavar="COMMIT", help="the commit to compare the working tree with")
-    parser.add_argument("--only", nargs="+", metavar="RUN", choices=[run.name for run in RUNS], help="these runs alone")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--all", action="store_true", help="every configuration, and fine-tuning")
+    names = [run.name for run in RUNS]
+    chosen.add_argument("--only", nargs="+", metavar="RUN", choices=names, default=QUICK, help="these runs alone")
     parser.add_argument("--steps", type=int, default=50, metavar="N", help="training steps of a run (default: 50)")
     arguments = parser.parse_args()
-    runs = [run for run in RUNS if not arguments.only or run.name in arguments.only]
+    runs = [run for run in RUNS if arguments.all or run.name in arguments.only]
     with tempfile.TemporaryDirectory() as tree:
         archive = subprocess.run(["git", "-C", str(ROOT), "archive", arguments.before], capture_output=True)
         if archive.returncode:
             parser.error(f"--before {arguments.before}: {archive.stderr.decode().strip()}")
         subprocess.run(["tar", "-x", "-C", tree], input=archive.stdout, check=True)
-        before = collect(Path(tree), runs, arguments.steps)
-    verdicts = compare(before, collect(ROOT, runs, arguments.steps))
+        before = collect(Path(tree), runs, arguments.steps, arguments.all)
+    verdicts = compare(before, collect(ROOT, runs, arguments.steps, arguments.all))
     for part, verdict in verdicts.items():
         print(f"{part:40} {verdict}")
     return 1 if "different" in verdicts.values() else 0

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.sameness import compare
+from tests.sameness import CONFIG, DATA_PARTS, OF_ONE_RUN, QUICK, RUN_PARTS, RUNS, SCORES, compare
+from trainer.config.load import load_config
+from trainer.metrics.process_identity import ProcessIdentity
+from trainer.metrics.status import Status
 
 SCRIPT = Path(__file__).with_name("sameness.py")
 
@@ -21,9 +25,43 @@ def test_a_part_is_the_same_different_or_not_comparable_with_the_reason() -> Non
     assert verdicts["new"].startswith("not comparable (before: ")
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "verdict"),
+    [
+        ([0.5, 0.6, 0.7], [0.6, 0.8, 0.8], "same"),
+        ([0.5, 0.6, 0.7], [0.4, 0.4, 0.4], "same"),
+        ([0.5, 0.6, 0.7], [0.9, 0.9, 0.7], "different"),
+        ([0.6, 0.6, 0.6], [0.6, 0.6, 0.6], "same"),
+        ([0.6, 0.6, 0.6], [0.6, 0.6, 0.61], "different"),
+    ],
+)
+def test_fine_tuned_models_are_the_same_within_the_spread_of_the_seeds(
+    before: list[float], now: list[float], verdict: str
+) -> None:
+    assert compare({"fit": SCORES + json.dumps(before)}, {"fit": SCORES + json.dumps(now)}) == {"fit": verdict}
+
+
+def test_three_runs_are_compared_for_a_commit_and_all_have_valid_settings(tmp_path: Path) -> None:
+    names = [run.name for run in RUNS]
+    assert len(set(QUICK) & set(names)) == 3 and len(set(names)) == len(names)
+    (tmp_path / "run.yaml").write_text(f"output_dir: run\n{CONFIG}")
+    for run in RUNS:
+        settings = [setting % {"half": 1, "rest": 2} for setting in run.settings]
+        load_config(str(tmp_path / "run.yaml"), [*settings, *([] if run.has_stages else ["training.max_steps=3"])])
+
+
+def test_no_figure_of_one_process_or_hour_is_compared() -> None:
+    fields = {*Status.model_fields, "started_at", "mlflow_run_id", "tracking_uri"}
+    compared = {name for name in fields if not OF_ONE_RUN.search(name)}
+    assert {"state", "step", "stage", "branch", "tokens_seen", "world_size", "metrics", "cause"} <= compared
+    assert not compared & {*ProcessIdentity.model_fields, "written_at", "heartbeat_at", "train_seconds"}
+
+
 @pytest.mark.slow
-def test_a_tree_is_the_same_as_its_own_commit() -> None:
-    command = [sys.executable, str(SCRIPT), "--before", "HEAD", "--only", "stage0_fp32_none", "--steps", "3"]
+@pytest.mark.parametrize("run", QUICK)
+def test_a_tree_is_the_same_as_its_own_commit(run: str) -> None:
+    command = [sys.executable, str(SCRIPT), "--before", "HEAD", "--only", run, "--steps", "6"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["same"] * 5
+    parts = len(DATA_PARTS) + len(RUN_PARTS)
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["same"] * parts

@@ -111,12 +111,14 @@ def losses(folder: Path) -> dict[str, float]:
     return found
 
 
-def machine() -> dict[str, str]:
+def machine() -> dict[str, Any]:
     """What the last bits of a loss depend on: torch's version, and the processor, by which its kernels are chosen."""
     import torch
 
-    names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    return {"torch": torch.__version__, "processor": names[0] if names else platform.machine()}
+    known = dict(
+        re.findall(r"^(model name|cpu family|model)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    )
+    return {"torch": torch.__version__, "processor": known or platform.machine()}
 
 
 def store_once(folder: Path) -> None:

@@ -125,8 +125,10 @@ def test_a_dry_run_shows_what_would_be_started_and_mistakes_are_told(tmp_path):
     )
     assert "--force_multi" not in done.stdout
     (tmp_path / "far").write_text("node.invalid slots=8\n")
-    assert "--force_multi --no_ssh_check" in run("--hostfile", "far", "--dry-run", "--", "--config", "x").stdout
     assert "HF_TOKEN" in done.stderr and "hf_secret" not in done.stdout + done.stderr
+    words = [SCRIPT, "--hostfile", "far", "--dry-run", "--", "--config", "x"]
+    far = fork_server.run(words, tmp_path, os.environ | {"PYTHONPATH": str(REPOSITORY)})
+    assert "--force_multi --no_ssh_check" in far.stdout
     for words, message in (
         (["--hostfile", "none", "--", "x"], "hostfile none cannot be read"),
         (["--hostfile", "hosts"], "[missing-arguments]"),

@@ -6,7 +6,7 @@ lines where coverage asks for it, and ends as Python ends. Only what is read whi
 the server's: with an environment that differs there, `start` starts a new process.
 
 The workers of pytest-xdist share one server, which tests/conftest.py starts; without them a process of the tests starts
-its own with the first script. It ends with the process that started it.
+its own with the first script. It ends with the process that started it. They share what `made_once` makes too.
 
 `stand_in` makes a command that is called as Python is and hands its process over to a fork: scripts that start Python
 many times, and DeepSpeed's launcher, run as they stand.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import json
@@ -24,19 +25,22 @@ import os
 import runpy
 import select
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS_VARIABLE = "CLOZEWORKS_FORK_SERVER"
+FOLDER_VARIABLE = "CLOZEWORKS_TESTS_FOLDER"
 STAND_IN_VARIABLE = "CLOZEWORKS_STAND_IN"
 # With what set-up and end of a run import: optimizers and engines, MLflow's stores, figures.
 _IMPORTED = """
@@ -202,8 +206,34 @@ def _of_imports(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def share() -> None:
-    """Start a server for the processes that this one starts."""
+    """Start a server, and make a folder, for the processes that this one starts."""
     os.environ[ADDRESS_VARIABLE] = _own_server()
+    os.environ[FOLDER_VARIABLE] = str(_shared_folder())
+
+
+@functools.cache
+def _shared_folder() -> Path:
+    if FOLDER_VARIABLE in os.environ:
+        return Path(os.environ[FOLDER_VARIABLE])
+    folder = Path(tempfile.mkdtemp(prefix="clozeworks-tests-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def made_once(name: str, make: Callable[[Path], object]) -> Path:
+    """The folder of that name, made by the first process of the tests that asks for it; others wait. Not to be changed.
+
+    `make` fills the folder that it is given, which is empty.
+    """
+    folder = _shared_folder() / name
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not Path(f"{folder}.made").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            Path(f"{folder}.made").touch()
+    return folder
 
 
 def _address() -> str:

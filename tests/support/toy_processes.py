@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +75,24 @@ def averaged_name(stage: int) -> str:
 
 @functools.cache
 def trained(stage: int) -> tuple[Path, dict[str, dict[str, Any]]]:
-    """Two ranks at one ZeRO stage: a folder of runs, and the report of each; made once a session.
+    """Two ranks at one ZeRO stage: a folder of runs, and the report of each; made once for all workers.
 
     By optimizer and precision `OPTIMIZER-PRECISION-whole` of 4 steps, `OPTIMIZER-PRECISION-halves` of 2 steps and then
     2 more in a new engine, both with dropout; `averaged`, which evaluates the mean of all its
     checkpoints after every step; and `OPTIMIZER-plain` of 2 steps without dropout. The whole ones and
     those named plain end with a step whose loss is NaN.
     """
-    folder = Path(tempfile.mkdtemp(prefix="toy-training-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+    def make(folder: Path) -> None:
+        jobs = _jobs(stage, folder)
+        reports = dict(zip(jobs, run_jobs(folder, 2, list(jobs.values())), strict=True))
+        (folder / "reports.json").write_text(json.dumps(reports))
+
+    folder = fork_server.made_once(f"toy-training-{stage}", make)
+    return folder, json.loads((folder / "reports.json").read_text())
+
+
+def _jobs(stage: int, folder: Path) -> dict[str, dict[str, Any]]:
     jobs: dict[str, dict[str, Any]] = {}
     for optimizer in OPTIMIZERS:
         for precision in precisions_of(stage, optimizer):
@@ -109,4 +115,4 @@ def trained(stage: int) -> tuple[Path, dict[str, dict[str, Any]]]:
             "dropout": False,
             "poison": True,
         }
-    return folder, dict(zip(jobs, run_jobs(folder, 2, list(jobs.values())), strict=True))
+    return jobs
