@@ -80,10 +80,7 @@ trainer/data/test_loader.py system/test_faults_many_ranks.py benchmarks/test_roo
 system/test_faults_training_numbers.py trainer/loop/test_api.py system/test_ranks.py system/test_faults_tracking.py
 trainer/distributed/test_deepspeed_launcher.py trainer/evaluation/test_suite.py system/test_end_to_end.py
 """.split()
-"""The files that take longest, by `--durations`: started first, so that no worker has a long one at the end.
-
-The first six are of the second lane.
-"""
+"""The files that take longest, by `--durations`: started first, so that no worker has a long one at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
