@@ -146,9 +146,13 @@ def test_slurm_and_kubernetes_resume_after_the_same_statuses():
 def test_the_variables_of_trainer_tell_torchrun_nodes_ranks_and_the_first_host(tmp_path):
     """The PET_ variables are those that pkg/runtime/framework/plugins/torch of kubeflow/trainer sets."""
     (tmp_path / "rank.py").write_text(
-        "import os, pathlib, sys\n"
+        "import os, pathlib, sys, time\n"
         "names = 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR'\n"
-        "pathlib.Path('rank-' + os.environ['RANK']).write_text(' '.join(os.environ[name] for name in names))\n"
+        "path = pathlib.Path('new-rank-' + os.environ['RANK'])\n"
+        "path.write_text(' '.join(os.environ[name] for name in names))\n"
+        "path.rename(path.name.removeprefix('new-'))\n"
+        "while len(list(pathlib.Path().glob('rank-*'))) < 4:  # torchrun kills the others once a rank has ended\n"
+        "    time.sleep(0.02)\n"
         "sys.exit(75)\n"
     )
     trainer = manifests("--nodes", "2", "--gpus", "2", "--", "--config", "bert_large")[1]["spec"]["trainer"]
