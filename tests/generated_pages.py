@@ -17,10 +17,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
-from data_prep.base.load_settings import load_settings
 from data_prep.config.preparation_config import PreparationConfig, Source
 from launch.command_table import DATA_PREP, GROUPS, Command
 from tests.test_layout import ORDER
+from trainer import load_config
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.config.synonyms import markdown_table
@@ -45,7 +45,7 @@ def names_in(page: str) -> list[str]:
 def preset_files() -> list[Path]:
     """The training presets, the smallest model first."""
     files = [path for path in (REPOSITORY / "configs").glob("*.yaml") if path.stem not in ("data", "glue")]
-    return sorted(files, key=lambda path: (_size(load_settings(RunConfig, path)), path.stem))
+    return sorted(files, key=lambda path: (_size(load_config(path)), path.stem))
 
 
 def _size(config: RunConfig) -> int:
@@ -57,7 +57,7 @@ def presets() -> Iterator[str]:
     yield "| preset | model | parameters | rows | precision | purpose |"
     yield "|---|---|---|---|---|---|"
     for path in preset_files():
-        config = load_settings(RunConfig, path)
+        config = load_config(path)
         model = f"{config.model.family}, {config.model.num_hidden_layers} x {config.model.hidden_size}"
         lengths = dict.fromkeys(stage.sequence_length for stage in config.stages)
         pairs = {"none": "MLM", "next_sentence": "MLM and NSP", "sentence_order": "MLM and SOP"}
@@ -80,7 +80,7 @@ def recipes() -> Iterator[str]:
     yield f"| preset | {' | '.join(columns)} | masks |"
     yield "|---|---|---|---|---|---|---|---|"
     for path in preset_files():
-        config = load_settings(RunConfig, path)
+        config = load_config(path)
         batches = dict.fromkeys(f"{stage.global_batch_tokens:,}" for stage in config.stages)
         peaks = dict.fromkeys(f"{stage.peak_learning_rate:g}" for stage in config.stages)
         decays = dict.fromkeys(f"{stage.weight_decay:g}" for stage in config.stages)

@@ -21,7 +21,7 @@ from launch.command_table import COMMANDS
 from tests.support import advice
 from tests.support.advice import OF_OTHER_PROGRAMS, OPTION, REPOSITORY
 from tests.support.parsers import parser_of
-from trainer.config.load import load_config
+from trainer import load_config
 from trainer.config.run_config import RunConfig
 from trainer.config.synonyms import synonyms
 

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from data_prep.base.load_settings import load_settings
 from data_prep.config.preparation_config import DeduplicationSettings
 from data_prep.deduplication import similarity_search
+from trainer import load_config
 from trainer.config.data_settings import DataSettings
 from trainer.config.model_settings import ModelSettings
-from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import OptimizerSettings, ScheduleSettings, TrainingSettings
 from trainer.data import mask_units
 from trainer.engine.optimizer import build_optimizer
@@ -135,7 +134,7 @@ FINE_TUNING = {  # Devlin et al. 2018, appendix A.3 (batch 32, 3 epochs) and run
 
 
 def preset(name: str) -> Callable[[], Any]:
-    return lambda: load_settings(RunConfig, name, [])
+    return lambda: load_config(name, [])
 
 
 TABLES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.sameness import CONFIG, DATA_PARTS, OF_ONE_RUN, QUICK, RUN_PARTS, RUNS, SCORES, compare
-from trainer.config.load import load_config
+from trainer import load_config
 from trainer.metrics.process_identity import ProcessIdentity
 from trainer.metrics.status import Status
 

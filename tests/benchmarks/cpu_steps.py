@@ -27,7 +27,7 @@ import machine
 import reports
 from reports import Row
 
-from data_prep.base.load_settings import load_settings
+from trainer import load_config
 from trainer.benchmark.measurement import Training
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config.run_config import RunConfig
@@ -174,7 +174,7 @@ def compare(
 def load(preset: str, length: int, precision: str, folder: Path) -> RunConfig:
     """A preset at another length of rows and in another precision."""
     overrides = [f"data.shards={folder}", f"data.sequence_length={length}", f"training.precision={precision}"]
-    return load_settings(RunConfig, preset, overrides)
+    return load_config(preset, overrides)
 
 
 def _told(found: dict[str, Any]) -> str:

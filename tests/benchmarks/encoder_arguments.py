@@ -9,7 +9,7 @@ import reports
 import torch
 
 from data_prep.base.errors import UserError
-from data_prep.base.load_settings import load_settings
+from trainer import load_config
 from trainer.config.run_config import RunConfig
 
 WORKLOADS = ("documents", "grouped", "full")
@@ -83,7 +83,7 @@ def settings_of(preset: str, precision: str, tokens: int, arguments: argparse.Na
         "zero.stage=1",
     ]
     overrides += [*(SMOKE if arguments.smoke else ()), *arguments.overrides]
-    config = load_settings(RunConfig, preset, overrides)
+    config = load_config(preset, overrides)
     if config.model.family != "bert":
         raise UserError(f"--config {preset} is of family {config.model.family}, and the peer is BERT; give one of BERT")
     return config

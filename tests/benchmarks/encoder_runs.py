@@ -27,9 +27,8 @@ from pretraining_peer import Order
 from pretraining_rows import Rows, grouped_rows, judge, valid_rows
 
 from data_prep.base.errors import UserError
-from data_prep.base.load_settings import load_settings
 from data_prep.base.settings import to_yaml
-from trainer.config.run_config import RunConfig
+from trainer import load_config
 from trainer.data.shard_set import ShardSet, open_shard_set
 
 EVALUATION = ("data.sequence_length=128", "data.mlm_probability=0.15", "data.final_mlm_probability=null")
@@ -106,7 +105,7 @@ class Corpus:
         """Loss (nats per prediction) in transformers, fp32, on the same rows and masks (15%) for every model."""
         if self._rows is None:
             shard_set = self.shard_set
-            config = load_settings(RunConfig, "small_cpu", [f"data.shards={shard_set.url}", *EVALUATION])
+            config = load_config("small_cpu", [f"data.shards={shard_set.url}", *EVALUATION])
             tokens = self.max_valid_tokens or shard_set.manifest.valid.tokens * 2
             self._rows = valid_rows(shard_set, config, tokens)
         return judge(model, self._rows, torch.device("cpu"))["mlm_loss"]
@@ -168,7 +167,7 @@ def _train_ours(recipe: Recipe, folder: Path, settings: list[str], corpus: Corpu
 def _train_peer(recipe: Recipe, folder: Path, settings: list[str], corpus: Corpus) -> dict[str, Any]:
     """transformers' Trainer on rows that were made before, or LTG-BERT on ours; one process."""
     own = LIKE_ROBERTA if recipe.side == "run_mlm" else ()
-    config = load_settings(RunConfig, recipe.preset, [*own, *settings])
+    config = load_config(recipe.preset, [*own, *settings])
     (folder / "config.yaml").write_text(to_yaml(config))
     (stage,) = config.stages
     special = corpus.shard_set.manifest.tokenizer.special_tokens

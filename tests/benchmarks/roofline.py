@@ -30,7 +30,7 @@ from kernel_trace import Kernel
 from reports import Row, alone
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from data_prep.base.load_settings import load_settings
+from trainer import load_config
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.data.assembly import sequence_capacity
@@ -150,7 +150,7 @@ def settings_of(case: Case) -> RunConfig:
     words = ["data.shards=none", f"data.sentence_pairs={'next_sentence' if case.has_pairs else 'none'}"]
     if case.side == "before":
         words.append(f"training.micro_batch_tokens={MICRO_BATCH_TOKENS_BEFORE[case.preset]}")
-    return load_settings(RunConfig, case.preset, words)
+    return load_config(case.preset, words)
 
 
 def capacity(case: Case, num_rows: int, sequence_length: int) -> int:
@@ -222,7 +222,7 @@ def fusion(preset: str, device: Device = Device()) -> dict[str, dict[str, float]
 
 def block_kernels(preset: str, compiled: bool) -> list[Kernel]:
     """The kernels of the preset's second block; eager with the rotation of commit c025165, for comparison."""
-    config = load_settings(RunConfig, preset, ["data.shards=none"])
+    config = load_config(preset, ["data.shards=none"])
     model, length = config.model, config.data.sequence_length
     rotates = mock.patch.object(layers, "rotate", layers.rotate if compiled else _rotate_before)
     with kernel_trace.as_on_cuda(), FakeTensorMode(), rotates:

@@ -30,7 +30,7 @@ import machine
 import reports
 from reports import Row
 
-from data_prep.base.load_settings import load_settings
+from trainer import load_config
 from trainer.config.run_config import RunConfig
 from trainer.preflight.efficiency import ACHIEVED_FLOPS, GPUS_PER_NODE, link_bytes_per_second, step_traffic
 
@@ -116,7 +116,7 @@ def _measured(arguments: argparse.Namespace, folder: Path, hosts: list[str]) -> 
 def _reference(tokens: int, overlaps: bool) -> tuple[Any, float]:
     """The traffic of bert_large on 64 GPUs, and its link's bytes per second."""
     after = [] if overlaps else ["deepspeed={bf16: {immediate_grad_update: false}}"]
-    config = load_settings(RunConfig, "bert_large_64gpu", [f"training.global_batch_tokens={tokens}", *after])
+    config = load_config("bert_large_64gpu", [f"training.global_batch_tokens={tokens}", *after])
     traffic = step_traffic(config, config.stages[0], GPUS, ACHIEVED_FLOPS)
     return traffic, link_bytes_per_second(GPUS, GPUS_PER_NODE, NETWORK_GBITS)
 
@@ -171,7 +171,7 @@ def _config(job: dict[str, Any], world_size: int) -> RunConfig:
     tokens = job["rows"] * LENGTH
     sizes = [f"training.micro_batch_tokens={tokens}", f"training.global_batch_tokens={tokens * world_size}"]
     after = [] if job.get("overlaps", True) else ["deepspeed.bf16={immediate_grad_update: false}"]
-    return load_settings(RunConfig, "tiny_cpu", [*SETTINGS, *sizes, f"data.shards={job['shards']}", *after])
+    return load_config("tiny_cpu", [*SETTINGS, *sizes, f"data.shards={job['shards']}", *after])
 
 
 def _train(job: dict[str, Any]) -> None:

@@ -20,8 +20,7 @@ import pytest
 import torch
 
 from data_prep.base.errors import UserError
-from data_prep.base.load_settings import load_settings
-from trainer.config.run_config import RunConfig
+from trainer import load_config
 from trainer.config.schedule import learning_rate
 from trainer.data.shard_set import open_shard_set
 from trainer.inference.fill_mask import MaskedText
@@ -82,7 +81,7 @@ def test_the_judge_counts_predicted_places_alone(scripts: Any, tiny_model: Path)
 def test_the_peers_learning_rates_are_ours(scripts: Any) -> None:
     trainer = object.__new__(scripts("pretraining_peer")["ScheduledTrainer"])
     settings = ["data.shards=s", "output_dir=o", "training.max_steps=8", "schedule.warmup_ratio=0.25"]
-    trainer.run_config = config = load_settings(RunConfig, "small_cpu", settings)
+    trainer.run_config = config = load_config("small_cpu", settings)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
     scheduler = trainer.create_scheduler(8, optimizer)
     rates = []

@@ -16,7 +16,7 @@ from encoder_contestants import PADDED_TO_MULTIPLE_OF, pieces_of
 from torch.utils.data import Dataset
 from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
 
-from data_prep.base.load_settings import load_settings
+from trainer import load_config
 from trainer.config.run_config import RunConfig
 from trainer.data.shard_set import open_shard_set
 from trainer.model.hugging_face import hugging_face_config
@@ -54,7 +54,7 @@ class Documents(Dataset[dict[str, Any]]):
 def main() -> None:
     """Train STEPS steps."""
     preset, output, num_steps, *settings = sys.argv[1:]
-    config = load_settings(RunConfig, preset, [*settings, f"output_dir={output}"])
+    config = load_config(preset, [*settings, f"output_dir={output}"])
     counts = train(config, Path(output), int(num_steps))
     (Path(output) / "counts.json").write_text(json.dumps(counts))
 

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.base.load_settings import load_settings
 from tests.fuzzing.mutations import fuzz, mutated_document, says_the_same
 from tests.fuzzing.watching import read_or_refuse, temporary_folder
-from trainer.config.run_config import RunConfig
+from trainer import load_config
 from trainer.engine.deepspeed_config import deepspeed_config, with_deepspeed_file
 from trainer.preflight.deepspeed_sections import check_values
 
-RUN = load_settings(RunConfig, "tiny_cpu", ["zero.stage=1"])
+RUN = load_config("tiny_cpu", ["zero.stage=1"])
 GIVEN = {
     "train_batch_size": "auto",
     "gradient_clipping": "auto",

@@ -142,12 +142,11 @@ def digest_of_tensors(tensors: dict[str, Any]) -> str:
 
 def first_rows(folder: Path) -> dict[str, Any]:
     """The first rows that training sees: ids, and what of them is predicted."""
-    from data_prep.base.load_settings import load_settings
-    from trainer.config.run_config import RunConfig
+    from trainer import load_config
     from trainer.data.loader import Loader, Position
     from trainer.data.shard_set import open_shard_set
 
-    config = load_settings(RunConfig, folder / "run.yaml")
+    config = load_config(folder / "run.yaml")
     shard_sets = [open_shard_set(str(folder / "shards"))]
     seed = config.training.seed
     loader = Loader(shard_sets, config.data, config.stages[0], Position(0, 0, 0), seed, 0, 1, lambda step: 0.15, 0)

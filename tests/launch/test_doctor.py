@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.load_settings import load_settings
 from data_prep.base.processor import Processor
 from launch import doctor
 from tests.support.doctor import findings_of
 from tests.support.error_codes import coded
 from tests.support.toy_run import preset_config
+from trainer import load_config
 from trainer.config.run_config import RunConfig
 from trainer.preflight import checks, disk_checks, machine_checks, service_checks
 from trainer.preflight.finding import Finding
@@ -54,9 +54,9 @@ def test_a_sound_run_on_this_machine_is_ok_in_every_line(small_shards, empty_dat
 def test_memory_goes_by_the_zero_stage(tmp_path, monkeypatch):
     monkeypatch.setattr(machine_checks, "device_memory_bytes", lambda device, world_size: 6 * machine_checks.GIB)
     base = ["training.micro_batch_tokens=512", "zero.stage=0", "training.precision=fp32", "model.hidden_dropout_prob=0"]
-    zero = load_settings(RunConfig, "bert_large", base)
+    zero = load_config("bert_large", base)
     (replicated,) = machine_checks.check_memory(zero, 8, CPU)
-    (divided,) = machine_checks.check_memory(load_settings(RunConfig, "bert_large", [*base, "zero.stage=3"]), 8, CPU)
+    (divided,) = machine_checks.check_memory(load_config("bert_large", [*base, "zero.stage=3"]), 8, CPU)
     assert replicated.level in ("warn", "fail") and "raise zero.stage" in replicated.text
     assert divided.level == "ok"
 

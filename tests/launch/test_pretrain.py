@@ -11,12 +11,11 @@ import pytest
 import yaml
 
 from data_prep.base.errors import UsageError
-from data_prep.base.load_settings import load_settings
 from launch.pretrain import main
 from tests.support import fork_server
 from tests.support.error_codes import coded
+from trainer import load_config
 from trainer.config.load import check_output_dir
-from trainer.config.run_config import RunConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -132,9 +131,7 @@ def test_print_config_gives_yaml_that_is_the_same_configuration(tmp_path):
     result = pretrain("--config", "tiny_cpu", "training.seed=5", "--print-config", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     (tmp_path / "printed.yaml").write_text(result.stdout)
-    assert load_settings(RunConfig, tmp_path / "printed.yaml") == load_settings(
-        RunConfig, "tiny_cpu", ["training.seed=5"]
-    )
+    assert load_config(tmp_path / "printed.yaml") == load_config("tiny_cpu", ["training.seed=5"])
     assert yaml.safe_load(result.stdout)["training"]["seed"] == 5
 
 

@@ -18,11 +18,11 @@ import torch.distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.toy_training import ToyModel, global_batch, make_config
+from trainer import load_config
 from trainer.checkpoint import writer as checkpoints
 from trainer.checkpoint.format import DataIdentity, TrainState
 from trainer.checkpoint.pieces import read_pieces
 from trainer.checkpoint.restore import load
-from trainer.config.load import load_config
 from trainer.distributed.process_group import Ranks, forget_groups
 from trainer.engine import fragments, muon, stable_adamw
 from trainer.engine.engine import build_engine

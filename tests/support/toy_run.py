@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from data_prep.base.load_settings import load_settings
 from data_prep.dataset.manifest_records import FileRecord
 from data_prep.storage import storage
 from tests.support.preparations import trained
@@ -32,6 +33,11 @@ def preset_config(
 ) -> RunConfig:
     """A preset on these shards; overrides are settings as they are typed."""
     return load_config(preset, [f"data.shards={shards}", f"output_dir={output_dir}", *overrides])
+
+
+def typed_config(*overrides: str) -> RunConfig:
+    """A run of nothing but these settings, as they are typed."""
+    return load_settings(RunConfig, None, overrides)
 
 
 CONFIG = tiny_config()

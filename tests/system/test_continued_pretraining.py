@@ -22,12 +22,12 @@ from transformers import (
     pipeline,
 )
 
-from data_prep.base.load_settings import load_settings
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.benchmarks.padded_batches import to_padded
 from tests.support import fork_server
 from tests.support.foreign_tokenizers import WRITERS
 from tests.support.preparations import prepared, read_texts
+from trainer import load_config
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
@@ -109,7 +109,7 @@ def write_config(folder: Path, shards: Path, init_from: str, kind: str, vocab_si
         "tracking": {"uri": "sqlite:///mlflow.db"},
     }
     (folder / "run.yaml").write_text(json.dumps(values), encoding="utf-8")
-    return load_settings(RunConfig, folder / "run.yaml", [])
+    return load_config(folder / "run.yaml", [])
 
 
 @pytest.fixture(

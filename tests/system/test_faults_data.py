@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.base.load_settings import load_settings
 from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shards import read_records, write_shard
 from data_prep.storage import retries, storage
@@ -27,7 +26,7 @@ from tests.support.living_data_sets import make_data_set
 from tests.support.preparations import read_texts, trained
 from tests.support.s3_server import S3Bucket
 from tests.system.conftest import Training
-from trainer.config.run_config import RunConfig
+from trainer import load_config
 from trainer.loop import train as train_module
 
 SHORT = ("training.max_steps=12", "checkpoint.every_steps=100", "evaluation.every_steps=100")
@@ -50,7 +49,7 @@ def refused(training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch) 
         one.shards = shards  # type: ignore[assignment]
         arguments = one.arguments()
         with pytest.raises(UserError) as caught:
-            train_module.train(load_settings(RunConfig, arguments[1], arguments[2:]))
+            train_module.train(load_config(arguments[1], arguments[2:]))
         assert caught.value.exit_status != 0 and not one.output_dir.exists()
         return str(caught.value)
 

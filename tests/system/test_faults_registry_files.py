@@ -13,16 +13,15 @@ from types import ModuleType
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.load_settings import load_settings
 from launch import embed, export, fill_mask, finetune, next_sentence, predict, show_attention
 from tests.support.error_codes import coded
 from tests.support.hostile_tars import Payload
 from tests.support.launch_command import run
 from tests.support.mlflow_servers import Server
 from tests.support.toy_run import CONFIG, make_run
+from trainer import load_config
 from trainer.checkpoint.format import step_folder
 from trainer.checkpoint.writer import ALONE
-from trainer.config.run_config import RunConfig
 from trainer.model.pretraining import PretrainingModel
 from trainer.registry.registration import register
 from trainer.registry.starting_weights import load_initial_weights
@@ -151,7 +150,7 @@ def test_row_44_a_configuration_from_elsewhere_does_nothing(
     path = desk / "untrusted.yaml"
     path.write_text(text + "\n")
     with pytest.raises(UserError, match=said) as refused:
-        load_settings(RunConfig, path)
+        load_config(path)
     assert "open-sesame" not in str(refused.value) and not (desk / "ran").exists()
 
 

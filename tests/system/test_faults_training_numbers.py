@@ -9,13 +9,12 @@ import signal
 import pytest
 import torch
 
-from data_prep.base.load_settings import load_settings
 from launch import show_batch
 from tests.support.plain_ranks import finish, losses, newest_checkpoint, run, send, start, wait_until
 from tests.system.conftest import Training
+from trainer import load_config
 from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
 from trainer.checkpoint.pieces import read_weights
-from trainer.config.run_config import RunConfig
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
 from trainer.metrics.status import read_status
 
@@ -33,7 +32,7 @@ def shown_rows(training: Training, options: str) -> list[torch.Tensor]:
     """What `launch/show_batch.py` reads with the options that the log gives."""
     arguments = show_batch.parse_arguments([*training.arguments(), *shlex.split(options)])
     show_batch.choose_rows(arguments)
-    batch, _ = show_batch.read_batch(load_settings(RunConfig, arguments.config, arguments.overrides), arguments)
+    batch, _ = show_batch.read_batch(load_config(arguments.config, arguments.overrides), arguments)
     return [batch.input_ids, batch.labels[batch.labels != -100]]
 
 

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.arguments import CommandParser, is_path
-from data_prep.base.load_settings import load_settings
 from data_prep.base.local_paths import expand_home, home_in
-from data_prep.config.preparation_config import PreparationConfig
 from launch.command_table import COMMANDS
 from tests.support.parsers import parser_of
-from trainer.config.load import load_config
-from trainer.config.run_config import RunConfig
+from tests.support.preparations import config_of
+from trainer import load_config
 from trainer.evaluation.suite_settings import load_suite
 
 
@@ -45,7 +43,7 @@ RUN_PATHS = (
 
 
 def test_every_path_of_a_run_begins_at_home(home: str) -> None:
-    config = load_settings(RunConfig, "tiny_cpu", ["model.output_bias=zeros", *(f"{name}=~/x" for name in RUN_PATHS)])
+    config = load_config("tiny_cpu", ["model.output_bias=zeros", *(f"{name}=~/x" for name in RUN_PATHS)])
     for name in RUN_PATHS:
         value = config.model_dump()
         for part in name.split("."):
@@ -53,13 +51,13 @@ def test_every_path_of_a_run_begins_at_home(home: str) -> None:
         assert value == f"{home}/x", name
     mixture = load_config("tiny_cpu", {"data.shards": [{"url": "~/a"}, {"url": Path("~/b")}]})
     assert [each.url for each in mixture.data.components] == [f"{home}/a", f"{home}/b"]
-    branch = load_settings(RunConfig, "tiny_cpu", ["branch={run: ~/r, step: 3, stage: s}", "training.stages=[{name: s, "
+    branch = load_config("tiny_cpu", ["branch={run: ~/r, step: 3, stage: s}", "training.stages=[{name: s, "
         "steps: 9, data: {shards: ~/d}}]", "training.max_steps=null"]).model_dump()  # fmt: skip
     assert branch["branch"]["run"] == f"{home}/r" and branch["training"]["stages"][0]["data"]["shards"] == f"{home}/d"
 
 
 def test_paths_of_a_preparation_and_of_a_suite_begin_at_home(home: str, tmp_path: Path) -> None:
-    config = load_settings(PreparationConfig, None, ["sources=[{name: a, input: ~/*.txt}]", "keep_dropped=~/dropped"])
+    config = config_of({"a": "~/*.txt"}, "keep_dropped=~/dropped")
     assert (config.sources[0].input, config.keep_dropped) == ((f"{home}/*.txt",), f"{home}/dropped")
     (tmp_path / "suite.yaml").write_text("name: s\ntasks: {t: {files: {train: ~/t.tsv}, metrics: [a]}}\n")
     suite = load_suite(tmp_path / "suite.yaml", ["data=~/glue"])

@@ -13,7 +13,7 @@ from data_prep.base.load_settings import load_settings
 from data_prep.base.settings import Settings, to_yaml
 from data_prep.config.preparation_config import PreparationConfig
 from tests.support.error_codes import coded
-from trainer.config.load import load_config
+from trainer import load_config
 from trainer.config.run_config import RunConfig
 from trainer.evaluation.suite_settings import load_suite
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_prep.base.load_settings import load_settings
+from trainer import load_config
 from trainer.benchmark.measurement import RESOLUTION, StepClock, Training, largest_that_fits, with_micro_batch
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config.batch_arithmetic import batch_arithmetic
@@ -23,7 +23,7 @@ OVERRIDES = [
 
 
 def tiny_config(*overrides: str) -> RunConfig:
-    return load_settings(RunConfig, "tiny_cpu", [*OVERRIDES, *overrides])
+    return load_config("tiny_cpu", [*OVERRIDES, *overrides])
 
 
 def test_a_micro_batch_replaces_the_configured_one_and_the_global_batch_grows_with_it() -> None:
@@ -38,7 +38,7 @@ def test_a_micro_batch_replaces_the_configured_one_and_the_global_batch_grows_wi
 
 
 def test_a_stage_becomes_the_only_one() -> None:
-    config = load_settings(RunConfig, "bert_large_phased", [])
+    config = load_config("bert_large_phased", [])
     stage = config.stages[1]
     alone = with_micro_batch(config, 1, stage.micro_batch_tokens, 1)
     assert len(alone.stages) == 1

@@ -16,11 +16,11 @@ from data_prep.base.errors import UserError
 from tests.support.toy_processes import averaged_name, trained
 from tests.support.toy_training import ToyModel, global_batch
 from tests.trainer.checkpoint.test_writer import StillEngine, save
+from trainer import load_config
 from trainer.checkpoint import writer
 from trainer.checkpoint.format import CheckpointFolder, SavedState, TrainState, rank_file_name, step_folder
 from trainer.checkpoint.merging import averaged_weights, merge_coefficients, merge_weights, stage_warning
 from trainer.checkpoint.pieces import read_weights, write_tensors
-from trainer.config.load import load_config
 
 
 @pytest.mark.parametrize(

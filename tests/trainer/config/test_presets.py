@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from data_prep.base.load_settings import load_settings
-from trainer.config.run_config import RunConfig
+from trainer import load_config
 from trainer.config.schedule import global_batch_tokens
 from trainer.model.sizes import num_parameters
 
@@ -77,7 +76,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_preset_is_the_published_recipe(name: str) -> None:
-    published, config = PUBLISHED[name], load_settings(RunConfig, name)
+    published, config = PUBLISHED[name], load_config(name)
     stages = config.stages
     assert num_parameters(config.model, False) / 1e6 == pytest.approx(published.million_parameters, rel=0.01)
     assert tuple(stage.sequence_length for stage in stages) == published.lengths
@@ -103,7 +102,7 @@ def test_a_preset_is_short_and_names_its_sources(name: str) -> None:
 
 def test_the_batch_of_modernbert_base_grows_over_50_billion_tokens() -> None:
     """From 768 to 4,608 rows, each size for the same number of steps (Warner et al. 2024, section 2.2)."""
-    stage = load_settings(RunConfig, "modernbert_base").stages[0]
+    stage = load_config("modernbert_base").stages[0]
     assert stage.batch_warmup is not None
     sizes = [global_batch_tokens(step, stage) // 1024 for step in range(stage.batch_warmup.num_steps)]
     assert sorted(set(sizes)) == [768, 1536, 2304, 3072, 3840]

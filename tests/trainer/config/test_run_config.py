@@ -1,9 +1,10 @@
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.base.load_settings import load_settings, validate_settings
+from data_prep.base.load_settings import validate_settings
 from data_prep.base.settings import to_yaml
 from tests.support.error_codes import coded
+from trainer import load_config
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.data_settings import DataSettings
 from trainer.config.model_settings import ModelSettings
@@ -16,15 +17,15 @@ PRESETS = (
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_loads_and_reads_back(preset, tmp_path):
-    config = load_settings(RunConfig, preset)
+    config = load_config(preset)
     path = tmp_path / "again.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
-    assert load_settings(RunConfig, path) == config
+    assert load_config(path) == config
 
 
 def test_bert_large_64gpu_is_bert_large_with_robertas_batch_and_schedule():
     """Liu et al. 2019, table 9: 8K sequences of 512, peak 4e-4, 30k steps of warmup of 500k, no clipping."""
-    config, large = (load_settings(RunConfig, name) for name in ("bert_large_64gpu", "bert_large"))
+    config, large = (load_config(name) for name in ("bert_large_64gpu", "bert_large"))
     assert config.model == large.model
     (stage,) = config.stages
     assert (stage.global_batch_tokens, stage.sequence_length) == (8192 * 512, 512)
@@ -35,7 +36,7 @@ def test_bert_large_64gpu_is_bert_large_with_robertas_batch_and_schedule():
 
 
 def test_bert_large_is_the_published_architecture():
-    model = load_settings(RunConfig, "configs/bert_large.yaml").model
+    model = load_config("configs/bert_large.yaml").model
     assert (model.num_hidden_layers, model.hidden_size, model.num_attention_heads, model.intermediate_size) == (
         24,
         1024,
@@ -46,7 +47,7 @@ def test_bert_large_is_the_published_architecture():
 
 
 def test_modern_large_is_the_published_architecture():
-    model = load_settings(RunConfig, "modern_large").model
+    model = load_config("modern_large").model
     assert (model.num_hidden_layers, model.hidden_size, model.intermediate_size) == (28, 1024, 2624)
     assert model.attention_kinds[:7] == ("global", "local", "local", "global", "local", "local", "global")
     assert (model.local_attention, model.global_rope_theta, model.local_rope_theta) == (128, 160_000, 10_000)
@@ -63,13 +64,13 @@ def test_a_family_brings_its_options_and_given_ones_count_before_them():
 
 
 def test_stages_are_the_runs_steps_and_lengths():
-    config = load_settings(RunConfig, "bert_large_phased")
+    config = load_config("bert_large_phased")
     assert [stage.sequence_length for stage in config.stages] == [128, 512]
     assert config.max_steps == 1_000_000
 
 
 def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
-    stages = load_settings(RunConfig, "bert_large_phased").stages
+    stages = load_config("bert_large_phased").stages
     assert [batch_arithmetic(stage, 8).padding_share for stage in stages] == [0.0, 0.0]
 
 
@@ -203,12 +204,12 @@ def test_the_published_recipe_computes_no_row_for_nothing_on_8_gpus():
 )
 def test_a_contradiction_states_setting_value_fix_and_code(overrides, code, shown):
     with pytest.raises(UsageError, check=coded(code)) as caught:
-        load_settings(RunConfig, "tiny_cpu", overrides)
+        load_config("tiny_cpu", overrides)
     assert shown in str(caught.value) and caught.value.fix
 
 
 def test_a_mapping_in_place_of_a_value_names_the_setting():
-    values = load_settings(RunConfig, "tiny_cpu").model_dump(mode="json")
+    values = load_config("tiny_cpu").model_dump(mode="json")
     given = [(section, name) for section in values if isinstance(values[section], dict) for name in values[section]]
     mappings = {("training", "batch_warmup")}
     assert len(given) > 90
@@ -221,12 +222,12 @@ def test_a_mapping_in_place_of_a_value_names_the_setting():
 def test_a_stage_that_contradicts_is_named_by_its_number():
     stage = "{steps: 9, sequence_length: 1024, micro_batch_tokens: 1024, global_batch_tokens: 1024}"
     with pytest.raises(UsageError, check=coded("sequence-too-long"), match="training.stages.0.sequence_length=1024"):
-        load_settings(RunConfig, "bert_large_phased", [f"training.stages=[{stage}]"])
+        load_config("bert_large_phased", [f"training.stages=[{stage}]"])
 
 
 def test_a_configuration_to_keep_holds_no_secret():
     url = "https://user:hunter2@host/shards?sig=hunter2"
-    config = load_settings(RunConfig, "tiny_cpu", [f"data.shards=[{{url: '{url}'}}]", "tracking.uri=sqlite:///m.db"])
+    config = load_config("tiny_cpu", [f"data.shards=[{{url: '{url}'}}]", "tracking.uri=sqlite:///m.db"])
     kept = without_secrets(config)
     assert kept.data.components[0].url == "https://host/shards"
     assert kept.tracking.uri == "sqlite:///m.db" and kept.training == config.training
@@ -234,15 +235,15 @@ def test_a_configuration_to_keep_holds_no_secret():
 
 
 def test_a_run_that_ends_early_takes_fewer_steps_in_its_stages():
-    config = load_settings(RunConfig, "bert_large_phased", ["training.max_steps=900003"])
+    config = load_config("bert_large_phased", ["training.max_steps=900003"])
     assert config.steps_by_stage == (900_000, 3)
     assert config.longest_sequence == 512
-    assert load_settings(RunConfig, "bert_large_phased", ["training.max_steps=5"]).longest_sequence == 128
+    assert load_config("bert_large_phased", ["training.max_steps=5"]).longest_sequence == 128
 
 
 def test_more_steps_than_the_stages_have_are_refused():
     with pytest.raises(UsageError, check=coded("more-steps-than-stages"), match="1000000 steps"):
-        load_settings(RunConfig, "bert_large_phased", ["training.max_steps=2000000"])
+        load_config("bert_large_phased", ["training.max_steps=2000000"])
 
 
 def test_steps_are_required_without_stages():
@@ -270,12 +271,12 @@ def test_shares_of_a_mixture_do_not_contradict_each_other(data: dict, code: str,
 
 def test_a_configuration_to_keep_shows_where_a_store_is_and_not_its_key() -> None:
     options = "storage_options={'s3://shards': {key: me, secret: hunter2, endpoint_url: 'http://store:9000'}}"
-    kept = without_secrets(load_settings(RunConfig, "tiny_cpu", [options]))
+    kept = without_secrets(load_config("tiny_cpu", [options]))
     assert "http://store:9000" in kept.model_dump_json() and "hunter2" not in kept.model_dump_json()
 
 
 def test_a_configuration_to_keep_hides_the_keys_of_deepspeeds_monitors() -> None:
-    config = load_settings(RunConfig, "tiny_cpu", ["tracking.uri='postgresql://me:hun/ter2@db/x?passwd=ter2'"])
+    config = load_config("tiny_cpu", ["tracking.uri='postgresql://me:hun/ter2@db/x?passwd=ter2'"])
     monitors = {"comet": {"enabled": False, "api_key": "hunter2", "project": "birds"}, "hosts": [{"token": "hunter2"}]}
     kept = without_secrets(config.model_copy(update={"deepspeed": monitors}))
     assert kept.deepspeed is not None and kept.deepspeed["comet"]["project"] == "birds"
@@ -284,10 +285,10 @@ def test_a_configuration_to_keep_hides_the_keys_of_deepspeeds_monitors() -> None
 
 
 def test_a_configuration_of_an_earlier_release_may_have_a_url_as_output_dir() -> None:
-    assert load_settings(RunConfig, "tiny_cpu", ["output_dir=file:///runs/one"]).output_dir == "file:///runs/one"
+    assert load_config("tiny_cpu", ["output_dir=file:///runs/one"]).output_dir == "file:///runs/one"
 
 
 def test_an_experiment_has_a_name_that_mlflow_keeps() -> None:
     with pytest.raises(UsageError, match="tracking.experiment=.*at most 500 characters"):
-        load_settings(RunConfig, "tiny_cpu", [f"tracking.experiment={'x' * 501}"])
-    assert load_settings(RunConfig, "tiny_cpu", [f"tracking.experiment={'x' * 500}"])
+        load_config("tiny_cpu", [f"tracking.experiment={'x' * 501}"])
+    assert load_config("tiny_cpu", [f"tracking.experiment={'x' * 500}"])

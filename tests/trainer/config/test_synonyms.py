@@ -3,10 +3,10 @@ import re
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.base.load_settings import load_settings
 from data_prep.base.settings import setting_names
 from data_prep.config.preparation_config import PreparationConfig
 from tests.support.error_codes import coded
+from tests.support.toy_run import typed_config
 from trainer.config.run_config import RunConfig
 from trainer.config.synonyms import _IN_STAGE, explain_synonym, markdown_table, synonyms
 
@@ -66,7 +66,7 @@ REQUIRED = ["output_dir=x", "data.shards=y", "training.max_steps=1"]
 )
 def test_a_name_of_another_project_is_answered_with_our_setting_and_its_unit(typed, answer):
     with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
-        load_settings(RunConfig, None, [*REQUIRED, "data.sequence_length=128", typed])
+        typed_config(*REQUIRED, "data.sequence_length=128", typed)
     assert answer in str(caught.value)
     assert "did you mean" not in str(caught.value) or "trainig" in typed
 
@@ -74,14 +74,14 @@ def test_a_name_of_another_project_is_answered_with_our_setting_and_its_unit(typ
 @pytest.mark.parametrize("length", ["seq_length=128", "data.max_seq_length=128", "training.max_length=128"])
 def test_sequences_are_converted_with_the_length_that_is_given_under_another_name(length):
     with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
-        load_settings(RunConfig, None, [*REQUIRED, length, "micro_batch_size=16"])
+        typed_config(*REQUIRED, length, "micro_batch_size=16")
     assert "data.sequence_length=128 (" in str(caught.value)
     assert "training.micro_batch_tokens=2048 (16 sequences x data.sequence_length=128" in str(caught.value)
 
 
 def test_two_lengths_leave_the_conversion_to_the_reader():
     with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
-        load_settings(RunConfig, None, [*REQUIRED, "data.sequence_length=64", "seq_len=128", "micro_batch_size=16"])
+        typed_config(*REQUIRED, "data.sequence_length=64", "seq_len=128", "micro_batch_size=16")
     assert "16 sequences are 16 x data.sequence_length tokens" in str(caught.value)
 
 
@@ -100,7 +100,7 @@ def test_two_lengths_leave_the_conversion_to_the_reader():
 def test_a_name_inside_a_stage_is_answered_with_the_setting_of_that_stage(typed, answer):
     stages = f"training.stages=[{{steps: 1}}, {{steps: 1, sequence_length: 256, {typed}}}]"
     with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
-        load_settings(RunConfig, None, [*REQUIRED[:2], stages])
+        typed_config(*REQUIRED[:2], stages)
     assert answer in str(caught.value)
 
 
@@ -130,7 +130,7 @@ def test_every_setting_of_a_stage_that_an_answer_names_exists():
 )
 def test_a_wrong_value_of_a_name_is_answered_in_words(typed, code, answer):
     with pytest.raises(UsageError, check=coded(code)) as caught:
-        load_settings(RunConfig, None, [*REQUIRED, typed])
+        typed_config(*REQUIRED, typed)
     assert answer in str(caught.value)
 
 
@@ -162,7 +162,7 @@ def test_a_look_alike_with_another_meaning_is_not_suggested():
         "length_bound",
     ):
         with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
-            load_settings(RunConfig, None, [*REQUIRED, f"{name}=1"])
+            typed_config(*REQUIRED, f"{name}=1")
         assert "did you mean" not in str(caught.value), str(caught.value)
 
 

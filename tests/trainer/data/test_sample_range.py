@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from data_prep.base.errors import UsageError
-from data_prep.base.load_settings import load_settings
 from launch import show_batch
 from tests.support.error_codes import coded
+from trainer import load_config
 from trainer.checkpoint.data_version import open_data
 from trainer.config.batch_arithmetic import batch_arithmetic
-from trainer.config.run_config import RunConfig
 from trainer.config.schedule import masking_rate
 from trainer.data.loader import Loader, Position
 from trainer.loop.global_batches import samples_of
@@ -45,7 +44,7 @@ def test_the_rows_of_a_step_are_shown_exactly(case: list[str], small_shards: Pat
         "training.micro_batch_tokens=640",
         "data.num_workers=0",
     ]
-    config = load_settings(RunConfig, "tiny_cpu", overrides)
+    config = load_config("tiny_cpu", overrides)
     stage, start, step = config.stages[0], Position(0, 0, 30), 3
     rate = lambda number: masking_rate(number, config.max_steps, config.data)  # noqa: E731
     loader = Loader(open_data(config), config.data, stage, start, config.training.seed, 0, 1, rate, step)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.base.load_settings import load_settings
 from tests.support.error_codes import coded
+from trainer import load_config
 from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import OptimizerSettings, StageSettings, TrainingSettings, ZeroSettings
@@ -216,13 +216,13 @@ def test_every_key_that_is_refused_or_follows_from_the_yaml_is_refused_where_it_
 
 
 def test_the_file_stands_for_the_block(tmp_path):
-    config = load_settings(RunConfig, "tiny_cpu")
+    config = load_config("tiny_cpu")
     assert with_deepspeed_file(config, None) is config
     path = tmp_path / "ds.json"
     path.write_text('{"steps_per_print": 3}')
     assert with_deepspeed_file(config, str(path)).deepspeed == {"steps_per_print": 3}
     with pytest.raises(UsageError, check=coded("contradicting-options")):
-        with_deepspeed_file(load_settings(RunConfig, "tiny_cpu", ["deepspeed={}"]), str(path))
+        with_deepspeed_file(load_config("tiny_cpu", ["deepspeed={}"]), str(path))
 
 
 @pytest.mark.parametrize(
@@ -243,4 +243,4 @@ def test_what_is_no_json_object_is_refused(text, code, tmp_path):
     if text is not None:
         path.write_text(text)
     with pytest.raises(UsageError, check=coded(code)):
-        with_deepspeed_file(load_settings(RunConfig, "tiny_cpu"), str(path))
+        with_deepspeed_file(load_config("tiny_cpu"), str(path))

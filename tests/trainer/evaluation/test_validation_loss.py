@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_prep.base.load_settings import load_settings
 from data_prep.dataset.counts import read_token_counts
+from trainer import load_config
 from trainer.checkpoint.writer import ALONE
 from trainer.config.measurements import measurements_of
 from trainer.config.run_config import RunConfig
@@ -106,7 +106,7 @@ def setting(small_shards: Path) -> tuple[RunConfig, PretrainingModel]:
     overrides += ["evaluation.length_bounds=[40,50,55,58,60]"]
     shard_set = open_shard_set(str(small_shards))
     overrides += [f"model.vocab_size={shard_set.manifest.tokenizer.vocab_size}"]
-    config = load_settings(RunConfig, "tiny_cpu", overrides)
+    config = load_config("tiny_cpu", overrides)
     model = PretrainingModel(config.model, True)
     model.initialize(1)
     # Frequent tokens are guessed: so some predictions are right, and more of the first five.
@@ -200,7 +200,7 @@ def test_one_model_has_one_score_however_its_run_trains(setting, small_shards: P
     base = [f"data.shards={small_shards}", f"model.vocab_size={config.model.vocab_size}", "model.hidden_size=32"]
 
     def scores(*overrides: str) -> dict[str, float]:
-        trained = load_settings(RunConfig, "tiny_cpu", [*base, "data.sequence_length=128", *overrides])
+        trained = load_config("tiny_cpu", [*base, "data.sequence_length=128", *overrides])
         shard_sets = [open_shard_set(trained.data.shards)]
         batches = measured_batches(shard_sets, measurements_of(trained.stages[0]), 0, 1)
         return evaluate(Engine(model, trained, ALONE, {}), batches, ALONE, origins_of(shard_sets), trained.evaluation)

@@ -18,9 +18,8 @@ from deepspeed.accelerator import get_accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import trainer.loop.step as step_module
-from data_prep.base.load_settings import load_settings
+from trainer import load_config
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
-from trainer.config.run_config import RunConfig
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
 from trainer.distributed.exit import run_rank
@@ -63,7 +62,7 @@ class HostReads(TorchDispatchMode):
 def main() -> int:
     folder, *overrides = sys.argv[1:]
     write_synthetic_shards(Path(folder), 300, 8_000, DocumentLengths(15, 0.8))
-    config = load_settings(RunConfig, "tiny_cpu", [f"data.shards={folder}", *SETTINGS, *overrides])
+    config = load_config("tiny_cpu", [f"data.shards={folder}", *SETTINGS, *overrides])
     ranks = initialize_distributed(config.distributed)
     shard_sets = [open_shard_set(folder)]
     loader = Loader(shard_sets, config.data, config.stages[0], Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)

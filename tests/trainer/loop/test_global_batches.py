@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from data_prep.base.errors import UserError
-from data_prep.base.load_settings import load_settings
+from trainer import load_config
 from trainer.checkpoint.format import TrainState
-from trainer.config.run_config import RunConfig
 from trainer.data.batch import IGNORED
 from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.sample_range import Branch, SampleRange
@@ -21,7 +20,7 @@ from trainer.loop.step import poisoned_unless_finite
 
 def batches(shards: Path, rank: int, world_size: int, micro_rows: int, steps: int = 3) -> list[GlobalBatch]:
     sizes = ["training.global_batch_tokens=832", f"training.micro_batch_tokens={micro_rows * 64}"]  # 13 rows a step
-    config = load_settings(RunConfig, "tiny_cpu", [f"data.shards={shards}", *sizes])
+    config = load_config("tiny_cpu", [f"data.shards={shards}", *sizes])
     stage = config.stages[0]
     loader = Loader(
         [open_shard_set(str(shards))], config.data, stage, Position(0, 0, 0), 1, rank, world_size, lambda step: 0.15, 0

@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from data_prep.base.errors import UserError
-from data_prep.base.load_settings import load_settings
+from trainer import load_config
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import DistributedSettings
 from trainer.data.sample_range import Branch
@@ -47,7 +47,7 @@ def main() -> None:
     outcomes = {}
     for name, case in plan["cases"].items():
         other = {} if ranks.is_first else case
-        config = load_settings(RunConfig, plan["config"], [*case.get("all", ()), *other.get("overrides", ())])
+        config = load_config(plan["config"], [*case.get("all", ()), *other.get("overrides", ())])
         asked = other.get("versions", {})
         with (
             mock.patch.object(identity, "installed_version", lambda each, asked=asked: asked.get(each, versions(each))),

@@ -5,8 +5,7 @@ import time
 import pytest
 import torch
 
-from data_prep.base.load_settings import load_settings
-from trainer.config.run_config import RunConfig
+from trainer import load_config
 from trainer.metrics.throughput import (
     Interval,
     RankWork,
@@ -26,7 +25,7 @@ def interval(*work: tuple[float, float]) -> Interval:
 
 
 def test_the_interval_tells_speed_waiting_the_slowest_rank_and_the_largest_memory():
-    config = load_settings(RunConfig, "tiny_cpu")
+    config = load_config("tiny_cpu")
     metrics = interval((1.0, 4.0), (5.0, 6.0)).metrics(config.stages[0], flops_per_position=1e6, peak_flops=1e9)
     assert metrics["train/tokens_per_second"] == 2000
     assert metrics["train/seconds_per_step"] == 2
@@ -38,15 +37,15 @@ def test_the_interval_tells_speed_waiting_the_slowest_rank_and_the_largest_memor
 
 
 def test_without_a_peak_there_is_no_mfu():
-    config = load_settings(RunConfig, "tiny_cpu")
+    config = load_config("tiny_cpu")
     assert peak_flops(config, CPU) is None
     assert "train/mfu" not in interval((1.0, 1.0)).metrics(config.stages[0], 1e6, None)
-    given = load_settings(RunConfig, "tiny_cpu", ["logging.peak_flops_per_device=5e10"])
+    given = load_config("tiny_cpu", ["logging.peak_flops_per_device=5e10"])
     assert peak_flops(given, CPU) == 5e10
 
 
 def test_operations_a_place_follow_the_documented_formula():
-    config = load_settings(RunConfig, "bert_large")
+    config = load_config("bert_large")
     assert flops_per_position(config, config.stages[0]) == pytest.approx(1.992e9, rel=1e-3)
 
 

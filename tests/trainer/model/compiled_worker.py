@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
-from data_prep.base.load_settings import load_settings
+from trainer import load_config
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import GlobalBatch, Loader, Position
@@ -61,7 +61,7 @@ def main() -> int:
     folder, backend, *stages = sys.argv[1:]
     torch.set_num_threads(1)
     write_synthetic_shards(Path(folder), 300, 5_000, DocumentLengths(15, 0.8))
-    config = load_settings(RunConfig, "tiny_cpu", SETTINGS)
+    config = load_config("tiny_cpu", SETTINGS)
     (stage,) = config.stages
     shard_sets = [open_shard_set(folder)]
     loader = Loader(shard_sets, config.data, stage, Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
@@ -70,7 +70,7 @@ def main() -> int:
     ranks = initialize_distributed(config.distributed)
     found = {}
     for stage in stages:
-        staged = load_settings(RunConfig, "tiny_cpu", [*SETTINGS, f"zero.stage={stage}"])
+        staged = load_config("tiny_cpu", [*SETTINGS, f"zero.stage={stage}"])
         found[stage] = {
             "eager": train(staged, batches, ranks, None),
             "compiled": train(staged, batches, ranks, backend),

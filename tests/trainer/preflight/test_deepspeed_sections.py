@@ -6,14 +6,14 @@ import sys
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.base.load_settings import load_settings
 from tests.support.doctor import findings_of
+from trainer import load_config
 from trainer.config.run_config import RunConfig
 from trainer.preflight.deepspeed_sections import check_output_files, check_packages, check_values
 
 
 def config_with(deepspeed: dict) -> RunConfig:
-    return load_settings(RunConfig, "tiny_cpu").model_copy(update={"deepspeed": deepspeed})
+    return load_config("tiny_cpu").model_copy(update={"deepspeed": deepspeed})
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,8 @@ def test_without_sections_deepspeed_is_not_imported_for_it():
     code = """
 import sys
 sys.modules["deepspeed"] = None
-from data_prep.base.load_settings import load_settings
-from trainer.config.run_config import RunConfig
+from trainer import load_config
 from trainer.preflight.deepspeed_sections import check_values
-check_values(load_settings(RunConfig, "tiny_cpu", ["deepspeed={steps_per_print: 10}"]), 1, "cpu")
+check_values(load_config("tiny_cpu", ["deepspeed={steps_per_print: 10}"]), 1, "cpu")
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,15 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_prep.base.load_settings import load_settings
+from trainer import load_config
 from trainer.checkpoint.format import MARKER_NAME, step_folder
-from trainer.config.run_config import RunConfig
 from trainer.preflight import disk_checks
 from trainer.preflight.finding import Finding
 
 
 def disk_finding(output_dir, *overrides: str) -> Finding:
-    config = load_settings(RunConfig, "bert_large", [f"output_dir={output_dir}", *overrides])
+    config = load_config("bert_large", [f"output_dir={output_dir}", *overrides])
     (finding,) = disk_checks.check_disk(config)
     return finding
 
@@ -69,7 +68,7 @@ def test_a_folder_that_takes_no_file_fails_whatever_its_mode_says(tmp_path, monk
 
 
 def test_nothing_is_left_in_the_folder(tmp_path):
-    config = load_settings(RunConfig, "tiny_cpu", [f"output_dir={tmp_path}"])
+    config = load_config("tiny_cpu", [f"output_dir={tmp_path}"])
     assert [finding.name for finding in (*disk_checks.check_disk(config), *disk_checks.check_clock(config))] == [
         "disk",
         "clock",
@@ -85,6 +84,6 @@ def test_a_clock_that_is_off_by_more_than_5_seconds_is_warned_of(tmp_path, monke
 
     monkeypatch.setattr(disk_checks, "_probe", probe)
     monkeypatch.setattr(disk_checks, "time", SimpleNamespace(time=lambda: 1000.0 + seconds))
-    config = load_settings(RunConfig, "tiny_cpu", [f"output_dir={tmp_path}"])
+    config = load_config("tiny_cpu", [f"output_dir={tmp_path}"])
     (finding,) = disk_checks.check_clock(config)
     assert finding.level == level and ("time server" in finding.text) == (level == "warn")

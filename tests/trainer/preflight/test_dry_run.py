@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.load_settings import load_settings
 from data_prep.dataset.manifest import read_manifest
 from tests.support.error_codes import coded
+from trainer import load_config
 from trainer.checkpoint.format import CheckpointFolder, DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BranchSettings
@@ -46,7 +46,7 @@ def write_model(folder: Path, config: RunConfig) -> None:
     ],
 )
 def test_closed_form_and_count_stand_side_by_side_and_agree(preset):
-    lines = parameter_lines(load_settings(RunConfig, preset))
+    lines = parameter_lines(load_config(preset))
     assert lines[0].split() == ["module", "closed", "form", "counted", "formula"]
     for line in lines[1:]:
         _, closed_form, counted, *_ = line.split()
@@ -54,14 +54,14 @@ def test_closed_form_and_count_stand_side_by_side_and_agree(preset):
 
 
 def test_batches_are_reckoned_over_the_steps_that_the_run_takes():
-    config = load_settings(RunConfig, "bert_large_phased", ["training.max_steps=900010"])
+    config = load_config("bert_large_phased", ["training.max_steps=900010"])
     first, second = batch_lines(config, 8)
     assert "32 sequences x 128 tokens x 8 ranks x 1 gradient accumulation step" in first
     assert second.endswith("10 steps = 1,310,720 tokens")
 
 
 def test_operations_of_a_run_are_those_a_token_times_its_tokens():
-    config = load_settings(RunConfig, "bert_large", ["training.max_steps=10"])
+    config = load_config("bert_large", ["training.max_steps=10"])
     assert flops_lines(config) == [
         "length 512: 1.992 GFLOP per token, forward and backward",
         f"whole run: {1.9920e9 * 10 * 1_048_576:.3g} FLOP",
@@ -69,7 +69,7 @@ def test_operations_of_a_run_are_those_a_token_times_its_tokens():
 
 
 def test_memory_is_told_for_every_stage_and_this_runs_stage_is_marked():
-    lines = memory_lines(load_settings(RunConfig, "bert_large"), 8)
+    lines = memory_lines(load_config("bert_large"), 8)
     assert [line.split()[0] for line in lines] == ["ZeRO", "0", "1", "2", "3"]
     assert [line.endswith("<- this run") for line in lines] == [False, False, True, False, False]
     totals = [float(line.removesuffix("<- this run").split()[-1]) for line in lines[1:]]
@@ -82,19 +82,19 @@ def test_memory_is_that_of_the_stage_with_the_largest_micro_batch_after_it_is_di
         {"steps": 1, "sequence_length": 512, "micro_batch_tokens": 32_768, "global_batch_tokens": 4_194_304},
         {"steps": 1, "sequence_length": 512, "micro_batch_tokens": 65_536, "global_batch_tokens": 262_144},
     ]
-    two = load_settings(RunConfig, "bert_large_phased", [f"training.stages={json.dumps(stages)}"])
-    one = load_settings(RunConfig, "bert_large_phased", [f"training.stages={json.dumps(stages[:1])}"])
+    two = load_config("bert_large_phased", [f"training.stages={json.dumps(stages)}"])
+    one = load_config("bert_large_phased", [f"training.stages={json.dumps(stages[:1])}"])
     assert memory_lines(two, 64) == memory_lines(one, 64)
     assert activation_lines(two, 64) == activation_lines(one, 64)
 
 
 def test_shards_that_are_not_there_are_told_and_no_error():
-    text = explain(load_settings(RunConfig, "tiny_cpu", ["data.shards=nowhere"]), 2)
+    text = explain(load_config("tiny_cpu", ["data.shards=nowhere"]), 2)
     assert "skipped: data.shards=nowhere does not exist" in text and "warning:" not in text
 
 
 def test_unprepared_shards_are_warned_of_with_the_code_of_a_run(tmp_path):
-    config = load_settings(RunConfig, "tiny_cpu", [f"data.shards={tmp_path / 'a.txt'}"])
+    config = load_config("tiny_cpu", [f"data.shards={tmp_path / 'a.txt'}"])
     (line,) = shard_lines(config, 1, expects_shards=True)
     assert line.startswith("warning: ") and line.endswith("[missing-path]")
     (tmp_path / "a.txt").touch()
@@ -104,7 +104,7 @@ def test_unprepared_shards_are_warned_of_with_the_code_of_a_run(tmp_path):
 
 def test_shards_that_hardly_fit_the_run_are_warned_of(small_shards):
     def warnings(*settings):
-        config = load_settings(RunConfig, "tiny_cpu", [f"data.shards={small_shards}", *settings])
+        config = load_config("tiny_cpu", [f"data.shards={small_shards}", *settings])
         return [line for line in shard_lines(config, 1) if line.startswith("warning: ")]
 
     fits = ("model.vocab_size=896", "training.max_steps=1")
@@ -116,19 +116,15 @@ def test_shards_that_hardly_fit_the_run_are_warned_of(small_shards):
 
 
 def test_a_micro_batch_that_is_less_than_its_bound_is_named():
-    lines = batch_lines(load_settings(RunConfig, "bert_large_phased", ["training.max_steps=900010"]), 512)
+    lines = batch_lines(load_config("bert_large_phased", ["training.max_steps=900010"]), 512)
     assert any("micro_batch_tokens=" in line and "upper bound" in line for line in lines)
 
 
 def test_shards_are_counted_against_ranks_and_ids_against_the_vocabulary(small_shards):
-    config = load_settings(RunConfig, "tiny_cpu", [f"data.shards={small_shards}"])
+    config = load_config("tiny_cpu", [f"data.shards={small_shards}"])
     assert "4 train shards for 2 ranks" in next(shard_lines(config, 2))
     with pytest.raises(UserError, match="model.vocab_size=800", check=coded("vocabulary-too-small")):
-        list(
-            shard_lines(
-                load_settings(RunConfig, "tiny_cpu", [f"data.shards={small_shards}", "model.vocab_size=700"]), 2
-            )
-        )
+        list(shard_lines(load_config("tiny_cpu", [f"data.shards={small_shards}", "model.vocab_size=700"]), 2))
 
 
 def test_a_node_reads_every_shard_and_its_cache_needs_two_windows(small_shards):
@@ -151,7 +147,7 @@ def test_a_node_reads_every_shard_and_its_cache_needs_two_windows(small_shards):
 def test_initial_weights_are_looked_at_with_the_tokenizer_of_the_shards(small_shards, tmp_path):
     begins = f"init_from={tmp_path / 'theirs'}"
     settings = ["model.output_bias=zeros", begins, f"data.shards={small_shards}", f"output_dir={tmp_path / 'run'}"]
-    config = load_settings(RunConfig, "tiny_cpu", settings)
+    config = load_config("tiny_cpu", settings)
     with pytest.raises(UserError, match="theirs", check=coded("unknown-model")):
         explain(config, 2)
     write_model(tmp_path / "theirs", config)
@@ -159,7 +155,7 @@ def test_initial_weights_are_looked_at_with_the_tokenizer_of_the_shards(small_sh
     assert f"{tmp_path / 'theirs'} is a bert of this architecture" in told and "carries no tokenizer.json" in told
     shutil.copytree(small_shards / "tokenizer", tmp_path / "theirs", dirs_exist_ok=True)
     assert "carries no tokenizer.json" not in explain(config, 2)
-    narrower = load_settings(RunConfig, "tiny_cpu", [*settings, "model.intermediate_size=100"])
+    narrower = load_config("tiny_cpu", [*settings, "model.intermediate_size=100"])
     with pytest.raises(UserError, match="model.intermediate_size is 100 and there"):
         explain(narrower, 2)
 
@@ -168,39 +164,39 @@ def test_a_run_that_has_checkpoints_does_not_look_at_initial_weights(tmp_path):
     (tmp_path / "checkpoints" / "step-00000007").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-00000007" / "checkpoint.json").write_text("{}")
     settings = ["model.output_bias=zeros", "init_from=nowhere", f"output_dir={tmp_path}"]
-    explained = explain(load_settings(RunConfig, "tiny_cpu", settings), 2)
+    explained = explain(load_config("tiny_cpu", settings), 2)
     assert "has checkpoints, and the run resumes from the newest" in explained
 
 
 def test_a_batch_warmup_is_told_size_by_size_and_its_tokens_are_what_is_read():
     warmup = "training.batch_warmup={initial_tokens: 1024, steps: 4}"
     sizes = ["training.global_batch_tokens=3072", "training.micro_batch_tokens=512", "training.max_steps=6"]
-    lines = batch_lines(load_settings(RunConfig, "tiny_cpu", [*sizes, warmup]), 2)
+    lines = batch_lines(load_config("tiny_cpu", [*sizes, warmup]), 2)
     assert lines[0].endswith(f"6 steps = {2 * 1024 + 2 * 2048 + 2 * 3072:,} tokens")
     assert [line.strip() for line in lines[2:]] == [
         "from step 1: 1,024 tokens, 1 accumulation",
         "from step 3: 2,048 tokens, 2 accumulation",
         "from step 5: 3,072 tokens, 3 accumulation",
     ]
-    assert "33.3% padding" in batch_lines(load_settings(RunConfig, "tiny_cpu", [*sizes, warmup]), 3)[2]
+    assert "33.3% padding" in batch_lines(load_config("tiny_cpu", [*sizes, warmup]), 3)[2]
 
 
 def test_the_step_to_go_back_to_is_looked_for_in_the_folder_and_in_the_store(tmp_path):
     run, store = tmp_path / "run", tmp_path / "store"
-    config = load_settings(RunConfig, "tiny_cpu", [f"output_dir={run}"])
+    config = load_config("tiny_cpu", [f"output_dir={run}"])
     assert resume_line(config, 7).endswith(f"{run} has no complete checkpoint of that step; existing steps: none")
     for folder in (run / "checkpoints" / "step-00000003", store / "step-00000007"):
         folder.mkdir(parents=True)
         (folder / "checkpoint.json").write_text("{}")
     assert resume_line(config, 7).endswith("existing steps: 3")
     assert resume_line(config, 3) == "--resume-from 3: the checkpoint exists"
-    both = load_settings(RunConfig, "tiny_cpu", [f"output_dir={run}", f"checkpoint.upload_to=file://{store}"])
+    both = load_config("tiny_cpu", [f"output_dir={run}", f"checkpoint.upload_to=file://{store}"])
     assert resume_line(both, 7) == "--resume-from 7: the checkpoint exists"
 
 
 def test_the_checkpoint_of_a_branch_is_looked_for_and_compared(tmp_path: Path) -> None:
     branch = BranchSettings(run=str(tmp_path), step=4, stage="decay")
-    config = load_settings(RunConfig, "tiny_cpu")
+    config = load_config("tiny_cpu")
     line = branch_line(config, branch)
     assert line.startswith("warning: ") and "step 4; existing steps: none" in line
     gone = branch_line(config, branch.model_copy(update={"run": str(tmp_path / "gone")}))
@@ -224,7 +220,7 @@ def test_the_checkpoint_of_a_branch_is_looked_for_and_compared(tmp_path: Path) -
         folder.write_marker(Marker(format_version=1, step=step, files=(record,)))
     assert "step 4" in branch_line(config, branch) and "warning" not in branch_line(config, branch)
     assert branch_line(config, branch.model_copy(update={"step": 3})).endswith("existing steps: 2, 4")
-    muon = load_settings(RunConfig, "tiny_cpu", ["optimizer.name=muon"]).model_copy(update={"branch": branch})
+    muon = load_config("tiny_cpu", ["optimizer.name=muon"]).model_copy(update={"branch": branch})
     with pytest.raises(UsageError, check=coded("incompatible-branch"), match="'adamw' and is 'muon'"):
         branch_line(muon, branch)
 
@@ -236,7 +232,7 @@ def test_the_table_of_stages_has_tokens_masks_rates_and_hours() -> None:
         | {"learning_rate": 1e-3, "schedule": {"name": "one_minus_sqrt", "final_ratio": 0.5}},
     ]
     overrides = [f"training.stages={json.dumps(stages)}", "training.max_steps=140"]
-    config = load_settings(RunConfig, "tiny_cpu", [*overrides, "schedule={name: warmup_stable_decay, warmup_steps: 9}"])
+    config = load_config("tiny_cpu", [*overrides, "schedule={name: warmup_stable_decay, warmup_steps: 9}"])
     header, stable, decay, total = stage_lines(config, tokens_per_second=2048 / 36)
     columns = [re.split(r"  +", line) for line in (header, stable, decay)]
     assert columns[1][:6] == ["0", "stable", "100", "204,800", "64", "0.15"]
@@ -248,7 +244,7 @@ def test_the_table_of_stages_has_tokens_masks_rates_and_hours() -> None:
 
 
 def test_a_stage_with_its_part_of_the_runs_schedule_shows_the_highest_rate_of_that_part() -> None:
-    _, first, second, _ = stage_lines(load_settings(RunConfig, "bert_large_phased"), tokens_per_second=1e6)
+    _, first, second, _ = stage_lines(load_config("bert_large_phased"), tokens_per_second=1e6)
     assert "0.0001 at most, 1e-05 at the end, 10,000 warmup steps" in first
     assert "1.01e-05 at most, 1e-10 at the end, linear" in second
 
@@ -256,8 +252,6 @@ def test_a_stage_with_its_part_of_the_runs_schedule_shows_the_highest_rate_of_th
 def test_the_tokens_of_a_data_set_are_those_of_its_stages_and_its_share() -> None:
     mixture = "[{url: b, weight: 3}, {url: c, weight: 1}]"
     stages = f"[{{steps: 10}}, {{steps: 20, data: {{shards: {mixture}}}}}]"
-    config = load_settings(
-        RunConfig, "tiny_cpu", ["data.shards=a", "training.max_steps=null", f"training.stages={stages}"]
-    )
+    config = load_config("tiny_cpu", ["data.shards=a", "training.max_steps=null", f"training.stages={stages}"])
     assert config.data_sets == ("a", "b", "c")
     assert tokens_by_data_set(config, [100, 7, 7]) == [10 * 2048, 15 * 2048, 5 * 2048]

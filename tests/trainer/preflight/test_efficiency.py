@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.base.load_settings import load_settings
+from trainer import load_config
 from trainer.config.run_config import RunConfig
 from trainer.model.sizes import flops_per_token, num_parameters
 from trainer.preflight.efficiency import (
@@ -19,7 +19,7 @@ AFTER = ["deepspeed={bf16: {immediate_grad_update: false}}"]
 
 
 def preset(*overrides: str) -> RunConfig:
-    return load_settings(RunConfig, "bert_large_64gpu", list(overrides))
+    return load_config("bert_large_64gpu", list(overrides))
 
 
 def efficiency(config: RunConfig, world_size: int, bytes_per_second: float) -> float:

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.base.load_settings import load_settings
-from trainer.config.run_config import RunConfig
+from trainer import load_config
 from trainer.preflight.memory_estimate import memory_in_stage
 from trainer.preflight.scale import scale_lines, scaled, sent_bytes
 
@@ -17,7 +16,7 @@ def test_traffic_by_hand():
 
 
 def test_the_global_batch_stays_whole_and_the_work_is_divided():
-    config = load_settings(RunConfig, "bert_large", [])
+    config = load_config("bert_large", [])
     (stage,) = config.stages
     eight, many = scaled(config, stage, 8, 1), scaled(config, stage, 512, 1)
     assert (eight.micro_batch_rows, eight.accumulation_steps) == (64, 4)
@@ -27,15 +26,13 @@ def test_the_global_batch_stays_whole_and_the_work_is_divided():
 
 
 def test_more_ranks_than_rows_leave_one_row_each():
-    config = load_settings(
-        RunConfig, "bert_large", ["training.global_batch_tokens=16384", "training.micro_batch_tokens=16384"]
-    )
+    config = load_config("bert_large", ["training.global_batch_tokens=16384", "training.micro_batch_tokens=16384"])
     one = scaled(config, config.stages[0], 64, 2)
     assert (one.micro_batch_rows, one.accumulation_steps) == (1, 1)
 
 
 def test_the_table_has_a_line_for_every_number_and_stage():
-    config = load_settings(RunConfig, "bert_large", [])
+    config = load_config("bert_large", [])
     lines = list(scale_lines(config, [8, 64, 512]))
     assert [tuple(map(int, line.split()[:2])) for line in lines[2:-1]] == [
         (gpus, stage) for gpus in (8, 64, 512) for stage in (1, 2, 3)
@@ -52,7 +49,7 @@ def test_the_table_has_a_line_for_every_number_and_stage():
 )
 def test_the_micro_batches_of_presets_fit_a_card_of_80_gb(preset: str, pairs: str) -> None:
     """On one rank, where nothing is divided, with the share that the doctor leaves to buffers and the allocator."""
-    config = load_settings(RunConfig, preset, [f"data.sentence_pairs={pairs}"])
+    config = load_config(preset, [f"data.sentence_pairs={pairs}"])
     (stage,) = config.stages
     assert stage.micro_batch_tokens >= 32_768
     parts = memory_in_stage(config, stage, config.zero.stage, world_size=1)

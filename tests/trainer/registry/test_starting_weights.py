@@ -19,13 +19,12 @@ from transformers import (
 )
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.load_settings import load_settings
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
+from trainer import load_config
 from trainer.checkpoint.writer import ALONE
 from trainer.config.model_settings import ModelSettings
-from trainer.config.run_config import RunConfig
 from trainer.data.batch import Batch
 from trainer.model.pretraining import PretrainingModel
 from trainer.registry.starting_weights import SHUT, load_initial_weights, look_at_initial_weights
@@ -277,5 +276,5 @@ def test_a_registered_model_is_looked_up_and_not_downloaded(monkeypatch):
 
 def test_a_bias_from_frequencies_and_trained_weights_exclude_each_other():
     with pytest.raises(UsageError, match="set model.output_bias=zeros"):
-        load_settings(RunConfig, "tiny_cpu", ["init_from=folder"])
-    assert load_settings(RunConfig, "tiny_cpu", ["init_from=folder", "model.output_bias=zeros"]).init_from == "folder"
+        load_config("tiny_cpu", ["init_from=folder"])
+    assert load_config("tiny_cpu", ["init_from=folder", "model.output_bias=zeros"]).init_from == "folder"

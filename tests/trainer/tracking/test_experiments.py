@@ -104,8 +104,7 @@ def test_a_store_that_other_code_opened_before_has_new_experiments_beside_its_da
 def test_an_existing_experiment_keeps_its_place_and_the_doctor_names_it(
     elsewhere: Path, tmp_path: Path, empty_database: Path
 ) -> None:
-    from data_prep.base.load_settings import load_settings
-    from trainer.config.run_config import RunConfig
+    from trainer import load_config
     from trainer.preflight.service_checks import check_mlflow
 
     (tmp_path / "data").mkdir()
@@ -117,7 +116,7 @@ def test_an_existing_experiment_keeps_its_place_and_the_doctor_names_it(
     find_or_create_experiment(client, "new")
     assert log_a_file(uri).startswith(f"{tmp_path}/old place/1/")
     assert list(experiments_elsewhere(client, uri)) == [("birds", Path(f"{tmp_path}/old place/1"))]
-    findings = {each.name: each for each in check_mlflow(load_settings(RunConfig, "tiny_cpu", [f"tracking.uri={uri}"]))}
+    findings = {each.name: each for each in check_mlflow(load_config("tiny_cpu", [f"tracking.uri={uri}"]))}
     assert findings["artifacts"].level == "warn" and f"birds in {tmp_path}/old place/1" in findings["artifacts"].text
     assert "stored" not in findings["artifacts"].text and f"{tmp_path}/data/mlruns" in findings["artifacts"].text
 
