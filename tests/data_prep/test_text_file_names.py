@@ -14,9 +14,9 @@ import pytest
 from data_prep.api.opened_dataset import Dataset, open_dataset
 from data_prep.api.prepare import prepare
 from data_prep.dataset.manifest import read_manifest
-from data_prep.dataset.verification import verify_shards
 from data_prep.documents.input_files import relative_name
 from tests.support.data_prep_command import Command
+from tests.support.living_data_sets import problems_of
 from tests.support.preparations import read_texts
 
 SHARDS: dict[str, Any] = {"min_shards": 2, "valid_fraction": 0.2}
@@ -89,7 +89,7 @@ def test_names_and_shards_do_not_depend_on_where_the_files_lie(
     assert names == ids_of(found[1]) == ids_of(found[2])
     sidecars = [[file.sha256 for file in dataset.manifest.provenance_files] for dataset in found]
     assert sidecars[0] == sidecars[1] == sidecars[2]
-    assert verify_shards(str(tmp_path / "one"))[1] == []
+    assert problems_of(tmp_path / "one") == []
 
 
 def test_shards_have_the_bytes_that_they_had_without_names(
@@ -130,7 +130,7 @@ def test_a_text_file_is_taken_down_by_its_name_and_stays_out(
     assert command("shards", *add, "shards.valid_fraction=0.2") == 0, command.errors
     assert "source more: 2 documents left out" in command.errors
     assert open_dataset(output).sources["more"].dropped == {"removed earlier": 2}
-    assert verify_shards(str(output))[1] == []
+    assert problems_of(output) == []
 
 
 def test_documents_of_one_file_have_its_name_with_the_byte_where_they_begin(
@@ -180,7 +180,7 @@ def test_the_name_of_a_file_takes_all_of_its_documents_now_and_later(
     (tmp_path / "second" / "3.txt").rename(tmp_path / "second" / "9.txt")
     dataset = prepare(tmp_path / "second/*.txt", add_to=output, source_name="more", config=BLOCKS, num_workers=1)
     assert dataset.sources["more"].documents == 20 and dataset.sources["more"].dropped == {"removed earlier": 20}
-    assert verify_shards(str(output))[1] == []
+    assert problems_of(output) == []
 
 
 def test_two_sources_with_one_file_name_are_reported_and_both_are_found(
@@ -239,7 +239,7 @@ def test_a_document_without_id_has_its_file_and_position_where_ids_are_read(
     )
     ids = {str(document.id) for document in dataset}
     assert len(ids) == 21 and {"x1", "0", "c.txt", "a.jsonl#0", f"a.jsonl#{len(data[0] + data[1])}"} <= ids
-    assert sum(name.startswith("b.csv#") for name in ids) == 5 and verify_shards(str(tmp_path / "set"))[1] == []
+    assert sum(name.startswith("b.csv#") for name in ids) == 5 and problems_of(tmp_path / "set") == []
 
 
 def test_a_filter_sees_text_files_as_before(texts: list[str], small_tokenizer: Path, tmp_path: Path) -> None:

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shard_index import read_index
-from data_prep.dataset.shards import read_records
 from data_prep.dataset.verification import verify_shards
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.fuzzing import watching
 from tests.fuzzing.mutations import fuzz, mutated_bytes, mutated_json, says_the_same
 from tests.fuzzing.watching import read_or_refuse, temporary_folder
+from tests.support.living_data_sets import records_of
 
 
 def burn_cpu() -> None:
@@ -124,7 +124,7 @@ def test_whole_files_pass(tiny_shards: Path, tiny_tokenizer: Path, tiny_foreign_
     def read() -> int:
         manifest = read_manifest(str(tiny_shards))
         read_index(str(tiny_shards), manifest.train.shards[0])
-        return len(list(read_records(tiny_shards / "train-000000.tar")))
+        return len(records_of(tiny_shards / "train-000000.tar"))
 
     assert (read_or_refuse(read, tiny_shards) or 0) > 1
     assert read_or_refuse(lambda: verify_shards(str(tiny_shards))[1], tiny_shards, temporary_folder()) == []

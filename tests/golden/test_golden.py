@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from data_prep import verify
 from data_prep.api.prepare import prepare
 from data_prep.dataset.manifest import FORMAT_VERSION as MANIFEST_FORMAT
 from data_prep.dataset.manifest import read_manifest
-from data_prep.dataset.verification import verify_shards
 from data_prep.tokenizer.hugging_face_tokenizer import check_parity
 from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer.tokenizer_info import FORMAT_VERSION as TOKENIZER_FORMAT
@@ -81,8 +81,7 @@ def test_the_page_says_what_a_version_reads_and_the_golden_files_prove_it() -> N
 
 
 def test_the_data_set_is_whole_and_has_its_digest(release: Path, expected: dict[str, Any]) -> None:
-    manifest, problems = verify_shards(str(release / "shards"))
-    assert problems == []
+    manifest = verify(release / "shards").manifest
     assert manifest.digest == expected["manifest_digest"]
     assert [manifest.train.tokens, manifest.valid.tokens] == expected["tokens"]
 

@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from data_prep import UserError, verify
 from data_prep.dataset.manifest import Manifest, read_manifest
-from data_prep.dataset.shards import read_records
+from data_prep.dataset.removal import remove_documents
+from data_prep.dataset.removal_request import RemovalRequest
+from data_prep.dataset.shards import Record, read_records
+from data_prep.executors.executors import Executor
 from tests.support.preparations import prepared, write_texts
 
 Contents = Counter[tuple[str, str, int, tuple[int, ...], tuple[int, ...]]]
@@ -47,7 +52,7 @@ def contents(folder: Path, digest: str | None = None) -> Contents:
     found: Contents = Counter()
     for shard in manifest.shards:
         split = shard.name.partition("-")[0]
-        for _, record, _ in read_records(folder / shard.name):
+        for record in records_of(folder / shard.name):
             stops = [*record.documents[1:].tolist(), len(record.tokens)]
             columns = (record.documents.tolist(), stops, record.sources.tolist(), record.document_ids.tolist())
             for start, stop, source, document in zip(*columns, strict=True):
@@ -55,6 +60,35 @@ def contents(folder: Path, digest: str | None = None) -> Contents:
                 tokens = tuple(record.tokens[start:stop].tolist())
                 found[(split, names[source], document, tokens, tuple((sentences - start).tolist()))] += 1
     return found
+
+
+def remove(
+    folder: str | Path,
+    *,
+    source: str | None = None,
+    ids: ArrayLike | None = None,
+    executor: Executor | int = 1,
+    fresh: bool = False,
+    **request: Any,
+) -> tuple[Manifest, bool]:
+    """Remove a source or documents; returns what `remove_documents` does."""
+    wanted = RemovalRequest(source, None if ids is None else np.unique(np.asarray(ids, np.uint64)), **request)
+    return remove_documents(str(folder), wanted, executor, fresh)
+
+
+def records_of(shard: str | Path) -> list[Record]:
+    return [record for _, record, _ in read_records(shard)]
+
+
+def problems_of(folder: str | Path, version: str | None = None) -> list[str]:
+    """What `verify` finds in a data set."""
+    try:
+        verify(folder, version)
+    except UserError as error:
+        if error.code != "damaged-data-set":
+            raise
+        return list(error.problems)
+    return []
 
 
 def document_ids(folder: Path, source: str | None = None) -> list[int]:

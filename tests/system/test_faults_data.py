@@ -18,11 +18,11 @@ import pytest
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import read_manifest
-from data_prep.dataset.shards import read_records, write_shard
+from data_prep.dataset.shards import write_shard
 from data_prep.storage import retries, storage
 from tests.support import plain_ranks
 from tests.support.fault_proxy import Fault, FaultProxy, run_proxy
-from tests.support.living_data_sets import make_data_set
+from tests.support.living_data_sets import make_data_set, records_of
 from tests.support.preparations import read_texts, trained
 from tests.support.s3_server import S3Bucket
 from tests.system.conftest import Training
@@ -233,7 +233,7 @@ def test_row_20_token_ids_beyond_the_models_vocabulary(shards: Path, refused: Ca
     required="refused when read, never a device-side assert",
 )
 def test_row_20_a_forged_shard_of_foreign_ids(shards: Path, training: Callable[..., Training]) -> None:
-    records = [record for _, record, _ in list(read_records(shards / SHARD))]
+    records = records_of(shards / SHARD)
     foreign = np.uint16(60_000)
     forged = [dataclasses.replace(record, tokens=record.tokens + foreign) for record in records]
     shard = write_shard(str(shards), SHARD.removesuffix(".tar"), forged)

@@ -22,10 +22,10 @@ import pytest
 import zstandard
 
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.dataset.shards import read_records
 from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import Command, assert_nothing_half_made
+from tests.support.living_data_sets import records_of
 from tests.support.preparations import read_texts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -439,7 +439,7 @@ def test_row_07_hard_characters_and_literal_special_tokens(
     tokenizer = Tokenizer.load(small_tokenizer)
     found = []
     for tar in shards.output.glob("*.tar"):
-        for _, record, _ in read_records(tar):
+        for record in records_of(tar):
             assert record.tokens.min() >= 5, "no id of a special token"
             stops = [*record.documents[1:].tolist(), len(record.tokens)]
             for start, stop in zip(record.documents.tolist(), stops, strict=True):

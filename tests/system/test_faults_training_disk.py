@@ -9,14 +9,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from data_prep.dataset.removal import remove_documents
-from data_prep.dataset.removal_request import RemovalRequest
-from data_prep.dataset.shards import read_records
 from data_prep.storage import retries, storage
 from tests.support.fault_proxy import Fault, FaultProxy, run_proxy
+from tests.support.living_data_sets import records_of, remove
 from tests.support.plain_ranks import losses, newest_checkpoint, outputs, run, send, start, wait_until
 from tests.support.s3_server import S3Bucket, S3Server
 from trainer.checkpoint.format import steps_in
@@ -79,8 +76,8 @@ def test_row_27_a_full_disk_keeps_the_last_good_checkpoint_and_follows_the_polic
 
 def make_a_newer_version(shards: Path) -> None:
     """Take three documents out of a data set."""
-    _, record, _ = next(read_records(shards / "train-000000.tar"))
-    remove_documents(str(shards), RemovalRequest(ids=np.sort(record.document_ids[:3])), 1)
+    record, *_ = records_of(shards / "train-000000.tar")
+    remove(shards, ids=record.document_ids[:3])
 
 
 @pytest.fixture

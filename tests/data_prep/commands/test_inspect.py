@@ -13,10 +13,10 @@ from data_prep.base.errors import UsageError
 from data_prep.commands import inspect
 from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shard_index import read_index
-from data_prep.dataset.verification import verify_shards
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
+from tests.support.living_data_sets import problems_of
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
@@ -115,7 +115,7 @@ def test_a_near_duplicate_is_named_where_the_kept_document_is_shown(
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = ["documents.id_field=id", "deduplication.near=true", "deduplication.threshold=0.6"]
     prepare(str(tmp_path / "in.jsonl"), tokenizer=small_tokenizer, output=tmp_path / "out", overrides=settings)
-    assert verify_shards(str(tmp_path / "out"))[1] == []
+    assert problems_of(tmp_path / "out") == []
     near = "was dropped as a duplicate of this document"
     shown = {row["id"]: run(capsys, tmp_path / "out", "--id", row["id"]) for row in rows}
     named = [id for id, lines in shown.items() if f"{id} {near}" in lines]

@@ -11,16 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep import verify
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.addition import check_source_names, config_of_source, grow, known_ids, removed_ids
 from data_prep.dataset.counts import read_token_counts, unigram_entropy_nats
 from data_prep.dataset.manifest import Manifest, list_versions, read_manifest
-from data_prep.dataset.removal import remove_documents
-from data_prep.dataset.removal_request import RemovalRequest
-from data_prep.dataset.verification import verify_shards
 from tests.support.error_codes import coded
 from tests.support.kill_points import stopped_after
-from tests.support.living_data_sets import contents, document_ids, file_bytes, make_data_set
+from tests.support.living_data_sets import contents, document_ids, file_bytes, make_data_set, problems_of, remove
 from tests.support.preparations import read_texts
 
 
@@ -40,10 +38,6 @@ def original(texts: list[str], small_tokenizer: Path, tmp_path_factory: pytest.T
 @pytest.fixture
 def folder(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "shards"))
-
-
-def remove(folder: Path, request: RemovalRequest) -> Manifest:
-    return remove_documents(str(folder), request, 1)[0]
 
 
 def test_the_ids_of_all_documents_are_known(folder: Path) -> None:
@@ -71,7 +65,7 @@ def test_an_addition_is_the_union_with_what_stands_apart(
     known = {document for _, _, document, _, _ in before}
     new = Counter({document: n for document, n in contents(alone).items() if document[2] not in known})
     assert contents(folder) == before + new and len(new) == 80
-    assert verify_shards(str(folder)) == (manifest, [])
+    assert verify(folder).manifest == manifest
     assert (manifest.version, manifest.parent) == (2, first.digest)
     assert manifest.sources[:2] == first.sources and manifest.inputs[:2] == first.inputs
     east = manifest.sources[2]
@@ -92,22 +86,22 @@ def test_the_same_addition_again_does_nothing(folder: Path, texts: list[str], sm
 
 def test_what_was_removed_by_id_stays_out_of_additions(folder: Path, texts: list[str], small_tokenizer: Path) -> None:
     ids = document_ids(folder, "south")[:7]
-    manifest = remove(folder, RemovalRequest(ids=np.array(ids, np.uint64)))
+    manifest, _ = remove(folder, ids=ids)
     assert removed_ids(str(folder), manifest).tolist() == ids
     manifest = make_data_set(folder, {"again": texts[80:130]}, small_tokenizer, add=True)
     assert manifest.sources[2].dropped == {"in the data set already": 33, "removed earlier": 7}
     assert manifest.sources[2].documents == 10
-    assert verify_shards(str(folder)) == (manifest, [])
+    assert verify(folder).manifest == manifest
 
 
 def test_texts_of_a_removed_source_may_come_from_another(folder: Path, texts: list[str], small_tokenizer: Path) -> None:
-    remove(folder, RemovalRequest("south"))
+    remove(folder, source="south")
     manifest = make_data_set(folder, {"licensed": texts[80:120]}, small_tokenizer, add=True)
     assert [source.documents for source in manifest.sources] == [80, 0, 40]
-    assert verify_shards(str(folder)) == (manifest, [])
-    manifest = remove(folder, RemovalRequest("licensed"))
+    assert verify(folder).manifest == manifest
+    manifest, _ = remove(folder, source="licensed")
     assert [source.documents for source in manifest.sources] == [80, 0, 0] and manifest.version == 4
-    assert verify_shards(str(folder)) == (manifest, [])
+    assert verify(folder).manifest == manifest
 
 
 @pytest.mark.parametrize("removed", [False, True])
@@ -115,12 +109,12 @@ def test_a_name_that_the_data_set_has_or_had_is_refused(
     folder: Path, texts: list[str], small_tokenizer: Path, removed: bool
 ) -> None:
     if removed:
-        remove(folder, RemovalRequest("south"))
+        remove(folder, source="south")
     version = read_manifest(str(folder)).version
     with pytest.raises(UsageError, match="'south' " + ("was removed from" if removed else "is in") + " the data set"):
         make_data_set(folder, {"south": texts[120:]}, small_tokenizer, add=True)
     assert read_manifest(str(folder)).version == version
-    assert verify_shards(str(folder))[1] == []
+    assert problems_of(folder) == []
 
 
 def test_grown_manifests_join_what_both_say(original: Path, texts: list[str], small_tokenizer: Path) -> None:
@@ -177,13 +171,13 @@ def test_a_removal_that_was_stopped_ends_before_an_addition(
     with monkeypatch.context() as patch:
         patch.setattr("data_prep.dataset.removal.publish", lambda *_: pytest.fail("stopped", pytrace=False))
         with pytest.raises(pytest.fail.Exception, match="stopped"):
-            remove(folder, RemovalRequest("south"))
+            remove(folder, source="south")
     with pytest.raises(UserError, match="holds unfinished work of the command 'remove'"):
         make_data_set(folder, {"east": texts[120:]}, small_tokenizer, add=True)
-    remove(folder, RemovalRequest("south"))
+    remove(folder, source="south")
     manifest = make_data_set(folder, {"east": texts[120:]}, small_tokenizer, add=True)
     assert [source.documents for source in manifest.sources] == [80, 0, 80] and manifest.version == 3
-    assert verify_shards(str(folder)) == (manifest, [])
+    assert verify(folder).manifest == manifest
 
 
 def test_a_fresh_start_undoes_no_removal_and_no_addition(
@@ -199,8 +193,8 @@ def test_a_fresh_start_undoes_no_removal_and_no_addition(
     with pytest.raises(UserError, match="version 2 with 1 addition", check=coded("fresh-would-undo-additions")):
         start_fresh()
     gone = document_ids(folder, "north")[:3]
-    remove(folder, RemovalRequest(ids=np.array(gone, np.uint64)))
-    remove(folder, RemovalRequest("south"))
+    remove(folder, ids=gone)
+    remove(folder, source="south")
     before = file_bytes(folder)
     refused = r"version 4 with 2 removals \(43 documents, versions 3, 4\)"
     with pytest.raises(UserError, match=refused, check=coded("fresh-would-undo-removals")):
@@ -209,4 +203,4 @@ def test_a_fresh_start_undoes_no_removal_and_no_addition(
     with pytest.raises(UserError, match="removed-000003", check=coded("fresh-would-undo-removals")):
         start_fresh()
     (folder / "manifest.json").write_bytes(before["manifest.json"])
-    assert file_bytes(folder) == before and verify_shards(str(folder))[1] == []
+    assert file_bytes(folder) == before and problems_of(folder) == []

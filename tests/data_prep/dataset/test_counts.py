@@ -21,8 +21,9 @@ from data_prep.dataset.counts import (
     unpack_counts,
 )
 from data_prep.dataset.manifest import read_manifest
-from data_prep.dataset.shards import Record, read_records
+from data_prep.dataset.shards import Record
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.living_data_sets import records_of
 
 
 def test_a_record_by_hand() -> None:
@@ -50,7 +51,7 @@ def test_the_manifest_counts_the_same(small_shards: Path) -> None:
     for split in ("train", "valid"):
         by_split[split] = RecordCounts(manifest.tokenizer.vocab_size, len(manifest.sources), text)
         for shard in manifest.split(split).shards:
-            for _, record, _ in read_records(small_shards / shard.name):
+            for record in records_of(small_shards / shard.name):
                 by_split[split].add(record)
     found = (by_split["train"].by_source + by_split["valid"].by_source).tolist()
     assert found == [[getattr(source, column) for column in SOURCE_COLUMNS] for source in manifest.sources]
@@ -84,7 +85,7 @@ def test_words_and_bytes_are_those_of_the_decoded_documents(small_shards: Path) 
     counts = RecordCounts(tokenizer.vocab_size, len(manifest.sources), PieceText.of(tokenizer))
     words = num_bytes = 0
     for shard in manifest.split("valid").shards:
-        for _, record, _ in read_records(small_shards / shard.name):
+        for record in records_of(small_shards / shard.name):
             counts.add(record)
             for tokens in np.split(record.tokens, record.documents[1:].astype(np.int64)):
                 text = tokenizer.decode(tokens)

@@ -11,9 +11,7 @@ import pytest
 
 from data_prep.dataset.data_card import CARD_NAME, data_card, escaped
 from data_prep.dataset.manifest import Manifest, read_manifest
-from data_prep.dataset.removal import remove_documents
-from data_prep.dataset.removal_request import RemovalRequest
-from tests.support.living_data_sets import document_ids, make_data_set
+from tests.support.living_data_sets import document_ids, make_data_set, remove
 from tests.support.preparations import read_texts
 
 
@@ -66,8 +64,8 @@ def test_it_tells_versions_drops_and_removals(small_corpus: Path, small_tokenize
     folder = tmp_path / "shards"
     first = make_data_set(folder, {"one": [*texts[:60], *texts[:3], " "], "two": texts[60:90]}, small_tokenizer)
     ids = np.array(document_ids(folder, "one")[:4], np.uint64)
-    remove_documents(str(folder), RemovalRequest(ids=ids), 1)
-    manifest, _ = remove_documents(str(folder), RemovalRequest("two"), 1)
+    remove(folder, ids=ids)
+    manifest, _ = remove(folder, source="two")
     card = (folder / CARD_NAME).read_text(encoding="utf-8")
     assert "- version: 3, derived from the version" in card and f"`{manifest.parent}`" in card
     steps = {row[0]: row[1:] for row in table_rows(card, "Steps of preparation")[2:7]}

@@ -12,26 +12,30 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from data_prep import verify
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset import removal
 from data_prep.dataset.addition import removed_ids
-from data_prep.dataset.manifest import MANIFEST_NAME, Manifest, list_versions, read_manifest
-from data_prep.dataset.removal import remove_documents
-from data_prep.dataset.removal_request import RemovalRequest
+from data_prep.dataset.manifest import MANIFEST_NAME, list_versions, read_manifest
 from data_prep.dataset.shard_rewrite import RewriteTask
-from data_prep.dataset.shards import read_records
 from data_prep.dataset.takedown_lists import read_document_ids
-from data_prep.dataset.verification import verify_shards
 from data_prep.dataset.versions import delete_older_versions
 from data_prep.storage import storage
 from tests.support.error_codes import coded
 from tests.support.kill_points import stopped_after
-from tests.support.living_data_sets import contents, document_ids, file_bytes, make_data_set
+from tests.support.living_data_sets import (
+    contents,
+    document_ids,
+    file_bytes,
+    make_data_set,
+    problems_of,
+    records_of,
+    remove,
+)
 from tests.support.preparations import read_texts
 from tests.support.s3_server import S3Bucket
 
@@ -50,11 +54,6 @@ def folder(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "shards"))
 
 
-def remove(folder: Path, *, source: str | None = None, ids: list[int] | None = None) -> tuple[Manifest, bool]:
-    request = RemovalRequest(source, None if ids is None else np.unique(np.array(ids, np.uint64)))
-    return remove_documents(str(folder), request, 1)
-
-
 def test_a_removed_source_is_gone_and_all_else_is_as_it_was(folder: Path) -> None:
     before = contents(folder)
     manifest, is_new = remove(folder, source="south")
@@ -62,7 +61,7 @@ def test_a_removed_source_is_gone_and_all_else_is_as_it_was(folder: Path) -> Non
     after = contents(folder)
     assert after == Counter({document: n for document, n in before.items() if document[1] != "south"})
     assert len(before) == 200 and len(after) == 140
-    assert verify_shards(str(folder)) == (manifest, [])
+    assert verify(folder).manifest == manifest
     first = list_versions(str(folder))[0]
     assert (manifest.version, manifest.parent) == (2, first.digest)
     assert contents(folder, first.digest) == before, "a run that began with it goes on"
@@ -74,13 +73,13 @@ def test_a_removed_source_is_gone_and_all_else_is_as_it_was(folder: Path) -> Non
 
 def test_only_shards_that_hold_it_are_written_anew(folder: Path) -> None:
     shard = read_manifest(str(folder)).train.shards[1]
-    _, record, _ = next(read_records(folder / shard.name))
+    record, *_ = records_of(folder / shard.name)
     manifest, _ = remove(folder, ids=record.document_ids[:2].tolist())
     names = [shard.name for shard in manifest.shards]
     assert names == ["train-000000.tar", "train-000003.tar", "train-000002.tar", "valid-000000.tar"]
     assert manifest.train.shards[1].documents == shard.documents - 2
     assert (folder / shard.name).exists(), "the old shard stays"
-    assert verify_shards(str(folder))[1] == [] and verify_shards(str(folder), version="1")[1] == []
+    assert problems_of(folder) == [] and problems_of(folder, version="1") == []
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -94,17 +93,17 @@ def test_whatever_is_removed_the_complement_stays(
     manifest, _ = remove(folder, ids=ids)
     gone = set(ids)
     assert contents(folder) == Counter({document: n for document, n in before.items() if document[2] not in gone})
-    assert verify_shards(str(folder)) == (manifest, [])
+    assert verify(folder).manifest == manifest
     assert removed_ids(str(folder), manifest).tolist() == sorted(gone)
     assert manifest.dropped["removed"] == len(gone)
 
 
 def test_a_shard_of_which_nothing_is_left_is_dropped(folder: Path) -> None:
     shard = read_manifest(str(folder)).train.shards[0]
-    ids = [document for _, record, _ in read_records(folder / shard.name) for document in record.document_ids.tolist()]
+    ids = [document for record in records_of(folder / shard.name) for document in record.document_ids.tolist()]
     manifest, _ = remove(folder, ids=ids)
     assert [shard.name for shard in manifest.train.shards] == ["train-000001.tar", "train-000002.tar"]
-    assert verify_shards(str(folder))[1] == []
+    assert problems_of(folder) == []
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
@@ -128,7 +127,7 @@ def test_document_ids_that_no_document_has_are_remembered(folder: Path) -> None:
     assert removed_ids(str(folder), manifest).tolist() == sorted([7, 255, first])
     assert remove(folder, ids=[7, 255]) == (manifest, False)
     assert remove(folder, ids=[8, 255])[0].removals[-1].not_present == 1
-    assert verify_shards(str(folder))[1] == []
+    assert problems_of(folder) == []
 
 
 def test_of_the_sources_of_a_data_set_those_with_documents_are_named(folder: Path) -> None:
@@ -146,7 +145,7 @@ def test_the_same_removal_again_does_nothing(folder: Path) -> None:
     third, is_new = remove(folder, ids=[*ids, *document_ids(folder, "east")[:1]])
     assert is_new and third.removals[-1].documents == 1, "what was removed before is not counted again"
     assert len(removed_ids(str(folder), third)) == 4
-    assert verify_shards(str(folder))[1] == []
+    assert problems_of(folder) == []
 
 
 def test_a_source_without_documents_can_be_removed(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:
@@ -154,12 +153,12 @@ def test_a_source_without_documents_can_be_removed(tmp_path: Path, small_corpus:
     make_data_set(tmp_path / "shards", {"one": texts, "two": texts[:5]}, small_tokenizer)
     manifest, is_new = remove(tmp_path / "shards", source="two")
     assert is_new and manifest.removed_sources == {"two"} and manifest.removals[0].documents == 0
-    assert verify_shards(str(tmp_path / "shards"))[1] == []
+    assert problems_of(tmp_path / "shards") == []
 
 
 def test_a_note_stands_in_manifest_and_card(folder: Path) -> None:
     note = "asked for by the owner | 2026-05-01"
-    manifest, _ = remove_documents(str(folder), RemovalRequest("south", note=note), 1)
+    manifest, _ = remove(folder, source="south", note=note)
     assert manifest.removals[0].note == note
     assert r"asked for by the owner \| 2026-05-01" in (folder / "DATA_CARD.md").read_text(encoding="utf-8")
 
@@ -168,9 +167,9 @@ def test_purging_leaves_no_file_that_holds_it(folder: Path) -> None:
     gone = set(document_ids(folder, "south"))
     manifest, _ = remove(folder, source="south")
     delete_older_versions(str(folder))
-    assert verify_shards(str(folder)) == (manifest, [])
+    assert verify(folder).manifest == manifest
     for path in folder.glob("*.tar"):
-        assert not gone & {i for _, record, _ in read_records(path) for i in record.document_ids.tolist()}
+        assert not gone & {i for record in records_of(path) for i in record.document_ids.tolist()}
     assert sorted(path.name for path in folder.glob("manifest*")) == [MANIFEST_NAME]
     assert len(list(folder.glob("*.tar"))) == len(manifest.shards)
 
@@ -190,12 +189,12 @@ def test_an_unfinished_removal_of_something_else_is_not_mixed_up(folder: Path, m
         patch.setattr("data_prep.dataset.removal.publish", lambda *_: pytest.fail("stopped", pytrace=False))
         with pytest.raises(pytest.fail.Exception, match="stopped"):
             remove(folder, source="south")
-    assert (folder / "train-000004.tar").exists() and verify_shards(str(folder))[1] == []
+    assert (folder / "train-000004.tar").exists() and problems_of(folder) == []
     with pytest.raises(UserError, match="holds an unfinished removal of source 'south'"):
         remove(folder, source="east")
-    manifest, _ = remove_documents(str(folder), RemovalRequest("east"), 1, fresh=True)
+    manifest, _ = remove(folder, source="east", fresh=True)
     assert manifest.removed_sources == {"east"} and len(contents(folder)) == 150
-    assert verify_shards(str(folder)) == (manifest, []), "no shard of the other one is left"
+    assert verify(folder).manifest == manifest, "no shard of the other one is left"
 
 
 def test_a_damaged_removal_is_told_and_given_up_with_fresh(folder: Path) -> None:
@@ -204,7 +203,7 @@ def test_a_damaged_removal_is_told_and_given_up_with_fresh(folder: Path) -> None
         (folder / ".removal" / "plan.json").write_text(damage)
         with pytest.raises(UserError, match=r"plan.json is damaged.*--fresh"):
             remove(folder, source="south")
-    manifest, _ = remove_documents(str(folder), RemovalRequest("south"), 1, fresh=True)
+    manifest, _ = remove(folder, source="south", fresh=True)
     assert manifest.removed_sources == {"south"} and not (folder / ".removal").exists()
 
 
@@ -218,7 +217,7 @@ def test_a_removal_that_another_command_overtook_begins_anew(folder: Path, monke
     begun.rename(folder / ".removal")
     manifest, is_new = remove(folder, source="south")
     assert is_new and manifest.version == 3 and len(contents(folder)) == 139
-    assert verify_shards(str(folder)) == (manifest, [])
+    assert verify(folder).manifest == manifest
 
 
 def test_unfinished_shards_are_not_removed_from(folder: Path) -> None:
@@ -275,7 +274,7 @@ def test_killed_at_any_moment_the_same_command_ends_with_the_same_bytes(folder: 
         time.sleep(whole_seconds * share)
         process.kill()
         process.wait()
-        assert verify_shards(str(folder))[1] == [], "the old version or the new"
+        assert problems_of(folder) == [], "the old version or the new"
     subprocess.run(command, check=True, capture_output=True, timeout=500)
     assert file_bytes(folder) == file_bytes(expected)
     assert json.loads(file_bytes(folder)[MANIFEST_NAME])["version"] == 2
@@ -292,7 +291,7 @@ def test_stopped_after_any_write_the_same_removal_ends_with_the_same_bytes(origi
                 remove(folder, ids=ids)
             except KeyboardInterrupt:
                 assert read_manifest(str(folder)).version == 1
-                assert verify_shards(str(folder))[1] == []
+                assert problems_of(folder) == []
             else:
                 break
         remove(folder, ids=ids)
@@ -316,12 +315,12 @@ def test_a_remote_data_set_is_removed_from_in_place(folder: Path, s3_bucket: S3B
     for path in (path for path in folder.rglob("*") if path.is_file()):
         storage.write_bytes(f"{url}/{path.relative_to(folder)}", path.read_bytes())
     local, _ = remove(folder, source="south")
-    remote, _ = remove_documents(url, RemovalRequest("south"), 1)
+    remote, _ = remove(url, source="south")
     assert remote == local, "the same version, to the digest"
-    assert verify_shards(url) == (remote, []) and verify_shards(url, version="1")[1] == []
+    assert verify(url).manifest == remote and problems_of(url, version="1") == []
     with storage.hold_lock(url):
         delete_older_versions(url)
-    assert verify_shards(url) == (remote, [])
+    assert verify(url).manifest == remote
     assert sorted(name for name in storage.list_names(url) if name.endswith(".tar")) == sorted(
         shard.name for shard in remote.shards
     )

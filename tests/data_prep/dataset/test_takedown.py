@@ -16,16 +16,13 @@ from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.data_card import write_data_card
 from data_prep.dataset.manifest import Manifest, read_manifest, write_manifest
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance, write_provenance
-from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest, find_listed
-from data_prep.dataset.shards import read_records
 from data_prep.dataset.takedown_lists import ID_NAMES, URL_NAMES, read_list
-from data_prep.dataset.verification import verify_shards
 from data_prep.storage import storage
 from tests.support.data_prep_command import Command
 from tests.support.error_codes import coded
 from tests.support.kill_points import stopped_after
-from tests.support.living_data_sets import document_ids, file_bytes, make_data_set
+from tests.support.living_data_sets import document_ids, file_bytes, make_data_set, problems_of, records_of, remove
 from tests.support.preparations import read_texts
 
 NEAR = 77
@@ -33,7 +30,7 @@ NEAR = 77
 
 
 def ids_in(path: Path) -> set[int]:
-    return {identity for _, record, _ in read_records(path) for identity in record.document_ids.tolist()}
+    return {identity for record in records_of(path) for identity in record.document_ids.tolist()}
 
 
 def url_of(identity: int) -> str:
@@ -57,7 +54,7 @@ def original(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest
     written = {}
     for shard in manifest.shards:
         rows = []
-        for _, record, _ in read_records(folder / shard.name):
+        for record in records_of(folder / shard.name):
             for identity, source in zip(record.document_ids.tolist(), record.sources.tolist(), strict=True):
                 row = ProvenanceRow(identity, names[source], f"id-{identity}", url_of(identity), '{"a":1}', identity)
                 rows.append(row)
@@ -74,7 +71,7 @@ def original(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest
     manifest = manifest.model_copy(update=splits)
     write_data_card(str(folder), manifest)
     write_manifest(str(folder), manifest)
-    assert verify_shards(str(folder))[1] == []
+    assert problems_of(folder) == []
     return folder
 
 
@@ -90,7 +87,7 @@ def provenance_of(folder: Path, manifest: Manifest) -> set[tuple[int, str, str |
 
 def take_down(folder: Path, *urls: str) -> Manifest:
     found = find_listed(str(folder), read_manifest(str(folder)), "url", urls)
-    return remove_documents(str(folder), RemovalRequest(ids=found.ids, absent=found.absent), 1)[0]
+    return remove(folder, ids=found.ids, absent=found.absent)[0]
 
 
 @pytest.mark.parametrize("url", ["own", "https://copy.org/", "https://near.org/"])
@@ -102,8 +99,8 @@ def test_a_text_goes_by_the_url_of_any_of_its_copies(folder: Path, url: str) -> 
     gone = before - provenance_of(folder, manifest)
     assert {identity for identity, _, _ in gone} == {first, NEAR} and len(gone) == 3
     assert set(removed_ids(str(folder), manifest).tolist()) == ({first, NEAR} if "near" in url else {first})
-    assert verify_shards(str(folder))[1] == []
-    assert verify_shards(str(folder), version="1")[1] == [], "the older version keeps its files"
+    assert problems_of(folder) == []
+    assert problems_of(folder, version="1") == [], "the older version keeps its files"
 
 
 def test_only_the_shards_that_hold_it_are_rewritten(folder: Path) -> None:
@@ -120,7 +117,7 @@ def test_a_sidecar_whose_shard_stays_is_rewritten_alone(folder: Path) -> None:
     alone = [shard for shard in manifest.shards if shard.provenance and shard.name[:12] != shard.provenance.name[:12]]
     others = [shard.name for shard in before.shards if first not in ids_in(folder / shard.name)]
     assert [shard.name for shard in alone] == others[:1]
-    assert verify_shards(str(folder))[1] == [] and first not in document_ids(folder)
+    assert problems_of(folder) == [] and first not in document_ids(folder)
 
 
 def test_a_shard_that_is_emptied_leaves_its_other_rows_detached(folder: Path) -> None:
@@ -144,15 +141,15 @@ def test_a_shard_that_is_emptied_leaves_its_other_rows_detached(folder: Path) ->
     assert [row["url"] for row in read_provenance(str(folder), manifest.detached_provenance[0]).to_pylist()] == [
         "https://lost.org/"
     ]
-    assert verify_shards(str(folder))[1] == []
+    assert problems_of(folder) == []
     manifest = take_down(folder, "https://lost.org/")
-    assert manifest.detached_provenance == () and verify_shards(str(folder))[1] == []
+    assert manifest.detached_provenance == () and problems_of(folder) == []
 
 
 def test_a_source_goes_from_the_sidecars_too(folder: Path) -> None:
-    manifest, _ = remove_documents(str(folder), RemovalRequest("south"), 1)
+    manifest, _ = remove(folder, source="south")
     assert {source for _, source, _ in provenance_of(folder, manifest)} == {"north"}
-    assert verify_shards(str(folder))[1] == []
+    assert problems_of(folder) == []
 
 
 @pytest.mark.parametrize("num_writes", range(0, 9, 2))
@@ -170,9 +167,9 @@ def test_verify_finds_sidecars_that_lie(folder: Path, original: Path) -> None:
     manifest = read_manifest(str(folder))
     name = manifest.provenance_files[0].name
     (folder / name).write_bytes((folder / name).read_bytes() + b"!")
-    assert any(name in problem and "sha256" in problem for problem in verify_shards(str(folder))[1])
+    assert any(name in problem and "sha256" in problem for problem in problems_of(folder))
     (folder / name).unlink()
-    assert any(name in problem and "missing" in problem for problem in verify_shards(str(folder))[1])
+    assert any(name in problem and "missing" in problem for problem in problems_of(folder))
 
     def forge(change: list[ProvenanceRow]) -> list[str]:
         shard = manifest.train.shards[0]
@@ -187,7 +184,7 @@ def test_verify_finds_sidecars_that_lie(folder: Path, original: Path) -> None:
         train = manifest.train.model_copy(update={"shards": shards})
         write_manifest(str(folder), manifest.model_copy(update={"train": train}))
         write_data_card(str(folder), read_manifest(str(folder)))
-        return verify_shards(str(folder))[1]
+        return problems_of(folder)
 
     assert any("no row for 1 documents" in problem for problem in forge([]))
     assert any(f"{99:016x}" in problem for problem in forge([ProvenanceRow(1, "north", None, None, None, 99)]))
@@ -295,7 +292,7 @@ def test_a_prepared_corpus_loses_the_kept_document_of_a_dropped_copy(
     assert "2 of 2 URLs" in command.output and "removed 2 documents" in command.output
     left = {document.url for document in open_dataset(tmp_path / "set")}
     assert len(left) == 198 and not {exact["url"], near["url"]} & left
-    assert verify_shards(str(tmp_path / "set"))[1] == []
+    assert problems_of(tmp_path / "set") == []
 
 
 def test_values_that_are_not_found_are_listed(command: Command, folder: Path, tmp_path: Path) -> None:
@@ -355,7 +352,7 @@ def test_a_removed_url_or_id_does_not_come_back_with_another_text(
         assert dataset.sources["more"].dropped == {"removed earlier": 3}
         urls = {document.url for document in dataset if document.source == "more"}
         assert len(urls) == 21 and "https://a.org/5#top" in urls and not {"https://a.org/3", "https://b.org/2"} & urls
-        assert verify_shards(str(tmp_path / name))[1] == []
+        assert problems_of(tmp_path / name) == []
     assert file_bytes(tmp_path / "set") == file_bytes(tmp_path / "other")
 
 

@@ -12,10 +12,9 @@ import pytest
 from data_prep.api.opened_dataset import Dataset, open_dataset
 from data_prep.api.prepare import prepare
 from data_prep.dataset.manifest import Manifest, read_manifest
-from data_prep.dataset.verification import verify_shards
 from tests.support.data_prep_command import Command
 from tests.support.kill_points import stopped_after
-from tests.support.living_data_sets import file_bytes
+from tests.support.living_data_sets import file_bytes, problems_of
 from tests.support.preparations import read_texts
 
 SETTINGS: dict[str, Any] = {
@@ -84,7 +83,7 @@ def test_a_value_that_is_not_present_stays_out_of_every_later_addition(
     dataset = prepare(folder.parent / "again.jsonl", add_to=folder, source_name="d", config=SETTINGS, num_workers=1)
     assert dataset.sources["d"].dropped["removed earlier"] == 1, "also after other versions and their deletion"
     assert not {listed, found} & {getattr(document, column) for document in open_dataset(folder)}
-    assert verify_shards(str(folder))[1] == []
+    assert problems_of(folder) == []
     assert command("verify", folder, "--workers", 1) == 0 and "1 value requested, not present" in command.output
     assert "1 requested, not present" in (folder / "DATA_CARD.md").read_text()
 
@@ -132,7 +131,7 @@ def test_document_ids_that_are_not_present_are_kept_out_too(command: Command, fo
     assert f"requested, not present: 2: {min(ids)}" in command.output and last_removal(folder) == (0, 2, "document id")
     assert command(*arguments) == 0 and "nothing was done" in command.output
     assert add(folder, texts[60:64], "c.org").sources["c.org"].dropped == {"removed earlier": 2}
-    assert verify_shards(str(folder))[1] == []
+    assert problems_of(folder) == []
 
 
 def test_names_match_as_the_provenance_holds_them(folder: Path, command: Command, texts: list[str]) -> None:

@@ -19,12 +19,11 @@ from data_prep.base.errors import UserError
 from data_prep.dataset import verification
 from data_prep.dataset.data_card import write_data_card
 from data_prep.dataset.manifest import read_manifest, write_manifest
-from data_prep.dataset.removal import remove_documents
-from data_prep.dataset.removal_request import RemovalRequest
-from data_prep.dataset.shards import Record, read_records, write_shard
+from data_prep.dataset.shards import Record, write_shard
 from data_prep.dataset.verification import verify_shards
 from data_prep.storage import storage
 from tests.support.error_codes import coded
+from tests.support.living_data_sets import records_of, remove
 from tests.support.preparations import read_texts, trained
 
 
@@ -46,7 +45,7 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 def forge_shard(folder: Path, change: Callable[[Record], Record]) -> None:
     """Rewrite the first train shard from changed records, with a manifest that vouches for it."""
-    records = [change(record) for _, record, _ in list(read_records(folder / "train-000000.tar"))]
+    records = [change(record) for record in records_of(folder / "train-000000.tar")]
     shard = write_shard(str(folder), "train-000000", records)
     edit_manifest(folder, lambda values: values["train"]["shards"].__setitem__(0, shard.model_dump(mode="json")))
 
@@ -88,7 +87,7 @@ def test_what_happened_to_a_shard_is_told(folder: Path, change: Callable[[bytes]
 
 
 def test_a_shard_of_another_data_set_is_told(folder: Path, tmp_path: Path) -> None:
-    records = [record for _, record, _ in read_records(folder / "train-000000.tar")]
+    records = records_of(folder / "train-000000.tar")
     others = [dataclasses.replace(record, document_ids=record.document_ids + np.uint64(1)) for record in records]
     write_shard(str(tmp_path / "other"), "train-000000", others)
     shutil.copy(tmp_path / "other" / "train-000000.tar", folder)
@@ -96,7 +95,7 @@ def test_a_shard_of_another_data_set_is_told(folder: Path, tmp_path: Path) -> No
 
 
 def test_a_shard_of_another_tokenizer_is_told(folder: Path, tmp_path: Path) -> None:
-    records = [record for _, record, _ in read_records(folder / "train-000000.tar")]
+    records = records_of(folder / "train-000000.tar")
     others = [dataclasses.replace(record, tokens=(record.tokens + 300).astype(np.uint16)) for record in records]
     write_shard(str(tmp_path / "other"), "train-000000", others)
     shutil.copy(tmp_path / "other" / "train-000000.tar", folder)
@@ -167,9 +166,9 @@ def test_duplicates_are_a_problem_only_where_they_were_dropped(folder: Path) -> 
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_what_was_removed_and_is_there_is_named(folder: Path, version: str) -> None:
     first = read_manifest(str(folder))
-    _, record, _ = next(read_records(folder / "train-000001.tar"))
+    record, *_ = records_of(folder / "train-000001.tar")
     ids = np.sort(record.document_ids[:2])
-    remove_documents(str(folder), RemovalRequest(ids=ids), 1)
+    remove(folder, ids=ids)
     assert verify_shards(str(folder), version=version)[1] == []
     back = {name: first.model_dump(mode="json")[name] for name in ("train", "valid", "sources", "token_counts")}
     edit_manifest(folder, lambda values: values.update(back))
@@ -185,8 +184,8 @@ def test_documents_of_a_removed_source_are_named(folder: Path) -> None:
 
 
 def test_files_of_removed_ids_are_checked(folder: Path) -> None:
-    _, record, _ = next(read_records(folder / "train-000001.tar"))
-    remove_documents(str(folder), RemovalRequest(ids=np.sort(record.document_ids[:2])), 1)
+    record, *_ = records_of(folder / "train-000001.tar")
+    remove(folder, ids=record.document_ids[:2])
     path = folder / "removed-000002.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     assert "removed-000002.safetensors has other content" in problems(folder)
@@ -195,8 +194,8 @@ def test_files_of_removed_ids_are_checked(folder: Path) -> None:
 
 
 def test_an_edited_older_manifest_is_named(folder: Path) -> None:
-    _, record, _ = next(read_records(folder / "train-000001.tar"))
-    remove_documents(str(folder), RemovalRequest(ids=np.sort(record.document_ids[:2])), 1)
+    record, *_ = records_of(folder / "train-000001.tar")
+    remove(folder, ids=record.document_ids[:2])
     path = folder / "manifest-000001.json"
     path.write_text(path.read_text().replace('"corpus"', '"corpse"'))
     assert "the manifest of version 1" in problems(folder)
@@ -354,7 +353,7 @@ def test_damage_to_a_file_of_the_tokenizer_is_named(folder: Path, name: str, dam
 def test_a_flipped_byte_of_a_token_makes_no_shard_of_another_tokenizer(folder: Path) -> None:
     path = folder / "train-000000.tar"
     data = bytearray(path.read_bytes())
-    offset = next(iter(read_records(path)))[2]
+    offset = data.index(records_of(path)[0].tokens.tobytes())
     data[offset + 101] = 0xFF  # the high byte of a token: an id that the vocabulary has not
     path.write_bytes(bytes(data))
     assert "it is this shard with some bytes changed" in problems(folder)

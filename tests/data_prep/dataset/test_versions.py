@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep import verify
 from data_prep.base.errors import UserError
 from data_prep.dataset.counts import split_record
 from data_prep.dataset.manifest import MANIFEST_NAME, Manifest, UnknownVersion, list_versions, read_manifest
 from data_prep.dataset.shards import shard_name
-from data_prep.dataset.verification import verify_shards
 from data_prep.dataset.versions import (
     PREPARATION_WORK,
     delete_older_versions,
@@ -27,6 +27,7 @@ from data_prep.dataset.versions import (
 )
 from data_prep.storage import storage
 from tests.support.error_codes import coded
+from tests.support.living_data_sets import problems_of
 
 
 @pytest.fixture
@@ -66,9 +67,9 @@ def test_a_damaged_manifest_of_an_older_version_is_told_with_the_way_out(folder:
     publish(str(folder), child_of(read_manifest(str(folder))))
     (folder / "manifest-000001.json").write_text("{")
     with pytest.raises(UserError, check=coded("damaged-manifest"), match=r"manifest-000001.json .* --purge'"):
-        verify_shards(str(folder))
+        verify(folder)
     delete_older_versions(str(folder))
-    assert verify_shards(str(folder))[1] == []
+    assert problems_of(folder) == []
 
 
 def test_the_digest_is_the_sha256_of_the_file(folder: Path) -> None:
@@ -117,8 +118,7 @@ def test_stopped_at_any_write_it_is_the_old_version_or_the_new_and_ends_right(
                 pass
             else:
                 assert num_writes == 3, "manifest kept, card, manifest: three writes"
-        manifest, problems = verify_shards(str(folder))
-        assert manifest == (second if num_writes == 3 else first) and problems == []
+        assert verify(folder).manifest == (second if num_writes == 3 else first)
     publish(str(folder), second)
     assert list_versions(str(folder)) == [first, second]
 

@@ -20,8 +20,6 @@ import pytest
 from data_prep import prepare, train_tokenizer, verify
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import FilterSettings
-from data_prep.dataset.removal import remove_documents
-from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.documents.rejects import BadInput
 from data_prep.executors import dask_executor
 from data_prep.executors.dask_executor import DaskExecutor
@@ -30,7 +28,7 @@ from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
-from tests.support.living_data_sets import document_ids
+from tests.support.living_data_sets import document_ids, remove
 from tests.support.preparations import Planned, planned
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -204,9 +202,8 @@ def test_row_12_a_dask_worker_killed_in_any_command_costs_nothing(
             assert verify(tmp_path / "two", executor=executor).num_documents == 200
         else:
             assert ids is not None
-            request = RemovalRequest(ids=ids)
-            remove_documents(str(tmp_path / "two"), request, executor)
-            remove_documents(str(tmp_path / "one"), request, 1)
+            remove(tmp_path / "two", ids=ids, executor=executor)
+            remove(tmp_path / "one", ids=ids)
     assert len(two_workers) == 1, "one was killed"
     assert files_of(tmp_path / "two") == files_of(tmp_path / "one")
 

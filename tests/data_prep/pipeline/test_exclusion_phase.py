@@ -10,10 +10,10 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest import Manifest, read_manifest
-from data_prep.dataset.shards import read_records
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.kill_points import stopped_after
+from tests.support.living_data_sets import records_of
 from tests.support.preparations import id_of, planned, prepared, write_texts
 
 WORDS = (
@@ -53,7 +53,7 @@ def contents(folder: Path, tokenizer: Tokenizer) -> list[tuple[str, int]]:
     """Every document and its source's number, from all shards that the current manifest names."""
     found = []
     for shard in read_manifest(str(folder)).shards:
-        for _, record, _ in read_records(folder / shard.name):
+        for record in records_of(folder / shard.name):
             documents = np.split(record.tokens, record.documents[1:].astype(np.int64))
             found += zip(map(tokenizer.decode, documents), record.sources.tolist(), strict=True)
     return sorted(found)

@@ -14,12 +14,11 @@ from data_prep.api.prepare import prepare
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.safeguards import ADDITION
-from data_prep.dataset.verification import verify_shards
 from data_prep.documents.document import Document
 from data_prep.filters import registry
 from tests.support.data_prep_command import Command
 from tests.support.error_codes import coded
-from tests.support.living_data_sets import file_bytes
+from tests.support.living_data_sets import file_bytes, problems_of
 from tests.support.preparations import read_texts
 
 SHARDS: dict[str, Any] = {"min_shards": 2, "valid_fraction": 0.2}
@@ -94,7 +93,7 @@ def test_an_addition_without_filters_inherits_them_again_and_again(folder: Path,
         dataset = prepare(inputs, add_to=folder / "set", source_name=name, config={"shards": SHARDS}, num_workers=1)
         assert dataset.sources[name].dropped == DROPPED and dataset.sources[name].documents == 5
         assert dataset.manifest.preparations[-1][ADDITION] == {"not_passed": [], "grown": []}
-    assert verify_shards(str(folder / "set"))[1] == []
+    assert problems_of(folder / "set") == []
     card = (folder / "set" / "DATA_CARD.md").read_text()
     assert card.count("passed the filters and the deduplication of the data set") == 2
 
@@ -133,7 +132,7 @@ def test_a_list_that_has_grown_is_taken_and_one_that_lost_an_entry_is_refused(
     dataset = prepare(more(tmp_path, texts[40:45]), add_to=output, source_name="more", config=grown, num_workers=1)
     assert dataset.sources["more"].dropped == DROPPED
     assert len(dataset.manifest.preparations[-1][ADDITION]["grown"]) == 1
-    assert "grew from" in (output / "DATA_CARD.md").read_text() and verify_shards(str(output))[1] == []
+    assert "grew from" in (output / "DATA_CARD.md").read_text() and problems_of(output) == []
     inputs = more(tmp_path, texts[45:50], "again")
     with pytest.raises(UserError, match="lacks 1 of its", check=coded("addition-differs")):
         prepare(inputs, add_to=output, source_name="again", config=config, num_workers=1)

@@ -23,8 +23,6 @@ import safetensors.numpy
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest import Manifest, read_manifest
-from data_prep.dataset.shards import read_records
-from data_prep.dataset.verification import verify_shards
 from data_prep.pipeline import map_task
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.reduce_task import seeded_order
@@ -37,6 +35,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.kill_points import before_writing, stopped_after
+from tests.support.living_data_sets import problems_of, records_of
 from tests.support.preparations import id_of, planned, prepared, read_texts, trained, write_texts
 
 OVERRIDES = [
@@ -56,7 +55,7 @@ def decoded(folder: Path, tokenizer: Tokenizer, split: str) -> list[str]:
     """All texts of a split, in order."""
     texts = []
     for path in sorted(folder.glob(f"{split}-*.tar")):
-        for _, record, _ in read_records(path):
+        for record in records_of(path):
             stops = [*record.documents.tolist()[1:], len(record.tokens)]
             for start, stop in zip(record.documents.tolist(), stops, strict=True):
                 texts.append(tokenizer.decode(record.tokens[start:stop]))
@@ -77,7 +76,7 @@ def test_ids_and_sentences_are_those_of_the_text(small_corpus: Path, tokenizer: 
     make([small_corpus], tokenizer, tmp_path)
     paragraphs = {id_of(text): clean_paragraphs(text, Normalization()) for text in read_texts(small_corpus)}
     for path in tmp_path.glob("*.tar"):
-        for _, record, _ in read_records(path):
+        for record in records_of(path):
             stops = [*record.documents.tolist()[1:], len(record.tokens)]
             for number, (start, stop) in enumerate(zip(record.documents.tolist(), stops, strict=True)):
                 own = record.sentences[(record.sentences >= start) & (record.sentences < stop)] - start
@@ -98,7 +97,7 @@ def test_records_hold_whole_documents_up_to_their_size(
     sizes = [
         (len(record.tokens), len(record.documents))
         for path in (tmp_path / "out").glob("*.tar")
-        for _, record, _ in read_records(path)
+        for record in records_of(path)
     ]
     assert len(sizes) > 10
     assert [documents for tokens, documents in sizes if tokens > 1500] == [1]
@@ -150,7 +149,7 @@ def test_figures_of_the_manifest_are_those_of_the_shards(small_shards: Path) -> 
     stored = safetensors.numpy.load((small_shards / "token_counts.safetensors").read_bytes())
     for name in ("train", "valid"):
         tokens = np.concatenate(
-            [record.tokens for path in small_shards.glob(f"{name}-*.tar") for _, record, _ in read_records(path)]
+            [record.tokens for path in small_shards.glob(f"{name}-*.tar") for record in records_of(path)]
         )
         counts = Counter(tokens.tolist())
         entropy = -sum(count / len(tokens) * math.log(count / len(tokens)) for count in counts.values())
@@ -228,7 +227,7 @@ def test_with_a_valid_fraction_of_0_every_document_is_for_training(
     assert first.repair(output) == [manifest.train.shards[0].name]
     grown = prepared(added, tokenizer, output, shards=shards, add=True)
     assert (grown.train.documents, grown.valid.documents) == (90, 0)
-    assert verify_shards(str(output))[1] == []
+    assert problems_of(output) == []
     assert "| valid | 0 | 0 |" in (output / "DATA_CARD.md").read_text()
     assert list(stats_report(read_statistics(str(output))))
     with pytest.raises(UsageError, match=r"set shards\.valid_fraction=0\.?", check=coded("other-valid-fraction")):
@@ -464,7 +463,7 @@ def test_text_that_looks_special_is_ordinary_text(tokenizer: Tokenizer, tmp_path
     found = decoded(tmp_path / "out", tokenizer, "train") + decoded(tmp_path / "out", tokenizer, "valid")
     assert sorted(found) == sorted(normalize(text, Normalization()) for text in texts)
     for path in (tmp_path / "out").glob("*.tar"):
-        assert all(record.tokens.min() >= 5 for _, record, _ in read_records(path))
+        assert all(record.tokens.min() >= 5 for record in records_of(path))
 
 
 def test_a_tokenizer_exchanged_while_it_works_is_noticed(small_tokenizer: Path) -> None:

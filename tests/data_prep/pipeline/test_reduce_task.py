@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.dataset.shards import read_records
 from data_prep.pipeline import reduce_task, sections
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.map_task import sections_url
 from data_prep.pipeline.reduce_task import ReduceTask, read_result, reduce_shard, result_url
 from data_prep.pipeline.sections import Section, SectionWriter
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.living_data_sets import records_of
 
 
 def write_copies(url: str, source: int, document_id: int, num_copies: int, num_tokens: int) -> None:
@@ -80,7 +80,7 @@ def test_copies_of_a_text_take_no_memory(
     assert peak < 2 * num_copies * num_tokens * 2 / 4  # a quarter of the bytes of all tokens
     documents = [
         (int(document_id), int(source), tokens.tolist())
-        for _, record, _ in read_records(tmp_path / "train-000000.tar")
+        for record in records_of(tmp_path / "train-000000.tar")
         for document_id, source, tokens in zip(
             record.document_ids, record.sources, np.split(record.tokens, record.documents[1:]), strict=True
         )

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.verification import verify_shards
 from data_prep.pipeline import repair as repair_module
 from data_prep.pipeline.repair import find_damage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import Command, files_of
 from tests.support.kill_points import before_writing, stopped_after
+from tests.support.living_data_sets import problems_of
 from tests.support.preparations import Planned, planned, prepared, write_texts
 
 OVERRIDES = ["shards.min_shards=3", "shards.valid_fraction=0.1", "shards.unit_bytes=30000"]
@@ -76,7 +76,7 @@ def test_what_is_damaged_is_rebuilt_and_nothing_else_is_touched(
     assert plan.repair(output, num_workers) == [*names, "valid-000000.tar"]
     assert files_of(output) == whole and not (output / ".repair").exists()
     assert untouched == {name: (output / name).stat().st_mtime_ns for name in untouched}
-    assert verify_shards(str(output))[1] == []
+    assert problems_of(output) == []
     assert plan.repair(output) == []
 
 
@@ -137,7 +137,7 @@ def test_a_stopped_repair_goes_on_and_one_of_other_inputs_is_forgotten(
     with pytest.raises(KeyboardInterrupt), stopped_after(2, "map-*.sections") as first:
         plan.repair(output)
     begun = files_of(output / ".repair")
-    assert verify_shards(str(output))[1] and len([name for name in begun if "map-" in name]) == 2
+    assert problems_of(output) and len([name for name in begun if "map-" in name]) == 2
     with before_writing("map-*.sections", lambda: None) as then:
         assert plan.repair(output) == ["train-000001.tar"]
     assert not {*first} & {*then} and len(first + then) == len(plan.plan.units) and files_of(output) == whole

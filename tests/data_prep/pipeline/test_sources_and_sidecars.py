@@ -14,11 +14,11 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance
-from data_prep.dataset.shards import read_records
 from data_prep.pipeline import scale_plan
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
+from tests.support.living_data_sets import records_of
 from tests.support.preparations import id_of, prepared
 
 WORDS = (
@@ -69,7 +69,7 @@ def recounted(folder: Path) -> dict[str, Counter[str]]:
     names = [source.name for source in manifest.sources]
     found: dict[str, Counter[str]] = {name: Counter() for name in names}
     for shard in manifest.shards:
-        for _, record, _ in read_records(folder / shard.name):
+        for record in records_of(folder / shard.name):
             lengths = np.diff(record.documents.astype(np.int64), append=len(record.tokens))
             for number in np.unique(record.sources).tolist():
                 mine = record.sources == number
@@ -110,7 +110,7 @@ def test_a_shard_holds_one_source_and_a_text_of_two_sources_stays_in_the_first(
     # Several shards of a source, and the split is that of the text alone.
     assert len([shard for shard in manifest.train.shards if shard.source == "web"]) > 1
     for shard in manifest.shards:
-        for _, record, _ in read_records(tmp_path / "out" / shard.name):
+        for record in records_of(tmp_path / "out" / shard.name):
             assert (record.document_ids >> np.uint64(32) < 0.2 * 2**32).tolist() == [shard.name[0] == "v"] * len(
                 record.document_ids
             )
@@ -193,10 +193,7 @@ def test_every_document_read_has_a_row_that_names_what_stands_for_it(
     books, web = texts(60, 1), texts(200, 2)
     assert len(rows) == len(rows_of(tmp_path / "out")) == 61 + 219 + 5
     kept = {
-        int(n)
-        for shard in manifest.shards
-        for _, r, _ in read_records(tmp_path / "out" / shard.name)
-        for n in r.document_ids
+        int(n) for shard in manifest.shards for r in records_of(tmp_path / "out" / shard.name) for n in r.document_ids
     }
     assert {row.kept_as for row in rows.values()} == kept
     for number, text in enumerate(books):

@@ -11,8 +11,6 @@ import pytest
 from data_prep.base.errors import UsageError
 from data_prep.dataset.manifest import read_manifest, write_manifest
 from data_prep.dataset.manifest_records import FileRecord, SplitRecord
-from data_prep.dataset.removal import remove_documents
-from data_prep.dataset.removal_request import RemovalRequest
 from data_prep.dataset.shard_documents import ShardDocuments
 from data_prep.dataset.shards import Record, write_shard
 from data_prep.pipeline.encoding import document_id
@@ -21,6 +19,7 @@ from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.hostile_shards import NAMES, write_hostile_shards
+from tests.support.living_data_sets import remove
 from tests.support.preparations import read_texts
 
 
@@ -91,7 +90,7 @@ def test_the_first_shard_is_shown_where_a_removal_has_written_shards_anew(folder
     shutil.copytree(folder, tmp_path / "set")
     manifest = read_manifest(str(folder))
     first = ShardDocuments(str(folder), manifest, "train", manifest.train.shards[0]).location(0)
-    remove_documents(str(tmp_path / "set"), RemovalRequest(ids=np.array([first.document_id], np.uint64)), 1)
+    remove(tmp_path / "set", ids=[first.document_id])
     assert read_manifest(str(tmp_path / "set")).train.shards[0].name == "train-000003.tar"
     heads = [line for line in inspect_report(str(tmp_path / "set"), "train", None, 1) if line.startswith("===")]
     assert heads[0].startswith("=== train-000001.tar")

@@ -17,7 +17,6 @@ import safetensors.numpy
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import read_manifest
-from data_prep.dataset.shards import read_records
 from data_prep.reports import plots
 from data_prep.reports.page import read_samples, render_page, write_page
 from data_prep.reports.plots import draw_plots
@@ -27,6 +26,7 @@ from data_prep.storage import storage
 from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.hostile_shards import NAMES, NUM_COPIES, NUM_EMPTY, write_hostile_shards
+from tests.support.living_data_sets import records_of
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
@@ -43,7 +43,7 @@ class HostileShards:
         self.by_source: list[Counter[str]] = [Counter() for _ in NAMES]
         tokenizer = Tokenizer.load(folder / "tokenizer")
         for path in sorted(folder.glob("*.tar")):
-            for _, record, _ in read_records(path):
+            for record in records_of(path):
                 self.tokens.update(record.tokens.tolist())
                 self.sentence_lengths.extend(np.diff([*record.sentences.tolist(), len(record.tokens)]).tolist())
                 starts = record.documents.tolist()

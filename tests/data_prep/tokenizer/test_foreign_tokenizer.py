@@ -19,8 +19,6 @@ from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.dataset.file_checks import CheckTask, record_problem
 from data_prep.dataset.manifest import read_manifest
-from data_prep.dataset.shards import read_records
-from data_prep.dataset.verification import verify_shards
 from data_prep.documents.document import Document
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.text import text_batch
@@ -30,6 +28,7 @@ from data_prep.tokenizer.adversarial_lines import ADVERSARIAL_LINES
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import NAMES, WRITERS
+from tests.support.living_data_sets import problems_of, records_of
 from tests.support.preparations import read_texts
 
 RAW = (
@@ -184,7 +183,7 @@ def test_shards_hold_every_documents_own_ids(data_set, folder, texts):
     assert manifest.tokenizer.special_tokens == tokenizer.special_tokens
     found = []
     for shard in manifest.shards:
-        for _, record, _ in read_records(data_set / shard.name):
+        for record in records_of(data_set / shard.name):
             found += [part.tolist() for part in np.split(record.tokens, record.documents[1:])]
     assert sorted(found) == sorted(tokenizer.encode_text(text).tolist() for text in texts)
 
@@ -198,17 +197,17 @@ def test_the_data_set_carries_the_tokenizer_and_not_the_weights(data_set, folder
 
 
 def test_the_data_set_is_sound_and_another_tokenizer_in_it_is_found(data_set, tmp_path):
-    assert verify_shards(str(data_set))[1] == []
+    assert problems_of(data_set) == []
     copy = Path(shutil.copytree(data_set, tmp_path / "copy"))
     edit(copy / "tokenizer" / "tokenizer.json", lambda values: values.update(normalizer=None))
-    (problem,) = (line for line in verify_shards(str(copy))[1] if "fingerprint" in line)
+    (problem,) = (line for line in problems_of(copy) if "fingerprint" in line)
     assert "is not the tokenizer that tokenizer_info.json describes" in problem
 
 
 def test_special_ids_in_a_shard_are_found(data_set):
     manifest = read_manifest(str(data_set))
     task = CheckTask(str(data_set), manifest.train.shards[0], 1, manifest.tokenizer, None)
-    (_, record, _), *_ = read_records(data_set / manifest.train.shards[0].name)
+    record, *_ = records_of(data_set / manifest.train.shards[0].name)
     assert record_problem(record, task) is None
     tokens, special = record.tokens.copy(), manifest.tokenizer.special_tokens
     tokens[1] = special.unk

@@ -12,11 +12,9 @@ import pytest
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.manifest_records import FileRecord
-from data_prep.dataset.removal import remove_documents
-from data_prep.dataset.removal_request import RemovalRequest
-from data_prep.dataset.shards import read_records
 from data_prep.dataset.versions import delete_older_versions
 from tests.support.error_codes import coded
+from tests.support.living_data_sets import records_of, remove
 from tests.support.toy_run import tiny_config
 from trainer.checkpoint.data_version import describe_versions, open_data, run_digests
 from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, DataIdentity, Marker, SavedState, TrainState, step_folder
@@ -64,8 +62,8 @@ def save_checkpoint(config: RunConfig, step: int, digests: tuple[str, ...]) -> P
 
 
 def remove_some(shards: Path) -> None:
-    _, record, _ = next(read_records(shards / "train-000000.tar"))
-    remove_documents(str(shards), RemovalRequest(ids=np.sort(record.document_ids[:3])), 1)
+    record, *_ = records_of(shards / "train-000000.tar")
+    remove(shards, ids=record.document_ids[:3])
 
 
 def rows(config: RunConfig) -> list[np.ndarray]:

@@ -8,13 +8,10 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from data_prep.base.settings import setting_names
-from data_prep.dataset.removal import remove_documents
-from data_prep.dataset.removal_request import RemovalRequest
-from data_prep.dataset.shards import read_records
+from tests.support.living_data_sets import records_of, remove
 from tests.support.toy_processes import finish, start_ranks
 from trainer.checkpoint.data_version import open_data
 from trainer.config.run_config import RunConfig
@@ -111,8 +108,8 @@ def places(tmp_path_factory: pytest.TempPathFactory, small_shards: Path) -> dict
     """The data sets of the cases by the word that stands for them."""
     folder = tmp_path_factory.mktemp("identity")
     newer = Path(shutil.copytree(small_shards, folder / "newer"))
-    _, record, _ = next(read_records(newer / "train-000000.tar"))
-    remove_documents(str(newer), RemovalRequest(ids=np.sort(record.document_ids[:3])), 1)
+    record, *_ = records_of(newer / "train-000000.tar")
+    remove(newer, ids=record.document_ids[:3])
     copy = shutil.copytree(small_shards, folder / "copy")
     return {
         "SHARDS": str(small_shards),
