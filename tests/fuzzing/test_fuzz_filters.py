@@ -19,6 +19,7 @@ from data_prep.filters.registry import filter_settings, load_filters
 from tests.fuzzing.mutations import HOSTILE_TEXTS, fuzz, mutated_bytes, mutated_document
 from tests.fuzzing.test_fuzz_inputs import SKIP, read
 from tests.fuzzing.watching import read_or_refuse
+from tests.support.preparations import filter_step
 from tests.support.reading import units_of
 
 LEAK = "the quick brown fox of the north jumps over nine lazy dogs and sleeps until noon"
@@ -92,7 +93,7 @@ def test_filters_keep_or_count_every_document_of_damaged_metadata(
 def test_a_planted_example_is_found_in_any_text(
     before: str, after: str, joint: str, is_shouted: bool, evaluation_set: Path
 ) -> None:
-    (step,) = load_filters([filter_settings(_decontamination(evaluation_set))])
+    step = filter_step(_decontamination(evaluation_set))
     planted = joint.join((LEAK.upper() if is_shouted else LEAK).split())
     assert step.apply(Document(f"{before} {planted} {after}")) == "leaks"
 
@@ -110,11 +111,11 @@ def test_a_damaged_list_of_a_filter_is_refused_or_gives_a_filter_that_judges(
     path.write_bytes(data.draw(mutated_bytes(whole)))
     entry = {"name": kind, **({"sets": {"s": str(path)}} if kind == "decontamination" else {"domains": str(path)})}
     registry._last.clear()
-    steps = read_or_refuse(lambda: load_filters([filter_settings(entry)]), path.parent)
-    if steps is not None:
-        outcome = steps[0].apply(Document(LEAK, url="http://a.bad.example/x"))
+    step = read_or_refuse(lambda: filter_step(entry), path.parent)
+    if step is not None:
+        outcome = step.apply(Document(LEAK, url="http://a.bad.example/x"))
         assert outcome in (None, "s", "domain")
-        json.dumps(steps[0].identity)
+        json.dumps(step.identity)
 
 
 def _decontamination(path: Path) -> dict[str, object]:

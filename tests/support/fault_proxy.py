@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
+import pytest
+
+from data_prep.storage import retries
+
 # refuse: answer with a status and an S3 error code.
 # reset: break the connection before anything is asked of the server.
 # cut: answer half the body, and break the connection.
@@ -143,3 +147,11 @@ def run_proxy(endpoint: str) -> Iterator[FaultProxy]:
         ended.set()
         server.shutdown()
         server.server_close()
+
+
+@contextlib.contextmanager
+def run_store_proxy(endpoint: str) -> Iterator[FaultProxy]:
+    """The same in front of a store, whose failed requests are soon tried again."""
+    with pytest.MonkeyPatch.context() as patch, run_proxy(endpoint) as proxy:
+        patch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.02)
+        yield proxy

@@ -14,6 +14,7 @@ from data_prep.api.configuration import resolve_config
 from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.executors.executors import Executor
+from data_prep.filters.registry import Step, described_filters, filter_settings, load_filters
 from data_prep.pipeline import preparation
 from data_prep.pipeline import repair as repairing
 from data_prep.pipeline.encoding import document_id
@@ -46,6 +47,18 @@ def trained(texts: Iterable[str], folder: Path, **settings: Any) -> Tokenizer:
     with tempfile.TemporaryDirectory() as work:
         corpus = write_texts(Path(work) / "corpus.jsonl", texts)
         return train_tokenizer(corpus, output=folder, config={"tokenizer": settings}, num_workers=1, fresh=True)
+
+
+def filter_step(entry: Any, **parameters: Any) -> Step:
+    """A filter that is ready to judge documents, by its name or its entry in a configuration."""
+    (step,) = load_filters([filter_settings(entry, **parameters)])
+    return step
+
+
+def filter_identity(entry: Any, **parameters: Any) -> Mapping[str, Any]:
+    """What the manifest says of a filter."""
+    (described,) = described_filters([filter_settings(entry, **parameters)])
+    return described
 
 
 def config_of(inputs: Inputs, *overrides: str, **sections: Any) -> PreparationConfig:

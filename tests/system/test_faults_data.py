@@ -19,9 +19,9 @@ import pytest
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shards import write_shard
-from data_prep.storage import retries, storage
+from data_prep.storage import storage
 from tests.support import plain_ranks
-from tests.support.fault_proxy import Fault, FaultProxy, run_proxy
+from tests.support.fault_proxy import Fault, FaultProxy, run_store_proxy
 from tests.support.living_data_sets import make_data_set, records_of
 from tests.support.preparations import read_texts, trained
 from tests.support.s3_server import S3Bucket
@@ -267,9 +267,8 @@ def test_row_21_fewer_shards_than_readers(
 
 
 @pytest.fixture
-def proxy(s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.02)
-    with run_proxy(s3_bucket.endpoint) as proxy:
+def proxy(s3_bucket: S3Bucket) -> Iterator[FaultProxy]:
+    with run_store_proxy(s3_bucket.endpoint) as proxy:
         yield proxy
 
 

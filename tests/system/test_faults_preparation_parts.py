@@ -11,9 +11,9 @@ import pytest
 
 from data_prep.base.errors import UserError
 from data_prep.dataset import shards
-from data_prep.storage import retries, storage
+from data_prep.storage import storage
 from tests.support.data_prep_command import Command, files_of
-from tests.support.fault_proxy import Fault, FaultProxy, Request, run_proxy
+from tests.support.fault_proxy import Fault, FaultProxy, Request, run_store_proxy
 from tests.support.s3_server import S3Bucket
 
 SHARD_BYTES = 40 << 20
@@ -71,9 +71,8 @@ def test_row_13_a_disk_full_at_the_index_of_a_shard(
 
 
 @pytest.fixture
-def proxy(s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.02)
-    with run_proxy(s3_bucket.endpoint) as proxy:
+def proxy(s3_bucket: S3Bucket) -> Iterator[FaultProxy]:
+    with run_store_proxy(s3_bucket.endpoint) as proxy:
         # Not by the environment: fsspec keeps a connection that another test made by it.
         storage.configure({s3_bucket.url: {"endpoint_url": proxy.endpoint}})
         yield proxy
@@ -96,7 +95,7 @@ def test_row_14_a_store_that_dies_in_a_multipart_upload(
     url, data = f"{s3_bucket.url}/out/train-000000.tar", bytes(range(256)) * (SHARD_BYTES >> 8)
     proxy.faults = [Fault("reset", concerns=is_second_part)]
     with monkeypatch.context() as patch:
-        patch.setenv(retries.RETRY_VARIABLE, "0.5")
+        patch.setenv("CLOZEWORKS_RETRY_SECONDS", "0.5")
         with pytest.raises(UserError, match=r"train-000000\.tar cannot be written"), storage.local_write(url) as path:
             path.write_bytes(data)
     assert proxy.faults[0].happened > 1, "it was tried again"

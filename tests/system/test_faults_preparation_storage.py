@@ -16,9 +16,8 @@ import psutil
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from data_prep.storage import retries
 from tests.support.data_prep_command import Command, assert_nothing_half_made, files_of
-from tests.support.fault_proxy import Fault, FaultProxy, Request, run_proxy
+from tests.support.fault_proxy import Fault, FaultProxy, Request, run_store_proxy
 from tests.support.kill_points import before_writing
 from tests.support.s3_server import S3Bucket
 
@@ -99,10 +98,8 @@ def test_row_13_a_disk_that_is_too_small_and_then_made_larger(
 
 
 @pytest.fixture
-def proxy(s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """A proxy in front of the store; short waits between attempts."""
-    monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.02)
-    with run_proxy(s3_bucket.endpoint) as proxy:
+def proxy(s3_bucket: S3Bucket) -> Iterator[FaultProxy]:
+    with run_store_proxy(s3_bucket.endpoint) as proxy:
         yield proxy
 
 
@@ -197,7 +194,7 @@ def test_row_14_a_store_that_dies_in_an_upload_leaves_no_torn_object(
 
     proxy.faults = [Fault("reset", concerns=concerns)]
     with monkeypatch.context() as patch:
-        patch.setenv(retries.RETRY_VARIABLE, "0.5")
+        patch.setenv("CLOZEWORKS_RETRY_SECONDS", "0.5")
         assert command(*arguments, *into(s3_bucket, proxy)) == 1
     assert proxy.faults[0].happened and "[store-unavailable]" in command.errors
     assert "rerun the same command" in command.errors

@@ -13,8 +13,8 @@ from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.filtered_reader import FilteredReader
-from data_prep.filters.registry import described_filters, filter_settings, load_filters
 from tests.support.error_codes import coded
+from tests.support.preparations import filter_identity, filter_step
 from tests.support.reading import units_of
 
 ENGLISH = "The committee met in the morning and decided that the bridge would be repaired before the winter."
@@ -22,8 +22,7 @@ FRENCH = "Le comité s'est réuni le matin et a décidé que le pont serait rép
 
 
 def outcome(document: Document, **entry: Any) -> Any:
-    (step,) = load_filters([filter_settings(entry)])
-    return step.apply(document)
+    return filter_step(entry).apply(document)
 
 
 def read(path: Path, rows: list[dict[str, Any]], **settings: Any) -> FilteredReader:
@@ -87,16 +86,16 @@ def test_domains_take_their_subdomains_and_urls_are_compared_without_scheme(
 def test_a_blocklist_is_identified_by_its_content(tmp_path: Path) -> None:
     listed = tmp_path / "domains.txt"
     listed.write_text("a.example\nb.example\n")
-    (from_file,) = described_filters([filter_settings("url_blocklist", domains=str(listed))])
-    (given,) = described_filters([filter_settings("url_blocklist", domains=["b.example", "a.example"])])
+    from_file = filter_identity("url_blocklist", domains=str(listed))
+    given = filter_identity("url_blocklist", domains=["b.example", "a.example"])
     assert from_file == given and given["parameters"]["domains"]["entries"] == 2
-    assert described_filters([filter_settings("url_blocklist", domains=["b.example"])]) != [given]
+    assert filter_identity("url_blocklist", domains=["b.example"]) != given
 
 
 def test_a_mark_of_the_encoding_begins_no_entry(tmp_path: Path) -> None:
     listed = tmp_path / "domains.txt"
     listed.write_text("# bad ones\nspam.example\n", encoding="utf-8-sig")
-    (given,) = described_filters([filter_settings("url_blocklist", domains=str(listed))])
+    given = filter_identity("url_blocklist", domains=str(listed))
     assert given["parameters"]["domains"]["entries"] == 1
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from data_prep.base.errors import UsageError
 from data_prep.documents.document import Document
-from data_prep.filters.registry import described_filters, filter_settings, load_filters
 from tests.support.error_codes import coded
+from tests.support.preparations import filter_identity, filter_step
 
 FILTERS: list[dict[str, Any]] = [
     {"name": "datatrove:GopherQualityFilter", "min_doc_words": 50},
@@ -40,7 +40,7 @@ def test_a_filter_decides_as_in_its_own_pipeline(corpora: Path, entry: dict[str,
     from datatrove.data import Document as Theirs
     from datatrove.pipeline import filters
 
-    (step,) = load_filters([filter_settings(entry)])
+    step = filter_step(entry)
     name, parameters = entry["name"].split(":")[1], {key: entry[key] for key in set(entry) - {"name"}}
     pipeline = getattr(filters, name)(**parameters)
     given = texts(corpora)
@@ -55,7 +55,7 @@ def test_a_filter_decides_as_in_its_own_pipeline(corpora: Path, entry: dict[str,
 
 
 def test_replacements_do_not_depend_on_the_documents_before() -> None:
-    (step,) = load_filters([filter_settings("datatrove:PIIFormatter")])
+    step = filter_step("datatrove:PIIFormatter")
     first, second = step.apply(Document(MAIL, id="1", source="web")), step.apply(Document(MAIL, id="1", source="web"))
     assert isinstance(first, Document) and first == second
     assert "mail.com" not in first.text and "8.8.8.8" not in first.text and (first.id, first.source) == ("1", "web")
@@ -64,13 +64,13 @@ def test_replacements_do_not_depend_on_the_documents_before() -> None:
 
 def test_what_a_filter_cannot_take_is_left_to_cleaning() -> None:
     for entry in copy.deepcopy(FILTERS):
-        (step,) = load_filters([filter_settings(entry)])
+        step = filter_step(entry)
         assert step.apply(Document(" \n ")) is None
         step.apply(Document("\ud800 lone. " * 100))
 
 
 def test_the_versions_of_the_libraries_are_part_of_the_identity() -> None:
-    (described,) = described_filters([filter_settings(FILTERS[0])])
+    described = filter_identity(FILTERS[0])
     assert described["parameters"] == {"min_doc_words": 50}
     assert set(described["libraries"]) >= {"datatrove", "spacy"}
 
@@ -86,4 +86,4 @@ def test_the_versions_of_the_libraries_are_part_of_the_identity() -> None:
 )
 def test_a_wrong_name_or_parameter_is_refused(entry: dict[str, Any], code: str) -> None:
     with pytest.raises(UsageError, check=coded(code)):
-        load_filters([filter_settings(entry)])
+        filter_step(entry)

@@ -16,16 +16,16 @@ from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.documents.input_files import expand
 from data_prep.filters.decontamination import tokens_of
-from data_prep.filters.registry import Step, described_filters, filter_settings, load_filters
+from data_prep.filters.registry import Step
 from tests.support.error_codes import coded
+from tests.support.preparations import filter_identity, filter_step
 from tests.support.reading import reader_of
 
 WORDS = [f"w{number}" for number in range(300)]
 
 
 def step_for(**parameters: Any) -> Step:
-    (step,) = load_filters([filter_settings("decontamination", **parameters)])
-    return step
+    return filter_step("decontamination", **parameters)
 
 
 def sentence(chance: random.Random, length: int) -> str:
@@ -76,13 +76,13 @@ def test_twelve_words_in_common_and_short_examples_are_kept(tmp_path: Path, sets
 
 
 def test_the_sets_are_identified_by_their_content(tmp_path: Path, sets: dict[str, Any]) -> None:
-    (described,) = described_filters([filter_settings("decontamination", sets=sets)])
+    described = filter_identity("decontamination", sets=sets)
     assert described["parameters"]["sets"]["lines"]["examples"] == 5
     assert described["parameters"]["sets"]["lines"]["too_short"] == 1
     assert described["parameters"]["sets"]["questions"]["examples"] == 100
     (tmp_path / "lines.txt").rename(tmp_path / "moved.txt")
     sets["lines"] = str(tmp_path / "moved.txt")
-    assert described_filters([filter_settings("decontamination", sets=sets)]) == [described]
+    assert filter_identity("decontamination", sets=sets) == described
 
 
 def test_text_without_spaces_is_compared_by_characters(tmp_path: Path) -> None:

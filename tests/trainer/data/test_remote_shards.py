@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.storage import retries, storage
-from tests.support.fault_proxy import Fault, FaultProxy, run_proxy
+from data_prep.storage import storage
+from tests.support.fault_proxy import Fault, FaultProxy, run_store_proxy
 from tests.support.s3_server import S3Bucket
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
@@ -23,9 +23,8 @@ STEPS = 12
 
 
 @pytest.fixture
-def proxy(s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    monkeypatch.setattr(retries, "_FIRST_WAIT_SECONDS", 0.02)
-    with run_proxy(s3_bucket.endpoint) as proxy:
+def proxy(s3_bucket: S3Bucket) -> Iterator[FaultProxy]:
+    with run_store_proxy(s3_bucket.endpoint) as proxy:
         storage.configure({s3_bucket.url: {"endpoint_url": proxy.endpoint}})
         yield proxy
     storage.configure({})
