@@ -18,12 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.documents.documents import unit_sha256
 from data_prep.documents.rejects import BadInput
 from tests.fuzzing.mutations import EXAMPLES, fuzz, mutated_bytes
 from tests.fuzzing.sealed import sealed_parquet
 from tests.fuzzing.test_fuzz_inputs import STOP, read
-from tests.support.reading import units_of
+from tests.support.reading import digest_of, units_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXTS = [f"Document {number}: the old cat crossed the river, 漢字 🙂, and it rained." for number in range(8)]
@@ -38,15 +37,14 @@ from pathlib import Path
 import pyarrow
 
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.documents import DocumentReader
 from tests.fuzzing.watching import read_or_refuse
-from tests.support.reading import units_of
+from tests.support.reading import reader_of, units_of
 
 settings = DocumentSettings(on_bad_input="skip", language_field="language")
 
 
 def read(path):
-    readers = [DocumentReader(unit, settings) for unit in units_of(path, settings, 1)]
+    readers = [reader_of(unit, settings) for unit in units_of(path, settings, 1)]
     documents = [[document.text, document.language] for reader in readers for document in reader]
     counts = [count for reader in readers for count in reader.dropped.values()]
     return documents, counts, sum(reader.num_rows or 0 for reader in readers)
@@ -196,4 +194,4 @@ def test_found_faults_are_refused(damage: Callable[[bytes], bytes], tmp_path: Pa
         with pytest.raises(BadInput, match=r"input\.parquet is damaged"):
             read(path, STOP, unit_bytes=1)
         for unit in units_of(path, STOP, 1):
-            assert len(unit_sha256(unit, STOP)) == 64
+            assert len(digest_of(unit, STOP)) == 64

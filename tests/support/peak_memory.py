@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 _PROGRAM = """
 import json, re, sys
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.documents import DocumentReader
-from tests.support.reading import units_of
+from tests.support.reading import reader_of, units_of
 
 path, settings = sys.argv[1], DocumentSettings(**json.loads(sys.argv[2]))
 num_documents, dropped = 0, {}
 for unit in units_of(path, settings, 1 << 24):
-    reader = DocumentReader(unit, settings)
+    reader = reader_of(unit, settings)
     num_documents += sum(1 for _ in reader)
     for reason, count in reader.dropped.items():
         dropped[reason] = dropped.get(reason, 0) + count

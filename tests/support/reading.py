@@ -1,4 +1,4 @@
-"""How tests read input files: the one place that knows how a file becomes units and a unit documents."""
+"""How tests read input files: the one place that knows how a pattern becomes files, a file units, a unit documents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
-from data_prep.documents.documents import DocumentReader
+from data_prep.documents.documents import DocumentReader, unit_sha256
 from data_prep.documents.input_files import find_inputs, find_units
 from data_prep.documents.input_units import InputUnit, split_into_units
 
@@ -19,9 +19,22 @@ def units_of(path: str | Path, settings: DocumentSettings = DEFAULTS, unit_bytes
     return split_into_units(str(path), Path(path).stat().st_size, unit_bytes, 0, settings.txt_documents)
 
 
-def reader_of(path: str | Path, settings: DocumentSettings = DEFAULTS, text_field: str | None = None) -> DocumentReader:
-    (unit,) = units_of(path, settings)
+def reader_of(
+    source: str | Path | InputUnit, settings: DocumentSettings = DEFAULTS, text_field: str | None = None
+) -> DocumentReader:
+    """A reader of a file that is one unit, or of a unit."""
+    (unit,) = [source] if isinstance(source, InputUnit) else units_of(source, settings)
     return DocumentReader(unit, settings, text_field)
+
+
+def digest_of(unit: InputUnit, settings: DocumentSettings = DEFAULTS) -> str:
+    """What a preparation compares to notice that the input has changed."""
+    return unit_sha256(unit, settings)
+
+
+def files_of_input(pattern: str | Path) -> list[str]:
+    config = PreparationConfig.model_validate({"sources": [{"name": "all", "input": str(pattern)}]})
+    return [file.url for file in find_inputs(config)]
 
 
 def readers_of(config: PreparationConfig) -> list[DocumentReader]:

@@ -20,13 +20,12 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 READ = """
 import json, sys
 from data_prep.config.preparation_config import PreparationConfig, Source
-from data_prep.documents.documents import DocumentReader
-from data_prep.documents.input_files import find_inputs, find_units
+from data_prep.documents.input_files import find_inputs
+from tests.support.reading import readers_of
 
 config = PreparationConfig(sources=(Source(name="hub", input=tuple(sys.argv[1:])),))
 files = find_inputs(config)
-readers = [DocumentReader(unit, config.documents, source="hub") for unit in find_units(files, config)]
-texts = [document.text for reader in readers for document in reader]
+texts = [document.text for reader in readers_of(config) for document in reader]
 print(json.dumps({"files": [[file.url, file.bytes, file.stamp] for file in files], "texts": texts}))
 """
 

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.config.preparation_config import DocumentSettings, PreparationConfig, load_config
-from data_prep.documents.documents import DocumentReader
+from data_prep.config.preparation_config import PreparationConfig
 from data_prep.documents.input_files import expand, find_inputs, find_units
 from data_prep.storage import storage
+from tests.support.reading import reader_of
 from tests.support.s3_server import S3Bucket
 
 
@@ -138,7 +138,7 @@ def test_an_ending_or_a_language_that_is_not_known_is_a_usage_error(corpus: Path
     with pytest.raises(UsageError, match="report.pdf has an unsupported file type"):
         find_inputs(config("*.pdf"))
     with pytest.raises(UsageError, match="klingonish"):
-        find_inputs(load_config(None, ["documents.language=klingonish"], ["a.jsonl"]))
+        find_inputs(config("a.jsonl", documents={"language": "klingonish"}))
 
 
 def test_remote_files_are_found_by_patterns_like_local_ones() -> None:
@@ -176,7 +176,7 @@ def test_inputs_in_an_object_store_are_read_like_local_ones(corpus: Path, s3_buc
         results = []
         for pattern in (name, f"{s3_bucket.url}/**/{name[:4]}*"):
             units = find_units(find_inputs(config(pattern)), config(pattern, **small_units))
-            readers = [DocumentReader(unit, DocumentSettings()) for unit in units]
+            readers = [reader_of(unit) for unit in units]
             assert [document.text for reader in readers for document in reader] == texts
             results.append(
                 [

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
-from data_prep.documents.input_files import expand
 from data_prep.filters.decontamination import tokens_of
 from data_prep.filters.registry import Step
 from tests.support.error_codes import coded
 from tests.support.preparations import filter_identity, filter_step
-from tests.support.reading import reader_of
+from tests.support.reading import files_of_input, reader_of
 
 WORDS = [f"w{number}" for number in range(300)]
 
@@ -126,7 +125,7 @@ def test_of_a_real_corpus_hardly_a_document_is_dropped_and_every_planted_example
     examples = [
         (" ".join(text.split()), name)
         for name, each in given.items()
-        for path in sorted(expand(each["files"]))  # type: ignore[arg-type]
+        for path in sorted(files_of_input(each["files"]))  # type: ignore[arg-type]
         for document in reader_of(path, settings, each["fields"][0])
         for text in document.text.splitlines()
         if len(tokens_of(text)) >= 8

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.config.preparation_config import DocumentSettings, FilterSettings, load_config
+from data_prep.config.preparation_config import DocumentSettings, FilterSettings
 from data_prep.documents.document import Document
 from data_prep.filters.registry import (
     described_filters,
@@ -26,6 +26,7 @@ from data_prep.filters.registry import (
 )
 from data_prep.storage import remote_reader, storage
 from tests.support.error_codes import coded
+from tests.support.preparations import config_of
 
 SHORT, LONG = Document("short"), Document("x" * 100)
 LIMIT = 10
@@ -108,7 +109,7 @@ def test_a_refused_entry_comes_with_what_to_write(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=expected, check=coded(code)):
             load_filters([filter_settings(entry)])
     with pytest.raises(UsageError, match=r"Fix: write {name: language}", check=coded("invalid-setting")):
-        load_config(None, ["documents.filters=[language]"], ["a.jsonl"])
+        config_of("a.jsonl", "documents.filters=[language]")
 
 
 def test_the_identity_has_name_parameters_version_and_source(module: Path) -> None:

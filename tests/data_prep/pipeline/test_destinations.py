@@ -48,3 +48,21 @@ def test_shards_of_a_source_are_of_equal_size() -> None:
     ids = np.random.default_rng(3).integers(0, 1 << 64, 90_000, np.uint64)
     counts = np.bincount(places.of_many(ids, np.zeros(len(ids), int)), minlength=10)
     assert counts[:9].min() > 9_500 and counts[:9].max() < 10_500
+
+
+def test_train_or_valid_depends_on_the_high_half_and_the_shard_on_the_low() -> None:
+    places = Destinations(num_train=3, num_valid=2, valid_fraction=0.5)
+    assert places.of((1 << 63) + 4) == 1 and places.split(places.of((1 << 63) + 4)) == "train"
+    assert places.of((1 << 63) - (1 << 32) + 3) == 4 and places.split(4) == "valid"
+
+
+def test_many_destinations_are_those_of_each() -> None:
+    places = Destinations(num_train=5, num_valid=3, valid_fraction=0.4)
+    ids = np.random.default_rng(0).integers(0, 1 << 64, 300, np.uint64)
+    expected = [
+        5 + (number & 0xFFFFFFFF) % 3 if number >> 32 < 0.4 * 2**32 else (number & 0xFFFFFFFF) % 5
+        for number in ids.tolist()
+    ]
+    assert places.of_many(ids).tolist() == expected == [places.of(number) for number in ids.tolist()]
+    assert len(set(expected)) == 8
+    assert [places.of_many(ids[:0]).tolist(), places.of(2**64 - 1)] == [[], (2**32 - 1) % 5]

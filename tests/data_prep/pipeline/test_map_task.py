@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DeduplicationSettings, DocumentSettings
 from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureFiles
-from data_prep.documents.documents import unit_sha256
 from data_prep.documents.rejects import BadInput
 from data_prep.pipeline import map_task
 from data_prep.pipeline.destinations import Destinations
@@ -21,7 +21,7 @@ from data_prep.pipeline.map_task import MapTask, map_unit, sections_url
 from data_prep.pipeline.sections import join_sections, read_sections, read_summary
 from data_prep.pipeline.units import Unit
 from data_prep.tokenizer.tokenizer import Tokenizer
-from tests.support.reading import units_of
+from tests.support.reading import digest_of, units_of
 
 PLACES = Destinations(num_train=2, num_valid=1, valid_fraction=0.2)
 
@@ -41,24 +41,12 @@ def task_for(path: Path, tokenizer: Path, work: Path, **settings: object) -> Map
     )
 
 
-def test_many_destinations_are_those_of_each() -> None:
-    places = Destinations(num_train=5, num_valid=3, valid_fraction=0.4)
-    ids = np.random.default_rng(0).integers(0, 1 << 64, 300, np.uint64)
-    expected = [
-        5 + (number & 0xFFFFFFFF) % 3 if number >> 32 < 0.4 * 2**32 else (number & 0xFFFFFFFF) % 5
-        for number in ids.tolist()
-    ]
-    assert places.of_many(ids).tolist() == expected == [places.of(number) for number in ids.tolist()]
-    assert len(set(expected)) == 8
-    assert [places.of_many(ids[:0]).tolist(), places.of(2**64 - 1)] == [[], (2**32 - 1) % 5]
-
-
 def test_a_unit_writes_its_documents_and_counts(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     task = task_for(small_corpus, small_tokenizer, tmp_path)
     assert map_unit(task) == small_corpus.stat().st_size
     summary, counts = read_summary(sections_url(str(tmp_path), 7))
     assert counts.sum() == 200 and counts.all() and summary["dropped"] == {}
-    assert summary["parts"][0][0] == unit_sha256(task.unit.parts[0], task.settings)
+    assert summary["parts"][0][0] == digest_of(task.unit.parts[0], task.settings)
     sections = [
         join_sections(list(read_sections(sections_url(str(tmp_path), 7), number, np.uint16))) for number in range(3)
     ]
@@ -106,7 +94,7 @@ def test_of_a_file_damaged_at_its_end_nothing_is_kept(
     map_unit(task)
     summary, counts = read_summary(sections_url(str(work), 7))
     assert summary["dropped"] == {"damaged file": 1} and not counts.any()
-    assert summary["parts"][0][0] == unit_sha256(task.unit.parts[0], task.settings)
+    assert summary["parts"][0][0] == digest_of(task.unit.parts[0], task.settings)
     if near:
         assert SignatureFiles([signatures_url(str(work), 7)], task.deduplication).first_indices[-1] == 0
     refused = dataclasses.replace(task, settings=DocumentSettings(), work_folder=str(tmp_path / "other"))
@@ -134,3 +122,8 @@ def test_a_tokenizer_that_was_kept_is_not_loaded_again(small_tokenizer: Path, mo
     map_task.keep_tokenizer(kept, str(small_tokenizer))
     monkeypatch.setattr(Tokenizer, "load", None)
     assert map_task.cached_tokenizer(str(small_tokenizer), kept.fingerprint) is kept
+
+
+def test_a_tokenizer_exchanged_while_it_works_is_noticed(small_tokenizer: Path) -> None:
+    with pytest.raises(UserError, match="changed while shards were made"):
+        map_task.cached_tokenizer(str(small_tokenizer), "0" * 64)

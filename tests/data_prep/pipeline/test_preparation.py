@@ -23,8 +23,6 @@ import safetensors.numpy
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest import Manifest, read_manifest
-from data_prep.pipeline import map_task
-from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.reduce_task import seeded_order
 from data_prep.reports.stats import read_statistics
 from data_prep.reports.tables import stats_report
@@ -188,12 +186,6 @@ def test_the_seed_orders_the_documents_of_a_shard(seed: int) -> None:
     assert order.tolist().index(0) < order.tolist().index(2) and order.tolist().index(1) < order.tolist().index(4)
     many = np.arange(100, dtype=np.uint64)
     assert seeded_order(many, seed).tolist() != seeded_order(many, seed + 1).tolist()
-
-
-def test_train_or_valid_depends_on_the_high_half_and_the_shard_on_the_low() -> None:
-    places = Destinations(num_train=3, num_valid=2, valid_fraction=0.5)
-    assert places.of((1 << 63) + 4) == 1 and places.split(places.of((1 << 63) + 4)) == "train"
-    assert places.of((1 << 63) - (1 << 32) + 3) == 4 and places.split(4) == "valid"
 
 
 def test_a_corpus_without_a_held_out_hash_holds_out_the_nearest(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -464,11 +456,6 @@ def test_text_that_looks_special_is_ordinary_text(tokenizer: Tokenizer, tmp_path
     assert sorted(found) == sorted(normalize(text, Normalization()) for text in texts)
     for path in (tmp_path / "out").glob("*.tar"):
         assert all(record.tokens.min() >= 5 for record in records_of(path))
-
-
-def test_a_tokenizer_exchanged_while_it_works_is_noticed(small_tokenizer: Path) -> None:
-    with pytest.raises(UserError, match="changed while shards were made"):
-        map_task.cached_tokenizer(str(small_tokenizer), "0" * 64)
 
 
 def _command(corpus: Path, tokenizer: Tokenizer, output: Path, workers: int) -> list[str]:

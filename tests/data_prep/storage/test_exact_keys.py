@@ -9,9 +9,9 @@ import fsspec
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.documents.input_files import expand
 from data_prep.storage import exact_keys, remote_files, storage
 from tests.support.error_codes import coded
+from tests.support.reading import files_of_input
 from tests.support.s3_server import S3Bucket, make_client
 
 NAMES = ("run[1]", "run*", "run?", "a::b", "a#b", "a%20b", "{a,b}", "{1..3}", "a b", "ü", "s3:", "x&y=z", "a+b")
@@ -101,9 +101,9 @@ def test_an_input_in_a_folder_with_such_a_name_is_found_and_its_sibling_is_not(n
         put(storage.join(place, f"{folder}/x.txt"))
         put(storage.join(place, f"{folder}/y.txt"))
     own = [storage.join(place, f"{name}/{file}.txt") for file in "xy"]
-    assert expand(own[0]) == own[:1]
-    assert expand(storage.join(place, f"{name}/*.txt")) == own
-    assert expand(storage.join(place, f"{name}/{{x,y}}.txt")) == own
+    assert files_of_input(own[0]) == own[:1]
+    assert files_of_input(storage.join(place, f"{name}/*.txt")) == own
+    assert files_of_input(storage.join(place, f"{name}/{{x,y}}.txt")) == own
 
 
 @pytest.mark.parametrize("name", ["run*", "run?", "a?b/c", "k?versionId=1"])

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
-from data_prep.documents.documents import BadInput, DocumentReader, unit_sha256
+from data_prep.documents.documents import BadInput
 from data_prep.storage import parquet
 from data_prep.storage.hashing_files import RangeHashingFile
 from tests.support.compressions import COMPRESS
 from tests.support.peak_memory import read_in_a_process
-from tests.support.reading import DEFAULTS, SKIP, read_and_count, units_of
+from tests.support.reading import DEFAULTS, SKIP, digest_of, read_and_count, reader_of, units_of
 
 TEXTS = [f"document {number} é 漢字 🙂 " + "x" * (number * 37 % 400) for number in range(200)]
 
@@ -39,7 +39,7 @@ def read(
     path: Path, settings: DocumentSettings = DEFAULTS, unit_bytes: int = 1 << 30, **options: Any
 ) -> list[Document]:
     units = units_of(path, settings, unit_bytes)
-    return [document for unit in units for document in DocumentReader(unit, settings, **options)]
+    return [document for unit in units for document in reader_of(unit, settings, **options)]
 
 
 def texts(path: Path, settings: DocumentSettings = DEFAULTS, unit_bytes: int = 1 << 30) -> list[str]:
@@ -139,8 +139,8 @@ def test_a_nested_field_is_read_by_its_path(tmp_path: Path) -> None:
     settings = DocumentSettings(text_field="doc.text", url_field="doc.meta.url", metadata_fields=("doc.meta.score",))
     found = read(path, settings)
     assert found == [Document("x", url="u", metadata={"doc.meta.score": 1.5}), Document("y")]
-    digests = [unit_sha256(unit, settings) for unit in units_of(path)]
-    assert digests != [unit_sha256(unit, DocumentSettings(text_field="plain")) for unit in units_of(path)]
+    digests = [digest_of(unit, settings) for unit in units_of(path)]
+    assert digests != [digest_of(unit, DocumentSettings(text_field="plain")) for unit in units_of(path)]
     with pytest.raises(BadInput, match=r"has no column 'doc.body' \(its columns: doc, plain\)"):
         read(path, DocumentSettings(text_field="doc.body"))
 
@@ -193,7 +193,7 @@ def test_a_file_that_is_cut_short_is_damaged(tmp_path: Path, length: int, policy
         read(path, DocumentSettings(on_bad_input=policy))
     assert caught.value.spoils_file and caught.value.reason == "damaged file"
     (unit,) = units_of(path)
-    assert unit_sha256(unit, DEFAULTS) == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert digest_of(unit, DEFAULTS) == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("codec", ["snappy", "zstd", "gzip"])
@@ -204,7 +204,7 @@ def test_damage_within_a_row_group_is_found_and_the_others_are_read(tmp_path: Pa
     middle = column.data_page_offset + column.total_compressed_size // 2
     data[middle : middle + 64] = bytes(64)
     path.write_bytes(data)
-    first, second = (DocumentReader(unit, SKIP) for unit in units_of(path, unit_bytes=1))
+    first, second = (reader_of(unit, SKIP) for unit in units_of(path, unit_bytes=1))
     assert [document.text for document in first] == TEXTS[:100]
     with pytest.raises(BadInput, match="damaged or cut short in row group 2 of 2, rows 101 to 200") as caught:
         list(second)
@@ -249,15 +249,13 @@ def test_the_digest_is_of_what_was_read_and_the_same_however_it_is_asked_for(tmp
     path = write(tmp_path / "a.parquet", {"id": list(range(200)), "text": TEXTS}, row_group_size=50)
     digests = {}
     for unit in units_of(path, unit_bytes=1):
-        reader = DocumentReader(unit, DEFAULTS)
+        reader = reader_of(unit, DEFAULTS)
         list(reader)
-        assert reader.sha256 == unit_sha256(unit, DEFAULTS)
+        assert reader.sha256 == digest_of(unit, DEFAULTS)
         digests[unit.start] = reader.sha256
     assert len(set(digests.values())) == 4
     write(path, {"id": list(range(200)), "text": [*TEXTS[:-1], "other"]}, row_group_size=50)
-    changed = [
-        unit.start for unit in units_of(path, unit_bytes=1) if unit_sha256(unit, DEFAULTS) != digests[unit.start]
-    ]
+    changed = [unit.start for unit in units_of(path, unit_bytes=1) if digest_of(unit, DEFAULTS) != digests[unit.start]]
     assert changed == [3]
 
 
@@ -320,9 +318,9 @@ def test_a_compressed_file_is_one_unit_and_one_cut_short_is_damaged(
     path = tmp_path / f"a.parquet{compression}"
     path.write_bytes(COMPRESS[compression](plain))
     (unit,) = units_of(path, unit_bytes=1)
-    reader = DocumentReader(unit, DEFAULTS)
+    reader = reader_of(unit, DEFAULTS)
     assert [document.text for document in reader] == TEXTS
-    assert reader.sha256 == unit_sha256(unit, DEFAULTS) == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert reader.sha256 == digest_of(unit, DEFAULTS) == hashlib.sha256(path.read_bytes()).hexdigest()
     refused = DocumentSettings(on_bad_input=policy)
     name = f"a.parquet{compression}"
     path.write_bytes(path.read_bytes()[:-20])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
-from data_prep.config.preparation_config import PreparationConfig, load_config
+from data_prep.config.preparation_config import PreparationConfig
 from data_prep.documents.input_files import find_inputs, find_units
 from data_prep.text.cleaning import Normalization, clean_paragraphs
 from data_prep.tokenizer_training import sampling
@@ -198,7 +198,7 @@ def test_later_units_write_only_what_may_still_be_needed(tmp_path: Path, monkeyp
 
 
 def test_the_command_line_source_is_one_source(tmp_path: Path) -> None:
-    config = load_config(None, [], [write(tmp_path, "small.jsonl", SMALL)])
+    config = config_of(write(tmp_path, "small.jsonl", SMALL))
     assert set(drawn(config, tmp_path / "work")[1].documents) == {("corpus", "en")}
 
 

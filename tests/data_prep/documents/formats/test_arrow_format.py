@@ -14,11 +14,9 @@ from pyarrow import feather
 from data_prep.base.errors import UsageError
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
-from data_prep.documents.documents import DocumentReader
-from data_prep.documents.input_files import expand
 from data_prep.documents.rejects import BadInput
 from tests.support.error_codes import coded
-from tests.support.reading import SKIP, reader_of, units_of
+from tests.support.reading import SKIP, files_of_input, reader_of, units_of
 
 TABLE = pa.table(
     {
@@ -63,15 +61,15 @@ def test_a_folder_that_datasets_saved_stands_for_its_files(tmp_path: Path) -> No
     (folder / "dataset_info.json").write_text("{}")
     for name, part in zip(names, (TABLE.slice(0, 25), TABLE.slice(25)), strict=True):
         (folder / name).write_bytes(arrow(part))
-    files = expand(str(folder))
+    files = files_of_input(str(folder))
     assert files == [str(folder / name) for name in names]
     assert [document for file in files for document in read(Path(file))] == EXPECTED
     (folder / "state.json").write_text(json.dumps({"_data_files": [], "_indices_files": [{"filename": "i.arrow"}]}))
     with pytest.raises(UsageError, check=coded("dataset-with-indices")):
-        expand(str(folder))
+        files_of_input(str(folder))
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
     with pytest.raises(UsageError, check=coded("dataset-of-splits"), match="saved|train"):
-        expand(str(tmp_path))
+        files_of_input(str(tmp_path))
 
 
 def test_a_stream_that_was_cut_short_or_damaged_is_refused(tmp_path: Path) -> None:
@@ -110,7 +108,7 @@ def test_streams_that_were_joined_give_all_their_rows(tmp_path: Path) -> None:
     other = TABLE.rename_columns(["doc", "number", "other"])
     path.write_bytes(joined(other, TABLE))
     (unit,) = units_of(path, unit_bytes=10)
-    reader = DocumentReader(unit, SKIP)
+    reader = reader_of(unit, SKIP)
     with pytest.raises(BadInput, match="other columns or types", check=coded("damaged-file")):
         list(reader)
 
@@ -146,7 +144,7 @@ def test_what_is_no_arrow_or_has_no_such_column_is_named(tmp_path: Path) -> None
     with pytest.raises(BadInput, match=r"has no column 'text' \(its columns: doc, number, note\)"):
         read(path, DocumentSettings())
     (unit,) = units_of(path, unit_bytes=10)
-    reader = DocumentReader(unit, SKIP)
+    reader = reader_of(unit, SKIP)
     assert list(reader) == [] and reader.dropped == {"missing field": 50}
     with pytest.raises(BadInput, match=r"row 2 has null for 'note', not text"):
         read(path, DocumentSettings(text_field="note"))

@@ -13,11 +13,10 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig, Source
 from data_prep.documents.document import Document
-from data_prep.documents.documents import unit_sha256
 from data_prep.documents.formats import format_registry
 from data_prep.documents.rejects import BadInput
 from tests.support.error_codes import coded
-from tests.support.reading import readers_of
+from tests.support.reading import digest_of, readers_of
 
 MODULE = '''
 from data_prep.documents.document import Document
@@ -230,11 +229,11 @@ def test_a_class_that_needs_seeking_reads_parts_of_a_file_by_its_own_index(folde
         readers = readers_of(config)
         assert [document.text for reader in readers for document in reader] == ["One.\n", "Two.\n", "Three.\n"]
         assert len(readers) == num_units and sum(reader.num_rows or 0 for reader in readers) == 3
-        assert [reader.sha256 for reader in readers] == [unit_sha256(reader.unit, settings) for reader in readers]
+        assert [reader.sha256 for reader in readers] == [digest_of(reader.unit, settings) for reader in readers]
         digests.append([reader.sha256 for reader in readers])
     (folder / "a.indexed").write_bytes(content.replace(b"Two", b"2wo"))
     config = PreparationConfig(sources=(Source(name="own", input=(str(folder / "a.indexed"),)),), documents=settings)
-    now = [unit_sha256(reader.unit, settings) for reader in readers_of(config)]
+    now = [digest_of(reader.unit, settings) for reader in readers_of(config)]
     assert [now[number] == digests[0][number] for number in range(3)] == [True, False, True]
     (folder / "a.indexed").write_bytes(content[:-4])
     (reader,) = readers_of(config)
