@@ -36,8 +36,8 @@ import reports
 from contestants import REPOSITORY
 from reports import Row
 
+from data_prep import open_dataset
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest import read_manifest
 
 VARIANTS = ("scratch", "frozen", "full")
 BATCH_SIZE = 32
@@ -181,7 +181,7 @@ def pretrained(work: Path, arguments: argparse.Namespace) -> Path:
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
         launch += [str(REPOSITORY / "launch" / "pretrain.py"), "--config", arguments.config, f"output_dir={run}"]
         shards = str(Path(arguments.shards).absolute())
-        launch += [f"data.shards={shards}", f"model.vocab_size={read_manifest(shards).tokenizer.vocab_size}"]
+        launch += [f"data.shards={shards}", f"model.vocab_size={open_dataset(shards).manifest.tokenizer.vocab_size}"]
         launch += [f"tracking.uri=sqlite:///{work}/mlflow.db"]
         _run([*launch, *arguments.overrides], work / "pretraining.log", 1)
         export = [sys.executable, str(REPOSITORY / "launch" / "export.py"), "--checkpoint", str(run)]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.api.opened_dataset import verify
+from data_prep import verify
 from data_prep.documents.input_files import find_inputs
 from data_prep.documents.rejects import BadInput
 from data_prep.storage import storage

@@ -11,9 +11,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from data_prep.api.opened_dataset import Dataset, open_dataset
-from data_prep.api.prepare import prepare
-from data_prep.dataset.manifest import read_manifest
+from data_prep import Dataset, open_dataset, prepare
 from data_prep.documents.input_files import relative_name
 from tests.support.data_prep_command import Command
 from tests.support.living_data_sets import problems_of
@@ -107,7 +105,7 @@ def test_shards_have_the_bytes_that_they_had_without_names(
             num_workers=1,
         )
     assert tars_of(tmp_path / "named") == tars_of(tmp_path / "unnamed")
-    assert not read_manifest(str(tmp_path / "unnamed")).provenance_files
+    assert not open_dataset(tmp_path / "unnamed").manifest.provenance_files
 
 
 def test_a_text_file_is_taken_down_by_its_name_and_stays_out(

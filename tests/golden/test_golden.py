@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep import verify
-from data_prep.api.prepare import prepare
+from data_prep import open_dataset, prepare, verify
 from data_prep.dataset.manifest import FORMAT_VERSION as MANIFEST_FORMAT
-from data_prep.dataset.manifest import read_manifest
 from data_prep.tokenizer.hugging_face_tokenizer import check_parity
 from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer.tokenizer_info import FORMAT_VERSION as TOKENIZER_FORMAT
@@ -124,7 +122,7 @@ def test_the_checkpoint_can_be_exported(release: Path) -> None:
     source = read_source(release / "run")
     assert source.config.model.hidden_size == 16
     assert source.facts.step == make.RESUMED_STEP
-    digest = read_manifest(str(release / "shards")).digest
+    digest = open_dataset(release / "shards").manifest.digest
     assert source.facts.data_digests["shards"] == digest and source.facts.data_lineage == (digest,)
 
 

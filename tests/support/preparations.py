@@ -37,9 +37,14 @@ def write_texts(path: Path, texts: Iterable[str]) -> Path:
     return path
 
 
+def normalized(text: str) -> str:
+    """The text under the normalization that is the default."""
+    return normalize(text, Normalization())
+
+
 def id_of(text: str) -> int:
-    """The document id of a text under the normalization that is the default."""
-    return document_id(normalize(text, Normalization()))
+    """Its document id."""
+    return document_id(normalized(text))
 
 
 def trained(texts: Iterable[str], folder: Path, **settings: Any) -> Tokenizer:

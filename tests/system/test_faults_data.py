@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep import open_dataset
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shards import write_shard
 from data_prep.storage import storage
 from tests.support import plain_ranks
@@ -204,7 +204,7 @@ def test_row_19_a_tokenizer_of_the_same_size_and_other_pieces(
     texts = [text.upper() for text in read_texts(small_corpus)]
     other = tmp_path / "other"
     theirs = trained(texts, other, vocab_size=800).fingerprint
-    mine = read_manifest(str(shards)).tokenizer
+    mine = open_dataset(shards).manifest.tokenizer
     assert mine.vocab_size == 800 and mine.fingerprint != theirs
     for said in (refused(shards, f"data.tokenizer={other}"), _with_tokenizer(shards, other, refused)):
         assert mine.fingerprint in said and theirs in said
@@ -259,7 +259,7 @@ def test_row_21_fewer_shards_than_readers(
 ) -> None:
     folder = tmp_path / "one" / "shards"
     make_data_set(folder, {"one": read_texts(small_corpus)}, small_tokenizer, shards={"min_shards": 1})
-    assert len(read_manifest(str(folder)).train.shards) == 1
+    assert len(open_dataset(folder).manifest.train.shards) == 1
     run = training(*SHORT, "data.num_workers=2")
     run.shards = folder
     plain_ranks.run(run, 2)
@@ -282,7 +282,7 @@ def check_store_outage(
     for path in shards.rglob("*"):
         if path.is_file():
             storage.write_bytes(f"{bucket.url}/data/{path.relative_to(shards)}", path.read_bytes())
-    largest = max(shard.bytes for shard in read_manifest(str(shards)).train.shards)
+    largest = max(shard.bytes for shard in open_dataset(shards).manifest.train.shards)
     local = training(*SHORT)
     plain_ranks.run(local, 1)
     cached = (f"data.cache_dir={cache}", f"data.cache_bytes={largest * 3 // 2}")
@@ -340,7 +340,7 @@ def test_row_22_a_full_cache_disk_evicts(
     for path in small_shards.rglob("*"):
         if path.is_file():
             storage.write_bytes(f"{s3_bucket.url}/data/{path.relative_to(small_shards)}", path.read_bytes())
-    sizes = [shard.bytes for shard in read_manifest(str(small_shards)).shards]
+    sizes = [shard.bytes for shard in open_dataset(small_shards).manifest.shards]
     disk = tmp_path / "disk"
     disk.mkdir()
     size = f"size={(sum(sizes) >> 10) + 200}k"

@@ -22,11 +22,10 @@ import pytest
 import zstandard
 
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import Command, assert_nothing_half_made
 from tests.support.living_data_sets import records_of
-from tests.support.preparations import read_texts
+from tests.support.preparations import normalized, read_texts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXTS = [f"The old teacher crossed the river number {number}. Nobody knew why." for number in range(40)]
@@ -444,7 +443,7 @@ def test_row_07_hard_characters_and_literal_special_tokens(
             stops = [*record.documents[1:].tolist(), len(record.tokens)]
             for start, stop in zip(record.documents.tolist(), stops, strict=True):
                 found.append(tokenizer.decode(record.tokens[start:stop].tolist()))
-    assert sorted(text.strip() for text in found) == sorted(normalize(text, Normalization()).strip() for text in texts)
+    assert sorted(text.strip() for text in found) == sorted(normalized(text).strip() for text in texts)
 
 
 @pytest.mark.fault(

@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 
 from data_prep.base.terminal import counted, duration, printable
-from data_prep.text.cleaning import Normalization, normalize
+from tests.support.preparations import normalized
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_no_control_character_reaches_the_terminal_by_either_way() -> None:
     controls = [chr(number) for number in range(sys.maxunicode + 1) if unicodedata.category(chr(number)) == "Cc"]
     assert len(controls) == 65
     text = "".join(f"word{control}word " for control in controls)
-    for shown in (printable(text), normalize(text, Normalization())):
+    for shown in (printable(text), normalized(text)):
         assert not any(unicodedata.category(character) == "Cc" for character in shown)
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.api.prepare import prepare
+from data_prep import open_dataset, prepare
 from data_prep.base.errors import UsageError
 from data_prep.commands import inspect
-from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shard_index import read_index
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -39,7 +38,7 @@ def remote_shards(small_shards: Path) -> str:
 def test_a_remote_data_set_is_shown_as_a_local_one(
     remote_shards: str, small_shards: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manifest = read_manifest(remote_shards)
+    manifest = open_dataset(remote_shards).manifest
     document_id = read_index(str(small_shards), manifest.valid.shards[0]).document_ids[3]
     for options in (["--split", "valid", "--documents", 2, "--skip", 1], ["--document", f"{document_id:016x}"]):
         shown = run(capsys, remote_shards, *options)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import open_dataset
 from data_prep.base.errors import UsageError
 from data_prep.commands import stats
-from data_prep.dataset.manifest import read_manifest
 from data_prep.storage import storage
 from tests.support.error_codes import coded
 
@@ -47,7 +47,7 @@ def test_page_and_plots_of_a_remote_data_set_are_those_of_the_local_one(
 def test_the_training_tokens_are_printed_as_the_error_about_epochs_says(
     small_shards: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokens = read_manifest(str(small_shards)).split("train").tokens
+    tokens = open_dataset(small_shards).manifest.split("train").tokens
     assert re.search(rf"^ *train .* {tokens:,} ", run(capsys, small_shards), re.MULTILINE)
 
 

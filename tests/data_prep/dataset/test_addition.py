@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import verify
+from data_prep import open_dataset, verify
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.addition import check_source_names, config_of_source, grow, known_ids, removed_ids
 from data_prep.dataset.counts import read_token_counts, unigram_entropy_nats
-from data_prep.dataset.manifest import Manifest, list_versions, read_manifest
+from data_prep.dataset.manifest import Manifest, list_versions
 from tests.support.error_codes import coded
 from tests.support.kill_points import stopped_after
 from tests.support.living_data_sets import contents, document_ids, file_bytes, make_data_set, problems_of, remove
@@ -41,7 +41,7 @@ def folder(original: Path, tmp_path: Path) -> Path:
 
 
 def test_the_ids_of_all_documents_are_known(folder: Path) -> None:
-    found = known_ids(str(folder), read_manifest(str(folder)).shards)
+    found = known_ids(str(folder), open_dataset(folder).manifest.shards)
     assert found.dtype == np.uint64 and found.tolist() == document_ids(folder) and len(found) == 120
 
 
@@ -57,7 +57,7 @@ def test_documents_that_no_memory_holds_are_not_believed(folder: Path) -> None:
 def test_an_addition_is_the_union_with_what_stands_apart(
     folder: Path, texts: list[str], small_tokenizer: Path, tmp_path: Path
 ) -> None:
-    first, before = read_manifest(str(folder)), contents(folder)
+    first, before = open_dataset(folder).manifest, contents(folder)
     stats = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".tar", ".safetensors")}
     manifest = make_data_set(folder, {"east": texts[110:]}, small_tokenizer, add=True)
     alone = tmp_path / "alone"
@@ -110,15 +110,15 @@ def test_a_name_that_the_data_set_has_or_had_is_refused(
 ) -> None:
     if removed:
         remove(folder, source="south")
-    version = read_manifest(str(folder)).version
+    version = open_dataset(folder).manifest.version
     with pytest.raises(UsageError, match="'south' " + ("was removed from" if removed else "is in") + " the data set"):
         make_data_set(folder, {"south": texts[120:]}, small_tokenizer, add=True)
-    assert read_manifest(str(folder)).version == version
+    assert open_dataset(folder).manifest.version == version
     assert problems_of(folder) == []
 
 
 def test_grown_manifests_join_what_both_say(original: Path, texts: list[str], small_tokenizer: Path) -> None:
-    parent = read_manifest(str(original))
+    parent = open_dataset(original).manifest
     addition = parent.model_copy(
         update={
             "sources": (parent.sources[0].model_copy(update={"name": "east"}),),
@@ -157,7 +157,7 @@ def test_stopped_after_any_write_the_same_addition_ends_with_the_same_bytes(
             try:
                 add(folder)
             except KeyboardInterrupt:
-                assert read_manifest(str(folder)).version == 1
+                assert open_dataset(folder).manifest.version == 1
             else:
                 break
         add(folder)
@@ -188,7 +188,7 @@ def test_a_fresh_start_undoes_no_removal_and_no_addition(
         make_data_set(folder, sources, small_tokenizer, inputs=original.parent / "shards-inputs", fresh=True)
 
     start_fresh()
-    assert read_manifest(str(folder)).version == 1, "nothing was changed since it was made"
+    assert open_dataset(folder).manifest.version == 1, "nothing was changed since it was made"
     make_data_set(folder, {"east": texts[120:160]}, small_tokenizer, add=True)
     with pytest.raises(UserError, match="version 2 with 1 addition", check=coded("fresh-would-undo-additions")):
         start_fresh()

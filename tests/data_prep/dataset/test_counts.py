@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep import open_dataset
 from data_prep.base.errors import UserError
 from data_prep.dataset.counts import (
     SOURCE_COLUMNS,
@@ -20,7 +21,6 @@ from data_prep.dataset.counts import (
     unigram_entropy_nats,
     unpack_counts,
 )
-from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shards import Record
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.living_data_sets import records_of
@@ -45,7 +45,7 @@ def test_a_record_by_hand() -> None:
 
 def test_the_manifest_counts_the_same(small_shards: Path) -> None:
     folder = str(small_shards)
-    manifest = read_manifest(folder)
+    manifest = open_dataset(folder).manifest
     text = piece_text(f"{folder}/tokenizer", manifest.tokenizer.fingerprint)
     by_split = {}
     for split in ("train", "valid"):
@@ -81,7 +81,7 @@ def test_another_tokenizer_does_not_count(small_shards: Path) -> None:
 
 def test_words_and_bytes_are_those_of_the_decoded_documents(small_shards: Path) -> None:
     tokenizer = Tokenizer.load(small_shards / "tokenizer")
-    manifest = read_manifest(str(small_shards))
+    manifest = open_dataset(small_shards).manifest
     counts = RecordCounts(tokenizer.vocab_size, len(manifest.sources), PieceText.of(tokenizer))
     words = num_bytes = 0
     for shard in manifest.split("valid").shards:

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep import open_dataset
 from data_prep.dataset.data_card import CARD_NAME, data_card, escaped
-from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep.dataset.manifest import Manifest
 from tests.support.living_data_sets import document_ids, make_data_set, remove
 from tests.support.preparations import read_texts
 
@@ -26,7 +27,7 @@ def table_rows(card: str, section: str) -> list[list[str]]:
 
 
 def test_every_data_set_has_one(small_shards: Path) -> None:
-    manifest = read_manifest(str(small_shards))
+    manifest = open_dataset(small_shards).manifest
     card = (small_shards / CARD_NAME).read_text(encoding="utf-8")
     assert f"`{manifest.digest}`" in card and manifest.tokenizer.fingerprint in card
     assert f"{manifest.train.tokens:,}" in card and 'form "NFC"' in card
@@ -34,7 +35,7 @@ def test_every_data_set_has_one(small_shards: Path) -> None:
 
 
 def test_a_license_that_is_not_stated_is_told_loudly(small_shards: Path) -> None:
-    manifest = read_manifest(str(small_shards))
+    manifest = open_dataset(small_shards).manifest
     assert manifest.sources[0].license is None
     assert "| not stated |" in data_card(manifest)
     assert "**Warning: the license of corpus is not stated.**" in data_card(manifest)
@@ -46,7 +47,7 @@ def test_a_license_that_is_not_stated_is_told_loudly(small_shards: Path) -> None
 @pytest.mark.parametrize("name", ["a|b\n# c", "<script>alert(1)</script>", "[x](javascript:y)", "\u202e\x1b[31m `*_"])
 def test_what_comes_from_the_user_cannot_act(small_shards: Path, name: str) -> None:
     card = data_card(
-        with_source(read_manifest(str(small_shards)), name=name, license=name, url=f"https://u:p@h/{name}")
+        with_source(open_dataset(small_shards).manifest, name=name, license=name, url=f"https://u:p@h/{name}")
     )
     head, _, *rows = table_rows(card, "Sources")
     assert [len(row) for row in rows] == [len(head)]

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep import verify
+from data_prep import open_dataset, verify
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset import removal
 from data_prep.dataset.addition import removed_ids
-from data_prep.dataset.manifest import MANIFEST_NAME, list_versions, read_manifest
+from data_prep.dataset.manifest import MANIFEST_NAME, list_versions
 from data_prep.dataset.shard_rewrite import RewriteTask
 from data_prep.dataset.takedown_lists import read_document_ids
 from data_prep.dataset.versions import delete_older_versions
@@ -57,7 +57,7 @@ def folder(original: Path, tmp_path: Path) -> Path:
 def test_a_removed_source_is_gone_and_all_else_is_as_it_was(folder: Path) -> None:
     before = contents(folder)
     manifest, is_new = remove(folder, source="south")
-    assert is_new and manifest == read_manifest(str(folder))
+    assert is_new and manifest == open_dataset(folder).manifest
     after = contents(folder)
     assert after == Counter({document: n for document, n in before.items() if document[1] != "south"})
     assert len(before) == 200 and len(after) == 140
@@ -72,7 +72,7 @@ def test_a_removed_source_is_gone_and_all_else_is_as_it_was(folder: Path) -> Non
 
 
 def test_only_shards_that_hold_it_are_written_anew(folder: Path) -> None:
-    shard = read_manifest(str(folder)).train.shards[1]
+    shard = open_dataset(folder).manifest.train.shards[1]
     record, *_ = records_of(folder / shard.name)
     manifest, _ = remove(folder, ids=record.document_ids[:2].tolist())
     names = [shard.name for shard in manifest.shards]
@@ -99,7 +99,7 @@ def test_whatever_is_removed_the_complement_stays(
 
 
 def test_a_shard_of_which_nothing_is_left_is_dropped(folder: Path) -> None:
-    shard = read_manifest(str(folder)).train.shards[0]
+    shard = open_dataset(folder).manifest.train.shards[0]
     ids = [document for record in records_of(folder / shard.name) for document in record.document_ids.tolist()]
     manifest, _ = remove(folder, ids=ids)
     assert [shard.name for shard in manifest.train.shards] == ["train-000001.tar", "train-000002.tar"]
@@ -111,13 +111,13 @@ def test_a_data_set_is_not_emptied(folder: Path, split: str) -> None:
     ids = [document for name, _, document, _, _ in contents(folder) if name == split]
     with pytest.raises(UsageError, match=f"{split} split", check=coded("would-empty-split")):
         remove(folder, ids=ids)
-    assert read_manifest(str(folder)).version == 1 and not (folder / ".removal").exists()
+    assert open_dataset(folder).manifest.version == 1 and not (folder / ".removal").exists()
 
 
 def test_unknown_sources_are_named(folder: Path) -> None:
     with pytest.raises(UserError, match="'north', 'south', 'east'", check=coded("unknown-source")):
         remove(folder, source="west")
-    assert read_manifest(str(folder)).version == 1 and not (folder / ".removal").exists()
+    assert open_dataset(folder).manifest.version == 1 and not (folder / ".removal").exists()
 
 
 def test_document_ids_that_no_document_has_are_remembered(folder: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_damaged_shard_is_not_written_anew(folder: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(UserError, match="train-000001.tar", check=coded("checksum-mismatch")):
         remove(folder, source="south")
-    assert read_manifest(str(folder)).version == 1
+    assert open_dataset(folder).manifest.version == 1
 
 
 def test_an_unfinished_removal_of_something_else_is_not_mixed_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +290,7 @@ def test_stopped_after_any_write_the_same_removal_ends_with_the_same_bytes(origi
             try:
                 remove(folder, ids=ids)
             except KeyboardInterrupt:
-                assert read_manifest(str(folder)).version == 1
+                assert open_dataset(folder).manifest.version == 1
                 assert problems_of(folder) == []
             else:
                 break
@@ -334,5 +334,5 @@ def test_what_a_killed_worker_left_is_not_kept(folder: Path, monkeypatch: pytest
         return rewrite_shard(task)
 
     monkeypatch.setattr(removal, "rewrite_shard", killed_once)
-    remove(folder, source=read_manifest(str(folder)).sources[-1].name)
+    remove(folder, source=open_dataset(folder).manifest.sources[-1].name)
     assert not list(folder.glob(".*.partial"))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from data_prep import open_dataset
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.shard_documents import ShardDocuments, all_shards, find_document
 from data_prep.dataset.shards import read_records
@@ -19,7 +19,7 @@ from tests.support.error_codes import coded
 
 
 def test_every_document_is_found_and_read_as_it_stands_in_its_tar(small_shards: Path) -> None:
-    manifest = read_manifest(str(small_shards))
+    manifest = open_dataset(small_shards).manifest
     num_documents = 0
     for split, shard in all_shards(manifest):
         documents = ShardDocuments(str(small_shards), manifest, split, shard)
@@ -44,7 +44,7 @@ def test_every_document_is_found_and_read_as_it_stands_in_its_tar(small_shards: 
 
 
 def test_an_id_leads_to_shard_record_and_source_in_either_split(small_shards: Path) -> None:
-    manifest = read_manifest(str(small_shards))
+    manifest = open_dataset(small_shards).manifest
     for split, shard in all_shards(manifest):
         *_, (key, record, _) = read_records(small_shards / shard.name)
         (place,) = find_document(str(small_shards), int(record.document_ids[-1]))
@@ -59,7 +59,7 @@ def test_an_unknown_id_is_an_error_that_names_it(small_shards: Path) -> None:
 
 
 def test_a_shard_that_is_cut_off_is_damaged(small_shards: Path, tmp_path: Path) -> None:
-    manifest = read_manifest(str(small_shards))
+    manifest = open_dataset(small_shards).manifest
     shard = manifest.train.shards[0]
     (tmp_path / shard.index.name).write_bytes((small_shards / shard.index.name).read_bytes())
     whole = (small_shards / shard.name).read_bytes()
@@ -88,7 +88,7 @@ def forged(folder: Path, shard: ShardRecord, shard_bytes: int, **arrays: np.ndar
 def test_a_forged_index_asks_for_no_memory_and_reads_nothing_beyond_the_shard(
     small_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = read_manifest(str(small_shards))
+    manifest = open_dataset(small_shards).manifest
     shard = manifest.train.shards[0]
     for name in (shard.name, shard.index.name):
         (tmp_path / name).write_bytes((small_shards / name).read_bytes())
@@ -109,7 +109,7 @@ def test_a_forged_index_asks_for_no_memory_and_reads_nothing_beyond_the_shard(
 
 
 def test_an_index_of_sources_that_the_manifest_does_not_name_is_refused(small_shards: Path, tmp_path: Path) -> None:
-    manifest = read_manifest(str(small_shards))
+    manifest = open_dataset(small_shards).manifest
     shard = manifest.train.shards[0]
     (tmp_path / shard.index.name).write_bytes((small_shards / shard.index.name).read_bytes())
     sources = np.full(shard.documents, len(manifest.sources), np.uint16)
@@ -119,7 +119,7 @@ def test_an_index_of_sources_that_the_manifest_does_not_name_is_refused(small_sh
 
 def test_a_remote_shard_is_read_without_fetching_it(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "local_copy", None)
-    manifest = read_manifest(str(small_shards))
+    manifest = open_dataset(small_shards).manifest
     shard = manifest.train.shards[1]
     url = "memory://shard-documents/set"
     for name in (shard.name, shard.index.name):

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.api.opened_dataset import open_dataset
-from data_prep.api.prepare import prepare
+from data_prep import open_dataset, prepare
 from data_prep.base.errors import UserError
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.data_card import write_data_card
-from data_prep.dataset.manifest import Manifest, read_manifest, write_manifest
+from data_prep.dataset.manifest import Manifest, write_manifest
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance, write_provenance
 from data_prep.dataset.removal_request import RemovalRequest, find_listed
 from data_prep.dataset.takedown_lists import ID_NAMES, URL_NAMES, read_list
@@ -86,14 +85,14 @@ def provenance_of(folder: Path, manifest: Manifest) -> set[tuple[int, str, str |
 
 
 def take_down(folder: Path, *urls: str) -> Manifest:
-    found = find_listed(str(folder), read_manifest(str(folder)), "url", urls)
+    found = find_listed(str(folder), open_dataset(folder).manifest, "url", urls)
     return remove(folder, ids=found.ids, absent=found.absent)[0]
 
 
 @pytest.mark.parametrize("url", ["own", "https://copy.org/", "https://near.org/"])
 def test_a_text_goes_by_the_url_of_any_of_its_copies(folder: Path, url: str) -> None:
     first = document_ids(folder, "north")[0]
-    before = provenance_of(folder, read_manifest(str(folder)))
+    before = provenance_of(folder, open_dataset(folder).manifest)
     manifest = take_down(folder, url_of(first) if url == "own" else url)
     assert first not in document_ids(folder) and len(document_ids(folder)) == 199
     gone = before - provenance_of(folder, manifest)
@@ -104,7 +103,7 @@ def test_a_text_goes_by_the_url_of_any_of_its_copies(folder: Path, url: str) -> 
 
 
 def test_only_the_shards_that_hold_it_are_rewritten(folder: Path) -> None:
-    before = read_manifest(str(folder))
+    before = open_dataset(folder).manifest
     manifest = take_down(folder, url_of(document_ids(folder, "south")[5]))
     assert len({shard.name for shard in before.shards} - {shard.name for shard in manifest.shards}) == 1
     assert len(set(before.provenance_files) - set(manifest.provenance_files)) == 1
@@ -112,7 +111,7 @@ def test_only_the_shards_that_hold_it_are_rewritten(folder: Path) -> None:
 
 def test_a_sidecar_whose_shard_stays_is_rewritten_alone(folder: Path) -> None:
     first = document_ids(folder, "north")[0]
-    before = read_manifest(str(folder))
+    before = open_dataset(folder).manifest
     manifest = take_down(folder, "https://near.org/")
     alone = [shard for shard in manifest.shards if shard.provenance and shard.name[:12] != shard.provenance.name[:12]]
     others = [shard.name for shard in before.shards if first not in ids_in(folder / shard.name)]
@@ -121,7 +120,7 @@ def test_a_sidecar_whose_shard_stays_is_rewritten_alone(folder: Path) -> None:
 
 
 def test_a_shard_that_is_emptied_leaves_its_other_rows_detached(folder: Path) -> None:
-    manifest = read_manifest(str(folder))
+    manifest = open_dataset(folder).manifest
     shard = manifest.train.shards[2]
     assert shard.provenance is not None
     table = read_provenance(str(folder), shard.provenance).to_pylist()
@@ -135,7 +134,7 @@ def test_a_shard_that_is_emptied_leaves_its_other_rows_detached(folder: Path) ->
     )
     train = manifest.train.model_copy(update={"shards": shards})
     write_manifest(str(folder), manifest.model_copy(update={"train": train}))
-    write_data_card(str(folder), read_manifest(str(folder)))
+    write_data_card(str(folder), open_dataset(folder).manifest)
     manifest = take_down(folder, *(url_of(row["document_id"]) for row in table))
     assert [file.name[:5] for file in manifest.detached_provenance] == ["train"]
     assert [row["url"] for row in read_provenance(str(folder), manifest.detached_provenance[0]).to_pylist()] == [
@@ -164,7 +163,7 @@ def test_stopped_anywhere_it_ends_with_the_same_bytes(folder: Path, tmp_path: Pa
 
 
 def test_verify_finds_sidecars_that_lie(folder: Path, original: Path) -> None:
-    manifest = read_manifest(str(folder))
+    manifest = open_dataset(folder).manifest
     name = manifest.provenance_files[0].name
     (folder / name).write_bytes((folder / name).read_bytes() + b"!")
     assert any(name in problem and "sha256" in problem for problem in problems_of(folder))
@@ -183,7 +182,7 @@ def test_verify_finds_sidecars_that_lie(folder: Path, original: Path) -> None:
         shards = (shard.model_copy(update={"provenance": record}), *manifest.train.shards[1:])
         train = manifest.train.model_copy(update={"shards": shards})
         write_manifest(str(folder), manifest.model_copy(update={"train": train}))
-        write_data_card(str(folder), read_manifest(str(folder)))
+        write_data_card(str(folder), open_dataset(folder).manifest)
         return problems_of(folder)
 
     assert any("no row for 1 documents" in problem for problem in forge([]))
@@ -194,7 +193,7 @@ def test_verify_finds_sidecars_that_lie(folder: Path, original: Path) -> None:
 def test_without_provenance_the_setting_is_named(small_shards: Path) -> None:
     for column in ("id", "url"):
         with pytest.raises(UserError, match=f"documents.{column}_field", check=coded("missing-provenance")):
-            find_listed(str(small_shards), read_manifest(str(small_shards)), column, ["x"])  # type: ignore[arg-type]
+            find_listed(str(small_shards), open_dataset(small_shards).manifest, column, ["x"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -324,7 +323,7 @@ def test_a_removed_url_or_id_does_not_come_back_with_another_text(
     assert command("remove", tmp_path / "set", "--urls", tmp_path / "urls.txt", "--workers", 1) == 0
     assert command("remove", tmp_path / "set", "--ids", tmp_path / "ids.txt", "--workers", 1) == 0
     assert "removed 1 document by corpus id, " in command.output
-    manifest = read_manifest(str(tmp_path / "set"))
+    manifest = open_dataset(tmp_path / "set").manifest
     assert [(item.urls, item.corpus_ids, item.kind) for item in manifest.removals] == [
         (3, 0, "URL"),
         (0, 1, "corpus id"),
@@ -392,7 +391,7 @@ def test_a_document_is_found_by_each_of_its_names(command: Command, folder: Path
 
 
 def test_several_documents_of_one_url_are_all_shown(command: Command, folder: Path) -> None:
-    manifest = read_manifest(str(folder))
+    manifest = open_dataset(folder).manifest
     shard = manifest.train.shards[0]
     assert shard.provenance is not None
     table = read_provenance(str(folder), shard.provenance).to_pylist()

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from data_prep.api.opened_dataset import Dataset, open_dataset
-from data_prep.api.prepare import prepare
-from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep import Dataset, open_dataset, prepare
+from data_prep.dataset.manifest import Manifest
 from tests.support.data_prep_command import Command
 from tests.support.kill_points import stopped_after
 from tests.support.living_data_sets import file_bytes, problems_of
@@ -56,7 +55,7 @@ def add(folder: Path, texts: list[str], host: str) -> Dataset:
 
 
 def last_removal(folder: Path) -> tuple[int, int, str]:
-    removal = read_manifest(str(folder)).removals[-1]
+    removal = open_dataset(folder).manifest.removals[-1]
     return removal.documents, removal.not_present, removal.kind
 
 

@@ -15,10 +15,11 @@ import fsspec
 import numpy as np
 import pytest
 
+from data_prep import open_dataset
 from data_prep.base.errors import UserError
 from data_prep.dataset import verification
 from data_prep.dataset.data_card import write_data_card
-from data_prep.dataset.manifest import read_manifest, write_manifest
+from data_prep.dataset.manifest import write_manifest
 from data_prep.dataset.shards import Record, write_shard
 from data_prep.dataset.verification import verify_shards
 from data_prep.storage import storage
@@ -105,7 +106,7 @@ def test_a_shard_of_another_tokenizer_is_told(folder: Path, tmp_path: Path) -> N
 def test_a_foreign_tokenizer_of_the_same_size_is_named(folder: Path, small_corpus: Path) -> None:
     texts = [text[::-1] for text in read_texts(small_corpus)]
     other = trained(texts, folder / "tokenizer", vocab_size=800).fingerprint
-    mine = read_manifest(str(folder)).tokenizer.fingerprint
+    mine = open_dataset(folder).manifest.tokenizer.fingerprint
     assert mine in problems(folder) and other in problems(folder) and mine != other
 
 
@@ -165,7 +166,7 @@ def test_duplicates_are_a_problem_only_where_they_were_dropped(folder: Path) -> 
 
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_what_was_removed_and_is_there_is_named(folder: Path, version: str) -> None:
-    first = read_manifest(str(folder))
+    first = open_dataset(folder).manifest
     record, *_ = records_of(folder / "train-000001.tar")
     ids = np.sort(record.document_ids[:2])
     remove(folder, ids=ids)
@@ -206,10 +207,10 @@ def test_an_edit_that_changes_no_count_is_found(folder: Path) -> None:
     found = problems(folder)
     assert "manifest.json was edited" in found
     assert "DATA_CARD.md does not name the digest" in found
-    write_manifest(str(folder), read_manifest(str(folder)))  # as if we had written it
+    write_manifest(str(folder), open_dataset(folder).manifest)  # as if we had written it
     assert "manifest.json was edited" not in problems(folder)
     assert "DATA_CARD.md does not name the digest" in problems(folder)
-    write_data_card(str(folder), read_manifest(str(folder)))
+    write_data_card(str(folder), open_dataset(folder).manifest)
     assert problems(folder) == ""
 
 
@@ -236,7 +237,7 @@ def test_a_card_edited_by_hand_is_named_and_can_be_written_anew(
     assert re.search(rf"DATA_CARD\.md .*{message}", problems(folder)) and len(problems(folder).splitlines()) == 1
     path.unlink()
     assert "DATA_CARD.md is missing" in problems(folder)
-    write_data_card(str(folder), read_manifest(str(folder)))
+    write_data_card(str(folder), open_dataset(folder).manifest)
     assert path.read_bytes() == whole and problems(folder) == ""
 
 
@@ -248,7 +249,7 @@ def test_of_a_card_that_another_version_wrote_the_digest_is_compared(
     assert "'## The format'" in problems(folder)
     monkeypatch.setattr(verification, "own_version", lambda: "9.9")
     assert problems(folder) == ""
-    path.write_text(path.read_text().replace(read_manifest(str(folder)).digest, "0" * 64))
+    path.write_text(path.read_text().replace(open_dataset(folder).manifest.digest, "0" * 64))
     assert "does not name the digest" in problems(folder)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep import open_dataset
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep.dataset.manifest import Manifest
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.kill_points import stopped_after
@@ -52,7 +53,7 @@ def add(sources: dict[str, Path], tokenizer: Tokenizer, folder: Path, near: bool
 def contents(folder: Path, tokenizer: Tokenizer) -> list[tuple[str, int]]:
     """Every document and its source's number, from all shards that the current manifest names."""
     found = []
-    for shard in read_manifest(str(folder)).shards:
+    for shard in open_dataset(folder).manifest.shards:
         for record in records_of(folder / shard.name):
             documents = np.split(record.tokens, record.documents[1:].astype(np.int64))
             found += zip(map(tokenizer.decode, documents), record.sources.tolist(), strict=True)
@@ -161,7 +162,7 @@ def test_the_same_addition_again_is_complete_and_another_of_its_name_refused(
     make({"old": write_texts(tmp_path / "old.jsonl", texts(30, 9))}, tokenizer, folder)
     added = write_texts(tmp_path / "new.jsonl", texts(9, 10))
     add({"new": added}, tokenizer, folder)
-    current = read_manifest(str(folder))
+    current = open_dataset(folder).manifest
     before = files_of(folder)
     assert add({"new": added}, tokenizer, folder) == current
     with pytest.raises(UsageError, match="'old' is in the data set already"):
@@ -196,7 +197,7 @@ def test_a_stopped_addition_goes_on_to_the_same_bytes(file: str, tokenizer: Toke
         if name == "stopped":
             with pytest.raises(KeyboardInterrupt), stopped_after(0, file):
                 add({"new": added}, tokenizer, folder)
-            assert read_manifest(str(folder)).version == 1
+            assert open_dataset(folder).manifest.version == 1
         add({"new": added}, tokenizer, folder)
         made.append({path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
     assert made[0] == made[1]

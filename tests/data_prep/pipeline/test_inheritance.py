@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from data_prep.api.opened_dataset import open_dataset
-from data_prep.api.prepare import prepare
+from data_prep import open_dataset, prepare
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.safeguards import ADDITION
 from data_prep.documents.document import Document
 from data_prep.filters import registry
@@ -278,7 +276,7 @@ def test_the_lists_are_a_file_of_the_data_set(command: Command, folder: Path) ->
     assert command("remove", folder / "set", "--purge") == 0 and (folder / "set" / name).exists()
     (folder / "set" / name).write_bytes(b"damaged")
     assert command("verify", folder / "set", "--workers", 1) == 1 and name in command.errors
-    assert len(read_manifest(str(folder / "set")).preparations) == 1
+    assert len(open_dataset(folder / "set").manifest.preparations) == 1
 
 
 def test_the_permission_needs_a_data_set_to_add_to(folder: Path, small_tokenizer: Path) -> None:

@@ -21,20 +21,21 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from data_prep import open_dataset
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep.dataset.manifest import Manifest
 from data_prep.pipeline.reduce_task import seeded_order
 from data_prep.reports.stats import read_statistics
 from data_prep.reports.tables import stats_report
 from data_prep.storage import storage
-from data_prep.text.cleaning import Normalization, clean_paragraphs, normalize
+from data_prep.text.cleaning import Normalization, clean_paragraphs
 from data_prep.text.sentences import sentence_starts
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.kill_points import before_writing, stopped_after
 from tests.support.living_data_sets import problems_of, records_of
-from tests.support.preparations import id_of, planned, prepared, read_texts, trained, write_texts
+from tests.support.preparations import id_of, normalized, planned, prepared, read_texts, trained, write_texts
 
 OVERRIDES = [
     "shards.min_shards=3",
@@ -63,7 +64,7 @@ def decoded(folder: Path, tokenizer: Tokenizer, split: str) -> list[str]:
 def test_every_text_comes_back_exactly_once(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     manifest = make([small_corpus], tokenizer, tmp_path)
     found = decoded(tmp_path, tokenizer, "train") + decoded(tmp_path, tokenizer, "valid")
-    expected = [normalize(text, Normalization()) for text in read_texts(small_corpus)]
+    expected = [normalized(text) for text in read_texts(small_corpus)]
     assert Counter(found) == Counter(expected)
     assert max(Counter(expected).values()) == 1
     assert manifest.train.documents + manifest.valid.documents == len(expected)
@@ -107,7 +108,7 @@ def test_a_text_in_two_files_is_kept_once_and_counted(small_corpus: Path, tokeni
     manifest = make([small_corpus, copies], tokenizer, tmp_path / "out")
     found = decoded(tmp_path / "out", tokenizer, "train") + decoded(tmp_path / "out", tokenizer, "valid")
     assert manifest.dropped == {"duplicate": 3}
-    assert Counter(found) == Counter(normalize(text, Normalization()) for text in [*texts, "A new text."])
+    assert Counter(found) == Counter(normalized(text) for text in [*texts, "A new text."])
 
 
 def test_of_equal_texts_the_first_sources_copy_survives(
@@ -143,7 +144,7 @@ def test_adding_a_file_moves_no_document_between_train_and_valid(
 
 
 def test_figures_of_the_manifest_are_those_of_the_shards(small_shards: Path) -> None:
-    manifest = read_manifest(str(small_shards))
+    manifest = open_dataset(small_shards).manifest
     stored = safetensors.numpy.load((small_shards / "token_counts.safetensors").read_bytes())
     for name in ("train", "valid"):
         tokens = np.concatenate(
@@ -453,7 +454,7 @@ def test_text_that_looks_special_is_ordinary_text(tokenizer: Tokenizer, tmp_path
     corpus = write_texts(tmp_path / "odd.jsonl", texts)
     make([corpus], tokenizer, tmp_path / "out", "shards.valid_fraction=0.3")
     found = decoded(tmp_path / "out", tokenizer, "train") + decoded(tmp_path / "out", tokenizer, "valid")
-    assert sorted(found) == sorted(normalize(text, Normalization()) for text in texts)
+    assert sorted(found) == sorted(normalized(text) for text in texts)
     for path in (tmp_path / "out").glob("*.tar"):
         assert all(record.tokens.min() >= 5 for record in records_of(path))
 

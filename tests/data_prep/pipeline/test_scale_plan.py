@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import open_dataset
 from data_prep.config.preparation_config import PreparationConfig
-from data_prep.dataset.manifest import read_manifest
 from data_prep.deduplication import near_duplicates
 from data_prep.executors import phases
 from data_prep.pipeline import exclusion_phase, units
@@ -117,7 +117,7 @@ def test_an_addition_reads_each_index_of_the_data_set_once_in_tasks_of_a_few(
     folder = corpus(tmp_path / "in", 10, 6)
     for name in ("one", "two"):
         plan_of(folder, tokenizer, shard_bytes=3000).make(tmp_path / name)
-    parent = read_manifest(str(tmp_path / "one"))
+    parent = open_dataset(tmp_path / "one").manifest
     assert len(parent.shards) > 6
     added = corpus(tmp_path / "more", 3, 6, seed=1)
     (added / "copies.jsonl").write_bytes((folder / "0003.jsonl").read_bytes())
@@ -133,7 +133,7 @@ def test_an_addition_reads_each_index_of_the_data_set_once_in_tasks_of_a_few(
         known = {path for path in opened if re.search(r"/known-\d+$", path)}
         assert len(known) == -(-len(parent.shards) // at_once)
         made.append(files_of(tmp_path / name))
-    assert read_manifest(str(tmp_path / "one")).dropped == {"in the data set already": 6}
+    assert open_dataset(tmp_path / "one").manifest.dropped == {"in the data set already": 6}
     assert made[0] == made[1]
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from data_prep import open_dataset
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance
 from data_prep.pipeline import scale_plan
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -59,13 +60,13 @@ def make(
 
 
 def rows_of(folder: Path) -> list[ProvenanceRow]:
-    files = read_manifest(str(folder)).provenance_files
+    files = open_dataset(folder).manifest.provenance_files
     return [ProvenanceRow(**row) for file in files for row in read_provenance(str(folder), file).to_pylist()]
 
 
 def recounted(folder: Path) -> dict[str, Counter[str]]:
     """Documents and tokens of each source, and the names of the shards that hold it, from the shards' records."""
-    manifest = read_manifest(str(folder))
+    manifest = open_dataset(folder).manifest
     names = [source.name for source in manifest.sources]
     found: dict[str, Counter[str]] = {name: Counter() for name in names}
     for shard in manifest.shards:
@@ -228,7 +229,7 @@ def test_workers_and_order_change_no_byte(tokenizer: Tokenizer, tmp_path: Path, 
 def test_an_addition_of_copies_alone_keeps_their_rows(tokenizer: Tokenizer, tmp_path: Path) -> None:
     books = texts(40, 1)
     make(tokenizer, tmp_path / "out", [{"name": "books", "input": write(tmp_path, "books", books)}], documents=FIELDS)
-    parent = read_manifest(str(tmp_path / "out"))
+    parent = open_dataset(tmp_path / "out").manifest
     copies = [{"name": "copies", "input": write(tmp_path, "copies", books[:6])}]
     manifest = make(tokenizer, tmp_path / "out", copies, add=True, documents=FIELDS)
     assert manifest.shards == parent.shards and manifest.detached_provenance

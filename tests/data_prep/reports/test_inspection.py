@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep import open_dataset
 from data_prep.base.errors import UsageError
-from data_prep.dataset.manifest import read_manifest, write_manifest
+from data_prep.dataset.manifest import write_manifest
 from data_prep.dataset.manifest_records import FileRecord, SplitRecord
 from data_prep.dataset.shard_documents import ShardDocuments
 from data_prep.dataset.shards import Record, write_shard
 from data_prep.pipeline.encoding import document_id
 from data_prep.reports.inspection import document_report, inspect_report, parse_document_id
-from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.hostile_shards import NAMES, write_hostile_shards
 from tests.support.living_data_sets import remove
-from tests.support.preparations import read_texts
+from tests.support.preparations import normalized, read_texts
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +37,11 @@ def shown_text(lines: list[str]) -> str:
 def test_a_document_is_shown_whole_with_its_source_by_the_hash_of_its_text(folder: Path, small_corpus: Path) -> None:
     texts = read_texts(small_corpus)
     longest = max(texts[150:], key=len)
-    normalized = normalize(longest, Normalization())
-    lines = list(document_report(str(folder), document_id(normalized)))
-    assert shown_text(lines) == normalized.strip()
+    cleaned = normalized(longest)
+    lines = list(document_report(str(folder), document_id(cleaned)))
+    assert shown_text(lines) == cleaned.strip()
     assert sum(line.startswith("  | ") for line in lines) > 12
-    assert f"document id   {document_id(normalized):016x}" in lines
+    assert f"document id   {document_id(cleaned):016x}" in lines
     assert any(line.startswith("source        $\\frac{$ \\u202e\\x1b[31m") for line in lines)
     assert "license       CC0-1.0" in lines and "language      fr" in lines and "source url    -" in lines
     assert not any(NAMES[2] in line or "\x1b" in line for line in lines)
@@ -54,7 +54,7 @@ def test_all_pieces_of_a_split_document_are_shown_in_order(folder: Path, tmp_pat
     starts = np.cumsum([0, *map(len, pieces)])[:3].astype(np.uint32)
     record = Record(np.concatenate(pieces), starts, starts, np.array([1, 1, 0], np.uint16), ids)
     shard = write_shard(str(tmp_path), "train-000000", [record])
-    manifest = read_manifest(str(folder))
+    manifest = open_dataset(folder).manifest
     split = SplitRecord(shards=(shard,), documents=3, sentences=3, tokens=shard.tokens, unigram_entropy_nats=None)
     none = SplitRecord(shards=(), documents=0, sentences=0, tokens=0, unigram_entropy_nats=None)
     counts = FileRecord(name="x", bytes=0, sha256="0" * 64)
@@ -76,7 +76,7 @@ def test_documents_of_a_shard_are_shown_from_any_place(folder: Path) -> None:
     assert len(heads) == 6 and all(" train-000001.tar record 000001-0000" in head for head in heads)
     later = [line for line in inspect_report(str(folder), "train", 1, 3, 2) if line.startswith("===")]
     assert later == heads[2:5]
-    (shard,) = read_manifest(str(folder)).valid.shards
+    (shard,) = open_dataset(folder).manifest.valid.shards
     last = [line for line in inspect_report(str(folder), "valid", 0, 9, shard.documents - 1) if line.startswith("===")]
     assert len(last) == 1
     with pytest.raises(UsageError, match=f"{shard.documents}", check=coded("skip-out-of-range")):
@@ -88,10 +88,10 @@ def test_documents_of_a_shard_are_shown_from_any_place(folder: Path) -> None:
 
 def test_the_first_shard_is_shown_where_a_removal_has_written_shards_anew(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "set")
-    manifest = read_manifest(str(folder))
+    manifest = open_dataset(folder).manifest
     first = ShardDocuments(str(folder), manifest, "train", manifest.train.shards[0]).location(0)
     remove(tmp_path / "set", ids=[first.document_id])
-    assert read_manifest(str(tmp_path / "set")).train.shards[0].name == "train-000003.tar"
+    assert open_dataset(tmp_path / "set").manifest.train.shards[0].name == "train-000003.tar"
     heads = [line for line in inspect_report(str(tmp_path / "set"), "train", None, 1) if line.startswith("===")]
     assert heads[0].startswith("=== train-000001.tar")
     with pytest.raises(UsageError, match="1 to 3", check=coded("unknown-shard")):

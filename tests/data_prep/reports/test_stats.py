@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from data_prep import open_dataset
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest import read_manifest
 from data_prep.reports import plots
 from data_prep.reports.page import read_samples, render_page, write_page
 from data_prep.reports.plots import draw_plots
 from data_prep.reports.stats import EXACT_LENGTHS, LengthHistogram, Statistics, read_statistics
 from data_prep.reports.tables import stats_report
 from data_prep.storage import storage
-from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.hostile_shards import NAMES, NUM_COPIES, NUM_EMPTY, write_hostile_shards
 from tests.support.living_data_sets import records_of
+from tests.support.preparations import normalized
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
@@ -126,7 +126,7 @@ def test_sources_in_page_and_report_have_the_counts_of_their_documents(shards: H
 
 def test_steps_lose_what_is_missing_in_the_shards(shards: HostileShards) -> None:
     rows = rows_of(render_page(shards.statistics, {}))
-    cleaned = [normalize(text, Normalization()) for text in shards.texts]
+    cleaned = [normalized(text) for text in shards.texts]
     assert cleaned.count("") == NUM_EMPTY and len(cleaned) - len({*cleaned} - {""}) == NUM_EMPTY + NUM_COPIES
     num = len(shards.texts)
     assert rows["cleaning"] == [str(num), "2", str(num - 2), "2 empty"]
@@ -173,7 +173,7 @@ def test_a_page_goes_where_it_is_told_local_or_remote(shards: HostileShards, tmp
 
 def test_a_damaged_file_is_named(shards: HostileShards, tmp_path: Path) -> None:
     shutil.copytree(shards.folder, tmp_path, dirs_exist_ok=True)
-    name = read_manifest(str(tmp_path)).token_counts.name
+    name = open_dataset(tmp_path).manifest.token_counts.name
     data = bytearray((tmp_path / name).read_bytes())
     data[-1] ^= 1
     (tmp_path / name).write_bytes(data)
@@ -183,7 +183,7 @@ def test_a_damaged_file_is_named(shards: HostileShards, tmp_path: Path) -> None:
 
 def test_token_counts_that_lack_a_split_are_named(shards: HostileShards, tmp_path: Path) -> None:
     shutil.copytree(shards.folder, tmp_path, dirs_exist_ok=True)
-    record = read_manifest(str(tmp_path)).token_counts
+    record = open_dataset(tmp_path).manifest.token_counts
     counts = safetensors.numpy.load_file(tmp_path / record.name)
     data = safetensors.numpy.save({"train": counts["train"]})
     (tmp_path / record.name).write_bytes(data)
@@ -216,7 +216,7 @@ def test_sources_beyond_the_thirtieth_share_a_bar(shards: HostileShards, monkeyp
 def test_the_page_begins_with_plots_and_sample_documents_and_folds_long_tables(shards: HostileShards) -> None:
     samples = read_samples(str(shards.folder), shards.statistics.manifest)
     assert len(samples) == 5 and len({sample.source for sample in samples}) == 3
-    texts = [normalize(text, Normalization()).strip() for text in shards.texts]
+    texts = [normalized(text).strip() for text in shards.texts]
     for sample in samples:
         assert sample.text and any(text.startswith(sample.text) for text in texts)
         assert sample.is_cut == (sample.text not in texts)

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError
 from data_prep.text import sentences as splitting
-from data_prep.text.cleaning import Normalization, clean_paragraphs, normalize
+from data_prep.text.cleaning import Normalization, clean_paragraphs
 from data_prep.text.language_codes import TWO_LETTER_CODES
 from data_prep.text.sentences import batch_sentence_starts, check_language, known_language, sentence_starts
 from data_prep.text.text_batch import normalize_batch
+from tests.support.preparations import normalized
 
 
 def sentences(paragraphs: list[str], language: str) -> list[str]:
@@ -84,7 +85,7 @@ def test_an_unknown_language_is_a_usage_error_that_says_what_to_write(language: 
 def test_offsets_rise_from_zero_and_every_paragraph_begins_a_sentence(language: str, texts: list[str]) -> None:
     raw = "\n\n".join(texts)
     paragraphs = clean_paragraphs(raw, Normalization())
-    encoded = normalize(raw, Normalization()).encode()
+    encoded = normalized(raw).encode()
     starts = sentence_starts(paragraphs, language)
     assert starts == sorted(set(starts))
     assert not paragraphs or (starts[0] == 0 and starts[-1] < len(encoded))

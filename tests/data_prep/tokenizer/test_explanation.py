@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.text.cleaning import Normalization, normalize
+from data_prep.text.cleaning import normalize
 from data_prep.tokenizer.explanation import WordMerges, explain, vocabulary_lines
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
+from tests.support.preparations import normalized
 
 TEXT = [
     "low lower lowest new newer newest wide wider widest <sep> the slow snow",
@@ -97,6 +98,6 @@ def test_real_words_are_explained(tmp_path: Path, corpora: Path) -> None:
         texts = [json.loads(line)["text"] for line in itertools.islice(lines, 150)]
     train_tokenizer(texts, tmp_path, TokenizerSettings(vocab_size=2_000))
     tokenizer = Tokenizer.load(tmp_path)
-    words = list(dict.fromkeys(" ".join(normalize(text, Normalization()) for text in texts[:60]).split()))[:1_500]
+    words = list(dict.fromkeys(" ".join(normalized(text) for text in texts[:60]).split()))[:1_500]
     assert len(words) == 1_500
     assert sum("merges" in line for line in explain(tokenizer, " ".join(words))) == 1_500

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from data_prep import open_dataset
 from data_prep.__main__ import main
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.dataset.file_checks import CheckTask, record_problem
-from data_prep.dataset.manifest import read_manifest
 from data_prep.documents.document import Document
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.text import text_batch
@@ -177,7 +177,7 @@ def test_a_folder_with_a_vocabulary_alone_is_no_tokenizer(tmp_path):
 
 
 def test_shards_hold_every_documents_own_ids(data_set, folder, texts):
-    manifest = read_manifest(str(data_set))
+    manifest = open_dataset(data_set).manifest
     tokenizer = Tokenizer.load(folder)
     assert manifest.tokenizer.fingerprint == tokenizer.fingerprint
     assert manifest.tokenizer.special_tokens == tokenizer.special_tokens
@@ -205,7 +205,7 @@ def test_the_data_set_is_sound_and_another_tokenizer_in_it_is_found(data_set, tm
 
 
 def test_special_ids_in_a_shard_are_found(data_set):
-    manifest = read_manifest(str(data_set))
+    manifest = open_dataset(data_set).manifest
     task = CheckTask(str(data_set), manifest.train.shards[0], 1, manifest.tokenizer, None)
     record, *_ = records_of(data_set / manifest.train.shards[0].name)
     assert record_problem(record, task) is None

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.text.cleaning import Normalization, clean_paragraphs, normalize
+from data_prep.text.cleaning import clean_paragraphs
 from data_prep.text.sentences import sentence_starts
 from data_prep.tokenizer.tokenizer import (
     FILE_NAMES,
@@ -31,6 +31,7 @@ from data_prep.tokenizer.tokenizer import (
 from data_prep.tokenizer_training.training import train_tokenizer
 from tests.support.error_codes import coded
 from tests.support.made_up_documents import SMALL, documents
+from tests.support.preparations import normalized
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_characters_outside_the_vocabulary_become_their_bytes(made_up_tokenizer:
 NORMALIZED = st.text(
     st.one_of(st.characters(codec="utf-8"), st.sampled_from("abdeknu  .,\u4f60\u597d\u00e9\u2585\U0001f600")),
     max_size=60,
-).map(lambda text: normalize(text, Normalization()))
+).map(normalized)
 
 
 @given(st.lists(NORMALIZED, max_size=5))
@@ -192,7 +193,7 @@ def test_real_text_gets_sentencepieces_ids(
     made_up_tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor, corpora: Path
 ) -> None:
     with gzip.open(corpora / "pack_small.jsonl.gz", "rt", encoding="utf-8") as lines:
-        texts = [normalize(json.loads(line)["text"], Normalization()) for line in itertools.islice(lines, 300)]
+        texts = [normalized(json.loads(line)["text"]) for line in itertools.islice(lines, 300)]
     assert [ids.tolist() for ids in made_up_tokenizer.encode_many(texts)] == processor.encode(texts, num_threads=1)
 
 
@@ -205,7 +206,7 @@ def without_bytes(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 UNKNOWN_TEXT = st.text(st.sampled_from("abdeknu  .,!?\u4f60\u597d\u00e9\U0001f600\u5c71\u6c34Q<x>"), max_size=60).map(
-    lambda text: normalize(text, Normalization())
+    normalized
 )
 
 

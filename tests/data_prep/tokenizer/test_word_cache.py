@@ -13,9 +13,9 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer.word_cache import WordCache, pieces_of
+from tests.support.preparations import normalized
 
 TEXTS = st.lists(
     st.text(
@@ -23,7 +23,7 @@ TEXTS = st.lists(
             st.characters(codec="utf-8"), st.sampled_from("abdeknu  .,'-([0123\u4f60\u597d\u00e9\u2019\U0001f600")
         ),
         max_size=80,
-    ).map(lambda text: normalize(text, Normalization())),
+    ).map(normalized),
     min_size=1,
     max_size=4,
 )
@@ -128,7 +128,7 @@ def test_small_pieces_give_the_same_ids(
     processor: sentencepiece.SentencePieceProcessor, small_corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = small_corpus.read_text(encoding="utf-8").splitlines()
-    text = "".join(normalize(json.loads(line)["text"], Normalization()) for line in lines)
+    text = "".join(normalized(json.loads(line)["text"]) for line in lines)
     monkeypatch.setattr("data_prep.tokenizer.word_cache.PIECE_BYTES", 100)
     assert cache_of(processor, pieces=merged_pieces(processor)).encode(text.encode()).tolist() == processor.encode(text)
 
@@ -136,7 +136,7 @@ def test_small_pieces_give_the_same_ids(
 def _documents(path: Path) -> Iterator[str]:
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
-            yield normalize(json.loads(line)["text"], Normalization())
+            yield normalized(json.loads(line)["text"])
 
 
 @pytest.mark.slow

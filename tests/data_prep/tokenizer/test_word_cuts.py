@@ -11,11 +11,11 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer import word_cuts
 from data_prep.tokenizer.sentencepiece_model import train_model
 from data_prep.tokenizer.word_cache import WordCache
 from data_prep.tokenizer.word_cuts import WordCuts, can_cut_at_letters
+from tests.support.preparations import normalized
 
 _SCRIPTS = [
     *(
@@ -43,7 +43,7 @@ _TEXTS = st.one_of(
     *(st.text(st.sampled_from(script), max_size=60) for script in _SCRIPTS),
     st.text(st.sampled_from(_CHARACTERS), max_size=60),
     st.text(st.characters(codec="utf-8"), max_size=40),
-).map(lambda text: normalize(text, Normalization()))
+).map(normalized)
 
 
 def _model(scripts: list[str], seed: int, user_symbols: tuple[str, ...]) -> sentencepiece.SentencePieceProcessor:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep import open_dataset
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.manifest_records import FileRecord
 from data_prep.dataset.versions import delete_older_versions
 from tests.support.error_codes import coded
@@ -78,12 +78,12 @@ def rows(config: RunConfig) -> list[np.ndarray]:
 
 
 def test_a_new_run_takes_the_current_version_and_a_resumed_one_its_own(config: RunConfig, shards: Path) -> None:
-    first = read_manifest(str(shards))
+    first = open_dataset(shards).manifest
     assert run_digests(config.output_dir) == ()
     before = rows(config)
     save_checkpoint(config, 3, (first.digest,))
     remove_some(shards)
-    second = read_manifest(str(shards))
+    second = open_dataset(shards).manifest
     assert second.version == 2
     assert [shard_set.manifest for shard_set in open_data(config)] == [first]
     after = rows(config)
@@ -94,7 +94,7 @@ def test_a_new_run_takes_the_current_version_and_a_resumed_one_its_own(config: R
 
 
 def test_the_version_is_told(config: RunConfig, shards: Path) -> None:
-    first = read_manifest(str(shards))
+    first = open_dataset(shards).manifest
     expected = f"data {shards}: version 1 ({first.digest[:16]})"
     assert list(describe_versions(open_data(config))) == [expected]
     save_checkpoint(config, 3, (first.digest,))
@@ -104,7 +104,7 @@ def test_the_version_is_told(config: RunConfig, shards: Path) -> None:
 
 
 def test_a_version_that_was_purged_is_a_clear_error(config: RunConfig, shards: Path) -> None:
-    save_checkpoint(config, 3, (read_manifest(str(shards)).digest,))
+    save_checkpoint(config, 3, (open_dataset(shards).manifest.digest,))
     remove_some(shards)
     delete_older_versions(str(shards))
     with pytest.raises(UserError, check=coded("missing-data-version"), match="(?s)only 2 .*--allow-change"):
@@ -113,7 +113,7 @@ def test_a_version_that_was_purged_is_a_clear_error(config: RunConfig, shards: P
 
 
 def test_a_damaged_newest_checkpoint_leaves_it_to_the_one_before(config: RunConfig, shards: Path) -> None:
-    digest = read_manifest(str(shards)).digest
+    digest = open_dataset(shards).manifest.digest
     save_checkpoint(config, 3, (digest,))
     (save_checkpoint(config, 6, ("e" * 64,)) / STATE_NAME).write_text("{}")
     assert run_digests(config.output_dir) == (digest,)
@@ -122,7 +122,7 @@ def test_a_damaged_newest_checkpoint_leaves_it_to_the_one_before(config: RunConf
 def test_on_an_empty_disk_the_stored_checkpoint_says_which_version(
     config: RunConfig, shards: Path, tmp_path: Path
 ) -> None:
-    first = read_manifest(str(shards))
+    first = open_dataset(shards).manifest
     store = tmp_path / "store"
     settings = config.checkpoint.model_copy(update={"upload_to": str(store)})
     config = config.model_copy(update={"checkpoint": settings})
@@ -131,7 +131,7 @@ def test_on_an_empty_disk_the_stored_checkpoint_says_which_version(
         shutil.copytree(folder, store / folder.name)
     shutil.rmtree(config.output_dir)
     remove_some(shards)
-    assert read_manifest(str(shards)).version == 2
+    assert open_dataset(shards).manifest.version == 2
     assert [shard_set.manifest for shard_set in open_data(config)] == [first]
     (store / "step-00000006" / STATE_NAME).write_text("{}")
     assert run_digests(config.output_dir, str(store)) == (first.digest,), "a damaged one leaves it to the one before"
@@ -148,4 +148,4 @@ def test_a_store_that_cannot_be_read_leaves_it_to_the_search_for_a_checkpoint(
 
 def test_another_mixture_is_left_to_the_check_of_the_checkpoint(config: RunConfig, shards: Path) -> None:
     save_checkpoint(config, 3, ("a" * 64, "b" * 64))
-    assert [shard_set.manifest for shard_set in open_data(config)] == [read_manifest(str(shards))]
+    assert [shard_set.manifest for shard_set in open_data(config)] == [open_dataset(shards).manifest]

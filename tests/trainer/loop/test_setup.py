@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from data_prep import open_dataset
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.processor import Processor
-from data_prep.dataset.manifest import read_manifest, write_manifest
+from data_prep.dataset.manifest import write_manifest
 from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
@@ -150,14 +151,14 @@ def save(begun: tuple[Run, TrainState, Progress], step: int) -> Path:
 def on_other_data(config: RunConfig, folder: Path) -> RunConfig:
     """The run with a copy of its shards whose manifest says other things, and so has another digest."""
     shutil.copytree(config.data.shards, folder)
-    write_manifest(str(folder), read_manifest(str(folder)).model_copy(update={"clozeworks_version": "another"}))
+    write_manifest(str(folder), open_dataset(folder).manifest.model_copy(update={"clozeworks_version": "another"}))
     return config.model_copy(update={"data": config.data.model_copy(update={"shards": str(folder)})})
 
 
 def test_the_data_of_the_weights_that_a_run_begins_with_counts_as_seen(
     config: RunConfig, base: Path, tracker: TagTracker
 ) -> None:
-    digest = read_manifest(config.data.shards).digest
+    digest = open_dataset(config.data.shards).manifest.digest
     begun = config.model_copy(update={"init_from": str(base)})
     folder = save(set_up(begun), 2)
     seen = (digest, BASE, BEFORE_BASE)
@@ -167,11 +168,11 @@ def test_the_data_of_the_weights_that_a_run_begins_with_counts_as_seen(
 
 
 def test_data_that_was_changed_on_the_way_stays_seen(config: RunConfig, tmp_path: Path, tracker: TagTracker) -> None:
-    first = read_manifest(config.data.shards).digest
+    first = open_dataset(config.data.shards).manifest.digest
     assert set_up(config)[1].data_lineage == (first,)
     save(set_up(config), 2)
     changed = on_other_data(config, tmp_path / "other")
-    second = read_manifest(changed.data.shards).digest
+    second = open_dataset(changed.data.shards).manifest.digest
     folder = save(set_up(changed, allow_change=True), 4)
     facts = read_source(folder).facts
     assert first != second and facts.data_lineage == (second, first)
@@ -185,10 +186,10 @@ def test_a_checkpoint_without_a_lineage_saw_its_shards(config: RunConfig, tmp_pa
     """As those of earlier releases are."""
     run, state, progress = set_up(config)
     state = state.model_copy(update={"data_lineage": ()})
-    first = read_manifest(config.data.shards).digest
+    first = open_dataset(config.data.shards).manifest.digest
     assert read_source(save((run, state, progress), 2)).facts.data_lineage == (first,)
     changed = on_other_data(config, tmp_path / "other")
-    second = read_manifest(changed.data.shards).digest
+    second = open_dataset(changed.data.shards).manifest.digest
     assert set_up(changed, allow_change=True)[1].data_lineage == (second, first)
 
 

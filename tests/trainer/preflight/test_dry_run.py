@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import open_dataset
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset.manifest import read_manifest
 from tests.support.error_codes import coded
 from trainer import load_config
 from trainer.checkpoint.format import CheckpointFolder, DataIdentity, Marker, SavedState, TrainState, step_folder
@@ -128,7 +128,7 @@ def test_shards_are_counted_against_ranks_and_ids_against_the_vocabulary(small_s
 
 
 def test_a_node_reads_every_shard_and_its_cache_needs_two_windows(small_shards):
-    manifest = read_manifest(str(small_shards))
+    manifest = open_dataset(small_shards).manifest
     assert windows_bytes(manifest) == sum(shard.bytes for shard in manifest.train.shards), "fewer than 32 shards"
     (shard, *_) = manifest.train.shards
     shards = tuple(shard.model_copy(update={"bytes": (1 << 30) * size}) for size in (*(1,) * 10, *(3,) * 40))

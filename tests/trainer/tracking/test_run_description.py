@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.dataset.manifest import list_versions, read_manifest, write_manifest
+from data_prep import open_dataset
+from data_prep.dataset.manifest import list_versions, write_manifest
 from data_prep.dataset.versions import publish
 from trainer.tracking.run_description import (
     all_lineages,
@@ -19,7 +20,7 @@ from trainer.tracking.run_description import (
 
 
 def test_the_summary_has_counts_and_sources_and_no_list_of_files(small_shards: Path) -> None:
-    manifest = read_manifest(str(small_shards))
+    manifest = open_dataset(small_shards).manifest
     summary = manifest_summary(f"s3://me:pass1word@{small_shards}", manifest)
     assert summary["digest"] == manifest.digest and summary["train"]["tokens"] == manifest.train.tokens
     assert summary["train"]["shards"] == 4 and summary["sources"][0]["tokens"] > 0
@@ -28,7 +29,7 @@ def test_the_summary_has_counts_and_sources_and_no_list_of_files(small_shards: P
 
 
 def test_the_input_is_named_by_its_folder_and_the_manifests_digest(small_shards: Path) -> None:
-    manifest = read_manifest(str(small_shards))
+    manifest = open_dataset(small_shards).manifest
     found = data_set_input("s3://me:pass1word@bucket/birds/", manifest)
     assert (found.name, found.digest) == ("birds", manifest.digest)
     assert "pass1word" not in found.model_dump_json()
@@ -36,7 +37,7 @@ def test_the_input_is_named_by_its_folder_and_the_manifests_digest(small_shards:
 
 def test_a_version_descends_from_those_before_it(small_shards: Path, tmp_path: Path) -> None:
     folder = str(tmp_path)
-    first = read_manifest(str(small_shards))
+    first = open_dataset(small_shards).manifest
     write_manifest(folder, first)
     second = first.model_copy(update={"version": 2, "parent": first.digest})
     publish(folder, second)
