@@ -14,13 +14,13 @@ import pytest
 from pydantic import Field, model_validator
 
 from data_prep.base.errors import UsageError
-from data_prep.base.load_settings import load_settings
 from data_prep.base.settings import SettingError, Settings, setting_names
 from data_prep.config.preparation_config import PreparationConfig
 from launch.command_table import COMMANDS
 from tests.support import advice
 from tests.support.advice import OF_OTHER_PROGRAMS, OPTION, REPOSITORY
 from tests.support.parsers import parser_of
+from tests.support.toy_run import typed_config
 from trainer import load_config
 from trainer.config.run_config import RunConfig
 from trainer.config.synonyms import synonyms
@@ -166,6 +166,6 @@ def test_a_setting_that_does_not_help_is_noticed() -> None:
 
     for size, is_right in ((2, True), (3, False)):
         with pytest.raises(UsageError, match=f"set size={size - 1}"):
-            load_settings(Picky, None, [f"size={size}"])
+            typed_config(f"size={size}", schema=Picky)
         assert (not advice.wrong) == is_right
     advice.wrong.clear()

@@ -16,9 +16,8 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
+from data_prep import prepare
 from data_prep.base.errors import UsageError, UserError, run_command
-from data_prep.base.load_settings import load_settings
-from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import MANIFEST_NAME, list_versions, read_manifest
 from data_prep.dataset.manifest_records import RemovalRecord
@@ -143,18 +142,18 @@ def test_removed_ids_that_are_none_are_refused(shards: Path) -> None:
 def test_deeply_nested_yaml_does_not_end_the_process(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(UsageError, match="nested more than 100 levels"):
-        load_settings(PreparationConfig, tmp_path / "run.yaml")
+        prepare("a.txt", tokenizer="none", output=tmp_path / "out", config=tmp_path / "run.yaml")
     with pytest.raises(UsageError, match="nested more than 100 levels"):
-        load_settings(PreparationConfig, None, [f"documents={text}"])
+        prepare("a.txt", tokenizer="none", output=tmp_path / "out", overrides=[f"documents={text}"])
 
 
 @pytest.mark.parametrize("value", ["!!timestamp x", "!!bool x", "!!int ''"])
 def test_a_tagged_value_of_another_type_is_refused(tmp_path: Path, value: str) -> None:
     (tmp_path / "run.yaml").write_text(f"documents: {value}\n")
     with pytest.raises(UsageError, match="not valid YAML"):
-        load_settings(PreparationConfig, tmp_path / "run.yaml")
+        prepare("a.txt", tokenizer="none", output=tmp_path / "out", config=tmp_path / "run.yaml")
     with pytest.raises(UsageError, match="override"):
-        load_settings(PreparationConfig, None, [f"documents={value}"])
+        prepare("a.txt", tokenizer="none", output=tmp_path / "out", overrides=[f"documents={value}"])
 
 
 def test_a_damaged_configuration_beside_a_model_is_refused(tmp_path: Path) -> None:

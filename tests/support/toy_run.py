@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from data_prep.base.load_settings import load_settings
+from data_prep.base.settings import Settings
 from data_prep.dataset.manifest_records import FileRecord
 from data_prep.storage import storage
 from tests.support.preparations import trained
@@ -35,9 +36,9 @@ def preset_config(
     return load_config(preset, [f"data.shards={shards}", f"output_dir={output_dir}", *overrides])
 
 
-def typed_config(*overrides: str) -> RunConfig:
+def typed_config(*overrides: str, schema: type[Settings] = RunConfig) -> Any:
     """A run of nothing but these settings, as they are typed."""
-    return load_settings(RunConfig, None, overrides)
+    return load_settings(schema, None, overrides)
 
 
 CONFIG = tiny_config()

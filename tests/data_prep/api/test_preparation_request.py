@@ -11,10 +11,11 @@ from data_prep.api import preparation_request
 from data_prep.api.configuration import resolve_config
 from data_prep.api.preparation_request import Request, plan_preparation, request_preparation, workers_for
 from data_prep.base.errors import UsageError
-from data_prep.config.preparation_config import Source, load_config
+from data_prep.config.preparation_config import Source
 from data_prep.documents.input_files import InputFile
 from data_prep.storage import storage
 from tests.support.error_codes import coded
+from tests.support.preparations import config_of
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ def no_options() -> Iterator[None]:
 
 
 def workers(wanted: int | None, *, megabytes: float, settings: tuple[str, ...] = (), output: str = "out") -> int:
-    config = load_config(None, ["shards.seed=1", *settings], ["corpus.jsonl"])
+    config = config_of("corpus.jsonl", "shards.seed=1", *settings)
     file = InputFile("corpus.jsonl", 0, int(megabytes * 1e6), "")
     return workers_for(wanted, Request(config, (file,), "tokenizer", None, output))
 
@@ -122,7 +123,7 @@ def test_a_tokenizer_on_the_hub_is_downloaded_or_answered_with_the_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.txt").write_text("text\n")
-    config = load_config(None, [], ["corpus.txt"])
+    config = config_of("corpus.txt")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
         UsageError,
