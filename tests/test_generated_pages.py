@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.base.settings import setting_names
 from data_prep.config.preparation_config import PreparationConfig
 from tests import generated_pages
+from tests.support.settings import names_of
 from trainer.config.run_config import RunConfig
 
 CONFIGS = (generated_pages.REPOSITORY / "configs" / "README.md").read_text(encoding="utf-8")
@@ -34,7 +34,7 @@ def test_every_setting_is_listed_with_its_default_and_meaning() -> None:
     assert "training.stages.steps" not in rows, "a list is one setting"
     for schema in (RunConfig, PreparationConfig):
         rows = {name: meaning for name, _, meaning in generated_pages.settings_of(schema)}
-        assert rows.keys() <= set(setting_names(schema))
+        assert rows.keys() <= set(names_of(schema))
         assert [name for name, meaning in rows.items() if not meaning] == []
 
 
@@ -43,7 +43,7 @@ def test_names_of_other_projects_are_mapped_to_settings_that_exist() -> None:
     cells = [line.split("|")[2] for line in section.splitlines() if line.startswith("| `")]
     named = set(re.findall(r"`([a-z_]+(?:\.[a-z0-9_]+)*)`", " ".join(cells)))
     assert len(named) > 30
-    assert named - set(setting_names(RunConfig)) == set()
+    assert named - set(names_of(RunConfig)) == set()
 
 
 def test_the_purpose_of_a_preset_is_its_first_sentence(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ import pytest
 from pydantic import Field, model_validator
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import SettingError, Settings, setting_names
+from data_prep.base.settings import SettingError, Settings
 from data_prep.config.preparation_config import PreparationConfig
 from launch.command_table import COMMANDS
 from tests.support import advice
 from tests.support.advice import OF_OTHER_PROGRAMS, OPTION, REPOSITORY
 from tests.support.parsers import parser_of
-from tests.support.toy_run import typed_config
+from tests.support.settings import names_of, typed
 from trainer import load_config
 from trainer.config.run_config import RunConfig
 from trainer.config.synonyms import synonyms
@@ -105,7 +105,7 @@ def test_every_option_in_a_text_is_one_of_some_command() -> None:
 
 
 def test_every_setting_in_a_fix_exists() -> None:
-    known = {name for schema in (RunConfig, PreparationConfig) for name in setting_names(schema)}
+    known = {name for schema in (RunConfig, PreparationConfig) for name in names_of(schema)}
     known |= {name.split(".", 1)[1] for name in known if name.startswith("training.stages.")}
     wrong = [
         (where, name)
@@ -166,6 +166,6 @@ def test_a_setting_that_does_not_help_is_noticed() -> None:
 
     for size, is_right in ((2, True), (3, False)):
         with pytest.raises(UsageError, match=f"set size={size - 1}"):
-            typed_config(f"size={size}", schema=Picky)
+            typed(Picky, f"size={size}")
         assert (not advice.wrong) == is_right
     advice.wrong.clear()

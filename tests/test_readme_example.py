@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_prep.base.load_settings import validate_settings
 from data_prep.config.preparation_config import PreparationConfig
 from tests.support import fork_server
+from tests.support.settings import validated
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SMALLER = {"8192": "400", "max_steps=3000": "max_steps=4", "8_192": "400"}
@@ -92,4 +92,4 @@ def test_the_configurations_of_data_preparation_are_valid() -> None:
     sections = {section for values in found for section in values}
     assert sections == {"deduplication", "documents", "sources", "storage_options", "total_tokens"}
     for values in found:
-        validate_settings(PreparationConfig, values, "data_prep/README.md")
+        validated(PreparationConfig, values)

@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 
 from data_prep import prepare
-from data_prep.base.errors import UsageError, UserError, run_command
+from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import MANIFEST_NAME, list_versions, read_manifest
 from data_prep.dataset.manifest_records import RemovalRecord
@@ -27,6 +27,7 @@ from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
 from data_prep.tokenizer.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
 from tests.fuzzing.test_fuzz_checkpoint import TENSORS, sign
 from tests.fuzzing.watching import read_or_refuse
+from tests.support.data_prep_command import as_command
 from tests.support.reading import reader_of
 from tests.support.toy_run import make_weights, write_checkpoint
 from trainer.checkpoint.format import STATE_NAME
@@ -308,7 +309,7 @@ def test_what_a_file_says_cannot_act_on_the_terminal(capsys: pytest.CaptureFixtu
         raise UserError("\x1b[31munknown setting a\r\nerror: all is well " + "a" * 10_000 + "; take it out")
 
     with pytest.raises(SystemExit):
-        run_command(command)
+        as_command(command)
     told = capsys.readouterr().err
     assert told.startswith("error: \\x1b[31munknown setting a error: all") and told.endswith("; take it out\n")
     assert told.count("\n") == 1 and len(told) < 5_000

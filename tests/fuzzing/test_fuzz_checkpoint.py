@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
-from data_prep.base.load_settings import validate_settings
 from tests.fuzzing.mutations import damage, fuzz, mutated_document
 from tests.fuzzing.sealed import damaged_tensors
 from tests.fuzzing.watching import read_or_refuse
 from tests.support.data_prep_command import files_of
+from tests.support.settings import validated
 from tests.support.toy_run import make_weights, write_checkpoint
 from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, CheckpointFolder, SavedState, step_folder
 from trainer.checkpoint.pieces import read_weights
@@ -104,7 +104,7 @@ def test_a_state_with_a_checksum_of_its_own_is_refused_or_read(
     if found is not None:
         saved, values = found
         assert {key: tuple(weight.shape) for key, weight in values.items()} == saved.shapes
-        read_or_refuse(lambda: validate_settings(RunConfig, saved.config, "state.json"), output_dir)
+        read_or_refuse(lambda: validated(RunConfig, saved.config), output_dir)
 
 
 @fuzz(200)

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.load_settings import find_config, load_settings
-from data_prep.base.settings import Settings, to_yaml
+from data_prep.base.settings import Settings
 from data_prep.config.preparation_config import PreparationConfig
 from tests.fuzzing.mutations import HOSTILE_TEXTS, fuzz, mutated_bytes, mutated_json, says_the_same
 from tests.fuzzing.watching import read_or_refuse
+from tests.support.settings import yaml_of
 from trainer.config.run_config import RunConfig, without_secrets
 
 SCHEMAS: dict[str, type[Settings]] = {"tiny_cpu": RunConfig, "bert_large_phased": RunConfig, "data": PreparationConfig}
@@ -55,7 +56,7 @@ def test_a_damaged_file_is_refused_or_read(data: st.DataObject, tmp_path_factory
     path.write_bytes(data.draw(mutated_bytes(find_config(name).read_bytes())))
     config = read_or_refuse(lambda: load(path, SCHEMAS[name]), path.parent)
     if config is not None:
-        path.write_text(to_yaml(config), encoding="utf-8")
+        path.write_text(yaml_of(config), encoding="utf-8")
         assert load_settings(SCHEMAS[name], path) == config
 
 
@@ -97,7 +98,7 @@ def test_hostile_overrides_are_refused_or_read(data: st.DataObject, tmp_path_fac
     folder = tmp_path_factory.mktemp("config")
     config = read_or_refuse(lambda: load(find_config(name), SCHEMAS[name], tuple(overrides)), folder)
     if config is not None:
-        (folder / "again.yaml").write_text(to_yaml(config), encoding="utf-8")
+        (folder / "again.yaml").write_text(yaml_of(config), encoding="utf-8")
         assert load_settings(SCHEMAS[name], folder / "again.yaml") == config
 
 
@@ -109,5 +110,5 @@ def test_hostile_yaml_as_a_value_is_refused_or_read(name: str, text: str, tmp_pa
     path.write_bytes(f"{key}: {text}\n".encode(errors="surrogatepass"))
     config = read_or_refuse(lambda: load(path, SCHEMAS[name]), tmp_path)
     if config is not None:
-        (tmp_path / "again.yaml").write_text(to_yaml(config), encoding="utf-8")
+        (tmp_path / "again.yaml").write_text(yaml_of(config), encoding="utf-8")
         assert load_settings(SCHEMAS[name], tmp_path / "again.yaml") == config

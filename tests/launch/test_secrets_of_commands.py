@@ -18,12 +18,13 @@ from pathlib import Path
 import pytest
 
 from data_prep.base import errors, known_secrets
-from data_prep.base.errors import UserError, run_command
+from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from data_prep.storage import storage
 from launch.__main__ import main
 from launch.command_table import COMMANDS
 from tests.support import fork_server
+from tests.support.data_prep_command import as_command
 from tests.support.error_codes import coded
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -196,7 +197,7 @@ def test_texts_of_libraries_lose_the_login_on_every_way(
     warnings.simplefilter("always")
     try:
         with pytest.raises(SystemExit):
-            run_command(work)
+            as_command(work)
     finally:
         logging.getLogger().removeHandler(handler)
     try:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.base.errors import run_command
 from launch import show_batch
+from tests.support.data_prep_command import as_command
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     monkeypatch.setattr(sys, "argv", ["show_batch.py", "--config", "tiny_cpu", *map(str, arguments)])
     try:
-        run_command(show_batch.main)
+        as_command(show_batch.main)
     except SystemExit as exit_:
         return int(exit_.code or 0)
     return 0

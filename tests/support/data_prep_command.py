@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,11 @@ class Command:
         self.output, self.errors = self._capfd.readouterr()
         assert "Traceback" not in self.errors
         return status
+
+
+def as_command(work: Callable[[], object]) -> None:
+    """Run a function as the command line does: its errors become one line and a status."""
+    run_command(work)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

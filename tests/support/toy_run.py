@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from data_prep.base.load_settings import load_settings
-from data_prep.base.settings import Settings
 from data_prep.dataset.manifest_records import FileRecord
 from data_prep.storage import storage
 from tests.support.preparations import trained
@@ -34,11 +32,6 @@ def preset_config(
 ) -> RunConfig:
     """A preset on these shards; overrides are settings as they are typed."""
     return load_config(preset, [f"data.shards={shards}", f"output_dir={output_dir}", *overrides])
-
-
-def typed_config(*overrides: str, schema: type[Settings] = RunConfig) -> Any:
-    """A run of nothing but these settings, as they are typed."""
-    return load_settings(schema, None, overrides)
 
 
 CONFIG = tiny_config()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from data_prep.base import packages as module
-from data_prep.base.errors import run_command
 from data_prep.base.packages import install_command, installed_version, missing_extra
+from tests.support.data_prep_command import as_command
 
 
 def absent(name: str) -> ModuleNotFoundError:
@@ -30,7 +30,7 @@ def test_other_failed_imports_stay_bugs() -> None:
     assert missing_extra(absent("torch.no_such_module")) is None, "torch is there, and of another version"
     assert missing_extra(ImportError("cannot import name", name="torch")) is None
     with pytest.raises(ModuleNotFoundError):
-        run_command(lambda: __import__("no_such_library"))
+        as_command(lambda: __import__("no_such_library"))
 
 
 def test_the_command_can_be_pasted_where_the_path_has_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

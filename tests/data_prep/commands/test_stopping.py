@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from data_prep.base.errors import run_command
 from data_prep.commands.shards import stopping_on_signals
+from tests.support.data_prep_command import as_command
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -26,7 +26,7 @@ def test_a_signal_ends_the_command_with_one_line(number: signal.Signals, capsys:
     before = signal.signal(number, signal.SIG_DFL)
     try:
         with pytest.raises(SystemExit) as ended:
-            run_command(command)
+            as_command(command)
         assert signal.getsignal(number) == signal.SIG_DFL
     finally:
         signal.signal(number, before)

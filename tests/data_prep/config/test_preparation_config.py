@@ -10,10 +10,11 @@ import yaml
 
 from data_prep.api.configuration import resolve_config
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.settings import describe, to_yaml
+from data_prep.base.settings import describe
 from data_prep.config.preparation_config import PreparationConfig, Source, load_config
 from data_prep.pipeline.source_budgets import source_budgets
 from tests.support.error_codes import coded
+from tests.support.settings import yaml_of
 
 
 def test_the_example_loads_and_shows_the_defaults() -> None:
@@ -43,7 +44,7 @@ def test_inputs_of_the_command_line_replace_the_sources() -> None:
 
 def test_a_configuration_reads_back_from_its_own_yaml(tmp_path) -> None:  # type: ignore[no-untyped-def]
     config = load_config("configs/data.yaml", ["documents.on_bad_input=skip"])
-    (tmp_path / "again.yaml").write_text(to_yaml(config))
+    (tmp_path / "again.yaml").write_text(yaml_of(config))
     assert load_config(str(tmp_path / "again.yaml")) == config
 
 

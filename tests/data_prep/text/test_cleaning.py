@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.base.load_settings import validate_settings
 from data_prep.text import cleaning
 from data_prep.text.cleaning import (
     MAX_MARKS,
@@ -22,6 +21,7 @@ from data_prep.text.cleaning import (
     has_too_many_marks,
     normalize,
 )
+from tests.support.settings import validated
 
 PLAIN = Normalization()
 UNCASED = Normalization(form="NFKC", lowercase=True, strip_accents=True)
@@ -86,7 +86,7 @@ def test_lowering_can_make_a_new_composition() -> None:
 
 def test_stripping_accents_without_a_form_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="needs a Unicode form"):
-        validate_settings(Normalization, {"form": "none", "strip_accents": True}, "test")
+        validated(Normalization, {"form": "none", "strip_accents": True})
 
 
 @pytest.mark.parametrize("separator", ["\n\n", "\r\n\r\n", "\n \t\n\n", "\u2029", "\n\x00\n", "\r\r"])

@@ -1,9 +1,8 @@
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.base.load_settings import validate_settings
-from data_prep.base.settings import to_yaml
 from tests.support.error_codes import coded
+from tests.support.settings import validated, yaml_of
 from trainer import load_config
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.data_settings import DataSettings
@@ -19,7 +18,7 @@ PRESETS = (
 def test_every_preset_loads_and_reads_back(preset, tmp_path):
     config = load_config(preset)
     path = tmp_path / "again.yaml"
-    path.write_text(to_yaml(config), encoding="utf-8")
+    path.write_text(yaml_of(config), encoding="utf-8")
     assert load_config(path) == config
 
 
@@ -215,7 +214,7 @@ def test_a_mapping_in_place_of_a_value_names_the_setting():
     assert len(given) > 90
     for section, name in set(given) - mappings:
         with pytest.raises(UsageError, check=coded("invalid-setting")) as caught:
-            validate_settings(RunConfig, values | {section: values[section] | {name: {"a": 1}}}, "test")
+            validated(RunConfig, values | {section: values[section] | {name: {"a": 1}}})
         assert f'{section}.{name}={{"a": 1}} must be' in str(caught.value).replace(".str=", "="), name
 
 
@@ -253,7 +252,7 @@ def test_steps_are_required_without_stages():
         "training": {"global_batch_tokens": 512, "micro_batch_tokens": 512},
     }
     with pytest.raises(UsageError, check=coded("missing-setting"), match="training.max_steps is required"):
-        validate_settings(RunConfig, values, "test")
+        validated(RunConfig, values)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +264,7 @@ def test_steps_are_required_without_stages():
 )
 def test_shares_of_a_mixture_do_not_contradict_each_other(data: dict, code: str, shown: str) -> None:
     with pytest.raises(UsageError, check=coded(code)) as caught:
-        validate_settings(DataSettings, data, "test")
+        validated(DataSettings, data)
     assert shown in str(caught.value)
 
 

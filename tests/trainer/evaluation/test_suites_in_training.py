@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.base.load_settings import validate_settings
 from tests.support import fork_server
 from tests.support.error_codes import coded
+from tests.support.settings import validated
 from tests.support.toy_run import CONFIG, tiny_config
 from trainer.checkpoint.format import MARKER_NAME, step_folder
 from trainer.checkpoint.late_scores import LateScores, read_late_scores, write_late_scores
@@ -170,7 +170,7 @@ def test_a_pending_checkpoint_is_kept_and_the_best_by_the_suite_too(tmp_path: Pa
 def test_wrong_settings_of_suites_are_refused(section: str, values: dict[str, Any], code: str) -> None:
     base = CONFIG.model_dump(mode="json") | {"checkpoint": {"every_steps": 5}, "evaluation": {}}
     with pytest.raises(UsageError, check=coded(code)):
-        validate_settings(RunConfig, base | {section: {**base[section], **values}}, "the test")
+        validated(RunConfig, base | {section: {**base[section], **values}})
 
 
 SCRIPT = """

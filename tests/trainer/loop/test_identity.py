@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from data_prep.base.settings import setting_names
 from tests.support.living_data_sets import records_of, remove
+from tests.support.settings import names_of
 from tests.support.toy_processes import finish, start_ranks
 from trainer.checkpoint.data_version import open_data
 from trainer.config.run_config import RunConfig
@@ -193,7 +193,7 @@ def test_what_the_first_rank_cannot_write_ends_all(outcomes):
 
 
 def test_every_setting_that_may_differ_is_one_of_the_schema_and_has_a_reason():
-    assert set(PER_HOST) <= set(setting_names(RunConfig)) and all(PER_HOST.values())
+    assert set(PER_HOST) <= set(names_of(RunConfig)) and all(PER_HOST.values())
 
 
 @pytest.mark.parametrize(

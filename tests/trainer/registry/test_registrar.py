@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from data_prep.base.errors import UsageError
-from data_prep.base.load_settings import validate_settings
+from tests.support.settings import validated
 from tests.support.toy_run import tiny_config
 from tests.support.tracked_runs import Warnings
 from trainer.checkpoint.format import MARKER_NAME, step_folder, step_of
@@ -305,10 +305,10 @@ def test_kept_checkpoints_that_a_condition_asks_for_scores_are_evaluated(
     values = registering(tmp_path, when="kept").model_dump(mode="json")
     values["checkpoint"] |= {"every_steps": saved, "keep_every_steps": kept}
     values["evaluation"]["every_steps"] = evaluated
-    validate_settings(RunConfig, values, "the test")
+    validated(RunConfig, values)
     values["registry"] |= {"promote_to": "champion", "only_if": "valid/mlm_loss < champion"}
     if fits:
-        validate_settings(RunConfig, values, "the test")
+        validated(RunConfig, values)
     else:
         with pytest.raises(UsageError, match="evaluation.every_steps=20 does not evaluate .* a divisor of 10"):
-            validate_settings(RunConfig, values, "the test")
+            validated(RunConfig, values)
