@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.shards import read_records
 from tests.support.data_prep_command import files_of
 from tests.support.hostile_tars import AT_THE_ROOT, BOMB_BYTES, HOSTILE, TRACE, members, whole_record
+from tests.support.living_data_sets import records_by_key
 
 
 def test_a_whole_record_is_read(tmp_path: Path) -> None:
     members(tmp_path / "good.tar", *whole_record(), *whole_record("000000-00001"))
-    assert [key for key, _, _ in read_records(tmp_path / "good.tar")] == ["000000-00000", "000000-00001"]
+    assert list(records_by_key(tmp_path / "good.tar")) == ["000000-00000", "000000-00001"]
 
 
 @pytest.mark.parametrize("write", [pytest.param(case, id=name) for name, case in HOSTILE.items()])
@@ -35,7 +35,7 @@ def test_a_hostile_tar_is_refused(
     tracemalloc.start()
     try:
         with pytest.raises(UserError, match="evil.tar"):
-            list(read_records(folder / "evil.tar"))
+            records_by_key(folder / "evil.tar")
         assert tracemalloc.get_traced_memory()[1] < BOMB_BYTES // 4
     finally:
         tracemalloc.stop()

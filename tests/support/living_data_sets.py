@@ -76,8 +76,12 @@ def remove(
     return remove_documents(str(folder), wanted, executor, fresh)
 
 
+def records_by_key(shard: str | Path) -> dict[str, Record]:
+    return {key: record for key, record, _ in read_records(shard)}
+
+
 def records_of(shard: str | Path) -> list[Record]:
-    return [record for _, record, _ in read_records(shard)]
+    return list(records_by_key(shard).values())
 
 
 def problems_of(folder: str | Path, version: str | None = None) -> list[str]:

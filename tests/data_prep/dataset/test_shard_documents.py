@@ -13,9 +13,9 @@ from data_prep import open_dataset
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.shard_documents import ShardDocuments, all_shards, find_document
-from data_prep.dataset.shards import read_records
 from data_prep.storage import storage
 from tests.support.error_codes import coded
+from tests.support.living_data_sets import records_by_key
 
 
 def test_every_document_is_found_and_read_as_it_stands_in_its_tar(small_shards: Path) -> None:
@@ -24,7 +24,7 @@ def test_every_document_is_found_and_read_as_it_stands_in_its_tar(small_shards: 
     for split, shard in all_shards(manifest):
         documents = ShardDocuments(str(small_shards), manifest, split, shard)
         number = 0
-        for key, record, _ in read_records(small_shards / shard.name):
+        for key, record in records_by_key(small_shards / shard.name).items():
             starts = record.documents.tolist()
             for start, stop in zip(starts, [*starts[1:], len(record.tokens)], strict=True):
                 place = documents.location(number)
@@ -46,7 +46,7 @@ def test_every_document_is_found_and_read_as_it_stands_in_its_tar(small_shards: 
 def test_an_id_leads_to_shard_record_and_source_in_either_split(small_shards: Path) -> None:
     manifest = open_dataset(small_shards).manifest
     for split, shard in all_shards(manifest):
-        *_, (key, record, _) = read_records(small_shards / shard.name)
+        *_, (key, record) = records_by_key(small_shards / shard.name).items()
         (place,) = find_document(str(small_shards), int(record.document_ids[-1]))
         assert (place.split, place.shard, place.record_key) == (split, shard, key)
         assert place.number_in_record == len(record.documents) - 1
