@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -42,6 +42,13 @@ def before_writing(of: str, act: Callable[[], object], num_writes: int = 0) -> I
 def stopped_after(num_writes: int, of: str = "*") -> AbstractContextManager[list[str]]:
     """Within the block the process is stopped (KeyboardInterrupt) at its next such write after so many of them."""
     return before_writing(of, _stop, num_writes)
+
+
+def fill(disk: Path) -> None:
+    """Leave no space on a disk: delete its file `filler` to make some."""
+    with suppress(OSError), open(disk / "filler", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
 
 
 def _stop() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.dataset import shards
 from data_prep.storage import storage
 from tests.support.data_prep_command import Command, files_of
 from tests.support.fault_proxy import Fault, FaultProxy, Request, run_store_proxy
+from tests.support.kill_points import before_writing, fill
 from tests.support.s3_server import S3Bucket
 
 SHARD_BYTES = 40 << 20
@@ -43,23 +42,12 @@ def test_row_13_a_disk_full_at_the_index_of_a_shard(
     small_tokenizer: Path,
     disk: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = ["shards", "--input", small_corpus, "--tokenizer", small_tokenizer, "--workers", 1]
     words += ["shards.min_shards=2", "shards.valid_fraction=0.1"]
     assert command(*words, "--output", tmp_path / "whole") == 0
 
-    join_indexes = shards.join_indexes
-
-    def fill_first(parts: list[shards.ShardIndex]) -> shards.ShardIndex:
-        if list((disk / "out").glob("train-*.tar")):
-            with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as file:
-                while True:
-                    file.write(bytes(4096))
-        return join_indexes(parts)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shards, "join_indexes", fill_first)
+    with before_writing("train-*.index.safetensors", lambda: fill(disk)):
         assert command(*words, "--output", disk / "out") == 1
     assert "index.safetensors" in command.errors and "No space left on device" in command.errors
     assert "rerun the same command" in command.errors

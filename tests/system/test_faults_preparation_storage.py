@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.support.data_prep_command import Command, assert_nothing_half_made, files_of
 from tests.support.fault_proxy import Fault, FaultProxy, Request, run_store_proxy
-from tests.support.kill_points import before_writing
+from tests.support.kill_points import before_writing, fill
 from tests.support.s3_server import S3Bucket
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -48,12 +48,6 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(disk: Path) -> None:
-    with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
 
 
 @pytest.mark.fault(

@@ -25,8 +25,8 @@ from data_prep.dataset.versions import (
     stray_files,
     unfinished_work,
 )
-from data_prep.storage import storage
 from tests.support.error_codes import coded
+from tests.support.kill_points import stopped_after
 from tests.support.living_data_sets import problems_of
 
 
@@ -94,30 +94,17 @@ def test_a_version_that_was_not_made_from_the_current_one_is_refused(folder: Pat
         publish(str(folder), rival)
 
 
-def test_stopped_at_any_write_it_is_the_old_version_or_the_new_and_ends_right(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_at_any_write_it_is_the_old_version_or_the_new_and_ends_right(folder: Path) -> None:
     first = read_manifest(str(folder))
     second = child_of(first)
-    write_bytes = storage.write_bytes
     for num_writes in range(4):
-        left = num_writes
-
-        def failing(url: str, data: bytes) -> None:
-            nonlocal left
-            if left == 0:
-                raise KeyboardInterrupt
-            left -= 1
-            write_bytes(url, data)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(storage, "write_bytes", failing)
-            try:
+        try:
+            with stopped_after(num_writes):
                 publish(str(folder), second)
-            except KeyboardInterrupt:
-                pass
-            else:
-                assert num_writes == 3, "manifest kept, card, manifest: three writes"
+        except KeyboardInterrupt:
+            pass
+        else:
+            assert num_writes == 3, "manifest kept, card, manifest: three writes"
         assert verify(folder).manifest == (second if num_writes == 3 else first)
     publish(str(folder), second)
     assert list_versions(str(folder)) == [first, second]

@@ -15,6 +15,7 @@ import torch
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from tests.support.error_codes import coded
+from tests.support.kill_points import before_writing
 from tests.support.toy_processes import OPTIMIZERS, precisions_of, run_jobs, trained
 from tests.support.toy_reference import train_plainly
 from tests.support.toy_training import ToyModel, make_config
@@ -292,23 +293,18 @@ def test_saving_a_step_again_replaces_it(tmp_path):
 
 
 @pytest.mark.parametrize("failing", [".safetensors", "state.json", "checkpoint.json"])
-def test_a_checkpoint_whose_replacement_was_killed_is_there_again(failing, tmp_path, monkeypatch):
+def test_a_checkpoint_whose_replacement_was_killed_is_there_again(failing, tmp_path):
     """As `--resume-from` saves the step that it goes back to once more."""
     weight = read_weights(save(tmp_path, 1))["norm.weight"]
-    local_write = storage.local_write
 
     class Killed(BaseException):
         """The process ends here: nothing is tidied."""
 
-    def kill(url):
-        if str(url).endswith(failing):
-            raise Killed
-        return local_write(url)
+    def kill():
+        raise Killed
 
-    monkeypatch.setattr(storage, "local_write", kill)
-    with pytest.raises(Killed):
+    with pytest.raises(Killed), before_writing(f"*{failing}", kill):
         save(tmp_path, 1, StillEngine(learning_rate=0.7))
-    monkeypatch.undo()
     found = find_latest(tmp_path, warn=refuse)
     assert found is not None and found.step == 1
     assert torch.equal(read_weights(found.folder)["norm.weight"], weight)
@@ -327,22 +323,18 @@ def test_what_a_save_set_aside_never_comes_back_once_its_step_is_retired(tmp_pat
 
 @pytest.mark.parametrize("failing", [".safetensors", "state.json", "checkpoint.json"])
 @pytest.mark.parametrize("step", [1, 2], ids=["the same step again", "the next step"])
-def test_a_full_disk_leaves_the_last_good_checkpoint(failing, step, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_last_good_checkpoint(failing, step, tmp_path):
     save(tmp_path, 1)
-    local_write = storage.local_write
 
-    def full_disk(url):
-        if str(url).endswith(failing):
-            raise UserError(f"{url} cannot be written: {os.strerror(errno.ENOSPC)}")
-        return local_write(url)
+    def full_disk():
+        raise UserError(f"{failing} cannot be written: {os.strerror(errno.ENOSPC)}")
 
-    monkeypatch.setattr(storage, "local_write", full_disk)
     warnings: list[str] = []
     state = TrainState(step=step)
     config = make_config(str(tmp_path), 0, keep_last=1)
-    assert checkpoints.save(tmp_path, StillEngine(), state, config, IDENTITY, warn=warnings.append) is None
+    with before_writing(f"*{failing}", full_disk):
+        assert checkpoints.save(tmp_path, StillEngine(), state, config, IDENTITY, warn=warnings.append) is None
     assert len(warnings) == 1 and "No space left" in warnings[0] and "NOT SAVED" in warnings[0]
-    monkeypatch.undo()
     assert find_latest(tmp_path, warn=refuse).step == 1
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
 
