@@ -6,8 +6,8 @@ each configuration of `RUNS` 50 training steps, an export and its scores on mini
 parts in `DATA_PARTS` and `RUN_PARTS`. Three configurations run by default, before each commit; `--all` runs every one,
 before the branch lands, and compares fine-tuned models too: their mean score must lie within the spread of three seeds.
 
-A part whose command fails in one of the trees, such as over a setting that it does not have, is not comparable. The
-status is 1 if a part is different.
+A part whose command fails for the commit, such as over a setting that it does not have, is not comparable; one whose
+command fails in the working tree alone is different. The status is 1 if a part is different.
 """
 
 from __future__ import annotations
@@ -274,13 +274,15 @@ def collect(tree: Path, runs: list[Run], steps: int, finetunes: bool = False) ->
 
 
 def compare(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
-    """The verdict on every part: same, different, or not comparable with the reason."""
+    """The verdict on every part: same, different, or not comparable; with the reason where a command failed."""
     verdicts = {}
     for part in before | now:
         sides = {"before": before.get(part, "failed: no such part"), "now": now.get(part, "failed: no such part")}
-        failures = [f"{side}: {text}" for side, text in sides.items() if text.startswith("failed: ")]
+        failures = {side: text for side, text in sides.items() if text.startswith("failed: ")}
         is_same = sides["before"] == sides["now"] or within_spread(*sides.values())
-        verdicts[part] = f"not comparable ({'; '.join(failures)})" if failures else "same" if is_same else "different"
+        verdict = "not comparable" if "before" in failures else "same" if is_same else "different"
+        reasons = "; ".join(f"{side}: {text}" for side, text in failures.items())
+        verdicts[part] = f"{verdict} ({reasons})" if reasons else verdict
     return verdicts
 
 
@@ -311,7 +313,7 @@ def main() -> int:
     verdicts = compare(before, collect(ROOT, runs, arguments.steps, arguments.all))
     for part, verdict in verdicts.items():
         print(f"{part:40} {verdict}")
-    return 1 if "different" in verdicts.values() else 0
+    return 1 if any(verdict.startswith("different") for verdict in verdicts.values()) else 0
 
 
 if __name__ == "__main__":

@@ -18,11 +18,13 @@ SCRIPT = Path(__file__).with_name("sameness.py")
 
 
 def test_a_part_is_the_same_different_or_not_comparable_with_the_reason() -> None:
-    before = {"tokenizer": "a", "shards": "b", "run metrics": "failed: unknown setting"}
-    verdicts = compare(before, {"tokenizer": "a", "shards": "c", "run metrics": "d", "new": "e"})
+    before = {"tokenizer": "a", "shards": "b", "run metrics": "failed: unknown setting", "gone": "f", "scores": "g"}
+    now = {"tokenizer": "a", "shards": "c", "run metrics": "d", "new": "e", "scores": "failed: a bug"}
+    verdicts = compare(before, now)
     assert (verdicts["tokenizer"], verdicts["shards"]) == ("same", "different")
     assert verdicts["run metrics"] == "not comparable (before: failed: unknown setting)"
     assert verdicts["new"].startswith("not comparable (before: ")
+    assert verdicts["scores"] == "different (now: failed: a bug)" and verdicts["gone"].startswith("different (now: ")
 
 
 @pytest.mark.parametrize(
