@@ -1,4 +1,4 @@
-"""Data sets of named sources that tests add to and remove from, and what they hold, independent of shards."""
+"""Data sets of named sources that tests add to, remove from and verify, and what they and their shards hold."""
 
 from __future__ import annotations
 
