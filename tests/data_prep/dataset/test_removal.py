@@ -18,15 +18,13 @@ from hypothesis import strategies as st
 
 from data_prep import open_dataset, verify
 from data_prep.base.errors import UsageError, UserError
-from data_prep.dataset import removal
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import MANIFEST_NAME, list_versions
-from data_prep.dataset.shard_rewrite import RewriteTask
 from data_prep.dataset.takedown_lists import read_document_ids
 from data_prep.dataset.versions import delete_older_versions
 from data_prep.storage import storage
 from tests.support.error_codes import coded
-from tests.support.kill_points import stopped_after
+from tests.support.kill_points import before_writing, stopped_after
 from tests.support.living_data_sets import (
     contents,
     document_ids,
@@ -322,13 +320,8 @@ def test_a_remote_data_set_is_removed_from_in_place(folder: Path, s3_bucket: S3B
     )
 
 
-def test_what_a_killed_worker_left_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rewrite_shard = removal.rewrite_shard
-
-    def killed_once(task: RewriteTask) -> int:
-        (folder / f".{task.name}.tar.1-ab.partial").write_bytes(b"half")
-        return rewrite_shard(task)
-
-    monkeypatch.setattr(removal, "rewrite_shard", killed_once)
-    remove(folder, source=open_dataset(folder).manifest.sources[-1].name)
-    assert not list(folder.glob(".*.partial"))
+def test_what_a_killed_worker_left_is_not_kept(folder: Path) -> None:
+    left = folder / ".train-000004.tar.1-ab.partial"
+    with before_writing("train-*.tar", lambda: left.write_bytes(b"half")) as written:
+        remove(folder, source=open_dataset(folder).manifest.sources[-1].name)
+    assert written and not list(folder.glob(".*.partial"))
