@@ -20,7 +20,7 @@ from launch.command_table import COMMANDS
 from tests.support import advice
 from tests.support.advice import OF_OTHER_PROGRAMS, OPTION, REPOSITORY
 from tests.support.parsers import parser_of
-from tests.support.settings import names_of, typed
+from tests.support.settings import names_of, settings_of
 from trainer import load_config
 from trainer.config.run_config import RunConfig
 from trainer.config.synonyms import synonyms
@@ -166,6 +166,6 @@ def test_a_setting_that_does_not_help_is_noticed() -> None:
 
     for size, is_right in ((2, True), (3, False)):
         with pytest.raises(UsageError, match=f"set size={size - 1}"):
-            typed(Picky, f"size={size}")
+            settings_of(Picky, f"size={size}")
         assert (not advice.wrong) == is_right
     advice.wrong.clear()

@@ -11,7 +11,7 @@ from data_prep.base.load_settings import load_settings, validate_settings
 Schema = TypeVar("Schema", bound=settings.Settings)
 
 
-def typed(schema: type[Schema], *overrides: str) -> Schema:
+def settings_of(schema: type[Schema], *overrides: str) -> Schema:
     """Nothing but these settings, as they are typed."""
     return load_settings(schema, None, overrides)
 

@@ -5,7 +5,7 @@ import pytest
 from data_prep.base.errors import UsageError
 from data_prep.config.preparation_config import PreparationConfig
 from tests.support.error_codes import coded
-from tests.support.settings import names_of, typed
+from tests.support.settings import names_of, settings_of
 from trainer.config.run_config import RunConfig
 from trainer.config.synonyms import _IN_STAGE, explain_synonym, markdown_table, synonyms
 
@@ -65,7 +65,7 @@ REQUIRED = ["output_dir=x", "data.shards=y", "training.max_steps=1"]
 )
 def test_a_name_of_another_project_is_answered_with_our_setting_and_its_unit(typed, answer):
     with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
-        typed(RunConfig, *REQUIRED, "data.sequence_length=128", typed)
+        settings_of(RunConfig, *REQUIRED, "data.sequence_length=128", typed)
     assert answer in str(caught.value)
     assert "did you mean" not in str(caught.value) or "trainig" in typed
 
@@ -73,14 +73,14 @@ def test_a_name_of_another_project_is_answered_with_our_setting_and_its_unit(typ
 @pytest.mark.parametrize("length", ["seq_length=128", "data.max_seq_length=128", "training.max_length=128"])
 def test_sequences_are_converted_with_the_length_that_is_given_under_another_name(length):
     with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
-        typed(RunConfig, *REQUIRED, length, "micro_batch_size=16")
+        settings_of(RunConfig, *REQUIRED, length, "micro_batch_size=16")
     assert "data.sequence_length=128 (" in str(caught.value)
     assert "training.micro_batch_tokens=2048 (16 sequences x data.sequence_length=128" in str(caught.value)
 
 
 def test_two_lengths_leave_the_conversion_to_the_reader():
     with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
-        typed(RunConfig, *REQUIRED, "data.sequence_length=64", "seq_len=128", "micro_batch_size=16")
+        settings_of(RunConfig, *REQUIRED, "data.sequence_length=64", "seq_len=128", "micro_batch_size=16")
     assert "16 sequences are 16 x data.sequence_length tokens" in str(caught.value)
 
 
@@ -99,7 +99,7 @@ def test_two_lengths_leave_the_conversion_to_the_reader():
 def test_a_name_inside_a_stage_is_answered_with_the_setting_of_that_stage(typed, answer):
     stages = f"training.stages=[{{steps: 1}}, {{steps: 1, sequence_length: 256, {typed}}}]"
     with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
-        typed(RunConfig, *REQUIRED[:2], stages)
+        settings_of(RunConfig, *REQUIRED[:2], stages)
     assert answer in str(caught.value)
 
 
@@ -129,7 +129,7 @@ def test_every_setting_of_a_stage_that_an_answer_names_exists():
 )
 def test_a_wrong_value_of_a_name_is_answered_in_words(typed, code, answer):
     with pytest.raises(UsageError, check=coded(code)) as caught:
-        typed(RunConfig, *REQUIRED, typed)
+        settings_of(RunConfig, *REQUIRED, typed)
     assert answer in str(caught.value)
 
 
@@ -161,7 +161,7 @@ def test_a_look_alike_with_another_meaning_is_not_suggested():
         "length_bound",
     ):
         with pytest.raises(UsageError, check=coded("unknown-setting")) as caught:
-            typed(RunConfig, *REQUIRED, f"{name}=1")
+            settings_of(RunConfig, *REQUIRED, f"{name}=1")
         assert "did you mean" not in str(caught.value), str(caught.value)
 
 
