@@ -7,7 +7,7 @@ parts in `DATA_PARTS` and `RUN_PARTS`. Three configurations run by default, befo
 before the branch lands, and compares fine-tuned models too: their mean score must lie within the spread of three seeds.
 
 A part whose command fails for the commit, such as over a setting that it does not have, is not comparable; one whose
-command fails in the working tree alone is different. The status is 1 if a part is different.
+command fails in the working tree is failed. The status is 1 if a part is different or failed.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def write_corpus(path: Path) -> None:
 def write_tables(folder: Path) -> None:
     """Write labeled sentences and minimal pairs of the corpus: whether a sentence's words are in their order."""
     texts = [json.loads(line)["text"] for line in (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()]
-    sentences = [text.partition(".")[0] for text in texts if text.count(" ") > 3][:200]
+    sentences = [text.partition(".")[0] for text in texts]
+    sentences = [text for text in sentences if 1 < text.count(" ") < 6]  # of at most 64 tokens, the model's length
     pairs = [{"sentence_good": each, "sentence_bad": " ".join(reversed(each.split()))} for each in sentences]
     lines = [json.dumps(pair | {"field": "order"}) for pair in pairs[:40]]
     (folder / "pairs.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -274,13 +275,15 @@ def collect(tree: Path, runs: list[Run], steps: int, finetunes: bool = False) ->
 
 
 def compare(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
-    """The verdict on every part: same, different, or not comparable; with the reason where a command failed."""
+    """The verdict on every part: same, different, failed or not comparable; with the reason where a command failed."""
     verdicts = {}
     for part in before | now:
         sides = {"before": before.get(part, "failed: no such part"), "now": now.get(part, "failed: no such part")}
         failures = {side: text for side, text in sides.items() if text.startswith("failed: ")}
         is_same = sides["before"] == sides["now"] or within_spread(*sides.values())
-        verdict = "not comparable" if "before" in failures else "same" if is_same else "different"
+        verdict = (
+            "failed" if "now" in failures else "not comparable" if failures else "same" if is_same else "different"
+        )
         reasons = "; ".join(f"{side}: {text}" for side, text in failures.items())
         verdicts[part] = f"{verdict} ({reasons})" if reasons else verdict
     return verdicts
@@ -313,7 +316,7 @@ def main() -> int:
     verdicts = compare(before, collect(ROOT, runs, arguments.steps, arguments.all))
     for part, verdict in verdicts.items():
         print(f"{part:40} {verdict}")
-    return 1 if any(verdict.startswith("different") for verdict in verdicts.values()) else 0
+    return 1 if any(verdict.startswith(("different", "failed")) for verdict in verdicts.values()) else 0
 
 
 if __name__ == "__main__":

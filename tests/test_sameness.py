@@ -24,7 +24,9 @@ def test_a_part_is_the_same_different_or_not_comparable_with_the_reason() -> Non
     assert (verdicts["tokenizer"], verdicts["shards"]) == ("same", "different")
     assert verdicts["run metrics"] == "not comparable (before: failed: unknown setting)"
     assert verdicts["new"].startswith("not comparable (before: ")
-    assert verdicts["scores"] == "different (now: failed: a bug)" and verdicts["gone"].startswith("different (now: ")
+    assert verdicts["scores"] == "failed (now: failed: a bug)" and verdicts["gone"].startswith("failed (now: ")
+    in_both = compare({"scores": "failed: a bug"}, {"scores": "failed: a bug"})
+    assert in_both["scores"].startswith("failed (before: "), "which proves nothing"
 
 
 @pytest.mark.parametrize(
