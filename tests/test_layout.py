@@ -286,19 +286,26 @@ def test_the_variables_of_the_process_are_copied_where_other_threads_may_change_
     """`os.environ` is asked for single names; iterating over it or copying it fails in a thread now and then."""
     single = {"get", "setdefault", "pop", "update", "clear"}
 
-    def takes_all(path: Path) -> Iterator[str]:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        nodes = list(ast.walk(tree))
+    def takes_all(source: str) -> Iterator[int]:
+        nodes = list(ast.walk(ast.parse(source)))
         asked = {id(node.value) for node in nodes if isinstance(node, ast.Subscript)}
         asked |= {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr in single}
-        asked |= {id(side) for node in nodes if isinstance(node, ast.Compare) for side in node.comparators}
+        for node in nodes:
+            if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+                asked.add(id(node.comparators[0]))
         for node in nodes:
             if isinstance(node, ast.Attribute) and ast.unparse(node) == "os.environ" and id(node) not in asked:
-                yield f"{path.relative_to(REPOSITORY)}:{node.lineno}"
+                yield node.lineno
+            if isinstance(node, ast.ImportFrom) and node.module == "os" and "environ" in {x.name for x in node.names}:
+                yield node.lineno
 
-    found = [place for path in PRODUCT_FILES for place in takes_all(path)]
-    assert [place for place in found if not place.startswith("data_prep/base/environment.py:")] == []
-    assert found, "the walk no longer sees a use of os.environ as a whole"
+    whole = ("dict(os.environ)", "{**os.environ}", "os.environ | {}", "os.environ.items()", "list(os.environ)",
+             "f(os.environ)", "[each for each in os.environ]", "os.environ == {}", "os.environ.copy()",
+             "from os import environ")  # fmt: skip
+    assert all(list(takes_all(source)) for source in whole)
+    assert not list(takes_all("os.environ['A'], os.environ.get('A'), 'A' in os.environ, os.environ.update({})"))
+    found = {path.relative_to(REPOSITORY).as_posix() for path in PRODUCT_FILES if list(takes_all(path.read_text()))}
+    assert found == {"data_prep/base/environment.py"}
 
 
 def test_the_presets_are_found_as_package_data() -> None:
