@@ -27,7 +27,7 @@ from trainer.finetuning.tasks import choosing_metric
 from trainer.inference.pretrained import Preprocessor
 
 FILLERS = "it was a day the sat on mat ran to in and slept".split()
-SCALES = [(1.0, 0.0), (1000.0, 1000.0), (1e-6, 0.0), (1e30, -1e30), (-3.0, 1e4)]
+SCALES = [(1.0, 0.0), (100.0, 0.0), (1000.0, 1000.0), (1e-6, 0.0), (1e30, -1e30), (0.01, -7.0), (-3.0, 1e4)]
 
 
 def examples(count: int, seed: int, scale: float = 1.0, offset: float = 0.0) -> Examples:
@@ -57,22 +57,22 @@ def fitted(
     return run_variant(setting, variant, ExperimentRuns(None, Path()).child, best.keep), best, setting
 
 
+@pytest.mark.parametrize(("scale", "offset"), SCALES)
 @pytest.mark.fault(
     row="70",
     fault="labels of any scale, offset and sign",
     required="fitted to the same quality",
 )
 def test_labels_of_any_scale_and_offset_are_fitted_to_the_same_quality(
-    tiny_hugging_face: Path, preprocessor: Preprocessor
+    tiny_hugging_face: Path, preprocessor: Preprocessor, scale: float, offset: float
 ) -> None:
-    for scale, offset in SCALES:
-        parts = {"train": examples(128, 0, scale, offset), "valid": examples(32, 1, scale, offset)}
-        data = data_of(preprocessor, **parts)
-        result, _, _ = fitted(tiny_hugging_face, data)
-        yardstick = data.baseline_scores("valid")["rmse"]
-        assert yardstick == pytest.approx(abs(scale) / 2, rel=0.1)
-        (one,) = result.fits
-        assert one.scores["rmse"] < 0.5 * yardstick and one.scores["pearson"] > 0.9, (scale, offset, one)
+    parts = {"train": examples(128, 0, scale, offset), "valid": examples(32, 1, scale, offset)}
+    data = data_of(preprocessor, **parts)
+    result, _, _ = fitted(tiny_hugging_face, data)
+    yardstick = data.baseline_scores("valid")["rmse"]
+    assert yardstick == pytest.approx(abs(scale) / 2, rel=0.1)
+    (one,) = result.fits
+    assert one.scores["rmse"] < 0.5 * yardstick and one.scores["pearson"] > 0.9, (scale, offset, one)
 
 
 @pytest.mark.parametrize("variant", ["full", "frozen", "scratch"])
