@@ -222,8 +222,9 @@ def test_a_second_signal_ends_a_rank_that_waits_for_another_outside_python():
         assert process.stdout is not None and process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "asked\n"
+        sleep(0.5)  # from then on it is a second one
         try:
-            assert until(lambda: process.send_signal(signal.SIGTERM) or process.poll() is not None), "after 0.3 seconds"
-            assert process.wait() == 128 + signal.SIGTERM
+            process.send_signal(signal.SIGTERM)  # once: a traced thread of Python 3.11 spins while more arrive
+            assert process.wait(timeout=120) == 128 + signal.SIGTERM
         finally:
             process.kill()
