@@ -219,12 +219,12 @@ def test_a_second_signal_ends_a_rank_that_waits_for_another_outside_python():
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
     command = [sys.executable, "-c", WAITS_OUTSIDE_PYTHON]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None and process.stdout.readline() == "waiting\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "asked\n"
-        sleep(0.5)  # from then on it is a second one
         try:
+            assert process.stdout is not None and process.stdout.readline() == "waiting\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout.readline() == "asked\n"
+            sleep(0.5)  # from then on it is a second one
             process.send_signal(signal.SIGTERM)  # once: a traced thread of Python 3.11 spins while more arrive
             assert process.wait(timeout=120) == 128 + signal.SIGTERM
         finally:
-            process.kill()
+            process.kill()  # else leaving the block would wait for it
