@@ -48,19 +48,18 @@ _NEAR = "--tokenizer {tokenizer} --corpus {corpus_file} --work {work}"
 BENCHMARKS = (
     Benchmark(
         "tokenizing",
-        "tokenizing alone on one core, in MB of normalized text",
-        5,
+        "tokenizing and training a tokenizer on one core, in MB of normalized text",
+        6,
         _PEERS,
         quick=f"{_PEERS_QUICK} --contestants ours sentencepiece sentencepiece_paragraphs tokenizers",
     ),
     Benchmark(
         "peers_preparation",
-        "text to shards on one core compared with encoders alone, datatrove and datasets.map, on several corpora",
-        6,
+        "text to verified shards on one core compared with encoders alone, datatrove and datasets.map, by corpus",
+        8,
         _PEERS,
         quick=_PEERS_QUICK,
     ),
-    Benchmark("memory", "the largest process of a preparation, from jsonl.gz to shards", 5, _PEERS, quick=_PEERS_QUICK),
     Benchmark(
         "preparation",
         "text to verified shards by number of workers",
@@ -70,7 +69,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "preparation_scale",
-        "text to verified shards for a corpus of 1 to 16 times the size, without deduplication",
+        "text to shards for a corpus of 1 to 16 times the size, without deduplication and verification",
         3,
         _PREPARATION,
         full="--runs 0 --scale 1 4 16 --scale-workers 2",
@@ -136,10 +135,10 @@ BENCHMARKS = (
     ),
     Benchmark(
         "training",
-        "whole training loops; Trainer groups documents by length, ours packs them",
+        "presets at their own length, batch and vocabulary, compared with the faster form of Trainer",
         20,
-        "--shards {shards} --work {work}",
-        quick="--config tiny_cpu --steps 2 --short-steps 1 --seeds 1 --length 64 --tokens 256",
+        "--corpora {corpora} --work {work}",
+        quick="--config tiny_cpu=2 --limit-mb 1",
     ),
     Benchmark(
         "scaling",

@@ -28,7 +28,7 @@ def main() -> None:
     """Do the work, and write how many documents and tokens there were."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=RUNS)
-    parser.add_argument("tokenizer", help="tokenizer.json, or the folder for sentencepiece")
+    parser.add_argument("tokenizer", help="tokenizer.json, or the folder for sentencepiece and gigatoken")
     parser.add_argument("output")
     parser.add_argument("files", nargs="+")
     arguments = parser.parse_args()
@@ -43,22 +43,22 @@ def write_peer_tokenizer(source: Path, target: Path) -> None:
 
 
 def run_ours(files: list[str], tokenizer: str, output: str) -> dict[str, Any]:
-    """Our `encode_many` over texts that lie in memory; the CPU seconds are those of it."""
+    """Our `encode_many` over texts that lie in memory."""
     from data_prep.tokenizer.tokenizer import Tokenizer
 
     return _encoded(files, Tokenizer.load(tokenizer).encode_many)
 
 
 def run_sentencepiece(files: list[str], tokenizer: str, output: str) -> dict[str, Any]:
-    """SentencePiece's `encode` over texts that lie in memory; the CPU seconds are those of `encode`."""
+    """SentencePiece's `encode` over texts that lie in memory, ids as arrays."""
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor(model_file=os.path.join(tokenizer, "tokenizer.model"))
-    return _encoded(files, lambda texts: processor.encode(texts, num_threads=1))
+    return _encoded(files, lambda texts: processor.encode(texts, return_type="numpy", num_threads=1))
 
 
 def run_tokenizers(files: list[str], tokenizer: str, output: str) -> dict[str, Any]:
-    """The library's `encode_batch_fast` over texts that lie in memory; the CPU seconds are those of it."""
+    """The library's `encode_batch_fast` over texts that lie in memory."""
     from tokenizers import Tokenizer
 
     encoder = Tokenizer.from_file(tokenizer)
@@ -70,30 +70,51 @@ def run_tokenizers(files: list[str], tokenizer: str, output: str) -> dict[str, A
 
 
 def run_gigatoken(files: list[str], tokenizer: str, output: str) -> dict[str, Any]:
-    """gigatoken's `encode_batch` over texts that lie in memory; the CPU seconds are those of it."""
+    """gigatoken's `encode_batch` over texts that lie in memory, texts and ids as arrays: no Python object per text."""
+    import pyarrow
+
+    encode, texts_of = _gigatoken(tokenizer)
+    return _encoded(files, encode, lambda texts: texts_of(pyarrow.array(texts)))
+
+
+def _gigatoken(folder: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Its `encode_batch`, and what makes the array of texts that it takes of one of pyarrow's."""
+    import awkward
     import gigatoken
+    import pyarrow
 
-    encoder = gigatoken.Tokenizer.from_sentencepiece(os.path.join(tokenizer, "tokenizer.model"))
-    return _encoded(files, lambda texts: encoder.encode_batch(texts, parallel=False))
+    encoder = gigatoken.Tokenizer.from_sentencepiece(os.path.join(folder, "tokenizer.model"))
+    return (
+        lambda texts: encoder.encode_batch(texts, parallel=False),
+        lambda texts: awkward.from_arrow(texts.cast(pyarrow.large_string())),
+    )
 
 
-def _encoded(files: list[str], encode: Callable[[list[str]], Any]) -> dict[str, Any]:
-    """Encode texts that lie in memory; the CPU seconds are those of `encode`.
+def _encoded(
+    files: list[str], encode: Callable[[Any], Any], batch_of: Callable[[list[str]], Any] = list
+) -> dict[str, Any]:
+    """Encode texts that lie in memory; the CPU seconds are those of `encode` alone, then of encoding all of them again.
 
-    `ids_sha256` is a digest of each text's ids, computed outside the timed part.
+    `ids_sha256` is a digest of each text's ids. Whatever a caller does with the ids, digests and counts too, is not
+    timed.
     """
     texts = [json.loads(line)["text"] for path in files for line in gzip.open(path, "rt", encoding="utf-8")]
-    encode(["a"])  # what is imported at the first call
-    tokens, cpu_seconds = 0, 0.0
+    starts = range(0, len(texts), _BATCH_DOCUMENTS)
+    batches = [batch_of(texts[first : first + _BATCH_DOCUMENTS]) for first in starts]
+    encode(batch_of(["a"]))  # what is imported at the first call
+    seconds = {"cpu_seconds": 0.0, "again_cpu_seconds": 0.0}
     digests: list[str] = []
-    for first in range(0, len(texts), _BATCH_DOCUMENTS):
-        batch = texts[first : first + _BATCH_DOCUMENTS]
-        started_at = time.process_time()
-        found = encode(batch)
-        tokens += sum(map(len, found))
-        cpu_seconds += time.process_time() - started_at
-        digests += [hashlib.sha256(array.array("I", map(int, ids)).tobytes()).hexdigest()[:16] for ids in found]
-    return {"cpu_seconds": cpu_seconds, "documents": len(texts), "tokens": tokens, "ids_sha256": digests}
+    tokens = 0
+    for turn in seconds:
+        for batch in batches:
+            started_at = time.process_time()
+            found = encode(batch)
+            seconds[turn] += time.process_time() - started_at
+            if turn == "cpu_seconds":
+                for ids in found.to_list() if hasattr(found, "to_list") else found:
+                    tokens += len(ids)
+                    digests.append(hashlib.sha256(array.array("I", map(int, ids)).tobytes()).hexdigest()[:16])
+    return {**seconds, "documents": len(texts), "tokens": tokens, "ids_sha256": digests}
 
 
 def run_datatrove(files: list[str], tokenizer: str, output: str) -> dict[str, Any]:
@@ -120,19 +141,41 @@ def run_datatrove(files: list[str], tokenizer: str, output: str) -> dict[str, An
 
 def run_datasets(files: list[str], tokenizer: str, output: str) -> dict[str, Any]:
     """`datasets.map` with `tokenizers`."""
-    import datasets
     from tokenizers import Tokenizer
 
-    datasets.disable_progress_bars()
     encoder = Tokenizer.from_file(tokenizer)
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         encodings = encoder.encode_batch_fast(batch["text"], add_special_tokens=False)
         return {"input_ids": [encoding.ids for encoding in encodings]}
 
+    return _mapped(files, output, encode, None)
+
+
+def run_datasets_gigatoken(files: list[str], tokenizer: str, output: str) -> dict[str, Any]:
+    """`datasets.map` in arrow format with gigatoken: no text and no id becomes a Python object."""
+    import numpy
+    import pyarrow
+
+    encode_texts, texts_of = _gigatoken(tokenizer)
+
+    def encode(batch: Any) -> Any:
+        found = encode_texts(texts_of(batch["text"].combine_chunks())).layout
+        offsets, ids = (numpy.asarray(part.data) for part in (found.offsets, found.content))
+        lists = pyarrow.ListArray.from_arrays(offsets.astype(numpy.int32), ids.astype(numpy.uint16))
+        return pyarrow.table({"input_ids": lists})
+
+    return _mapped(files, output, encode, "arrow")
+
+
+def _mapped(files: list[str], output: str, encode: Callable[[Any], Any], form: str | None) -> dict[str, Any]:
+    """`datasets.map` in batches and in one process, from jsonl.gz to an arrow file."""
+    import datasets
+
+    datasets.disable_progress_bars()
     texts = datasets.load_dataset("json", data_files=files, split="train", cache_dir=f"{output}-cache")
     features = datasets.Features({"input_ids": datasets.Sequence(datasets.Value("uint16"))})
-    encoded = texts.map(
+    encoded = texts.with_format(form).map(
         encode,
         batched=True,
         batch_size=_BATCH_DOCUMENTS,
@@ -156,7 +199,12 @@ ENCODERS = {
     "gigatoken": run_gigatoken,
 }
 """Contestants that encode texts in memory."""
-RUNS = {**ENCODERS, "datatrove": run_datatrove, "datasets": run_datasets}
+RUNS = {
+    **ENCODERS,
+    "datatrove": run_datatrove,
+    "datasets": run_datasets,
+    "datasets_gigatoken": run_datasets_gigatoken,
+}
 
 if __name__ == "__main__":
     main()
