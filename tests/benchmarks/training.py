@@ -5,10 +5,10 @@
 
 Both train the preset: its model and vocabulary, sequence length, tokens per step (at most --most-tokens), precision and
 rates; each corpus has a tokenizer of the preset's vocabulary. What differs from the preset, on both sides: no sentence
-pairs, no attention dropout (for which the peer's kernel would pay), and one process with one thread, on the CPU. Ours
-packs documents into rows, in the preset's micro-batches, with tracking, an evaluation and a checkpoint at the end. The
-peer has fused AdamW, SDPA, batches padded to their longest row, no micro-batches, no log and no checkpoint, in two
-forms, of which the faster counts: documents grouped by length, and the full rows of `run_mlm.py`.
+pairs, and one process with one thread, on the CPU. Ours packs documents into rows, in the preset's micro-batches, with
+tracking, an evaluation and a checkpoint at the end. The peer has fused AdamW, SDPA, batches padded to the longest row,
+no micro-batches, no log and no checkpoint, in two forms, of which the faster counts: documents grouped by length, and
+the full rows of `run_mlm.py`.
 
 Each turn trains twice, one step and the given number of steps more. The difference in CPU seconds (children included)
 and in tokens is the figure of the steps, so that starting, evaluation and the checkpoint cancel out; the longer
@@ -137,7 +137,6 @@ def settings_of(preset: str, corpus: str, files: list[str], folder: Path, argume
         f"data.shards={shards}",
         "data.sentence_pairs=none",
         "data.num_workers=0",
-        "model.attention_probs_dropout_prob=0.0",
         f"training.global_batch_tokens={tokens}",
         f"training.micro_batch_tokens={micro}",
         f"evaluation.max_tokens={tokens}",
