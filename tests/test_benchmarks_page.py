@@ -245,12 +245,15 @@ def test_the_front_page_gives_the_range_over_rows_corpora_and_presets() -> None:
         return Row(name, 1.0, 1.0, peer, "x", "more", 3, {f"corpus {number}": one for number, one in enumerate(ratios)})
 
     training = [row("optimizer steps, tiny", "Trainer", 2.0, 3.0), row("optimizer steps, large", "Trainer", 1.5, 1.75)]
-    rows = [row(beginning, peer, 0.5) for beginning, peer in page.SUMMARY if not beginning.startswith("optimizer")]
-    lines = list(page.summary({"training": shaped({}, rows + training)}))
+    rows = [row(beginning, peer or "any", 0.5) for beginning, peer in page.SUMMARY if "optimizer" not in beginning]
+    resuming = [row("resume after 1 token", "datasets", 9.0)]
+    found = {"training": shaped({}, rows + training + resuming)}
+    lines = list(page.summary(found))
     assert "| training steps by preset | Trainer | 1.50 (large) to 3.00 (tiny) |" in lines
-    assert "| masked batches | DataCollatorForLanguageModeling, np arrays | 0.500 |" in lines
-    numbers = next(page.numbers({"training": shaped({}, rows + training)}))
-    assert numbers == "| **0.500 to 0.500 times** | **0.500 to 0.500 times** | **1.50 to 3.00 times** |"
+    assert "| resuming | datasets, mosaicml-streaming, Trainer | 0.500 to 9.00 |" in lines
+    assert "| masked batches | DataCollatorForLanguageModeling | 0.500 |" in lines
+    numbers = next(page.numbers(found))
+    assert numbers == "| **0.500 to 0.500 times** | **0.500 to 9.00 times** | **1.50 to 3.00 times** |"
 
 
 def test_memory_is_that_of_the_command_and_not_of_the_process_that_starts_it(

@@ -95,26 +95,26 @@ def compared_rows(found: Reports) -> list[Row]:
     return [row for name in names if name in found for row in rows_of(found[name]) if row.peer is not None]
 
 
-_ARROW = "datasets.map in arrow format + gigatoken"
 SUMMARY = {
-    ("tokenizing, one core", "SentencePiece"): "tokenizing",
-    ("tokenizing, one core", "tokenizers (encode_batch_fast)"): "tokenizing",
-    ("tokenizing, one core", "gigatoken"): "tokenizing",
-    ("training a tokenizer, one core", "spm_train"): "training a tokenizer",
-    ("text to verified shards, one core", "datatrove"): "text to verified shards",
-    ("text to verified shards, one core", "datasets.map + tokenizers"): "text to verified shards",
-    ("text to verified shards, one core", _ARROW): "text to verified shards",
-    ("memory of preparation, the most", "datatrove"): "memory of preparation",
-    ("memory of preparation, the most", _ARROW): "memory of preparation",
-    ("masked batches, MLM, length 512", "DataCollatorForLanguageModeling, np arrays"): "masked batches",
-    ("resume after 5G tokens of an indexed set", "mosaicml-streaming"): "resume after 5G tokens",
-    ("resume after 20M tokens of a stream", "datasets' state_dict"): "resume after 20M tokens",
-    ("training step, bert_base bf16, documents of like length together", "transformers, SDPA"): "training step, bf16",
-    ("optimizer steps, ", "Trainer"): "training steps by preset",
-    ("whole run of ", "Trainer"): "whole run by preset",
-    ("training to the goal of the speed run", "Trainer, run_mlm's recipe"): "CPU seconds to a valid loss (speed run)",
+    ("tokenizing, one core", "SentencePiece"): ("tokenizing", "SentencePiece"),
+    ("tokenizing, one core", "tokenizers (encode_batch_fast)"): ("tokenizing", "tokenizers"),
+    ("tokenizing, one core", "gigatoken"): ("tokenizing", "gigatoken"),
+    ("training a tokenizer, one core", "spm_train"): ("training a tokenizer", "spm_train"),
+    ("text to verified shards, one core", "datatrove"): ("text to verified shards", "datatrove"),
+    ("text to verified shards, one core", "datasets.map + tokenizers"): ("the same", "datasets.map, tokenizers"),
+    ("text to verified shards, one core", "datasets.map in arrow format + gigatoken"): (
+        *("the same, ids only", "datasets.map, gigatoken"),
+    ),
+    ("memory of preparation", None): ("memory of preparation", "all three"),
+    ("masked batches, ", None): ("masked batches", "DataCollatorForLanguageModeling"),
+    ("resume after ", None): ("resuming", "datasets, mosaicml-streaming, Trainer"),
+    ("optimizer steps, ", None): ("training steps by preset", "Trainer"),
+    ("whole run of ", None): ("whole run by preset", "Trainer"),
+    ("training to the goal of the speed run", "Trainer, run_mlm's recipe"): (
+        *("CPU seconds to a valid loss (speed run)", "Trainer, run_mlm's recipe"),
+    ),
 }
-"""Rows that README.md shows, by the beginning of the name and by peer, with their shorter names there."""
+"""Rows that README.md shows, by the beginning of the name and by peer (any), with the shorter names there."""
 
 NUMBERS = {
     "text to verified shards, ": "the preparation throughput of datatrove and datasets.map",
@@ -137,11 +137,11 @@ def summary(found: Reports) -> Iterator[str]:
     """A few rows, for README.md, each the range over corpora, seeds or presets."""
     yield "| task | peer | times better than the peer |"
     yield "|---|---|---|"
-    for (beginning, peer), name in SUMMARY.items():
-        rows = _rows(found, beginning, peer)
-        (low, worst), (high, best) = _extremes(rows)
-        told = figure(low) if low == high else f"{figure(low)} ({worst}) to {figure(high)} ({best})"
-        yield f"| {name} | {peer} | {told} |"
+    for key, names in SUMMARY.items():
+        (low, worst), (high, best) = _extremes(_rows(found, *key))
+        of_worst, of_best = (f" ({each})" if each else "" for each in (worst, best))
+        told = figure(low) if low == high else f"{figure(low)}{of_worst} to {figure(high)}{of_best}"
+        yield f"| {' | '.join(names)} | {told} |"
 
 
 def _rows(found: Reports, beginning: str, peer: str | None = None) -> list[Row]:
@@ -156,11 +156,12 @@ def _rows(found: Reports, beginning: str, peer: str | None = None) -> list[Row]:
 
 
 def _extremes(rows: Sequence[Row]) -> tuple[tuple[float, str], tuple[float, str]]:
-    """The lowest and the highest ratio; each with what it was measured on, of several rows the end of their names."""
+    """The lowest and the highest ratio; each with its corpus, or of rows with several names the end of the name."""
+    is_one = len({row.name for row in rows}) == 1
     ratios = [
-        (ratio, name if len(rows) == 1 else row.name.rpartition(", ")[2])
+        (ratio, label if is_one else row.name.partition(", ")[2])
         for row in rows
-        for name, ratio in (row.ratios or {"": row.ratio}).items()
+        for label, ratio in (row.ratios or {"": row.ratio}).items()
         if ratio is not None
     ]
     return min(ratios), max(ratios)
