@@ -62,7 +62,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         "preparation",
-        "text to verified shards by number of workers",
+        "text to shards by number of workers",
         6,
         _PREPARATION,
         quick="--limit-mb 1 --runs 1",

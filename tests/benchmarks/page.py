@@ -95,7 +95,7 @@ def compared_rows(found: Reports) -> list[Row]:
     return [row for name in names if name in found for row in rows_of(found[name]) if row.peer is not None]
 
 
-SUMMARY = {
+SUMMARY: dict[tuple[str | tuple[str, ...], str | None], tuple[str, str]] = {
     ("tokenizing, one core", "SentencePiece"): ("tokenizing", "SentencePiece"),
     ("tokenizing, one core", "tokenizers (encode_batch_fast)"): ("tokenizing", "tokenizers"),
     ("tokenizing, one core", "gigatoken"): ("tokenizing", "gigatoken"),
@@ -108,7 +108,7 @@ SUMMARY = {
     ("memory of preparation", None): ("memory of preparation", "all three"),
     ("masked batches, ", None): ("masked batches", "DataCollatorForLanguageModeling"),
     ("resume after ", None): ("resuming", "datasets, mosaicml-streaming, Trainer"),
-    ("optimizer steps, ", None): ("training steps by preset", "Trainer"),
+    (("optimizer steps, ", "training step, "), None): ("training steps by preset", "transformers"),
     ("whole run of ", None): ("whole run by preset", "Trainer"),
     ("training to the goal of the speed run", "Trainer, run_mlm's recipe"): (
         *("CPU seconds to a valid loss (speed run)", "Trainer, run_mlm's recipe"),
@@ -116,10 +116,10 @@ SUMMARY = {
 }
 """Rows that README.md shows, by the beginning of the name and by peer (any), with the shorter names there."""
 
-NUMBERS = {
+NUMBERS: dict[str | tuple[str, ...], str] = {
     "text to verified shards, ": "the preparation throughput of datatrove and datasets.map",
     "resume after ": "the resume speed of datasets, Trainer and others",
-    "optimizer steps, ": "the training throughput of Trainer, by preset",
+    ("optimizer steps, ", "training step, "): "the training throughput of transformers, by preset",
 }
 """The three ranges at the top of README.md, each over all rows that begin so, whatever the peer, corpus and size."""
 
@@ -144,7 +144,7 @@ def summary(found: Reports) -> Iterator[str]:
         yield f"| {' | '.join(names)} | {told} |"
 
 
-def _rows(found: Reports, beginning: str, peer: str | None = None) -> list[Row]:
+def _rows(found: Reports, beginning: str | tuple[str, ...], peer: str | None = None) -> list[Row]:
     rows = [row for row in compared_rows(found) if row.name.startswith(beginning) and peer in (None, row.peer_name)]
     if not rows:
         raise UserError(
@@ -156,10 +156,10 @@ def _rows(found: Reports, beginning: str, peer: str | None = None) -> list[Row]:
 
 
 def _extremes(rows: Sequence[Row]) -> tuple[tuple[float, str], tuple[float, str]]:
-    """The lowest and the highest ratio; each with its corpus, or of rows with several names the end of the name."""
+    """The lowest and the highest ratio; each with its corpus, or where names differ with what follows the comma."""
     is_one = len({row.name for row in rows}) == 1
     ratios = [
-        (ratio, label if is_one else row.name.partition(", ")[2])
+        (ratio, label if is_one else (*row.name.split(", "), "")[1])
         for row in rows
         for label, ratio in (row.ratios or {"": row.ratio}).items()
         if ratio is not None

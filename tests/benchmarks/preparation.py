@@ -45,7 +45,8 @@ def rows(details: dict[str, Any]) -> list[Row]:
     found = []
     for number, runs in details["shards"].items():
         if runs:
-            name = f"text to verified shards, {number} worker{'s' * (number != '1')}"
+            verified = "verified " * ("verify_seconds" in runs[0])  # which earlier measurements did not include
+            name = f"text to {verified}shards, {number} worker{'s' * (number != '1')}"
             found.append(alone(name, details["text_mb"] / median(runs, "seconds"), "MB/s", "more", len(runs)))
             found.append(
                 alone(f"{name}, largest process", max(run["peak_mb"] for run in runs), "MB", "less", len(runs))
