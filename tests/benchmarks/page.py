@@ -117,9 +117,9 @@ SUMMARY: dict[tuple[str | tuple[str, ...], str | None], tuple[str, str]] = {
 """Rows that README.md shows, by the beginning of the name and by peer (any), with the shorter names there."""
 
 NUMBERS: dict[str | tuple[str, ...], str] = {
-    "text to verified shards, ": "the preparation throughput of datatrove and datasets.map",
+    "text to verified shards, ": "the preparation speed of datatrove and datasets.map",
     "resume after ": "the resume speed of datasets, Trainer and others",
-    ("optimizer steps, ", "training step, "): "the training throughput of transformers, by preset",
+    ("optimizer steps, ", "training step, "): "the training speed of transformers, by preset",
 }
 """The three ranges at the top of README.md, each over all rows that begin so, whatever the peer, corpus and size."""
 
