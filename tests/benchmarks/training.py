@@ -35,8 +35,7 @@ from contestants import ENVIRONMENT, REPOSITORY, data_prep, in_turns, train_toke
 from machine import described
 from reports import Row
 
-from data_prep.base.load_settings import load_settings
-from trainer.config.run_config import RunConfig
+from trainer import load_config
 
 PEER_FORMS = ("group_by_length", "run_mlm")
 CONTESTANTS = ("ours", *PEER_FORMS)
@@ -124,7 +123,7 @@ def train(name: str, preset: str, num_steps: int, settings: list[str], folder: P
 
 def settings_of(preset: str, corpus: str, files: list[str], folder: Path, arguments: argparse.Namespace) -> list[str]:
     """What both sides set; tokenizer and shards of the preset's vocabulary are made where they are missing."""
-    config = load_settings(RunConfig, preset, ["data.shards=unused"])
+    config = load_config(preset, ["data.shards=unused"])
     tokens, vocab_size = config.training.global_batch_tokens, config.model.vocab_size
     shards = folder / f"{corpus}-{vocab_size}"
     if not shards.exists():
@@ -146,7 +145,7 @@ def settings_of(preset: str, corpus: str, files: list[str], folder: Path, argume
 def our_counts(output: Path, preset: str, settings: list[str]) -> dict[str, float]:
     """Real tokens of the whole run, and their share of the positions."""
     status = reports.read(output / "status.json")
-    positions = status["step"] * load_settings(RunConfig, preset, settings).training.global_batch_tokens
+    positions = status["step"] * load_config(preset, settings).training.global_batch_tokens
     return {"tokens": status["tokens_seen"], "filled_share": status["tokens_seen"] / positions}
 
 
