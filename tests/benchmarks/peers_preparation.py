@@ -18,9 +18,9 @@ Contestants, each a process of its own bound to one core, in turns:
 
 Every corpus has a tokenizer of its own, trained on every third document, which is not measured. The peers read text
 that was normalized beforehand, untimed, and tokenizer.json without its normalizer and special tokens: the same ids with
-the least work. The figure is CPU seconds of the whole process and its children beyond those that the same command takes
-for a corpus of two documents (of SentencePiece, tokenizers and gigatoken: of encoding alone), so that importing does
-not count for anybody; the CPU seconds for two documents are recorded beside it. What ours takes by stage is measured
+the least work. The figure is CPU seconds (of SentencePiece, tokenizers and gigatoken: of encoding alone) of a process
+that has done the same for two documents before, so that importing does not count for anybody; the CPU seconds until
+then are recorded beside it. What ours takes by stage is measured
 in a process of its own (`preparation_stages.py`). MB are those of the raw text. Memory is that of the largest process.
 With --results, a measurement that was interrupted continues after the last corpus that is complete.
 """
@@ -141,19 +141,14 @@ def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python
     train_tokenizer([training], folder / "tokenizer", arguments.vocab_size)
     write_peer_tokenizer(folder / "tokenizer" / "tokenizer.json", folder / "peer.json")
     two = [_write_jsonl(texts[:2], folder / "two.jsonl.gz")]
-    inputs = {"ours": (two, files)} | {
-        form: tuple(normalized(part, form, folder) for part in (two, files)) for form in ("documents", "paragraphs")
+    inputs = {"ours": (two[0], files)} | {
+        form: (normalized(two, form, folder)[0], normalized(files, form, folder))
+        for form in ("documents", "paragraphs")
     }
 
     def run(name: str, number: int) -> dict[str, Any]:
-        two_documents, whole_files = inputs[_FORMS.get(name, "documents")]
-        if name in _ALONE:
-            return run_contestant(name, python, whole_files, folder)
-        start, whole = (run_contestant(name, python, part, folder) for part in (two_documents, whole_files))
-        whole["start_cpu_seconds"] = start["cpu_seconds"]
-        for seconds in {"cpu_seconds", "verify_cpu_seconds"} & whole.keys():
-            whole[seconds] -= start[seconds]
-        return whole
+        first, whole = inputs[_FORMS.get(name, "documents")]
+        return run_contestant(name, python, whole, folder, None if name in _ALONE else first)
 
     runs = in_turns(CONTESTANTS, arguments.runs, run, f"{corpus}, ")
     _check_counts(runs, len(texts))
@@ -169,42 +164,21 @@ def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python
     }
 
 
-def run_contestant(name: str, python: str, files: list[str], folder: Path) -> dict[str, Any]:
-    """Run one contestant on one core: CPU seconds of its processes, memory of the largest, tokens and documents.
+def run_contestant(name: str, python: str, files: list[str], folder: Path, first: str | None = None) -> dict[str, Any]:
+    """Run one contestant on one core: CPU seconds, memory of its largest process, tokens and documents.
 
     The CPU seconds of encoders are those of encoding alone; those of ours include `verify`.
     """
-    if name != "ours":
-        return run_encoder(name, python, files, folder)
-    output = folder / name
-    shutil.rmtree(output, ignore_errors=True)
-    command, one_worker = [sys.executable, "-m", "data_prep"], ("--workers", "1")
-    shards = (
-        "shards",
-        "--tokenizer",
-        str(folder / "tokenizer"),
-        "--output",
-        str(output),
-        *one_worker,
-        "--input",
-        *files,
-    )
-    figures = _contained([*command, *shards], folder)
-    verified = _contained([*command, "verify", str(output), *one_worker], folder)
-    figures |= {seconds: figures[seconds] + verified[seconds] for seconds in ("seconds", "cpu_seconds")}
-    figures |= {"verify_cpu_seconds": verified["cpu_seconds"], "peak_mb": max(figures["peak_mb"], verified["peak_mb"])}
-    manifest = reports.read(output / "manifest.json")
-    splits = (manifest["train"], manifest["valid"])
-    figures |= {key: sum(split[key] for split in splits) for key in ("documents", "tokens")}
-    return figures | {"dropped": sum(sum(source["dropped"].values()) for source in manifest["sources"])}
-
-
-def run_encoder(name: str, python: str, files: list[str], folder: Path) -> dict[str, Any]:
-    """Run a contestant of `peer_contestants.py`."""
     output = folder / name
     shutil.rmtree(output, ignore_errors=True)
     tokenizer = folder / ("peer.json" if name in ("tokenizers", "datatrove", "datasets") else "tokenizer")
-    figures = _contained([python, str(_CONTESTANTS_SCRIPT), name, str(tokenizer), str(output), *files], folder)
+    command = [python, str(_CONTESTANTS_SCRIPT), name, str(tokenizer), str(output), *files]
+    if name == "ours" and first is not None:
+        command[0], command[2] = sys.executable, "preparation"
+    if first is not None:
+        shutil.rmtree(f"{output}-first", ignore_errors=True)
+        command += ["--first", first]
+    figures = _contained(command, folder)
     return figures | reports.read(Path(f"{output}-result.json"))
 
 

@@ -22,8 +22,9 @@ def preparation(report: Report) -> Iterator[str]:
     shares = [_median(found, figure="verify_cpu_seconds") / _median(found) for found in corpora.values()]
     yield (
         "Text to verified shards on one core, with exact deduplication, sentence boundaries, global shuffle and "
-        f"checksums. `verify` is {min(shares):.0%} to {max(shares):.0%} of what ours takes. Start-up time is "
-        f"subtracted. Every corpus has its own tokenizer. Medians over the interleaved runs, {len(first['ours'])} of "
+        f"checksums. `verify` is {min(shares):.0%} to {max(shares):.0%} of what ours takes. Every contestant has "
+        "done the same for two documents before, so that its imports do not count. "
+        f"Every corpus has its own tokenizer. Medians over the interleaved runs, {len(first['ours'])} of "
         f"each; {measured(report)}"
     )
     yield ""
@@ -40,12 +41,12 @@ def preparation(report: Report) -> Iterator[str]:
         name: statistics.median(_median(found, name, "start_cpu_seconds") for found in corpora.values())
         for name in ("ours", "datatrove", "datasets", _ARROW)
     }
-    yield f"Start-up (two documents): {', '.join(f'{name} {one:.1f} CPU s' for name, one in starts.items())}."
+    yield f"Starting, with two documents: {', '.join(f'{name} {one:.1f} CPU s' for name, one in starts.items())}."
     yield ""
     if impossible := [name for name, found in corpora.items() if _median(found, _ARROW) < _median(found, "gigatoken")]:
         yield (
             f"On {', '.join(impossible)} the pipeline with gigatoken seems faster than gigatoken alone, which it "
-            "contains: so inexact is the subtraction of the start-up there."
+            "contains: so inexact are the figures of such short runs."
         )
         yield ""
     yield (

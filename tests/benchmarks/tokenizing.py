@@ -31,7 +31,7 @@ from contained_process import run_contained
 from contestants import ENVIRONMENT, REPOSITORY, in_turns, one_core
 from machine import described
 from peer_contestants import ENCODERS, write_peer_tokenizer
-from peers_preparation import documents_with_other_ids, normalized, rows_over_corpora, run_encoder
+from peers_preparation import documents_with_other_ids, normalized, rows_over_corpora, run_contestant
 from reports import Row
 
 from data_prep.text.cleaning import Normalization, normalize
@@ -107,7 +107,8 @@ def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python
     inputs = {form: normalized(files, form, folder) for form in ("documents", "paragraphs")}
 
     def run(name: str, number: int) -> dict[str, Any]:
-        return run_encoder(name, python, inputs["paragraphs" if name.endswith("paragraphs") else "documents"], folder)
+        form = "paragraphs" if name.endswith("paragraphs") else "documents"
+        return run_contestant(name, python, inputs[form], folder)
 
     runs = in_turns(arguments.contestants, arguments.runs, run, f"{corpus}, ")
     differing = documents_with_other_ids(runs)
