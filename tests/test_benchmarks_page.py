@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,8 +35,8 @@ BY_HAND = [
 GROWING = ("speedrun", "proof", "ablations")
 """Benchmarks whose results grow run by run and have tables of their own."""
 MEASURED_BEFORE_COMMITS_WERE_RECORDED = set(
-    "cpu_steps downstream encoder encoder_compiled loader memory near_duplicates near_duplicates_quality "
-    "peers_preparation preparation preparation_scale resuming roofline scaling tokenizing training".split()
+    "cpu_steps downstream encoder encoder_compiled loader near_duplicates near_duplicates_quality "
+    "preparation preparation_scale resuming roofline scaling".split()
 )
 AGAIN = "run python -m tests.benchmarks --readme"
 
@@ -149,16 +150,21 @@ def test_a_peer_counts_in_its_fastest_form_where_it_gives_the_right_ids(script: 
     """Two corpora: SentencePiece is faster by paragraph on one; gigatoken has other ids on that one."""
 
     def corpus(text_mb: float, gigatoken_differs: int, **seconds: float) -> dict[str, Any]:
-        runs = {name: [{"cpu_seconds": value}] * 3 for name, value in seconds.items()}
-        runs["tokenizers"] = [{"cpu_seconds": value} for value in (1.0, 5.0, 90.0)]  # the median counts
+        runs = {name: [{"cpu_seconds": value, "again_cpu_seconds": value / 2}] * 3 for name, value in seconds.items()}
+        middle = {"cpu_seconds": 5.0, "again_cpu_seconds": 5.0}
+        runs["tokenizers"] = [dict.fromkeys(middle, 1.0), middle, dict.fromkeys(middle, 90.0)]  # the median counts
         differing = dict.fromkeys(runs, 0) | {"gigatoken": gigatoken_differs}
-        return {"text_mb": text_mb, "documents": 9, "documents_with_other_ids": differing, "runs": runs}
+        training = {"ours": [{"cpu_seconds": 3.0}], "spm_train": [{"cpu_seconds": text_mb / 10}]}
+        found = {"text_mb": text_mb, "documents": 9, "documents_with_other_ids": differing, "runs": runs}
+        return found | {"training": training}
 
     corpora = {
         "long": corpus(20.0, 1, ours=2.0, sentencepiece=12.0, sentencepiece_paragraphs=8.0, gigatoken=1.0),
         "short": corpus(10.0, 0, ours=4.0, sentencepiece=2.0, sentencepiece_paragraphs=2.5, gigatoken=5.0),
     }
-    rows = script("tokenizing").rows({"corpora": corpora})
+    *rows, again, _, _, trained = script("tokenizing").rows({"corpora": corpora})
+    assert again.name.startswith("tokenizing the same text again") and (again.ours, again.peer) == (10.0, 6.0)
+    assert (trained.peer_name, trained.ours, trained.peer) == ("spm_train", 30.0 / 6.0, 30.0 / 3.0)
     assert [(row.peer_name, row.ours, row.peer) for row in rows] == [
         ("SentencePiece", 30.0 / 6.0, 30.0 / 10.0),  # by paragraph on one corpus, by document on the other
         ("tokenizers (encode_batch_fast)", 30.0 / 6.0, 30.0 / 10.0),
@@ -217,18 +223,58 @@ def test_resuming_and_masking_are_compared_with_every_peer_and_with_its_fastest_
     assert compared == [("DataCollatorForLanguageModeling, np arrays", 5.0)]
 
 
-def test_training_is_reported_over_corpora_and_seeds(script: Callable[[str], ModuleType]) -> None:
+def test_training_is_reported_by_preset_beside_the_faster_form_of_the_peer(script: Callable[[str], ModuleType]) -> None:
     def runs(*speeds: float) -> list[dict[str, float]]:
         return [
-            {"tokens": 100.0, "cpu_seconds": 100.0 / speed, "tokens_per_cpu_second": speed, "peak_mb": speed}
+            {"step_tokens": 100.0, "step_cpu_seconds": 100.0 / speed, "whole_tokens": 200.0}
+            | {"whole_cpu_seconds": 400.0 / speed, "peak_mb": speed}
             for speed in speeds
         ]
 
-    models = {"tiny_cpu": {"english": {"ours": runs(20.0, 20.0), "transformers": runs(10.0, 5.0)}}}
-    speed, memory = script("training").rows({"models": models})
-    assert (speed.ours, speed.peer, speed.runs) == (20.0, pytest.approx(200.0 / 30.0), 2)
-    assert speed.ratios == {"english, seed 0": 2.0, "english, seed 1": 4.0}
-    assert (memory.ours, memory.peer, memory.ratio) == (20.0, 10.0, 0.5)
+    english = {"ours": runs(20.0, 20.0), "group_by_length": runs(10.0, 2.0), "run_mlm": runs(8.0, 5.0)}
+    models = {"tiny_cpu": {"steps": 49, "corpora": {"english": english}}}
+    steps, whole, memory = script("training").rows({"models": models})
+    assert (steps.name, whole.name) == ("optimizer steps, tiny_cpu", "whole run of 50 steps, tiny_cpu")
+    assert (steps.ours, steps.peer, steps.runs) == (20.0, pytest.approx(200.0 / 30.0), 2)
+    assert steps.ratios == whole.ratios == {"english, seed 0": 2.0, "english, seed 1": 4.0}
+    assert (whole.ours, memory.ours, memory.peer, memory.ratio) == (10.0, 20.0, 8.0, 0.4), "of the smaller process"
+
+
+def test_the_front_page_gives_the_range_over_rows_corpora_and_presets() -> None:
+    def row(name: str, peer: str, *ratios: float) -> Row:
+        return Row(name, 1.0, 1.0, peer, "x", "more", 3, {f"corpus {number}": one for number, one in enumerate(ratios)})
+
+    training = [row("optimizer steps, tiny", "Trainer", 2.0, 3.0), row("optimizer steps, large", "Trainer", 1.5, 1.75)]
+    rows = [row(beginning, peer or "any", 0.5) for beginning, peer in page.SUMMARY if isinstance(beginning, str)]
+    resuming = [row("resume after 1 token", "datasets", 9.0)]
+    found = {"training": shaped({}, rows + training + resuming)}
+    lines = list(page.summary(found))
+    assert "| training steps by preset | transformers | 1.50 (large) to 3.00 (tiny) |" in lines
+    assert "| resuming | datasets, mosaicml-streaming, Trainer | 0.500 to 9.00 |" in lines
+    assert "| masked batches | DataCollatorForLanguageModeling | 0.500 |" in lines
+    numbers = next(page.numbers(found))
+    assert numbers == "| **0.500 to 0.500 times** | **0.500 to 9.00 times** | **1.50 to 3.00 times** |"
+
+
+def test_memory_is_that_of_the_command_and_not_of_the_process_that_starts_it(
+    script: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    held = bytearray(300_000_000)
+    figures = script("contained_process").run_contained([sys.executable, "-c", "sum(range(10**6))"], tmp_path, [0])
+    assert figures["peak_mb"] < 100 and figures["cpu_seconds"] > 0.0 and len(held) == 300_000_000
+    with pytest.raises(SystemExit, match="status 3"):
+        script("contained_process").run_contained([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, [0])
+
+
+def test_an_interrupted_measurement_continues_only_with_the_same_command_and_commit(tmp_path: Path) -> None:
+    described = {"cpu": "a", "cores": 2, "memory_gib": 8.0, "load_average": 0.1, "date": "2026-01-02", "python": "3"}
+    described |= {"versions": {}, "command": "python x.py --runs 3", "commit": "abcdef0"}
+    path = tmp_path / "x.json"
+    assert reports.kept(None, described) == reports.kept(path, described) == {}
+    reports.save(path, described, {"corpora": {"a": 1}}, [])
+    assert reports.kept(path, described | {"load_average": 9.0}) == {"corpora": {"a": 1}}
+    for other in ({"commit": "abcdef1"}, {"command": "python x.py"}, {"versions": {"numpy": "2"}}, {"cpu": "b"}):
+        assert reports.kept(path, described | other) == {}
 
 
 def test_training_steps_are_compared_by_mode_at_each_sides_best_micro_batch(
@@ -414,29 +460,40 @@ def test_scaling_is_reported_by_tokens_per_step_against_a_reduction_after_the_ba
     assert (row.name, row.ours, row.ratio, row.runs) == ("scaling like a cluster, 8 tokens", 90.0, 2.0, 3)
 
 
+def test_the_stages_of_preparation_are_less_than_the_whole(measured: dict[str, reports.Report]) -> None:
+    for name, corpus in measured["peers_preparation"]["details"]["corpora"].items():
+        whole = statistics.median(run["cpu_seconds"] for run in corpus["runs"]["ours"])
+        assert sum(seconds for stage, seconds in corpus["stages"].items() if stage != "SentencePiece") < whole, name
+
+
 def test_an_encoder_counts_where_its_ids_are_equal_and_missed_goals_are_numbers(
     script: Callable[[str], ModuleType],
 ) -> None:
     def corpus(gigatoken: int | None, ours: float) -> dict[str, Any]:
         seconds = {"ours": ours, "sentencepiece": 3.0, "sentencepiece_paragraphs": 2.0, "tokenizers": 3.0}
-        seconds |= {"gigatoken": 0.5, "datatrove": 4.0, "datasets": 4.0}
-        runs = {name: [{"cpu_seconds": value, "start_cpu_seconds": 0.5}] for name, value in seconds.items()}
+        seconds |= {"gigatoken": 0.5, "datatrove": 4.0, "datasets": 4.0, "datasets_gigatoken": 0.4}
+        other = {"start_cpu_seconds": 0.5, "verify_cpu_seconds": 0.25, "again_cpu_seconds": 0.25}
+        runs = {name: [{"cpu_seconds": value, "peak_mb": 100 * value, **other}] for name, value in seconds.items()}
         stages = {"decompression": 0.1, "JSON": 0.1, "normalization": 0.1, "sentences (sentencex)": 0.2, "words": 0.1}
-        stages |= {"new words": 0.2, "SentencePiece": 0.1, "gigatoken": 0.25}
+        stages |= {"new words": 0.2, "SentencePiece": 0.1}
         compared = {"tokenizers": 0} if gigatoken is None else {"tokenizers": 0, "gigatoken": gigatoken}
         found = {"text_mb": 10.0, "documents": 9, "runs": runs, "stages": stages}
         return found | {"documents_with_other_ids": compared}
 
     details = {"corpora": {"english": corpus(0, 1.0), "chinese": corpus(4, 1.0), "old": corpus(None, 1)}}
     report = shaped(details, script("peers_preparation").rows(details))
-    ratios = {row["peer_name"]: list(row["ratios"]) for row in report["rows"]}
+    ratios = {row["peer_name"]: list(row["ratios"]) for row in report["rows"] if row["better"] == "more"}
     assert ratios["gigatoken's encode_batch alone"] == ["english"], "others gave other ids, or nobody compared them"
     assert ratios["tokenizers' encode_batch_fast alone"] == ["english", "chinese", "old"]
     text = page.made("peers_preparation", {"peers_preparation": report})
     assert "| gigatoken's encode_batch alone | 20.0 (0.500) | ids not proved equal | ids not proved equal |" in text
+    assert "| datasets.map in arrow format + gigatoken | 25.0 (0.400) | ids not" in text
+    assert "On english, chinese, old the pipeline with gigatoken seems faster than gigatoken alone" in text
+    assert "| datatrove | 400 (4.00) | 400 (4.00) | 400 (4.00) |" in text and "`verify` is 25% to 25%" in text
+    assert "| (gigatoken on the documents) | 50.0 | 50.0 | 50.0 |" in text, "the same runs as the row"
     assert "4 times SentencePiece; measured: 2.00. For it ours takes 50.0 ms per MB too much." in text
     assert "1.5 times tokenizers; measured: 3.00. It is met." in text
-    assert "-5.0 and +15.0 on english" in text and "4.00 and 6.00 on english" in text
+    assert "+20.0 and +15.0 on english" in text and "4.00 and 6.00 on english" in text
 
 
 @pytest.mark.parametrize(
@@ -577,8 +634,8 @@ def test_the_list_names_every_benchmark_and_every_script_is_there(capsys: pytest
     assert len(set(names)) == len(names)
 
 
-LACK_INPUT = {"peers_preparation", "memory", "proof", "downstream"}
-"""Of their quick runs two install peers from a package index, and two read labeled data or minimal pairs."""
+LACK_INPUT = {"peers_preparation", "proof", "downstream"}
+"""Of their quick runs one installs peers from a package index, and two read labeled data or minimal pairs."""
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import resource
 import subprocess
@@ -20,11 +21,20 @@ def run_contained(
 ) -> dict[str, float]:
     """Run the command in the folder on these cores; its output is thrown away, and a failure ends this process.
 
-    Processes that outlive the command (the server that workers are forked from, for a moment) are counted too: Linux
-    gives them to this process, which is why nothing else may be started here at the same time.
+    It is started from a small process of its own, since Linux counts what the starting process held as memory of the
+    started one. Processes that outlive the command (the server that workers are forked from, for a moment) count too.
     """
+    order = json.dumps([list(command), str(folder), list(cores), environment])
+    done = subprocess.run([sys.executable, "-I", __file__], input=order, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
+def _main() -> None:
+    command, folder, cores, environment = json.load(sys.stdin)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    _wait_for_children()  # what an earlier command left, such as its fork server, would count as this one's
     load = os.getloadavg()[0]
     with tempfile.TemporaryFile("w+") as errors:
         started_at = time.perf_counter()
@@ -32,6 +42,7 @@ def run_contained(
             command,
             cwd=folder,
             env=environment,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
@@ -41,15 +52,16 @@ def run_contained(
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             errors.seek(0)
-            told = errors.read()[-4000:]
-            sys.exit(f"{' '.join(command)[:300]} failed with status {process.returncode}:\n{told}")
+            printed = errors.read()[-4000:]
+            sys.exit(f"{' '.join(command)[:300]} failed with status {process.returncode}:\n{printed}")
     usages = [usage, *_wait_for_children()]
-    return {
+    figures = {
         "seconds": elapsed_seconds,
         "cpu_seconds": sum(one.ru_utime + one.ru_stime for one in usages),
         "peak_mb": max(one.ru_maxrss for one in usages) * 1024 / 1e6,
         "load_before": load,
     }
+    print(json.dumps(figures))
 
 
 def _wait_for_children() -> list[resource.struct_rusage]:
@@ -60,3 +72,7 @@ def _wait_for_children() -> list[resource.struct_rusage]:
             usages.append(os.wait3(0)[2])
         except ChildProcessError:
             return usages
+
+
+if __name__ == "__main__":
+    _main()

@@ -90,12 +90,12 @@ def repeat_files(files: Sequence[str], times: int, folder: Path) -> list[str]:
     return copies
 
 
-def masking_collator(vocab_size: int, **options: Any) -> Any:
-    """transformers' collator of a vocabulary of any words, which masks 15%."""
+def masking_collator(vocab_size: int, mlm_probability: float = 0.15, **options: Any) -> Any:
+    """transformers' collator of a vocabulary of any words."""
     from transformers import BertTokenizerFast, DataCollatorForLanguageModeling
 
     from data_prep.tokenizer.special_tokens import SPECIAL_TOKENS
 
     words = [*SPECIAL_TOKENS, *(f"w{number}" for number in range(vocab_size - len(SPECIAL_TOKENS)))]
     tokenizer = BertTokenizerFast(vocab={word: number for number, word in enumerate(words)})
-    return DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15, **options)
+    return DataCollatorForLanguageModeling(tokenizer, mlm_probability=mlm_probability, **options)

@@ -5,24 +5,24 @@
 
 Contestants, each a process of its own bound to one core, in turns:
 
-- ours: `python -m data_prep shards`, whole: from jsonl.gz to shards that `verify` accepts (tried once, untimed), with
-  exact deduplication, sentence boundaries, global shuffle and checksums;
+- ours: `python -m data_prep shards`, whole, and `verify` of what it wrote: from jsonl.gz to verified shards, with exact
+  deduplication, sentence boundaries, global shuffle and checksums;
 - sentencepiece, sentencepiece_paragraphs: `encode` alone, over documents and over their paragraphs, which are read and
-  normalized beforehand, ids as lists; the faster of both counts;
+  normalized beforehand, ids as arrays; the faster of both counts;
 - tokenizers, gigatoken: `encode_batch_fast` and `encode_batch` alone, over documents that are read and normalized
-  beforehand; gigatoken reads tokenizer.model. Their ids are compared with SentencePiece's document by document, and the
-  figure of a corpus counts only if all are equal;
+  beforehand; gigatoken reads tokenizer.model, and has texts and ids as arrays. Their ids are compared with
+  SentencePiece's document by document, and the figure of a corpus counts only if all are equal;
 - datatrove: JsonlReader and DocumentTokenizer, one worker, no shuffle, to its binary files;
-- datasets: `load_dataset("json")` and `map(batched=True)` in one process with `tokenizers` (encode_batch_fast), from
-  jsonl.gz to arrow files.
+- datasets, datasets_gigatoken: `load_dataset("json")` and `map(batched=True)` in one process, from jsonl.gz to arrow
+  files, with `tokenizers` (encode_batch_fast), and in arrow format with gigatoken.
 
 Every corpus has a tokenizer of its own, trained on every third document, which is not measured. The peers read text
 that was normalized beforehand, untimed, and tokenizer.json without its normalizer and special tokens: the same ids with
-the least work. The figure is CPU seconds of the whole process and its children beyond those that the same command takes
-for a corpus of two documents (of SentencePiece, tokenizers and gigatoken: of encoding alone), so that importing does
-not count for anybody; the CPU seconds for two documents are recorded beside it. What ours takes by stage is measured
-in a process of its own (`preparation_stages.py`). MB are those of the raw text. Memory is
-measured by `memory.py`.
+the least work. The figure is CPU seconds (of SentencePiece, tokenizers and gigatoken: of encoding alone) of a process
+that has done the same for two documents before, so that importing does not count for anybody; the CPU seconds until
+then are recorded beside it. What ours takes by stage is measured
+in a process of its own (`preparation_stages.py`). MB are those of the raw text. Memory is that of the largest process.
+With --results, a measurement that was interrupted continues after the last corpus that is complete.
 """
 
 from __future__ import annotations
@@ -43,23 +43,30 @@ import corpus_part
 import peers_environment
 import reports
 from contained_process import run_contained
-from contestants import ENVIRONMENT, REPOSITORY, answer_of, data_prep, in_turns, median, one_core, train_tokenizer
+from contestants import ENVIRONMENT, REPOSITORY, answer_of, in_turns, median, one_core, train_tokenizer
 from machine import described
 from peer_contestants import write_peer_tokenizer
 from reports import Row
 
 CONTESTANTS = (
-    *("ours", "sentencepiece", "sentencepiece_paragraphs", "tokenizers", "gigatoken", "datatrove", "datasets"),
+    *("ours", "sentencepiece", "sentencepiece_paragraphs", "tokenizers", "gigatoken"),
+    *("datatrove", "datasets", "datasets_gigatoken"),
 )
-WHOLE_COMMANDS = ("ours", "datatrove", "datasets")
-PEERS = {
+ENCODERS_ALONE = {
     "SentencePiece's encode alone": ("sentencepiece", "sentencepiece_paragraphs"),
     "tokenizers' encode_batch_fast alone": ("tokenizers",),
     "gigatoken's encode_batch alone": ("gigatoken",),
-    "datatrove": ("datatrove",),
-    "datasets.map + tokenizers": ("datasets",),
 }
 """Of the forms of a peer the fastest counts on every corpus."""
+_ALONE = {form for forms in ENCODERS_ALONE.values() for form in forms}
+PIPELINES = {
+    "datatrove": ("datatrove",),
+    "datasets.map + tokenizers": ("datasets",),
+    "datasets.map in arrow format + gigatoken": ("datasets_gigatoken",),
+}
+"""What reads files and writes files, as ours does."""
+_IDS_COMPARED = {"tokenizers": "tokenizers", "gigatoken": "gigatoken", "datasets_gigatoken": "gigatoken"}
+"""By contestant: whose ids prove that its own are SentencePiece's."""
 _FORMS = {"ours": "ours", "sentencepiece_paragraphs": "paragraphs"}
 PACKAGES = ("numpy", "sentencepiece", "datatrove", "datasets", "tokenizers", "gigatoken")
 _TRAINING_PART = 3  # of so many documents one trains the tokenizer and is not measured
@@ -72,19 +79,34 @@ def main() -> None:
     """Run the contestants in turns on every corpus, and print and write the figures."""
     arguments = _parse()
     python = peers_environment.make_environment(arguments.environment)
-    machine, corpora = described(*PACKAGES, python=python), {}
+    machine = described(*PACKAGES, python=python)
+    corpora = reports.kept(arguments.results, machine).get("corpora", {})
     for name, files in corpus_part.corpora_of(arguments.corpora).items():
-        with tempfile.TemporaryDirectory(prefix="clozeworks-peers-", dir=arguments.work) as folder:
-            corpora[name] = compare(name, files, arguments, python, Path(folder))
-    reports.save(arguments.results, machine, {"corpora": corpora}, rows({"corpora": corpora}))
+        if name not in corpora:
+            with tempfile.TemporaryDirectory(prefix="clozeworks-peers-", dir=arguments.work) as folder:
+                corpora[name] = compare(name, files, arguments, python, Path(folder))
+            reports.save(arguments.results, machine, {"corpora": corpora}, rows({"corpora": corpora}))
 
 
 def rows(details: dict[str, Any]) -> list[Row]:
-    """MB per CPU second beyond starting; of an encoder only the corpora on which its ids are SentencePiece's."""
-    return rows_over_corpora("text to shards, one core", details["corpora"], PEERS)
+    """MB per CPU second beyond starting, and memory of the largest process, each with the ratios by corpus."""
+    corpora = details["corpora"]
+    found = rows_over_corpora("text to verified shards, one core", corpora, ENCODERS_ALONE | PIPELINES)
+    for peer, (form,) in PIPELINES.items():
+        ours, theirs = (
+            {corpus: median(each["runs"][name], "peak_mb") for corpus, each in corpora.items()}
+            for name in ("ours", form)
+        )
+        runs = min(len(each["runs"][form]) for each in corpora.values())
+        ratios = {corpus: theirs[corpus] / ours[corpus] for corpus in corpora}
+        most = (max(ours.values()), max(theirs.values()))
+        found.append(Row("memory of preparation, the most", *most, peer, "MB", "less", runs, ratios))
+    return found
 
 
-def rows_over_corpora(name: str, corpora: dict[str, Any], peers: Mapping[str, Sequence[str]]) -> list[Row]:
+def rows_over_corpora(
+    name: str, corpora: dict[str, Any], peers: Mapping[str, Sequence[str]], seconds: str = "cpu_seconds"
+) -> list[Row]:
     """A row for each peer: MB per CPU second over all corpora on which it gives the right ids, and each's ratio."""
     found = []
     for peer, forms in peers.items():
@@ -92,11 +114,11 @@ def rows_over_corpora(name: str, corpora: dict[str, Any], peers: Mapping[str, Se
         if not equal:
             continue
         ours, theirs = (
-            {corpus: min(median(each["runs"][form], "cpu_seconds") for form in those) for corpus, each in equal.items()}
+            {corpus: min(median(each["runs"][form], seconds) for form in those) for corpus, each in equal.items()}
             for those in (("ours",), forms)
         )
         megabytes = sum(each["text_mb"] for each in equal.values())
-        speeds = (megabytes / sum(seconds.values()) for seconds in (ours, theirs))
+        speeds = (megabytes / sum(taken.values()) for taken in (ours, theirs))
         runs = min(len(each["runs"]["ours"]) for each in equal.values())
         ratios = {corpus: theirs[corpus] / ours[corpus] for corpus in equal}
         found.append(Row(name, *speeds, peer, "MB/CPU s", "more", runs, ratios))
@@ -106,7 +128,7 @@ def rows_over_corpora(name: str, corpora: dict[str, Any], peers: Mapping[str, Se
 def has_equal_ids(found: dict[str, Any], form: str) -> bool:
     """Whether a contestant gave SentencePiece's ids for every document; those that write no ids are not asked."""
     compared = found["documents_with_other_ids"]
-    return form in found["runs"] and (form not in ("tokenizers", "gigatoken") or compared.get(form) == 0)
+    return form in found["runs"] and (form not in _IDS_COMPARED or compared.get(_IDS_COMPARED[form]) == 0)
 
 
 def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python: str, folder: Path) -> dict[str, Any]:
@@ -119,20 +141,16 @@ def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python
     train_tokenizer([training], folder / "tokenizer", arguments.vocab_size)
     write_peer_tokenizer(folder / "tokenizer" / "tokenizer.json", folder / "peer.json")
     two = [_write_jsonl(texts[:2], folder / "two.jsonl.gz")]
-    inputs = {"ours": (two, files)} | {
-        form: tuple(normalized(part, form, folder) for part in (two, files)) for form in ("documents", "paragraphs")
+    inputs = {"ours": (two[0], files)} | {
+        form: (normalized(two, form, folder)[0], normalized(files, form, folder))
+        for form in ("documents", "paragraphs")
     }
 
     def run(name: str, number: int) -> dict[str, Any]:
-        start, whole = (run_contestant(name, python, part, folder) for part in inputs[_FORMS.get(name, "documents")])
-        del whole["peak_mb"]  # of a process forked from this one it is at least this one's
-        if name in WHOLE_COMMANDS:
-            whole["start_cpu_seconds"] = start["cpu_seconds"]
-            whole["cpu_seconds"] -= start["cpu_seconds"]
-        return whole
+        first, whole = inputs[_FORMS.get(name, "documents")]
+        return run_contestant(name, python, whole, folder, None if name in _ALONE else first)
 
     runs = in_turns(CONTESTANTS, arguments.runs, run, f"{corpus}, ")
-    data_prep("verify", str(folder / "ours"))
     _check_counts(runs, len(texts))
     differing = documents_with_other_ids(runs)
     text_mb = sum(len(text.encode(errors="replace")) for text in texts) / 1e6
@@ -146,29 +164,21 @@ def compare(corpus: str, files: list[str], arguments: argparse.Namespace, python
     }
 
 
-def run_contestant(name: str, python: str, files: list[str], folder: Path, *overrides: str) -> dict[str, Any]:
-    """Run one contestant on one core: CPU seconds of its processes, memory of the largest, tokens and documents.
+def run_contestant(name: str, python: str, files: list[str], folder: Path, first: str | None = None) -> dict[str, Any]:
+    """Run one contestant on one core: CPU seconds, memory of its largest process, tokens and documents.
 
-    The CPU seconds of encoders are those of encoding alone; `overrides` are settings of ours.
+    The CPU seconds of encoders are those of encoding alone; those of ours include `verify`.
     """
-    if name != "ours":
-        return run_encoder(name, python, files, folder)
-    output = folder / name
-    shutil.rmtree(output, ignore_errors=True)
-    command = [sys.executable, "-m", "data_prep", "shards", "--tokenizer", str(folder / "tokenizer"), *overrides]
-    figures = _contained([*command, "--output", str(output), "--workers", "1", "--input", *files], folder)
-    manifest = reports.read(output / "manifest.json")
-    splits = (manifest["train"], manifest["valid"])
-    figures |= {key: sum(split[key] for split in splits) for key in ("documents", "tokens")}
-    return figures | {"dropped": sum(sum(source["dropped"].values()) for source in manifest["sources"])}
-
-
-def run_encoder(name: str, python: str, files: list[str], folder: Path) -> dict[str, Any]:
-    """Run a contestant of `peer_contestants.py`."""
     output = folder / name
     shutil.rmtree(output, ignore_errors=True)
     tokenizer = folder / ("peer.json" if name in ("tokenizers", "datatrove", "datasets") else "tokenizer")
-    figures = _contained([python, str(_CONTESTANTS_SCRIPT), name, str(tokenizer), str(output), *files], folder)
+    command = [python, str(_CONTESTANTS_SCRIPT), name, str(tokenizer), str(output), *files]
+    if name == "ours" and first is not None:
+        command[0], command[2] = sys.executable, "preparation"
+    if first is not None:
+        shutil.rmtree(f"{output}-first", ignore_errors=True)
+        command += ["--first", first]
+    figures = _contained(command, folder)
     return figures | reports.read(Path(f"{output}-result.json"))
 
 

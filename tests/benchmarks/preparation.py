@@ -3,9 +3,10 @@
     python tests/benchmarks/preparation.py --corpus ../shared/corpora/pack_medium [--limit-mb 20] [--tokenizer DIR]
         [--workers 1 2] [--runs 3] [--scale 1 4 16] [--scale-workers 1] [--results FILE.json]
 
-In turns, on as many cores as it has workers, `python -m data_prep shards` makes shards of the files, from starting
-Python to the manifest. MB are those of the normalized text. `--scale` repeats the corpus, with deduplication off;
-`--runs 0` leaves it at that. `peers_preparation.py` compares preparation with its peers and states where its time goes.
+In turns, on as many cores as it has workers, `python -m data_prep shards` makes shards of the files and `verify` checks
+them, from starting Python to the end. MB are those of the normalized text. `--scale` repeats the corpus, with
+deduplication off and without `verify`; `--runs 0` leaves it at that. `peers_preparation.py` compares preparation with
+its peers and states where its time goes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,8 @@ def rows(details: dict[str, Any]) -> list[Row]:
     found = []
     for number, runs in details["shards"].items():
         if runs:
-            name = f"text to verified shards, {number} worker{'s' * (number != '1')}"
+            verified = "verified " * ("verify_seconds" in runs[0])  # which earlier measurements did not include
+            name = f"text to {verified}shards, {number} worker{'s' * (number != '1')}"
             found.append(alone(name, details["text_mb"] / median(runs, "seconds"), "MB/s", "more", len(runs)))
             found.append(
                 alone(f"{name}, largest process", max(run["peak_mb"] for run in runs), "MB", "less", len(runs))
@@ -63,22 +66,38 @@ def measure(arguments: argparse.Namespace, files: list[str], tokenizer: Path, wo
     details: dict[str, Any] = {"text_mb": sum(len(text.encode()) for text in texts) / 1e6, "scale": {}}
 
     def run(num_workers: str, number: int) -> dict[str, float]:
-        return make_shards(files, tokenizer, work / "shards", int(num_workers))
+        return make_shards(files, tokenizer, work / "shards", int(num_workers), verifies=True)
 
     details["shards"] = in_turns([str(number) for number in arguments.workers], arguments.runs, run, "workers ")
     for times in arguments.scale:
         folder = work / f"times-{times}"
         copies, option = repeat_files(files, times, folder), "deduplication.exact=false"
-        details["scale"][str(times)] = make_shards(copies, tokenizer, work / "shards", arguments.scale_workers, option)
+        details["scale"][str(times)] = make_shards(
+            copies, tokenizer, work / "shards", arguments.scale_workers, [option]
+        )
         shutil.rmtree(folder)
     return details
 
 
-def make_shards(files: list[str], tokenizer: Path, output: Path, num_workers: int, *overrides: str) -> dict[str, float]:
-    """Seconds of the whole command, CPU seconds of all its processes, and the memory of the largest."""
-    command = [sys.executable, "-m", "data_prep", "shards", "--input", *files, "--tokenizer", str(tokenizer)]
-    command += ["--output", str(output), "--workers", str(num_workers), *overrides]
-    figures = run_contained(command, REPOSITORY, sorted(os.sched_getaffinity(0))[:num_workers])
+def make_shards(
+    files: list[str],
+    tokenizer: Path,
+    output: Path,
+    num_workers: int,
+    overrides: Sequence[str] = (),
+    verifies: bool = False,
+) -> dict[str, float]:
+    """Seconds of the whole commands, CPU seconds of all their processes, and the memory of the largest."""
+
+    def run(*words: str) -> dict[str, float]:
+        command = [sys.executable, "-m", "data_prep", *words, "--workers", str(num_workers)]
+        return run_contained(command, REPOSITORY, sorted(os.sched_getaffinity(0))[:num_workers])
+
+    figures = run("shards", *overrides, "--tokenizer", str(tokenizer), "--output", str(output), "--input", *files)
+    if verifies:
+        verified = run("verify", str(output))
+        figures |= {name: figures[name] + verified[name] for name in ("seconds", "cpu_seconds")}
+        figures |= {"verify_seconds": verified["seconds"], "peak_mb": max(figures["peak_mb"], verified["peak_mb"])}
     manifest = reports.read(output / "manifest.json")
     output_bytes = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
     shutil.rmtree(output)

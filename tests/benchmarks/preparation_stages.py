@@ -4,7 +4,7 @@
 
 Each stage runs three times over the whole text, and the least counts. `words` is the encoding of text of which all
 words are cached, `new words` what encoding takes beyond that from an empty cache; `SentencePiece` is the part of the
-new words that the library takes. `gigatoken` is the whole encoding by that library, where it is installed.
+new words that the library takes.
 """
 
 from __future__ import annotations
@@ -69,16 +69,6 @@ def seconds_by_stage(folder: str, files: Sequence[str]) -> dict[str, float]:
     found["words"], _ = _least(lambda: [cache.encode(piece) for piece in pieces])
     found["new words"] = max(0.0, min(cold)[0] - found["words"])
     found["SentencePiece"] = min(cold)[1]
-    documents = [batch.document(number).decode() for batch in batches for number in range(len(batch))]
-    try:
-        import gigatoken
-    except ImportError:
-        return found
-    gigatoken_seconds = []
-    for _ in range(_RUNS):
-        encoder = gigatoken.Tokenizer.from_sentencepiece(f"{folder}/tokenizer.model")
-        gigatoken_seconds.append(_timed(lambda: encoder.encode_batch(documents, parallel=False))[0])  # noqa: B023
-    found["gigatoken"] = min(gigatoken_seconds)
     return found
 
 

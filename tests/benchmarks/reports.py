@@ -79,6 +79,16 @@ def save(path: Path | None, described: Mapping[str, Any], details: Mapping[str, 
         write(path, _shaped(described, details, rows))
 
 
+def kept(path: Path | None, described: Mapping[str, Any]) -> dict[str, Any]:
+    """The details that an interrupted measurement has written: by the same command, commit and machine."""
+    if path is None or not path.exists():
+        return {}
+    report = read(path)
+    new = _shaped(described, {}, ())
+    same = all(report.get(name) == new.get(name) for name in ("commit", "command", "versions"))
+    return dict(report["details"]) if same and report["machine"]["cpu"] == new["machine"]["cpu"] else {}
+
+
 def _shaped(described: Mapping[str, Any], details: Mapping[str, Any], rows: Sequence[Row]) -> Report:
     return {
         "date": described["date"],

@@ -1,16 +1,21 @@
-"""Whole training loops side by side: `launch/pretrain.py` and transformers' Trainer, tokens a CPU second and memory.
+"""Whole training runs side by side: `launch/pretrain.py` and transformers' Trainer, tokens a CPU second and memory.
 
-    python tests/benchmarks/training.py --shards DIR ... [--config tiny_cpu small_gpu] [--steps 49]
-        [--short-steps 1] [--seeds 3] [--results FILE]
+    python tests/benchmarks/training.py --corpora NAME=PATTERN ... [--config tiny_cpu=49 bert_base=4]
+        [--most-tokens 4096] [--seeds 1] [--results FILE]
 
-The same model sizes (MLM alone, no attention dropout, fp32), documents, optimizer and real tokens per step; one
-process with one thread each, on the CPU, in turns. Ours packs documents into rows, with tracking and a checkpoint as
-always. The peer groups documents by length (`train_sampling_strategy="group_by_length"`), pads to the longest of a
-batch, uses SDPA and logs nothing. Every seed draws other batches on both sides. Each turn trains twice, --short-steps
-steps and --steps more; the difference in CPU seconds (children included) and in tokens is the figure, so that starting,
-evaluation and the checkpoint cancel out, and other work on the machine hardly counts. Tokens are real ones, [CLS] and
-[SEP] included. Memory is the peak of the largest process. Trainer sorts groups of 50 batches by length, longest first,
-so that 1 and 49 steps are the whole of a group.
+Both train the preset: its model and vocabulary, sequence length, tokens per step (at most --most-tokens), precision and
+rates; each corpus has a tokenizer of the preset's vocabulary. What differs from the preset, on both sides: no sentence
+pairs, and one process with one thread, on the CPU. Ours packs documents into rows, in the preset's micro-batches, with
+tracking, an evaluation and a checkpoint at the end. The peer has fused AdamW, SDPA, batches padded to the longest row,
+no micro-batches, no log and no checkpoint, in two forms, of which the faster counts: documents grouped by length, and
+the full rows of `run_mlm.py`.
+
+Each turn trains twice, one step and the given number of steps more. The difference in CPU seconds (children included)
+and in tokens is the figure of the steps, so that starting, evaluation and the checkpoint cancel out; the longer
+training from start to end is the figure of the whole run. Every seed draws other batches on both sides. Tokens are real
+ones, [CLS] and [SEP] included. Memory is the peak of the largest process. Trainer sorts groups of 50 batches by length,
+longest first, so that 1 and 49 steps are the whole of a group.
+With --results, a measurement that was interrupted continues after the last corpus that is complete.
 """
 
 from __future__ import annotations
@@ -23,145 +28,134 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import corpus_part
 import reports
 from contained_process import run_contained
-from contestants import ENVIRONMENT, REPOSITORY, in_turns
+from contestants import ENVIRONMENT, REPOSITORY, data_prep, in_turns, train_tokenizer
 from machine import described
 from reports import Row
 
-from data_prep.dataset.manifest import read_manifest
+from trainer import load_config
 
-CONTESTANTS = ("ours", "transformers")
+PEER_FORMS = ("group_by_length", "run_mlm")
+CONTESTANTS = ("ours", *PEER_FORMS)
 _PEER_SCRIPT = Path(__file__).with_name("training_peer.py")
 
 
 def main() -> None:
-    """Train with both in turns, and print and write the figures."""
+    """Train with all in turns, and print and write the figures."""
     arguments = _parse()
     machine = described("torch", "transformers", "deepspeed", "accelerate")
-    details: dict[str, Any] = {"length": arguments.length, "tokens_per_step": arguments.tokens, "models": {}}
-    details |= {"steps": arguments.steps, "short_steps": arguments.short_steps}
+    details = reports.kept(arguments.results, machine) or {"models": {}}
     with tempfile.TemporaryDirectory(prefix="clozeworks-training-", dir=arguments.work) as folder:
-        for config in arguments.config:
-            corpora = details["models"].setdefault(config, {})
-            for shards in arguments.shards:
-                corpora[shards.name] = compare(config, shards, Path(folder), arguments)
-                # After each: a long run that is stopped has left what it had.
-                reports.save(arguments.results, machine, details, rows(details))
+        for corpus, files in corpus_part.corpora_of(arguments.corpora).items():
+            for word in arguments.config:
+                preset, _, steps = word.partition("=")
+                corpora = details["models"].setdefault(preset, {"steps": int(steps), "corpora": {}})["corpora"]
+                if corpus not in corpora:
+                    settings = settings_of(preset, corpus, files, Path(folder), arguments)
+                    corpora[corpus] = compare(
+                        f"{preset}, {corpus}, ", preset, int(steps), settings, Path(folder), arguments.seeds
+                    )
+                    reports.save(arguments.results, machine, details, rows(details))
 
 
 def rows(details: dict[str, Any]) -> list[Row]:
-    """Tokens per CPU second of the loop over all corpora and seeds, and memory of its largest process."""
-    found, peer = [], "Trainer, group_by_length"
-    for config, corpora in details["models"].items():
+    """By preset: tokens per CPU second of the steps and of the whole run, over all corpora and seeds; and memory."""
+    found = []
+    for preset, model in details["models"].items():
         pairs = {
             f"{corpus}, seed {seed}": pair
-            for corpus, runs in corpora.items()
+            for corpus, runs in model["corpora"].items()
             for seed, pair in enumerate(zip(*(runs[name] for name in CONTESTANTS), strict=True))
         }
-        speeds = (
-            sum(pair[side]["tokens"] for pair in pairs.values())
-            / sum(pair[side]["cpu_seconds"] for pair in pairs.values())
-            for side in (0, 1)
-        )
-        peaks = (max(pair[side]["peak_mb"] for pair in pairs.values()) for side in (0, 1))
-        ratios = {
-            name: ours["tokens_per_cpu_second"] / theirs["tokens_per_cpu_second"]
-            for name, (ours, theirs) in pairs.items()
+        for part, name in (("step", "optimizer steps"), ("whole", f"whole run of {1 + model['steps']} steps")):
+            speeds = {
+                pair: tuple(run[f"{part}_tokens"] / run[f"{part}_cpu_seconds"] for run in runs)
+                for pair, runs in pairs.items()
+            }
+            best = {pair: (ours, max(theirs)) for pair, (ours, *theirs) in speeds.items()}
+            # As if each pair trained on as many tokens.
+            both = (len(best) / sum(1.0 / speed[side] for speed in best.values()) for side in (0, 1))
+            ratios = {pair: ours / theirs for pair, (ours, theirs) in best.items()}
+            found.append(Row(f"{name}, {preset}", *both, "Trainer", "tokens/CPU s", "more", len(pairs), ratios))
+        peaks = {
+            pair: (ours["peak_mb"], min(run["peak_mb"] for run in theirs)) for pair, (ours, *theirs) in pairs.items()
         }
-        name, runs = f"whole training loop, {config}", len(pairs)
-        found.append(Row(name, *speeds, peer, "tokens/CPU s", "more", runs, ratios))
-        found.append(Row(f"memory of a training process, {config}", *peaks, peer, "MB", "less", runs))
+        most = (max(peak[side] for peak in peaks.values()) for side in (0, 1))
+        found.append(Row(f"memory of a training process, {preset}", *most, "Trainer", "MB", "less", len(pairs)))
     return found
 
 
 def compare(
-    config: str, shards: Path, folder: Path, arguments: argparse.Namespace
+    title: str, preset: str, num_steps: int, settings: list[str], folder: Path, num_seeds: int
 ) -> dict[str, list[dict[str, float]]]:
-    """The figures of both sides on one corpus, a run per seed."""
+    """The figures of all contestants on one corpus, a run per seed."""
 
     def run(name: str, seed: int) -> dict[str, float]:
         short, long = (
-            train(name, config, shards, steps, seed, folder, arguments)
-            for steps in (arguments.short_steps, arguments.short_steps + arguments.steps)
+            train(name, preset, steps, [*settings, f"training.seed={seed}"], folder) for steps in (1, 1 + num_steps)
         )
-        return marginal(short, long)
+        return {
+            **{f"step_{figure}": long[figure] - short[figure] for figure in ("tokens", "cpu_seconds")},
+            **{f"whole_{figure}": long[figure] for figure in ("tokens", "cpu_seconds")},
+            **{figure: long[figure] for figure in ("filled_share", "peak_mb", "load_before")},
+        }
 
-    return in_turns(CONTESTANTS, arguments.seeds, run, f"{config}, {shards.name}, ")
-
-
-def marginal(short: dict[str, float], long: dict[str, float]) -> dict[str, float]:
-    """What the longer training took beyond the shorter one, and its peak memory and load."""
-    tokens, cpu_seconds = (long[name] - short[name] for name in ("tokens", "cpu_seconds"))
-    return {
-        "tokens": tokens,
-        "cpu_seconds": cpu_seconds,
-        "tokens_per_cpu_second": tokens / cpu_seconds,
-        **{name: long[name] for name in ("filled_share", "peak_mb", "load_before")},
-    }
+    return in_turns(CONTESTANTS, num_seeds, run, title)
 
 
-def train(
-    name: str, config: str, shards: Path, num_steps: int, seed: int, folder: Path, arguments: argparse.Namespace
-) -> dict[str, float]:
+def train(name: str, preset: str, num_steps: int, settings: list[str], folder: Path) -> dict[str, float]:
     """One training in a process of its own: tokens, share of filled positions, CPU seconds and memory."""
     output = folder / "run"
-    settings = overrides(shards, num_steps, seed, arguments)
+    every = ("training.max_steps", "evaluation.every_steps", "checkpoint.every_steps")
+    settings = [*settings, f"output_dir={output}", *(f"{setting}={num_steps}" for setting in every)]
     if name == "ours":
-        command = [sys.executable, str(REPOSITORY / "launch" / "pretrain.py"), "--config", config]
-        command += [*settings, f"output_dir={output}"]
+        command = [sys.executable, str(REPOSITORY / "launch" / "pretrain.py"), "--config", preset, *settings]
     else:
-        command = [sys.executable, str(_PEER_SCRIPT), config, str(output), str(num_steps), *settings]
+        command = [sys.executable, str(_PEER_SCRIPT), name, preset, *settings]
     environment = os.environ | ENVIRONMENT | {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
     figures = run_contained(command, folder, sorted(os.sched_getaffinity(0)), environment)
-    counts = our_counts(output, arguments) if name == "ours" else reports.read(output / "counts.json")
+    counts = our_counts(output, preset, settings) if name == "ours" else reports.read(output / "counts.json")
     shutil.rmtree(output)
     return {**counts, **figures}
 
 
-def overrides(shards: Path, num_steps: int, seed: int, arguments: argparse.Namespace) -> list[str]:
-    """The settings that both sides train with."""
-    manifest = read_manifest(str(shards))
+def settings_of(preset: str, corpus: str, files: list[str], folder: Path, arguments: argparse.Namespace) -> list[str]:
+    """What both sides set; tokenizer and shards of the preset's vocabulary are made where they are missing."""
+    config = load_config(preset, ["data.shards=unused"])
+    tokens, vocab_size = config.training.global_batch_tokens, config.model.vocab_size
+    shards = folder / f"{corpus}-{vocab_size}"
+    if not shards.exists():
+        tokenizer = folder / f"{corpus}-{vocab_size}-tokenizer"
+        files = corpus_part.take_part(files, arguments.limit_mb, folder / f"{corpus}-{vocab_size}-part")
+        train_tokenizer(files, tokenizer, vocab_size)
+        data_prep("shards", "--tokenizer", str(tokenizer), "--output", str(shards), "--input", *files)
+    tokens, micro = (min(most, arguments.most_tokens) for most in (tokens, config.training.micro_batch_tokens))
     return [
-        f"data.shards={shards.absolute()}",
-        f"data.sequence_length={arguments.length}",
+        f"data.shards={shards}",
         "data.sentence_pairs=none",
         "data.num_workers=0",
-        f"model.vocab_size={manifest.tokenizer.vocab_size}",
-        f"model.max_position_embeddings={arguments.length}",
-        "model.attention_probs_dropout_prob=0.0",
-        "training.precision=fp32",
-        f"training.seed={seed}",
-        f"training.max_steps={num_steps}",
-        f"training.global_batch_tokens={arguments.tokens}",
-        f"training.micro_batch_tokens={arguments.tokens}",
-        f"evaluation.every_steps={num_steps}",
-        f"evaluation.max_tokens={arguments.tokens}",
-        f"checkpoint.every_steps={num_steps}",
-        "logging.every_steps=1",
+        f"training.global_batch_tokens={tokens}",
+        f"training.micro_batch_tokens={micro}",
+        f"evaluation.max_tokens={tokens}",
     ]
 
 
-def our_counts(output: Path, arguments: argparse.Namespace) -> dict[str, float]:
+def our_counts(output: Path, preset: str, settings: list[str]) -> dict[str, float]:
     """Real tokens of the whole run, and their share of the positions."""
     status = reports.read(output / "status.json")
-    return {
-        "tokens": status["tokens_seen"],
-        "filled_share": status["tokens_seen"] / (status["step"] * arguments.tokens),
-    }
+    positions = status["step"] * load_config(preset, settings).training.global_batch_tokens
+    return {"tokens": status["tokens_seen"], "filled_share": status["tokens_seen"] / positions}
 
 
 def _parse() -> argparse.Namespace:
     parser = reports.parser(__doc__)
-    parser.add_argument(
-        "--shards", type=Path, nargs="+", required=True, metavar="DIR", help="of `python -m data_prep shards`"
-    )
-    parser.add_argument("--config", nargs="+", default=["tiny_cpu", "small_gpu"], help="presets of family bert")
-    parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=4096, help="real tokens per step (default 4,096)")
-    parser.add_argument("--steps", type=int, default=49, help="steps that are compared (default 49)")
-    parser.add_argument("--short-steps", type=int, default=1, help="of the training that is subtracted (default 1)")
-    parser.add_argument("--seeds", type=int, default=3)
+    corpus_part.add_arguments(parser)
+    presets = ["tiny_cpu=49", "small_cpu=49", "bert_base=4"]
+    parser.add_argument("--config", nargs="+", default=presets, metavar="PRESET=STEPS", help=f"default: {presets}")
+    parser.add_argument("--most-tokens", type=int, default=4096, help="per step (default 4,096)")
+    parser.add_argument("--seeds", type=int, default=1)
     return parser.parse_args()
 
 
