@@ -101,6 +101,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_runtest_teardown() -> None:
+    if not gc.get_freeze_count():  # a training in this process has ended
+        gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """An environment of the tests' own: no secret of the user's, no proxy before this machine's servers, no cache."""

@@ -16,6 +16,7 @@ import contextlib
 import gc
 import importlib
 import io
+import itertools
 import logging
 import os
 import warnings
@@ -34,6 +35,8 @@ from trainer.engine import fragments
 from trainer.engine.custom_optimizer import check_states, is_custom, settings_of_groups
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.optimizer import attach_partition, build_optimizer
+
+_engines = itertools.count()  # built in this process
 
 
 class Engine:
@@ -243,7 +246,7 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
     model.to(ranks.device)
     # The fp32 values stay alive in these tensors while DeepSpeed gives the parameters other ones (bf16, flattened).
     initial = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if gc.get_freeze_count():  # by an earlier run of this process, whose engine is garbage now
+    if next(_engines):  # an earlier one of this process is garbage now, but exempt
         gc.unfreeze()
         gc.collect()
     gc.freeze()  # what is loaded by now stays; DeepSpeed searches it for garbage at every stage of a start in bf16

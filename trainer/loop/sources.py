@@ -175,10 +175,16 @@ def _file_of_spec(name: str) -> Path | None:
 
 
 def _own(file: str) -> Path | None:
-    path = Path(file).absolute()
-    if path.suffix != ".py" or not path.is_file() or {"site-packages", "dist-packages"} & {*path.parts}:
+    file = os.path.abspath(file)
+    if not file.endswith(".py") or {"site-packages", "dist-packages"} & {*file.split(os.sep)}:
         return None
+    if file.startswith(_folders_of_others()) or not os.path.isfile(file):
+        return None
+    return Path(file)
+
+
+@functools.cache
+def _folders_of_others() -> tuple[str, ...]:
+    """Python's own library and this project; a process imports thousands of modules from them."""
     library = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
-    if any(path.is_relative_to(folder) for folder in (*library, *(folder for _, folder in _project_folders()))):
-        return None
-    return path
+    return tuple(f"{folder}{os.sep}" for folder in (*library, *(folder for _, folder in _project_folders())))

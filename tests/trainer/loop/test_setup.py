@@ -91,7 +91,6 @@ def tracker(monkeypatch: pytest.MonkeyPatch) -> TagTracker:
     tracker = TagTracker()
     monkeypatch.setattr(runs, "build_engine", lambda model, config, ranks: BareEngine(model))
     monkeypatch.setattr(runs, "open_tracker", lambda config, ranks, state, begin: tracker)
-    monkeypatch.setattr("trainer.tracking.run_description.installed_packages", lambda: "")  # which takes its time
     # Here these would be the modules of all tests, whose text takes its time.
     monkeypatch.setattr("trainer.loop.sources.own_modules", lambda config: {})
     return tracker

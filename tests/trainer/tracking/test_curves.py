@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from trainer.tracking import curves
+from trainer.tracking import curves, figures
 from trainer.tracking.curves import MAX_POINTS, draw_run
 from trainer.tracking.figures import TrainingPanel, smooth
 from trainer.tracking.journal import ENTROPY_PARAM, JournalWriter
@@ -61,3 +62,16 @@ def test_the_smoothed_line_is_the_mean_of_neighbors_and_no_longer_than_the_curve
     assert smooth([1.0, 2.0, 6.0]).tolist() == [1.5, 3.0, 4.0]
     noisy = np.tile([0.0, 2.0], 500)
     assert len(smooth(noisy)) == 1000 and np.abs(smooth(noisy) - 1.0).max() < 0.1
+
+
+@pytest.mark.parametrize("largest", [3e-7, 2e-4, 0.05, 1.0, 12.5, 987.6, 123_456.0, 1_234_567.0])
+def test_labels_of_any_size_fit_beside_each_other(largest: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures: list[Figure] = []
+    monkeypatch.setattr(figures, "_png", lambda figure: pictures.append(figure) or b"")
+    curve = figures.Curve([1, 20_000], [0.0123 * largest, largest])
+    figures.draw_training([TrainingPanel("learning rate", curve, None)] * 3, "optimizer step", "run")
+    (figure,) = pictures
+    figure.canvas.draw()
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    edges = [0.0, *(edge for box in boxes for edge in (box.x0, box.x1)), figure.bbox.x1]
+    assert edges == sorted(edges) and min(box.y0 for box in boxes) >= 0.0, "nothing is cut off or overlaps"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from trainer.tracking.run_description import (
     all_lineages,
     data_set_input,
     describe_environment,
+    installed_packages,
     lineage,
     manifest_summary,
 )
@@ -56,3 +59,20 @@ def test_the_environment_is_versions_and_no_variables(monkeypatch: pytest.Monkey
     environment = describe_environment()
     assert environment["python"].startswith("3.") and "torch" in environment
     assert "open-sesame" not in str(environment)
+
+
+def test_the_packages_are_those_that_their_metadata_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = {
+        "plain-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: Plain\nVersion: 1.0\n\nName: no field\n",
+        "old-2.0.egg-info/PKG-INFO": "Name: old\nVersion: 2.0\n",
+        "broken-3.0.dist-info/METADATA": "",
+    }
+    for name, text in described.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = installed_packages().splitlines()
+    assert {"Plain==1.0", "old==2.0"} <= {*lines} and not [line for line in lines if "broken" in line.lower()]
+    monkeypatch.setattr(sys, "path", sys.path[1:])
+    parsed = {each.name.lower(): f"{each.name}=={each.version}" for each in metadata.distributions()}
+    assert installed_packages().splitlines() == [line for _, line in sorted(parsed.items())]
