@@ -1,4 +1,4 @@
-"""Garbage collection of processes that hold many documents."""
+"""Garbage collection of processes that hold many documents or modules."""
 
 from __future__ import annotations
 
@@ -17,3 +17,13 @@ def collect_rarely() -> None:
     """
     gc.set_threshold(_OBJECTS, 20, 20)
     atexit.register(gc.freeze)
+
+
+def exempt_what_is_loaded() -> None:
+    """Exempt what exists by now from the search for reference cycles, unless something is exempt already.
+
+    Call it before a model is made: DeepSpeed searches at every stage of a start in bf16, and torch, DeepSpeed and
+    MLflow are a million objects. What is made later, a model and its engine too, stays collectable.
+    """
+    if not gc.get_freeze_count():
+        gc.freeze()

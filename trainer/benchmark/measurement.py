@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from data_prep.base.garbage import exempt_what_is_loaded
 from trainer.benchmark.plain_engine import PlainEngine
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
@@ -200,6 +201,7 @@ def with_micro_batch(config: RunConfig, stage_number: int, micro_batch_tokens: i
 
 def _build(config: RunConfig, ranks: Ranks, use_deepspeed: bool) -> Engine | PlainEngine:
     training = config.training
+    exempt_what_is_loaded()
     model = PretrainingModel(config.model, config.data.has_sentence_pairs, training.activation_checkpointing)
     model.initialize(training.seed)
     if training.compile is True:

@@ -13,10 +13,8 @@ therefore start alike.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import io
-import itertools
 import logging
 import os
 import warnings
@@ -35,8 +33,6 @@ from trainer.engine import fragments
 from trainer.engine.custom_optimizer import check_states, is_custom, settings_of_groups
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.optimizer import attach_partition, build_optimizer
-
-_engines = itertools.count()  # built in this process
 
 
 class Engine:
@@ -246,10 +242,6 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
     model.to(ranks.device)
     # The fp32 values stay alive in these tensors while DeepSpeed gives the parameters other ones (bf16, flattened).
     initial = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if next(_engines):  # an earlier one of this process is garbage now, but exempt
-        gc.unfreeze()
-        gc.collect()
-    gc.freeze()  # what is loaded by now stays; DeepSpeed searches it for garbage at every stage of a start in bf16
     optimizer = build_optimizer(model, config.optimizer, config.training.precision)
     try:
         # With bf16 DeepSpeed prints its memory use at every stage of the start.

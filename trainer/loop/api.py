@@ -133,6 +133,6 @@ def _world_of_one() -> Iterator[None]:
             forget_groups()
             for name in RANK_VARIABLES:
                 os.environ.pop(name, None)
-        # The engine is garbage in cycles now, and `build_engine` has exempted from collection what existed then.
+        # The engine is garbage in cycles now. What set-up exempted from collection is the caller's again.
         gc.unfreeze()
         gc.collect()

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from data_prep.base.errors import UserError
+from data_prep.base.garbage import exempt_what_is_loaded
 from data_prep.base.logs import logger
 from data_prep.base.urls import redact
 from data_prep.dataset.manifest import TOKENIZER_FOLDER
@@ -100,6 +101,7 @@ def set_up(
     log_device(config, ranks, of_compilation, of_precision)
     data = data_identity(shard_sets)
     changes = check_start(start, config, data, ranks, allow_change)
+    exempt_what_is_loaded()
     model = build_model(config, shard_sets)
     lineage = start.data_lineage
     notes: list[str] = []
