@@ -102,8 +102,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_teardown() -> None:
-    if not gc.get_freeze_count():  # a training in this process has ended
+    collections = gc.get_stats()[2]["collections"]
+    if collections > _collections[0] and not gc.get_freeze_count():  # a training in this process has ended
         gc.freeze()
+    _collections[0] = collections
+
+
+_collections = [0]
+"""Of all objects, before the last test ended; asking whether any are exempt from them takes as long as one."""
 
 
 @pytest.fixture(scope="session", autouse=True)

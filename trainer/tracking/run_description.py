@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from data_prep.base.errors import UserError
-from data_prep.base.packages import installed_version
+from data_prep.base.packages import installed_version, name_and_version
 from data_prep.base.settings import to_yaml
 from data_prep.dataset.manifest import Manifest, list_versions
 from data_prep.storage import storage
@@ -113,14 +113,7 @@ def describe_environment() -> dict[str, str]:
 
 
 def installed_packages() -> str:
-    """All installed distributions as `pip freeze` lists them, `name==version` a line.
-
-    `metadata` parses all that a distribution says of itself, half a second for 200 of them; here the fields are enough.
-    """
-    found = {}
-    for each in metadata.distributions():
-        fields = (each.read_text("METADATA") or each.read_text("PKG-INFO") or "").partition("\n\n")[0]
-        named = {name: value for name, _, value in (line.partition(": ") for line in fields.splitlines())}
-        if "Name" in named:
-            found[named["Name"].lower()] = f"{named['Name']}=={named.get('Version')}"
+    """All installed distributions as `pip freeze` lists them, `name==version` a line."""
+    described = map(name_and_version, metadata.distributions())
+    found = {name.lower(): f"{name}=={version}" for name, version in described if name}
     return "\n".join(line for _, line in sorted(found.items())) + "\n"
