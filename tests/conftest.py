@@ -8,6 +8,7 @@ import os
 import random
 import runpy
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,6 +135,20 @@ def right_advice() -> Iterator[None]:
     yield
     advice.check_printed()
     assert not advice.wrong, advice.wrong
+
+
+@pytest.fixture(autouse=True)
+def no_thread_of_the_product_goes_on() -> Iterator[None]:
+    """Fails a test after which a thread that it started still reads, uploads or reports, which others would print."""
+    before = set(threading.enumerate())
+    yield
+    ours = [thread for thread in threading.enumerate() if thread.name in THREADS and thread not in before]
+    for thread in ours:
+        thread.join(30.0)
+    assert not [thread.name for thread in ours if thread.is_alive()], "close what started them"
+
+
+THREADS = ("checkpoint-upload", "lease", "mlflow-delivery", "prefetch", "registrar", "status", "suites")
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ from data_prep.storage import storage
 from data_prep.storage.storage_options import with_these_options
 
 _LOCKS = ".locks"
+_IDLE_SECONDS = 1.0
 _OWN_NAME = re.compile(r"[0-9a-f]{32}-.+")  # `CachedFile.name`; other files in the folder belong to the user
 
 
@@ -205,7 +206,10 @@ def _is_disk_full(error: BaseException) -> bool:
 
 
 class Prefetcher:
-    """Prefetcher of files in the order of requests; it skips files that another process is fetching."""
+    """Prefetcher of files in the order of requests; it skips files that another process is fetching.
+
+    Its thread ends when nothing has been requested for a second, so that a shard set out of use leaves none behind.
+    """
 
     def __init__(self, cache: ShardCache) -> None:
         self._cache = cache
@@ -220,7 +224,8 @@ class Prefetcher:
         self._asked.add(file.name)
         self._waiting.put(file)
         # Forked workers of DataLoader do not inherit the thread, which the warmup step starts before the fork.
-        if self._thread is None or not self._thread.is_alive():
+        thread = self._thread
+        if thread is None or not thread.is_alive():
             self._thread = threading.Thread(target=with_these_options(self._run), name="prefetch", daemon=True)
             self._thread.start()
 
@@ -230,7 +235,13 @@ class Prefetcher:
 
     def _run(self) -> None:
         while True:
-            file = self._waiting.get()
+            try:
+                file = self._waiting.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                self._thread = None  # before the last look, so that a request after it starts another thread
+                if self._waiting.empty():
+                    return
+                continue
             try:
                 self._cache.fetch(file, wait=False)
             except UserError:

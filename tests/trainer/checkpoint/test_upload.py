@@ -290,6 +290,7 @@ def test_a_store_that_cannot_be_read_is_no_fresh_start(bucket, tmp_path):
     warnings: list[str] = []
     assert run.latest(local, warn=warnings.append).step == 3
     assert "only the checkpoints on disk" in warnings[0]
+    assert run.uploader.close()
 
 
 def test_a_save_of_the_same_step_replaces_the_stored_one(bucket, tmp_path):

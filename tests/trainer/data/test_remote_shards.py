@@ -27,6 +27,10 @@ def proxy(s3_bucket: S3Bucket) -> Iterator[FaultProxy]:
     with run_store_proxy(s3_bucket.endpoint) as proxy:
         storage.configure({s3_bucket.url: {"endpoint_url": proxy.endpoint}})
         yield proxy
+        proxy.faults = []
+        for thread in threading.enumerate():
+            if thread.name == "prefetch":
+                thread.join()  # while the store still answers
     storage.configure({})
 
 

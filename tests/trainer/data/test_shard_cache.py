@@ -4,6 +4,7 @@ import errno
 import hashlib
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
+from trainer.data import shard_cache
 from trainer.data.shard_cache import CachedFile, DamagedFile, Prefetcher, ShardCache
 
 SIZE = 1000
@@ -239,6 +241,21 @@ class MarkingCache:
 
 def file_of(number: int) -> CachedFile:
     return CachedFile(f"store://here/{number}.tar", 1, f"{number:064x}")
+
+
+def test_a_file_is_fetched_ahead_whether_the_thread_works_ends_or_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_cache, "_IDLE_SECONDS", 0.0005)
+    cache: Any = MarkingCache(tmp_path)
+    prefetcher = Prefetcher(cache)
+    for number in range(300):
+        prefetcher.ask(file_of(number))
+        cache.wait_for(file_of(number))
+        time.sleep(number % 5 * 0.0003)
+    deadline = time.monotonic() + 60
+    while any(thread.name == "prefetch" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, "an idle thread stays"
 
 
 def _ask(prefetcher: Prefetcher, cache: MarkingCache) -> None:
