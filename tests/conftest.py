@@ -142,13 +142,31 @@ def no_thread_of_the_product_goes_on() -> Iterator[None]:
     """Fails a test after which a thread that it started still reads, uploads or reports, which others would print."""
     before = set(threading.enumerate())
     yield
-    ours = [thread for thread in threading.enumerate() if thread.name in THREADS and thread not in before]
+    started = [thread for thread in threading.enumerate() if thread not in before]
+    ours = [thread for thread in started if thread.name.startswith(THREADS_THAT_END)]
     for thread in ours:
         thread.join(30.0)
     assert not [thread.name for thread in ours if thread.is_alive()], "close what started them"
 
 
-THREADS = ("checkpoint-upload", "lease", "mlflow-delivery", "prefetch", "registrar", "status", "suites")
+THREADS_THAT_END = (
+    "checkpoint-upload",
+    "lease",
+    "mlflow-delivery",
+    "prefetch",
+    "registrar",
+    "status",
+    "suites",
+    "watchdog",
+)
+THREADS_THAT_STAY = ("launcher-watch", "meeting", "read", "stop-signal")
+"""By the beginnings of their names; each of the latter waits as long as the process lives, or for what never comes."""
+
+
+@pytest.fixture(scope="session")
+def names_of_threads() -> tuple[str, ...]:
+    """The names that the product gives its threads."""
+    return THREADS_THAT_END + THREADS_THAT_STAY
 
 
 @pytest.fixture(scope="session")

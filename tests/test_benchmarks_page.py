@@ -246,8 +246,9 @@ def test_the_front_page_gives_the_range_over_rows_corpora_and_presets() -> None:
 
     training = [row("optimizer steps, tiny", "Trainer", 2.0, 3.0), row("optimizer steps, large", "Trainer", 1.5, 1.75)]
     rows = [row(beginning, peer or "any", 0.5) for beginning, peer in page.SUMMARY if isinstance(beginning, str)]
-    resuming = [row("resume after 1 token", "datasets", 9.0)]
-    found = {"training": shaped({}, rows + training + resuming)}
+    others = [row("resume after 1 token", "datasets", 9.0)]
+    others += [row("text to verified shards, one core", "gigatoken's encode_batch alone", 0.1)]  # no pipeline
+    found = {"training": shaped({}, rows + training + others)}
     lines = list(page.summary(found))
     assert "| training steps by preset | transformers | 1.50 (large) to 3.00 (tiny) |" in lines
     assert "| resuming | datasets, mosaicml-streaming, Trainer | 0.500 to 9.00 |" in lines

@@ -352,3 +352,10 @@ def test_the_lowest_versions_are_those_that_the_project_asks_for() -> None:
     others = {"torch", "pydantic", "fsspec", "regex", "tokenizers"}
     assert len(bounds) > 20 and bounds.keys() - others <= lowest.keys()
     assert {name for name in bounds.keys() - others if Version(bounds[name]) != Version(lowest[name])} == set()
+
+
+def test_the_tests_know_of_every_named_thread_whether_it_ends(names_of_threads: tuple[str, ...]) -> None:
+    name = re.compile(r"""Thread\([^()]*(?:\([^()]*\)[^()]*)*name=f?"([\w-]+)""")
+    sources = [path for folder in ("data_prep", "trainer", "launch") for path in (REPOSITORY / folder).rglob("*.py")]
+    found = {each for path in sources for each in name.findall(path.read_text(encoding="utf-8"))}
+    assert found == {*names_of_threads}, "correct the names in tests/conftest.py"

@@ -65,14 +65,18 @@ def test_the_packages_are_those_that_their_metadata_name(tmp_path: Path, monkeyp
     described = {
         "plain-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: Plain\nVersion: 1.0\n\nName: no field\n",
         "old-2.0.egg-info/PKG-INFO": "Name: old\nVersion: 2.0\n",
+        "windows-5.0.dist-info/METADATA": "Name: windows\r\nVersion: 5.0\r\n\r\nVersion: no field\r\n",
         "broken-3.0.dist-info/METADATA": "",
     }
+    (tmp_path / "file-4.0.egg-info").write_text("Name: file\nVersion: 4.0\n", encoding="utf-8")
     for name, text in described.items():
         (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).write_bytes(text.encode())
     monkeypatch.syspath_prepend(tmp_path)
     lines = installed_packages().splitlines()
-    assert {"Plain==1.0", "old==2.0"} <= {*lines} and not [line for line in lines if "broken" in line.lower()]
+    assert {"Plain==1.0", "old==2.0", "file==4.0", "windows==5.0"} <= {*lines} and not [
+        line for line in lines if "broken" in line.lower()
+    ]
     monkeypatch.setattr(sys, "path", sys.path[1:])
     parsed = {each.name.lower(): f"{each.name}=={each.version}" for each in metadata.distributions()}
     assert installed_packages().splitlines() == [line for _, line in sorted(parsed.items())]
