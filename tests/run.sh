@@ -92,7 +92,7 @@ mkdir -p "${COVERAGE_FILE%/*}"
 cd "$root"
 pytest() { python -m pytest --durations=15 "$@"; }
 if ((!whole)); then
-    pytest ${coverage:+--cov} "${arguments[@]}" --cov-fail-under=0
+    pytest ${coverage:+--cov} --cov-fail-under=0 "${arguments[@]}" # a path right after --cov would be what is measured
     exit
 fi
 # Tests wait for servers, ranks and time limits: four workers keep two cores busy.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,8 @@ def passed_on(root: Path, *arguments: str) -> list[str]:
     assert answer.returncode == 0, answer.stderr
     coverage_file, *words = answer.stdout.splitlines()
     assert coverage_file == str(root / "venv" / "coverage" / "data"), "nothing of it lies among the sources"
+    taken = [after for word, after in pairwise(words) if word == "--cov" and not after.startswith("-")]
+    assert not taken, "pytest takes a path after --cov for what is measured, and runs all tests"
     return words
 
 
@@ -92,7 +95,7 @@ def test_continuous_integration_runs_both_lanes_and_counts_the_lines_of_the_firs
     for failing in ("--ignore", "tests/workarounds tests/fuzzing"):
         answer = run(root, failing=failing)
         assert answer.returncode == 1 and "tests/benchmarks" in answer.stdout.splitlines(), "the other lane runs too"
-    assert passed_on(root, "tests/trainer") == ["tests/trainer", "--cov-fail-under=0"]
+    assert passed_on(root, "tests/trainer") == ["--cov-fail-under=0", "tests/trainer"]
 
 
 def test_a_failure_fails_the_run(root: Path) -> None:
@@ -103,7 +106,7 @@ def test_a_failure_fails_the_run(root: Path) -> None:
 def test_with_other_versions_it_is_the_whole_run_too(root: Path) -> None:
     (root / "older.txt").write_text("torch==2.11.0\n")
     assert passed_on(root, "--constraints", "older.txt")[:-1] == WHOLE
-    assert passed_on(root, "--constraints", "older.txt", "tests/trainer")[0] == "tests/trainer"
+    assert passed_on(root, "--constraints", "older.txt", "tests/trainer")[1:] == ["tests/trainer"]
 
 
 def test_other_versions_have_an_environment_of_their_own(root: Path) -> None:
@@ -137,10 +140,10 @@ def test_help_is_its_own_and_installs_nothing(root: Path) -> None:
 
 def test_of_a_part_no_floor_is_passed_on(root: Path) -> None:
     words = passed_on(root, "tests/trainer", "-k", "masking or loader")
-    assert words == ["tests/trainer", "-k", "masking or loader", "--cov-fail-under=0"]
-    assert passed_on(root, "--cov", "tests/trainer") == ["--cov", "tests/trainer", "--cov-fail-under=0"]
+    assert words == ["--cov-fail-under=0", "tests/trainer", "-k", "masking or loader"]
+    assert passed_on(root, "--cov", "tests/trainer") == ["--cov", "--cov-fail-under=0", "tests/trainer"]
 
 
 def test_every_test_runs_without_measuring_for_kills_lose_the_lines(root: Path) -> None:
     words = passed_on(root, "--all")
-    assert words[:4] == ["-m", "", "-p", "tests.fault_table"] and "--cov" not in words
+    assert words[1:5] == ["-m", "", "-p", "tests.fault_table"] and "--cov" not in words
