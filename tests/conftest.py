@@ -84,10 +84,18 @@ trainer/distributed/test_deepspeed_launcher.py trainer/evaluation/test_suite.py 
 """The files that take longest, by `--durations`: started first, so that no worker has a long one at the end."""
 
 
+LONG_FOLDERS = ("fuzzing", "system")
+"""Real runs, and thousands of damaged files: all of their tests are `long`."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
     places = {tests / name: place for place, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+    for item in items:
+        if any(item.path.is_relative_to(tests / name) for name in LONG_FOLDERS):
+            item.add_marker("long")
 
 
 def pytest_configure(config: pytest.Config) -> None:

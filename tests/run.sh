@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Creates the environment with the extra [test] and runs the tests. Other arguments are passed on to pytest.
 #
-#   bash tests/run.sh                              tests of the product, except slow ones
+#   bash tests/run.sh                              tests of the product that take a second or less each
+#   bash tests/run.sh --long                       those and the long ones: real runs that fail, are killed and resume
 #   bash tests/run.sh --project                    the second lane: pages, layout, ruff, mypy, benchmarks, demo,
 #                                                  workarounds and the tests' own tools
 #   bash tests/run.sh tests/trainer -k masking     some tests of both
-#   bash tests/run.sh --cov                        tests of the product, with coverage
+#   bash tests/run.sh --cov                        tests of the product and the long ones, with coverage
 #   bash tests/run.sh --cov tests/trainer          some tests, with coverage
 #   bash tests/run.sh -m slow                      slow tests: those that take minutes or many GB
 #   bash tests/run.sh --all                        all tests, and the fault table (hours on two cores)
 #   bash tests/run.sh --constraints FILE ...       with the versions of FILE, in a separate environment
 #
-# In continuous integration (CI is set) both lanes run, the first with coverage. A whole run with coverage fails if the
+# In continuous integration (CI is set) both lanes run, with the long tests. A whole run with coverage fails if the
 # coverage of data_prep and trainer is below the minimum in pyproject.toml (tool.coverage.report). Ranks and other
 # processes are included, except killed ones. The last line names the command that lists uncovered lines by file.
 # CLOZEWORKS_VENV is the folder of the environment (default: .venv in the repository root).
@@ -52,7 +53,9 @@ if ((${#missing[@]})) && ! install_debian_packages "${missing[@]}"; then
 fi
 
 arguments=()
-whole=1 # 1: run all tests except slow ones
+whole=1 # 1: run whole lanes
+long= # not empty: with the long tests, as in continuous integration
+[[ -z ${CI:-} ]] || long=1
 coverage=
 lanes=product${CI:+ project}
 while (($#)); do
@@ -65,7 +68,8 @@ while (($#)); do
             CLOZEWORKS_VENV=${CLOZEWORKS_VENV:-$root/.venv-$(sha256sum <"$2" | cut -c1-8)}
             shift
             ;;
-        --cov) coverage=--cov ;;
+        --cov) coverage=--cov long=1 ;;
+        --long) long=1 ;;
         --project) lanes=project ;;
         *) arguments+=("$1") whole=0 ;;
     esac
@@ -101,16 +105,21 @@ workers=$((cores + 2))
 # What is about this project rather than about what it makes. Everything else, also new folders, is of the product.
 project=(tests/test_*.py tests/benchmarks tests/gpu tests/workarounds tests/fuzzing/test_watching.py
     tests/system/test_demo.py)
-[[ -z ${CI:-} ]] || coverage=--cov
 status=0
 for lane in $lanes; do
-    chosen=("${project[@]}")
-    [[ $lane == project ]] || chosen=(${coverage:+--cov} "${project[@]/#/--ignore=}")
+    chosen="not slow" files=("${project[@]}")
+    if [[ $lane == product ]]; then
+        [[ $long ]] || chosen+=" and not long"
+        files=(${coverage:+--cov} "${project[@]/#/--ignore=}")
+    fi
     # A worker runs whole files, the longest ones first (tests/conftest.py).
-    pytest -m "not slow" --numprocesses "$workers" --dist loadfile --no-loadscope-reorder "${chosen[@]}" || status=1
+    pytest -m "$chosen" --numprocesses "$workers" --dist loadfile --no-loadscope-reorder "${files[@]}" || status=1
 done
 if [[ $lanes == product* && $coverage ]]; then
     echo "uncovered lines by file: COVERAGE_FILE=$COVERAGE_FILE python -m coverage report --show-missing"
 fi
-[[ $lanes != product ]] || echo "not run: pages, layout, ruff, mypy, benchmarks and tools. Run bash tests/run.sh --project"
+if [[ $lanes == product ]]; then
+    [[ $long ]] || echo "not run: long tests, such as those of faults. Run bash tests/run.sh --long"
+    echo "not run: pages, layout, ruff, mypy, benchmarks and tools. Run bash tests/run.sh --project"
+fi
 exit $status

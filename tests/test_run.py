@@ -68,30 +68,36 @@ PROJECT = [
     *("tests/test_*.py", "tests/benchmarks", "tests/gpu", "tests/workarounds"),
     *("tests/fuzzing/test_watching.py", "tests/system/test_demo.py"),
 ]
-FAST = ["-m", "not slow", "--numprocesses", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder"]
-WHOLE = [*FAST, *(f"--ignore={path}" for path in PROJECT)]
+WORKERS_OPTIONS = ["--numprocesses", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder"]
+OF_PRODUCT = [f"--ignore={path}" for path in PROJECT]
+DEFAULT = ["-m", "not slow and not long", *WORKERS_OPTIONS, *OF_PRODUCT]
+WITH_LONG = ["-m", "not slow", *WORKERS_OPTIONS, *OF_PRODUCT]
+SECOND_LANE = ["-m", "not slow", *WORKERS_OPTIONS, *PROJECT]
 
 
-def test_the_whole_run_is_every_test_of_the_product_that_is_not_slow_and_names_the_second_lane(root: Path) -> None:
-    *words, last = passed_on(root)
-    assert words == WHOLE and last.endswith("bash tests/run.sh --project")
+def test_the_default_run_is_the_quick_tests_of_the_product_and_names_what_it_leaves_out(root: Path) -> None:
+    *words, first, last = passed_on(root)
+    assert words == DEFAULT and first.endswith("bash tests/run.sh --long")
+    assert last.endswith("bash tests/run.sh --project")
     assert all(list(REPOSITORY.glob(path)) for path in PROJECT)
+    *words, last = passed_on(root, "--long")
+    assert words == WITH_LONG and last.endswith("bash tests/run.sh --project")
 
 
 def test_the_second_lane_is_what_the_first_leaves_out(root: Path) -> None:
-    assert passed_on(root, "--project") == [*FAST, *PROJECT]
+    assert passed_on(root, "--project") == SECOND_LANE
 
 
-def test_continuous_integration_runs_both_lanes_and_counts_the_lines_of_the_first(
+def test_lines_are_counted_of_the_long_tests_too(root: Path) -> None:
+    *words, last, _ = passed_on(root, "--cov")
+    assert words == [*WITH_LONG[: -len(OF_PRODUCT)], "--cov", *OF_PRODUCT] and "coverage report" in last
+
+
+def test_continuous_integration_runs_both_lanes_with_the_long_tests(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = [*FAST, "--cov", *WHOLE[len(FAST) :]]
-    *words, last, _ = passed_on(root, "--cov")
-    assert words == measured and "coverage report" in last
     monkeypatch.setenv("CI", "true")
-    *words, last = passed_on(root)
-    second = [str(root / "venv" / "coverage" / "data"), *FAST, *PROJECT]
-    assert words == [*measured, *second] and "coverage report" in last
+    assert passed_on(root) == [*WITH_LONG, str(root / "venv" / "coverage" / "data"), *SECOND_LANE]
     for failing in ("--ignore", "tests/workarounds tests/fuzzing"):
         answer = run(root, failing=failing)
         assert answer.returncode == 1 and "tests/benchmarks" in answer.stdout.splitlines(), "the other lane runs too"
@@ -105,7 +111,8 @@ def test_a_failure_fails_the_run(root: Path) -> None:
 
 def test_with_other_versions_it_is_the_whole_run_too(root: Path) -> None:
     (root / "older.txt").write_text("torch==2.11.0\n")
-    assert passed_on(root, "--constraints", "older.txt")[:-1] == WHOLE
+    assert passed_on(root, "--constraints", "older.txt")[:-2] == DEFAULT
+    assert passed_on(root, "--long", "--constraints", "older.txt")[:-1] == WITH_LONG
     assert passed_on(root, "--constraints", "older.txt", "tests/trainer")[1:] == ["tests/trainer"]
 
 
