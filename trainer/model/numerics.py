@@ -9,6 +9,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -24,13 +27,26 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def missing_for_compilation(device_type: str) -> str | None:
-    """What this host lacks for compiled blocks that pay off ("cuda" or "cpu" as `device_type`); None if nothing."""
+    """What this host lacks for compiled blocks that pay off ("cuda" or "cpu" as `device_type`); None if nothing.
+
+    Before its first kernel Triton compiles a C file against the headers of Python and links it with libcuda.
+    """
     if device_type != "cuda":
         return "a CUDA device"
     if importlib.util.find_spec("triton") is None:
         return "the package triton"
-    if not any(shutil.which(name) for name in (os.environ.get("CC"), "gcc", "cc", "clang") if name):
-        return "a C compiler (gcc, cc or clang, or the one that CC names)"
+    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # Triton looks for no cc
+    if not any(map(shutil.which, compilers)):
+        return f"the C compiler {compilers[0]!r} that CC names" if "CC" in os.environ else "a C compiler: gcc or clang"
+    include = sysconfig.get_paths("posix_prefix")["include"]
+    folders = [include, *os.environ.get("CPATH", "").split(":"), *os.environ.get("C_INCLUDE_PATH", "").split(":")]
+    if not any(Path(folder, "Python.h").is_file() for folder in folders if folder):
+        return f"{include}/Python.h, the headers of this Python (python3-dev, python3-devel)"
+    try:
+        driver = importlib.import_module("triton.backends.nvidia.driver")
+        getattr(driver, "libcuda_dirs", tuple)()
+    except (ImportError, AssertionError, OSError, subprocess.SubprocessError) as error:
+        return f"what Triton needs of the driver ({' '.join(str(error).split()) or type(error).__name__})"
     return None
 
 

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import importlib
 import shutil
+import subprocess
+import sysconfig
 from importlib import util
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 import torch
@@ -59,15 +65,75 @@ def test_an_explicit_setting_is_kept_and_no_rank_is_asked(wanted: bool) -> None:
     assert with_compilation_decided(given, GPU_RANKS) == (given, None)
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+TRITONS_DRIVER = SimpleNamespace(libcuda_dirs=lambda: ["/usr/lib"])
+
+
+@pytest.fixture
+def gpu_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A host that has all that Triton needs, its only compiler clang; returns the folder of Python's headers."""
+    for name in ("CC", "CPATH", "C_INCLUDE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib, "import_module", lambda name: TRITONS_DRIVER)
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/clang" if name == "clang" else None)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    return tmp_path
+
+
+def test_a_host_with_all_that_triton_needs_compiles(gpu_host: Path) -> None:
+    assert missing_for_compilation("cuda") is None
     assert missing_for_compilation("cpu") == "a CUDA device"
+
+
+def test_a_host_without_triton_does_not_compile(gpu_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(util, "find_spec", lambda name: None)
     assert missing_for_compilation("cuda") == "the package triton"
-    monkeypatch.setattr(util, "find_spec", lambda name: object())
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert "C compiler" in str(missing_for_compilation("cuda"))
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "clang" else None)
+
+
+def test_a_compiler_that_triton_does_not_look_for_is_none(gpu_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "cc" else None)
+    assert missing_for_compilation("cuda") == "a C compiler: gcc or clang"
+    monkeypatch.setenv("CC", "cc")
     assert missing_for_compilation("cuda") is None
+
+
+@pytest.mark.parametrize("named", ["icc", "", "clang -m64"])
+def test_a_compiler_that_cc_names_wrongly_hides_the_others(
+    named: str, gpu_host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", named)
+    assert f"{named!r} that CC names" in str(missing_for_compilation("cuda"))
+
+
+def test_headers_of_python_are_needed_where_the_compiler_finds_them(
+    gpu_host: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (gpu_host / "Python.h").unlink()
+    assert f"{gpu_host}/Python.h" in str(missing_for_compilation("cuda"))
+    elsewhere = tmp_path_factory.mktemp("headers")
+    (elsewhere / "Python.h").touch()
+    monkeypatch.setenv("CPATH", f"/nowhere:{elsewhere}")
+    assert missing_for_compilation("cuda") is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AssertionError("libcuda.so cannot found!\nPlease make sure GPU is set up"),
+        FileNotFoundError(2, "No such file", "/sbin/ldconfig"),
+        subprocess.CalledProcessError(1, "ldconfig"),
+    ],
+)
+def test_a_driver_that_triton_does_not_find_is_named(
+    error: Exception, gpu_host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(libcuda_dirs=fail))
+    missing = missing_for_compilation("cuda")
+    assert missing is not None and str(error).split()[0] in missing and "\n" not in missing
 
 
 AVX2 = ("avx", "avx2")
