@@ -255,8 +255,8 @@ class TrainingSettings(Settings):
     deterministic: bool = Field(False, description="deterministic CUDA kernels (bitwise resume on CUDA; slower)")
     compile: Literal["auto", True, False] = Field(
         "auto",
-        description="torch.compile for the blocks and the MLM head with its loss; auto: if every rank has CUDA, Triton, "
-        "gcc or clang, Python.h and libcuda (true on the CPU needs a C++ compiler)",
+        description="torch.compile for the blocks and the MLM head with its loss; auto: if every rank has CUDA, "
+        "Triton, gcc or clang, Python.h and libcuda (true on the CPU needs a C++ compiler)",
     )
 
 
