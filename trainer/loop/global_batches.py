@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -13,8 +14,13 @@ from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.loader import GlobalBatch, Loader, Position, open_loader
+from trainer.data.pair_counts import KeptPairCounts
 from trainer.data.sample_range import SampleRange
 from trainer.data.shard_set import ShardSet
+from trainer.data.workers import explain_lost_workers
+from trainer.distributed.process_group import Ranks
+from trainer.distributed.watchdog import Watchdog
+from trainer.loop.pair_counting import PAIR_COUNTS, PairCounting
 from trainer.loop.run import Run
 
 
@@ -53,6 +59,29 @@ def batches_from(
             yield batch
 
 
+def count_first_epoch(
+    config: RunConfig,
+    shard_sets: Sequence[ShardSet],
+    state: TrainState,
+    ranks: Ranks,
+    watchdog: Watchdog,
+) -> KeptPairCounts:
+    """Count the sentence pairs of the epoch from which `GlobalBatches` reads on, on all ranks together.
+
+    Raises:
+        UserError: a shard cannot be planned.
+    """
+    kept = KeptPairCounts(Path(config.output_dir) / PAIR_COUNTS)
+    position = Position(state.stage, state.epoch, state.next_sample)
+    for number, stage in enumerate(config.stages):
+        if state.step < stage.last_step:
+            start = first_position(config, number, position) if position.stage != number else position
+            with explain_lost_workers(ranks.rank, stage.data.num_workers, watchdog.end_run):
+                PairCounting(config, stage, shard_sets, kept, ranks, watchdog.mark).open(start)
+            break
+    return kept
+
+
 class GlobalBatches:
     """Iterates over the global batches from a state to the end of the run; each stage has its own loader."""
 
@@ -84,9 +113,18 @@ class GlobalBatches:
                 run.log(f"{stage.label}: {arithmetic}; {data}")
             pin_memory = run.ranks.device.type == "cuda"
             ranks = run.ranks.rank, run.ranks.world_size
-            seed = config.training.seed
+            counting = PairCounting(config, stage, run.shard_sets, run.pair_counts, run.ranks, run.watchdog.mark)
+            counting.open(position)
             self._loader = open_loader(
-                run.shard_sets, stage, position, seed, ranks, step, pin_memory, lambda: self._run.stop_signal.asked
+                run.shard_sets,
+                stage,
+                position,
+                config.training.seed,
+                ranks,
+                step,
+                pin_memory,
+                should_stop=lambda: self._run.stop_signal.asked,
+                pair_counts=run.pair_counts,
             )
             described = -1
             for batch in itertools.islice(self._loader, stage.last_step - step):
@@ -96,9 +134,9 @@ class GlobalBatches:
                 if batch.skipped_samples:
                     last = batch.position.epoch - 1
                     run.log(f"dropped the last {batch.skipped_samples} samples of epoch {last} (incomplete batch)")
-                position = batch.next_position
+                position, step = batch.next_position, step + 1
                 yield without_skipped(batch, self._skipped)
-            step = stage.last_step
+                counting.advance(position, stage.last_step - step)
 
     def _describe_pairs(self, epoch: int) -> None:
         """Log the counts of sentence pairs of an epoch."""

@@ -12,6 +12,7 @@ from trainer.checkpoint.format import DataIdentity
 from trainer.checkpoint.upload import Uploader
 from trainer.config.run_config import RunConfig
 from trainer.data.hidden_words import HiddenWords
+from trainer.data.pair_counts import KeptPairCounts
 from trainer.data.shard_set import ShardSet, has_valid_split
 from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_signal import StopSignal
@@ -77,6 +78,7 @@ class Run:
     stop_signal: StopSignal
     watchdog: Watchdog
     health: Health
+    pair_counts: KeptPairCounts
     minimal_pairs: MinimalPairs | None = None
     hidden_words: HiddenWords | None = None
     uploader: Uploader | None = None

@@ -31,6 +31,7 @@ from trainer.config.training_settings import BranchSettings
 from trainer.data.batch import Batch
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.hidden_words import HiddenWords, hide_words
+from trainer.data.pair_counts import KeptPairCounts
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet, Split, has_valid_split, tokenizer_of_run
 from trainer.distributed.process_group import (
@@ -48,6 +49,7 @@ from trainer.evaluation.pairs_in_training import minimal_pairs_of
 from trainer.evaluation.suites_in_training import SuitesInTraining
 from trainer.loop.console import StepBar, device_line
 from trainer.loop.evaluating import AVERAGE_PREFIX
+from trainer.loop.global_batches import count_first_epoch
 from trainer.loop.recorder import Recorder
 from trainer.loop.run import Progress, Run, data_identity, warn_of_disk
 from trainer.loop.sources import log_sources, running_sources
@@ -115,7 +117,8 @@ def set_up(
     engine = open_engine(model, start, scores, config, shard_sets, ranks, watchdog)
     state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks), scores)
     progress = first_progress(start, scores, config, state)
-    run = open_run(start, state, config, shard_sets, engine, stop_signal, watchdog)
+    pair_counts = count_first_epoch(config, shard_sets, state, ranks, watchdog)
+    run = open_run(start, state, config, shard_sets, pair_counts, engine, stop_signal, watchdog)
     for note in notes:
         run.log(note)
     log_run_summary(run, state, changes, config.branch if start.is_from_other_run else None)
@@ -197,6 +200,7 @@ def open_run(
     state: TrainState,
     config: RunConfig,
     shard_sets: list[ShardSet],
+    pair_counts: KeptPairCounts,
     engine: Engine,
     stop_signal: StopSignal,
     watchdog: Watchdog,
@@ -207,6 +211,7 @@ def open_run(
         config=config,
         ranks=ranks,
         shard_sets=shard_sets,
+        pair_counts=pair_counts,
         engine=engine,
         uploader=open_uploader(start, config, ranks),
         tracker=open_tracker(config, ranks, state, begin=start.branch is not None),
