@@ -321,11 +321,11 @@ def compiled_folder() -> Path:
     Where several ranks run on this host, it is on the host's own disk: home folders of clusters are shared by all
     hosts, whose ranks would create hundreds of files each in the same second.
     """
-    of_host = private_folder_of_host() if (environment.local_world_size() or 1) > 1 else None
+    of_host = _private_folder_of_host() if (environment.local_world_size() or 1) > 1 else None
     return (of_host or cache_folder()) / "compiled" / f"{_build()}-{platform.machine()}-{_instruction_set()}"
 
 
-def private_folder_of_host() -> Path | None:
+def _private_folder_of_host() -> Path | None:
     """Return a folder for temporary files that only this user can write, created if missing.
 
     None if another user made it first, or others may write there, or nothing there can be executed.

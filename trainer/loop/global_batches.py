@@ -76,8 +76,9 @@ def count_first_epoch(
     for number, stage in enumerate(config.stages):
         if state.step < stage.last_step:
             start = first_position(config, number, position) if position.stage != number else position
-            with explain_lost_workers(ranks.rank, stage.data.num_workers, watchdog.end_run):
-                PairCounting(config, stage, shard_sets, kept, ranks, watchdog.mark).open(start)
+            if stage.data.sentence_pairs != "none":
+                with explain_lost_workers(ranks.rank, stage.data.num_workers, watchdog.end_run):
+                    PairCounting(config, stage, shard_sets, kept, ranks, watchdog.mark).open(start)
             break
     return kept
 

@@ -71,7 +71,8 @@ class PairCounting:
         # Each node keeps the counts where nodes have disks of their own.
         self._writes = ranks.is_first or (config.checkpoint.upload_to is not None and ranks.local_rank == 0)
         self._reading: dict[int, ReadEpoch] = {}
-        self._ahead: dict[ReadEpoch, Iterable[Counted]] = {}
+        self._ahead: dict[ReadEpoch, tuple[Iterable[Counted], int]] = {}
+        """What is counted in the background, and how many rows of the present epoch are left when it must be done."""
         self._counted: set[ReadEpoch] = set()
 
     def open(self, position: Position) -> None:
@@ -85,7 +86,7 @@ class PairCounting:
             self._count(read)
 
     def advance(self, position: Position, num_steps: int) -> None:
-        """Begin to count the next epochs, and end it in the middle of the present ones.
+        """Begin to count the next epochs, and end it when half of the rest of the present ones is read.
 
         Args:
             position: what all ranks read next.
@@ -99,14 +100,15 @@ class PairCounting:
             while samples.is_over(read, position.epoch, position.next_sample):
                 read = samples.following(read)
             self._reading[component] = read
-            left, num_rows = samples.num_rows_left(read, position.next_sample), samples.num_rows(read)
+            left, following = samples.num_rows_left(read, position.next_sample), samples.following(read)
             is_last = samples.num_rows_of(component, (num_steps + 1) * self._global_rows) <= left
-            following = samples.following(read)
-            if is_last or following in self._counted or num_rows < _SHORTEST_EPOCH * self._global_rows:
+            few_rows = samples.num_rows_of(component, _SHORTEST_EPOCH * self._global_rows)
+            if is_last or following in self._counted or samples.num_rows(read) < few_rows:
                 continue
             if following not in self._ahead and not self._find(following):
-                self._ahead[following] = self._begin(samples.planner(following), min(1, self._num_workers))
-            if 2 * left <= num_rows and following not in self._counted:
+                ahead = self._begin(samples.planner(following), min(1, self._num_workers))
+                self._ahead[following] = ahead, left // 2 if left >= few_rows else left
+            if following in self._ahead and left <= self._ahead[following][1]:
                 self._count(following)
 
     def _find(self, read: ReadEpoch) -> bool:
@@ -119,7 +121,7 @@ class PairCounting:
         return counts is not None
 
     def _count(self, read: ReadEpoch) -> None:
-        planner, ahead = self._samples.planner(read), self._ahead.pop(read, None)
+        planner, (ahead, _) = self._samples.planner(read), self._ahead.pop(read, (None, 0))
         if ahead is None:
             if self._find(read):
                 return

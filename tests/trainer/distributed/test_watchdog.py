@@ -70,7 +70,7 @@ def test_a_rank_that_compiles_has_its_time_and_no_more():
     heard = {0: LastSeen(word(marks=9), beat_at=4000, moved_at=0), 1: LastSeen(compiling, beat_at=4000, moved_at=400)}
     assert find_trouble(heard, 4000, SETTINGS) is None
     verdict = find_trouble(heard | {1: LastSeen(compiling, beat_at=4000, moved_at=399)}, 4000, SETTINGS)
-    assert "for 3600 s (a limit on compilation)" in verdict and "rank 1 (" in verdict
+    assert "for 3600 s (the limit of this operation)" in verdict and "rank 1 (" in verdict
 
 
 class CountingStore:

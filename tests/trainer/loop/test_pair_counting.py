@@ -277,13 +277,27 @@ def test_the_next_epoch_is_counted_before_the_present_one_ends(
     following = planner_of(config, epoch=1)
     for sample in range(rows):
         counting.advance(Position(0, 0, sample), num_steps=1000)
-        assert (kept.find(following) is not None) is (2 * (rows - sample) <= rows)
+        assert (kept.find(following) is not None) is (rows - sample <= rows // 2)
     assert len(planned) == (0 if num_workers else NUM_SHARDS), "a process of its own plans"
     planned.clear()
     late = rows_of(config, KeptPairCounts(tmp_path), 6, Position(0, 0, rows - 3))
     assert late == rows_of(config, None, 6, Position(0, 0, rows - 3))
     counting.advance(Position(0, 1, 0), num_steps=1000)
     assert kept.find(planner_of(config, epoch=2)) is None
+
+
+@pytest.mark.parametrize(("shortest", "counted_at"), [(1, 6), (20, 12)])
+def test_a_start_late_in_an_epoch_does_not_wait_for_the_next_ones_count_unless_little_is_left(
+    shortest: int, counted_at: int, data: list[Path], tmp_path: Path, planned: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair_counting, "_SHORTEST_EPOCH", shortest)
+    config = config_of(data[:1])
+    rows = training_samples([open_shard_set(config.data_sets[0])], config.data, config.stages[0], 1).num_samples(0)
+    assert rows is not None and rows > 20
+    ((counting, kept),) = opened(config, tmp_path, monkeypatch, position=Position(0, 0, rows - 13))
+    for left in range(12, 0, -1):
+        counting.advance(Position(0, 0, rows - left), num_steps=1000)
+        assert (kept.find(planner_of(config, epoch=1)) is not None) is (left <= counted_at)
 
 
 def test_an_epoch_that_the_stage_does_not_reach_is_not_counted(
