@@ -157,7 +157,7 @@ class PairCounting:
         loader = DataLoader(
             _ShardCounts(planner),
             batch_size=None,
-            sampler=share,  # type: ignore[arg-type]
+            sampler=share,
             num_workers=num_workers,
             prefetch_factor=-(-len(share) // num_workers) or 1 if num_workers else None,
             multiprocessing_context="fork" if num_workers else None,
@@ -185,5 +185,5 @@ def _begin_worker(worker: int) -> None:
     initialize_worker(worker)
 
 
-def _as_it_is(value: Counted) -> Counted:
+def _as_it_is(value: Any) -> Any:
     return value
