@@ -262,28 +262,38 @@ def test_an_error_in_the_share_of_one_rank_is_the_error_of_all(
 
 
 @pytest.mark.spawn
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("num_workers", "world_size"), [(0, 3), (1, 1)])
 def test_the_next_epoch_is_counted_before_the_present_one_ends(
-    num_workers: int, data: list[Path], tmp_path: Path, planned: list, monkeypatch: pytest.MonkeyPatch
+    num_workers: int,
+    world_size: int,
+    data: list[Path],
+    tmp_path: Path,
+    planned: list,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pair_counting, "_SHORTEST_EPOCH", 1)
     config = config_of(data[:1], f"data.num_workers={num_workers}")
-    ((counting, kept),) = opened(config, tmp_path, monkeypatch)
-    rows = training_samples(
-        [open_shard_set(config.data_sets[0])], config.data, config.stages[0], config.training.seed, kept
-    ).num_samples(0)
+    sets = [open_shard_set(config.data_sets[0])]
+    rows = training_samples(sets, config.data, config.stages[0], config.training.seed).num_samples(0)
     assert rows is not None
-    planned.clear()
-    following = planner_of(config, epoch=1)
-    for sample in range(rows):
-        counting.advance(Position(0, 0, sample), num_steps=1000)
-        assert (kept.find(following) is not None) is (rows - sample <= rows // 2)
-    assert len(planned) == (0 if num_workers else NUM_SHARDS), "a process of its own plans"
-    planned.clear()
+    following, group = planner_of(config, epoch=1), ThreadedRanks(world_size, (pair_counting,), monkeypatch)
+
+    def read_on(ranks: Any) -> None:
+        kept = KeptPairCounts(tmp_path)
+        counting = counting_of(config, kept, ranks)
+        counting.open(START)
+        for sample in range(rows):
+            counting.advance(Position(0, 0, sample), num_steps=1000)
+            if ranks.is_first:
+                assert (kept.find(following) is not None) is (rows - sample <= rows // 2)
+        counting.advance(Position(0, 1, 0), num_steps=1000)
+        assert kept.find(planner_of(config, epoch=2)) is None
+
+    group.run(read_on)
+    expected = 0 if num_workers else NUM_SHARDS
+    assert sum(key == int(following.key) for key, _ in planned) == expected, "a process of its own plans"
     late = rows_of(config, KeptPairCounts(tmp_path), 6, Position(0, 0, rows - 3))
     assert late == rows_of(config, None, 6, Position(0, 0, rows - 3))
-    counting.advance(Position(0, 1, 0), num_steps=1000)
-    assert kept.find(planner_of(config, epoch=2)) is None
 
 
 @pytest.mark.parametrize(("shortest", "counted_at"), [(1, 6), (20, 12)])
