@@ -32,7 +32,8 @@ from reports import Row
 
 from trainer import load_config
 from trainer.config.run_config import RunConfig
-from trainer.preflight.efficiency import ACHIEVED_FLOPS, GPUS_PER_NODE, link_bytes_per_second, step_traffic
+from trainer.preflight.efficiency import ACHIEVED_FLOPS, link_bytes_per_second, step_traffic
+from trainer.preflight.scale import GPUS_PER_NODE
 
 GPUS, NETWORK_GBITS = 64, 400.0
 BATCHES = (4_194_304, 1_048_576)
@@ -78,7 +79,7 @@ def _measured(arguments: argparse.Namespace, folder: Path, hosts: list[str]) -> 
     job = {"shards": str(folder), "rows": arguments.rows, "steps": arguments.steps}
     alone = [_run(folder, hosts, job, world_size=1)]
     shares = {tokens: _communication_share(tokens) for tokens in BATCHES}
-    traffic = step_traffic(_config(job, 2), _config(job, 2).stages[0], 2, 1.0)
+    traffic = step_traffic(_config(job, 2), _config(job, 2).stages[0], 2, 1.0, node_gpus=1)
     num_bytes = traffic.hidden_bytes + traffic.exposed_bytes
     rates = {tokens: num_bytes / (share * alone[0]) for tokens, share in shares.items()}
     batches: dict[int, Any] = {

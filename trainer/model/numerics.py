@@ -23,6 +23,9 @@ from trainer.model.attention import choose_kernel
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
+SUM_OVER_RANKS = "sum over ranks"
+"""The entry that says how gradients become one; it counts where there are several ranks before and after."""
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -136,7 +139,8 @@ def describe_numerics(config: RunConfig, device: torch.device) -> dict[str, str]
     lengths = dict.fromkeys(stage.sequence_length for stage in config.stages)
     dropout = model.attention_probs_dropout_prob
     kernels = dict.fromkeys(choose_kernel(device, dtype, model.head_size, dropout, length) for length in lengths)
-    return {
-        "attention kernel": ", ".join(kernels),
-        "torch build": torch.__version__,
-    }
+    described = {"attention kernel": ", ".join(kernels), "torch build": torch.__version__}
+    if config.training.precision != "fp32":
+        is_exchanged = config.zero.stage == 1 and dtype == torch.bfloat16 and not config.zero.offload_optimizer
+        described[SUM_OVER_RANKS] = "fp32, each contribution rounded to bf16" if is_exchanged else "fp32"
+    return described

@@ -18,6 +18,7 @@ from trainer.config.training_settings import StageSettings
 from trainer.distributed.process_group import Ranks
 from trainer.model import numerics
 from trainer.model.numerics import (
+    SUM_OVER_RANKS,
     describe_numerics,
     fast_precision,
     missing_for_compilation,
@@ -207,3 +208,17 @@ def test_a_checkpoint_names_the_attention_kernels_of_all_stages_and_torchs_build
         "attention kernel": "masked, by_sequence",
         "torch build": torch.__version__,
     }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["training.precision=bf16"], "fp32, each contribution rounded to bf16"),
+        (["training.precision=bf16", "zero.stage=2"], "fp32"),
+        (["training.precision=bf16", "zero.offload_optimizer=true"], "fp32"),
+        (["training.precision=fp16"], "fp32"),
+        (["training.precision=fp32"], None),
+    ],
+)
+def test_a_checkpoint_says_how_gradients_of_16_bits_are_summed_over_ranks(overrides, expected) -> None:
+    assert describe_numerics(preset_config(*overrides), torch.device("cpu")).get(SUM_OVER_RANKS) == expected

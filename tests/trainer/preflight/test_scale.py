@@ -9,10 +9,17 @@ from trainer.preflight.scale import scale_lines, scaled, sent_bytes
 
 def test_traffic_by_hand():
     """A thousand numbers of 2 bytes, 100 of them tied, on 4 ranks: rings send three quarters of a tensor."""
-    assert sent_bytes(1000, 100, 2, zero_stage=1, world_size=4, accumulation_steps=8) == 3 * 1500
-    assert sent_bytes(1000, 100, 2, zero_stage=2, world_size=4, accumulation_steps=8) == 17 * 1500
-    assert sent_bytes(1000, 100, 2, zero_stage=3, world_size=4, accumulation_steps=8) == 24 * 1500 + 16 * 150
-    assert sent_bytes(1000, 100, 2, zero_stage=3, world_size=1, accumulation_steps=8) == 0
+    sizes = {"num_numbers": 1000, "num_tied": 100, "number_bytes": 2, "accumulation_steps": 8}
+    assert sent_bytes(**sizes, zero_stage=1, world_size=4) == (2 * 4 + 2) * 750
+    assert sent_bytes(**sizes, zero_stage=2, world_size=4) == (8 * 2 * 4 + 2) * 750
+    assert sent_bytes(**sizes, zero_stage=3, world_size=4) == 8 * (2 * 2 + 4) * 750 + 8 * 2 * 2 * 75
+    assert sent_bytes(**sizes, zero_stage=3, world_size=1) == 0
+    # Exchanged: of what a rank computed three quarters; of its quarter of the sums three quarters; then its weights.
+    for node in (1, 4):
+        assert sent_bytes(**sizes, zero_stage=1, world_size=4, exchanged_on=node) == 2 * 750 + 4 * 187.5 + 2 * 750
+    # On nodes of two half goes to the neighbor, and half of half the sums to the other node.
+    assert sent_bytes(**sizes, zero_stage=1, world_size=4, exchanged_on=2) == 2 * 500 + 4 * 250 + 4 * 187.5 + 2 * 750
+    assert sent_bytes(**sizes, zero_stage=1, world_size=1, exchanged_on=8) == 0
 
 
 def test_the_global_batch_stays_whole_and_the_work_is_divided():
