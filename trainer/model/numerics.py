@@ -142,5 +142,7 @@ def describe_numerics(config: RunConfig, device: torch.device) -> dict[str, str]
     described = {"attention kernel": ", ".join(kernels), "torch build": torch.__version__}
     if config.training.precision != "fp32":
         is_exchanged = config.zero.stage == 1 and dtype == torch.bfloat16 and not config.zero.offload_optimizer
-        described[SUM_OVER_RANKS] = "fp32, each contribution rounded to bf16" if is_exchanged else "fp32"
+        given = (config.deepspeed or {}).get("communication_data_type")
+        sent = ("bf16" if is_exchanged else "fp32") if given in (None, "auto") else given
+        described[SUM_OVER_RANKS] = f"contributions in {sent}, sums in fp32" if is_exchanged else f"DeepSpeed in {sent}"
     return described

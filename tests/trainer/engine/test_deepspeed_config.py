@@ -68,6 +68,21 @@ def test_gradients_are_added_up_as_they_come_where_deepspeed_can():
     assert deepspeed_config(make_config(1), 2, user)["bf16"]["immediate_grad_update"] is False
 
 
+@pytest.mark.parametrize(
+    ("stage", "precision", "user", "expected"),
+    [
+        (1, "bf16", {}, "bf16"),
+        (1, "bf16", {"communication_data_type": "fp32"}, "fp32"),
+        (1, "bf16", {"bf16": {"immediate_grad_update": False}}, "fp32"),
+        *((stage, "bf16", {"communication_data_type": None}, "fp32") for stage in (2, 3)),
+        *((stage, "fp16", {}, "fp32") for stage in (1, 2, 3)),
+        (2, "bf16", {"communication_data_type": "bf16"}, "bf16"),
+    ],
+)
+def test_deepspeed_reduces_in_fp32_and_what_is_exchanged_travels_in_bf16(stage, precision, user, expected):
+    assert deepspeed_config(make_config(stage, precision), 2, user)["communication_data_type"] == expected
+
+
 def test_stage_3_gathers_weights_for_each_use_unless_the_user_says_otherwise():
     """DeepSpeed's own 1e9 would keep all weights of any model of ours from the forward to the backward."""
     assert deepspeed_config(make_config(3), 2)["zero_optimization"]["stage3_max_reuse_distance"] == 0

@@ -213,12 +213,17 @@ def test_a_checkpoint_names_the_attention_kernels_of_all_stages_and_torchs_build
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["training.precision=bf16"], "fp32, each contribution rounded to bf16"),
-        (["training.precision=bf16", "zero.stage=2"], "fp32"),
-        (["training.precision=bf16", "zero.offload_optimizer=true"], "fp32"),
-        (["training.precision=fp16"], "fp32"),
+        ([], "contributions in bf16, sums in fp32"),
+        (["deepspeed={communication_data_type: fp32}"], "contributions in fp32, sums in fp32"),
+        (["zero.stage=2"], "DeepSpeed in fp32"),
+        (["zero.stage=2", "deepspeed={communication_data_type: bf16}"], "DeepSpeed in bf16"),
+        (["zero.offload_optimizer=true"], "DeepSpeed in fp32"),
+        (["training.precision=fp16"], "DeepSpeed in fp32"),
         (["training.precision=fp32"], None),
     ],
 )
 def test_a_checkpoint_says_how_gradients_of_16_bits_are_summed_over_ranks(overrides, expected) -> None:
-    assert describe_numerics(preset_config(*overrides), torch.device("cpu")).get(SUM_OVER_RANKS) == expected
+    assert (
+        describe_numerics(preset_config("training.precision=bf16", *overrides), torch.device("cpu")).get(SUM_OVER_RANKS)
+        == expected
+    )
