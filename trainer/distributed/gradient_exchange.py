@@ -23,6 +23,7 @@ import torch.distributed
 from trainer.distributed.process_group import Ranks, all_reduce_sum, gather_objects
 
 Group = torch.distributed.ProcessGroup | None
+_ROW = 512
 
 
 class Level(NamedTuple):
@@ -124,8 +125,15 @@ def _counts(first: int, last: int, size: int, num_ranks: int) -> list[int]:
 
 def norm_of_parts(parts: Sequence[torch.Tensor], ranks: Ranks) -> torch.Tensor:
     """The norm, fp32 of shape (), of a gradient whose elements are in the parts of all ranks, each once."""
-    squares = torch.stack([torch.linalg.vector_norm(part).double().square() for part in parts])
+    squares = torch.stack([_sum_of_squares(part) for part in parts])
     return all_reduce_sum(squares.sum(), ranks).sqrt().float()
+
+
+def _sum_of_squares(part: torch.Tensor) -> torch.Tensor:
+    """In float64, from norms of few elements each: on the CPU torch adds 3 million in fp32 with an error of 1e-4."""
+    rows = part[: len(part) // _ROW * _ROW].view(-1, _ROW)
+    norms = [torch.linalg.vector_norm(rows, dim=1), torch.linalg.vector_norm(part[rows.numel() :]).view(1)]
+    return torch.cat(norms).double().square().sum()
 
 
 def _all_to_all(

@@ -204,7 +204,7 @@ def deepspeed_config(config: RunConfig, world_size: int, user: dict[str, Any] | 
     for name in (*BATCH_KEYS, "optimizer"):
         given.pop(name, None)
     settings = _merge(_own_settings(config, batch), given)
-    if settings.get("communication_data_type") is None:
+    if settings.get("communication_data_type") is None and world_size > 1:
         # An all-reduce in bf16 rounds after every addition (trainer/distributed/gradient_exchange.py rounds once).
         is_exchanged = settings.get("bf16", {}).get("immediate_grad_update") and not config.zero.offload_optimizer
         settings["communication_data_type"] = "bf16" if config.zero.stage == 1 and is_exchanged else "fp32"

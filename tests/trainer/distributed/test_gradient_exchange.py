@@ -184,5 +184,8 @@ def test_the_norm_is_that_of_all_ranks_parts(monkeypatch):
     monkeypatch.setattr(gradient_exchange, "all_reduce_sum", lambda squares, ranks: squares + other)
     norm = norm_of_parts(parts, Ranks(0, 2, 0, torch.device("cpu")))
     assert norm.dtype == FP32 and float(norm) == 13.0
+    many = torch.randn(300_000, generator=torch.Generator().manual_seed(1))
+    norm = norm_of_parts([many], Ranks(0, 2, 0, torch.device("cpu")))
+    assert float(norm) == pytest.approx(float((many.double().square().sum() + other).sqrt()), rel=1e-6)
     parts[0][1] = torch.nan
     assert norm_of_parts(parts, Ranks(0, 2, 0, torch.device("cpu"))).isnan()

@@ -81,6 +81,8 @@ def test_gradients_are_added_up_as_they_come_where_deepspeed_can():
 )
 def test_deepspeed_reduces_in_fp32_and_what_is_exchanged_travels_in_bf16(stage, precision, user, expected):
     assert deepspeed_config(make_config(stage, precision), 2, user)["communication_data_type"] == expected
+    alone = deepspeed_config(make_config(stage, precision), 1, user)
+    assert alone.get("communication_data_type") == user.get("communication_data_type"), "there is no sum"
 
 
 def test_stage_3_gathers_weights_for_each_use_unless_the_user_says_otherwise():

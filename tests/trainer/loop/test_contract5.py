@@ -162,17 +162,16 @@ def test_what_is_averaged_within_the_backward_is_bitwise_what_deepspeed_averages
     assert all(torch.equal(mine[parameter], theirs[parameter]) for parameter in mine | theirs)
 
 
-def test_four_ranks_on_two_nodes_train_in_bf16_as_one_rank_with_four_micro_batches(small_shards, tmp_path):
-    """Gradients of one micro-batch are bf16 already: the sums differ in the last bits of fp32 alone."""
-    found = {}
-    for world_size, local_ranks in ((1, (0,)), (4, (0, 1, 0, 1))):
-        job = JOBS["bf16 in buckets"] | {"stage": 1, "output_dir": str(tmp_path / str(world_size))}
-        reports = run_jobs(tmp_path, str(small_shards), {"job": job}, world_size, local_ranks)
-        found[world_size] = reports["job"], weights_of(tmp_path, str(world_size))
-    (alone, weights), (together, other_weights) = found.values()
-    assert together["losses"] == pytest.approx(alone["losses"], rel=1e-5)
-    assert together["norms"] == pytest.approx(alone["norms"], rel=1e-4)
-    moved = torch.cat([(weights[name] - other_weights[name]).flatten() for name in weights])
+@SLOW
+def test_four_ranks_on_two_nodes_train_in_bf16_as_plain_pytorch_within_the_rounding_of_fp32(small_shards, tmp_path):
+    """With one micro-batch per rank contributions are bf16 already, and nothing else is rounded."""
+    job = JOBS["bf16 in buckets"] | {"stage": 1, "output_dir": str(tmp_path / "job")}
+    report = run_jobs(tmp_path, str(small_shards), {"job": job}, world_size=4, local_ranks=(0, 1, 0, 1))["job"]
+    expected = reference(str(small_shards), "bf16 in buckets")
+    assert report["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert report["norms"] == pytest.approx(expected["norms"], rel=1e-4)
+    weights = weights_of(tmp_path, "job")
+    moved = torch.cat([(weights[name] - weight).flatten() for name, weight in expected["weights"].items()])
     assert moved.square().mean().sqrt() < 1e-5, "root mean square; the weights move by about 3e-3 a step"
 
 
