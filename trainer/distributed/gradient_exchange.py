@@ -144,7 +144,9 @@ def _all_to_all(
     sent_sizes: Sequence[int] = (),
 ) -> Any:
     """Start one; sizes are numbers of elements by rank, and equal where none are given. As bytes, for gloo's sake."""
-    splits = [[size * sent.element_size() for size in sizes] or None for sizes in (received_sizes, sent_sizes)]
+    received_bytes, sent_bytes = (
+        [size * sent.element_size() for size in sizes] or None for sizes in (received_sizes, sent_sizes)
+    )
     return torch.distributed.all_to_all_single(
-        received.view(torch.uint8), sent.view(torch.uint8), *splits, group=group, async_op=True
+        received.view(torch.uint8), sent.view(torch.uint8), received_bytes, sent_bytes, group=group, async_op=True
     )
