@@ -86,7 +86,7 @@ def wrap() -> None:
             if hasattr(module, name):
                 original = getattr(module, name)
                 setattr(module, name, counted(name, original) if name in RINGS else forbidden(name))
-        module.all_to_all_single = counted_all_to_all(module.all_to_all_single)
+    torch.distributed.all_to_all_single = counted_all_to_all(torch.distributed.all_to_all_single)
 
 
 if __name__ == "__main__":
