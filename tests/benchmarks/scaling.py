@@ -183,7 +183,7 @@ def _train(job: dict[str, Any]) -> None:
     from trainer.data.shard_set import open_shard_set
     from trainer.distributed.process_group import initialize_distributed, shut_down
     from trainer.engine.engine import build_engine
-    from trainer.loop.step import StepRequests, take_step
+    from trainer.loop.step import Counting, take_step
     from trainer.metrics.throughput import WorkClock
     from trainer.model.pretraining import PretrainingModel
 
@@ -203,9 +203,8 @@ def _train(job: dict[str, Any]) -> None:
     seconds = []
     for step, batch in enumerate(batches):
         started_at = time.perf_counter()
-        result = take_step(
-            engine, batch, step, 1e-4, 0, ranks, StepRequests(), WorkClock(ranks.device), lambda text: None
-        )
+        counts = Counting(batch, ranks).counts
+        result = take_step(engine, batch, counts, step, 1e-4, 0, ranks, WorkClock(ranks.device), lambda text: None)
         assert result.applied
         seconds.append(time.perf_counter() - started_at)
     Path(job["output"]).write_text(json.dumps(seconds[_WARMUP_STEPS:]))

@@ -97,10 +97,11 @@ def flash_attention_3(config: RunConfig) -> Iterator[None]:
 def counts_on_device(config: RunConfig) -> Iterator[None]:
     """The counts of a step travel over the device's group, so that its queue drains."""
 
-    def on_device(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-        return all_reduce_sum(values, ranks).cpu()
+    def on_device(values: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tensor]:
+        total = all_reduce_sum(values, ranks).cpu()
+        return lambda: total
 
-    with patch("trainer.loop.step.sum_on_hosts", on_device):
+    with patch("trainer.loop.step.begin_sum_on_hosts", on_device):
         yield
 
 

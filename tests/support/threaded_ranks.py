@@ -23,6 +23,7 @@ _OPERATIONS = (
     "broadcast_bytes",
     "all_reduce_sum",
     "sum_on_hosts",
+    "begin_sum_on_hosts",
     "exchange",
     "patient_collectives",
 )
@@ -69,6 +70,9 @@ class ThreadedRanks:
 
     def sum_on_hosts(self, values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
         return self.all_reduce_sum(values, ranks)
+
+    def begin_sum_on_hosts(self, values: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tensor]:
+        return lambda: self.all_reduce_sum(values, ranks)
 
     def patient_collectives(self, *_: object) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

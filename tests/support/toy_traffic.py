@@ -102,7 +102,7 @@ from trainer.distributed.process_group import Ranks, barrier, initialize_distrib
 from trainer.distributed.watchdog import Watchdog  # noqa: E402
 from trainer.engine.engine import build_engine  # noqa: E402
 from trainer.loop.setup import warmup_step  # noqa: E402
-from trainer.loop.step import StepRequests, take_step  # noqa: E402
+from trainer.loop.step import Counting, take_step  # noqa: E402
 from trainer.metrics.throughput import WorkClock  # noqa: E402
 from trainer.model.sizes import num_parameters  # noqa: E402
 
@@ -126,9 +126,8 @@ def measure(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     batches = make_loader(config, TrainState(), ranks)
     for step, batch in enumerate(itertools.islice(batches, STEPS)):
         SENT.clear()
-        take_step(
-            engine, batch, step, rate(config, step), 3, ranks, StepRequests(), WorkClock(ranks.device), lambda _: None
-        )
+        counts, clock = Counting(batch, ranks).counts, WorkClock(ranks.device)
+        take_step(engine, batch, counts, step, rate(config, step), 3, ranks, clock, lambda _: None)
         num_micro_batches = len(batch.micro_batches)
     sent = dict(SENT)
     engine.destroy()

@@ -14,7 +14,7 @@ import socket
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -177,10 +177,22 @@ def all_reduce_sum(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
 
 def sum_on_hosts(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """Return the sum over ranks of a tensor on the CPU, independent of work on the device; `values` is unchanged."""
+    return begin_sum_on_hosts(values, ranks)()
+
+
+def begin_sum_on_hosts(values: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tensor]:
+    """Begin `sum_on_hosts` in other threads, and return what waits for the sum; all ranks begin theirs in one order."""
     total = values.clone()
-    if ranks.world_size > 1:
-        torch.distributed.all_reduce(total, group=ranks.host_group)
-    return total
+    if ranks.world_size == 1:
+        return lambda: total
+    work = torch.distributed.all_reduce(total, group=ranks.host_group, async_op=True)
+    assert work is not None, "asynchronous"
+
+    def wait() -> torch.Tensor:
+        work.wait()
+        return total
+
+    return wait
 
 
 def min_over_ranks(value: int, ranks: Ranks) -> int:

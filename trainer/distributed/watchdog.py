@@ -151,7 +151,7 @@ class Watchdog:
             yield
         except Exception as error:
             if is_lost_peer(error):
-                if (cause := error_of_another(self._ranks.world_size)) is not None:
+                if (cause := error_of_another()) is not None:
                     raise cause from None
                 self.abort_if_ranks_are_lost()
             raise

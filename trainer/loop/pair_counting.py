@@ -26,13 +26,8 @@ from trainer.data.pair_counts import NUM_COUNTS, KeptPairCounts, PairPlanner
 from trainer.data.samples import ReadEpoch, training_samples
 from trainer.data.shard_set import ShardSet
 from trainer.data.workers import block_scheduler_signals, initialize_worker
-from trainer.distributed.process_group import (
-    Ranks,
-    broadcast_object,
-    gather_objects,
-    patient_collectives,
-    sum_on_hosts,
-)
+from trainer.distributed.agreement import raise_error_of_any
+from trainer.distributed.process_group import Ranks, broadcast_object, patient_collectives, sum_on_hosts
 
 LOG = logger(__name__)
 
@@ -137,15 +132,14 @@ class PairCounting:
         self._mark("counted sentence pairs", 0)
 
     def _sum(self, planner: PairPlanner, share: Iterable[Counted]) -> np.ndarray:
-        own, problem = np.zeros((len(planner.shards), NUM_COUNTS), np.int64), None
+        own = np.zeros((len(planner.shards), NUM_COUNTS), np.int64)
+        problem: UserError | None = None
         for number, counts in share:
             if isinstance(counts, UserError):
-                problem = (counts.problem, counts.fix, counts.code)
+                problem = counts
                 break
             own[number] = counts
-        for found in gather_objects(problem, self._ranks):
-            if found is not None:
-                raise UserError(found[0], fix=found[1], code=found[2])
+        raise_error_of_any(problem, self._ranks)
         return sum_on_hosts(torch.from_numpy(own), self._ranks).numpy()
 
     def _tokens_of_share(self, planner: PairPlanner) -> int:

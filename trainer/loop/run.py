@@ -40,6 +40,8 @@ class Progress:
     nonfinite: NonFiniteSteps
     saved_at: float = field(default_factory=time.monotonic)
     """Clock reading at this process's last checkpoint, or at its start."""
+    logged_at: float = field(default_factory=time.monotonic)
+    """Clock reading at this process's last log line of a step, or at its start."""
     saved_step: int | None = None
     """Step of the checkpoint from which the same command resumes."""
     save_is_deferred: bool = False

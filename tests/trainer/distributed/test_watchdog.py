@@ -113,6 +113,19 @@ def test_no_mark_and_no_beat_is_lost_where_both_threads_are_busy(monkeypatch):
     assert (store.words[-1]["marks"], store.words[-1]["doing"]) == (100, "micro-batch 100")
 
 
+def test_heartbeats_of_512_ranks_that_mark_all_the_time_are_2000_per_second_at_most(monkeypatch):
+    watchdog, store = Watchdog(SETTINGS, Ranks(1, 512, 1, torch.device("cpu"))), CountingStore()
+    monkeypatch.setattr(watchdog, "_connect", lambda: store)
+    watchdog.start()
+    started_at = time.monotonic()
+    while time.monotonic() < started_at + 0.8:
+        watchdog.mark("micro-batch")
+        time.sleep(0.002)
+    seconds, sent = time.monotonic() - started_at, len(store.words)
+    watchdog.close()
+    assert 0 < sent <= 1 + seconds * 2000 / 512
+
+
 def run_ranks(mode: str, stacks: Path, world_size: int = 2, stopped: int | None = None) -> list[tuple[int, str, str]]:
     """Exit status, stdout and stderr of the ranks; all must end by themselves but the one that is stopped."""
     processes = start_ranks([SCRIPT, mode, str(stacks)], world_size)

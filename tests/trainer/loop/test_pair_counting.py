@@ -23,6 +23,7 @@ from trainer.data.loader import Loader, Position
 from trainer.data.pair_counts import KeptPairCounts, PairPlanner
 from trainer.data.samples import ReadEpoch, training_samples
 from trainer.data.shard_set import open_shard_set
+from trainer.distributed import agreement
 from trainer.loop import pair_counting
 from trainer.loop.pair_counting import PairCounting
 
@@ -30,6 +31,8 @@ NUM_SHARDS = 20
 EPOCH_ROWS = 12
 """Fewer than half of the rows of an epoch."""
 START = Position(0, 0, 0)
+TOGETHER = (pair_counting, agreement)
+"""Modules that call what ranks do together."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +83,7 @@ def opened(
         counting.open(position)
         return counting, kept
 
-    return ThreadedRanks(world_size, (pair_counting,), monkeypatch).run(open_on)
+    return ThreadedRanks(world_size, TOGETHER, monkeypatch).run(open_on)
 
 
 def planner_of(config: RunConfig, epoch: int = 0) -> PairPlanner:
@@ -257,7 +260,7 @@ def test_an_error_in_the_share_of_one_rank_is_the_error_of_all(
             counting_of(config, KeptPairCounts(tmp_path), ranks).open(START)
         return "failed"
 
-    assert ThreadedRanks(3, (pair_counting,), monkeypatch).run(fails) == ["failed"] * 3
+    assert ThreadedRanks(3, TOGETHER, monkeypatch).run(fails) == ["failed"] * 3
     assert not list(tmp_path.glob("*.json"))
 
 
@@ -276,7 +279,7 @@ def test_the_next_epoch_is_counted_before_the_present_one_ends(
     sets = [open_shard_set(config.data_sets[0])]
     rows = training_samples(sets, config.data, config.stages[0], config.training.seed).num_samples(0)
     assert rows is not None
-    following, group = planner_of(config, epoch=1), ThreadedRanks(world_size, (pair_counting,), monkeypatch)
+    following, group = planner_of(config, epoch=1), ThreadedRanks(world_size, TOGETHER, monkeypatch)
 
     def read_on(ranks: Any) -> None:
         kept = KeptPairCounts(tmp_path)

@@ -20,7 +20,7 @@ from trainer.config.training_settings import OptimizerSettings
 from trainer.data.batch import IGNORED, TENSOR_NAMES, Batch
 from trainer.distributed.process_group import Ranks
 from trainer.loop import step as step_module
-from trainer.loop.step import StepRequests, StepResult, take_step
+from trainer.loop.step import Counting, StepResult, take_step
 from trainer.metrics.throughput import WorkClock
 from trainer.model import encoder
 from trainer.model.pretraining import PretrainingModel
@@ -123,10 +123,9 @@ def take_fake_step(config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
     engine = PlainEngine(model, OptimizerSettings(), CPU, torch.bfloat16, gradient_clipping=1.0)
     monkeypatch.setattr(step_module, "on_device", lambda given, device: [as_fake(batch, mode) for batch in given])
     global_batch = SimpleNamespace(micro_batches=tuple(batches), first_slice=0)
-    counts = step_module.count_globally(global_batch, ranks, StepRequests())
-    monkeypatch.setattr(step_module, "count_globally", lambda *arguments: counts)
+    counts = Counting(global_batch, ranks).counts
     with mode:
-        result = take_step(engine, global_batch, 0, 1e-4, 0, ranks, StepRequests(), WorkClock(CPU), lambda text: None)
+        result = take_step(engine, global_batch, counts, 0, 1e-4, 0, ranks, WorkClock(CPU), lambda text: None)
     return result
 
 
