@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from data_prep.base.processor import Processor, this_processor
+from trainer.config.gradient_sum import gradient_sum
 from trainer.config.run_config import RunConfig
 from trainer.distributed.process_group import Ranks, gather_objects
 from trainer.model.attention import choose_kernel
@@ -141,8 +142,6 @@ def describe_numerics(config: RunConfig, device: torch.device) -> dict[str, str]
     kernels = dict.fromkeys(choose_kernel(device, dtype, model.head_size, dropout, length) for length in lengths)
     described = {"attention kernel": ", ".join(kernels), "torch build": torch.__version__}
     if config.training.precision != "fp32":
-        is_exchanged = config.zero.stage == 1 and dtype == torch.bfloat16 and not config.zero.offload_optimizer
-        given = (config.deepspeed or {}).get("communication_data_type")
-        sent = ("bf16" if is_exchanged else "fp32") if given in (None, "auto") else given
+        is_exchanged, sent = gradient_sum(config)
         described[SUM_OVER_RANKS] = f"contributions in {sent}, sums in fp32" if is_exchanged else f"DeepSpeed in {sent}"
     return described

@@ -20,10 +20,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
+from trainer.config.gradient_sum import gradient_sum
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.distributed.rank_environment import local_world_size
-from trainer.engine.deepspeed_config import BATCH_KEYS, deepspeed_config
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.deepspeed_keys import BATCH_KEYS
 from trainer.model.sizes import flops_per_token, num_parameters
 from trainer.preflight.scale import GPUS_PER_NODE, SUM_BYTES, sent_bytes
 
@@ -79,15 +81,16 @@ def step_traffic(
     tied = config.model.padded_vocab_size * config.model.hidden_size
     of_ring = (world_size - 1) / world_size
     hiding, hidden, last = 0.0, 0.0, 0.0
-    zero_stage = config.zero.stage
-    total: float = sent_bytes(parameters, tied, number_bytes, zero_stage, world_size, cut.accumulation_steps)
+    zero_stage, gradient_bytes = config.zero.stage, gradient_sum(config).sent_bytes
+    sizes = parameters, tied, number_bytes, gradient_bytes
+    total: float = sent_bytes(*sizes, zero_stage, world_size, cut.accumulation_steps)
     if zero_stage == 3:
         hiding, hidden = compute_seconds, total
     elif num_overlapped := _overlapped_reductions(config, cut):
         hiding = _BACKWARD_SHARE * compute_seconds * num_overlapped / cut.accumulation_steps
-        per_number = 2 * SUM_BYTES * of_ring * num_overlapped
+        per_number = 2 * gradient_bytes * of_ring * num_overlapped
         if zero_stage == 1:
-            per_number = exchanged_per_number(number_bytes, world_size, node_gpus)
+            per_number = exchanged_per_number(gradient_bytes, world_size, node_gpus)
             total = per_number * parameters + number_bytes * parameters * of_ring
         hidden, last = per_number * parameters, per_number * tied
     return StepTraffic(
@@ -100,23 +103,22 @@ def step_traffic(
     )
 
 
-def exchanged_per_number(number_bytes: int, world_size: int, node_gpus: int) -> float:
+def exchanged_per_number(gradient_bytes: int, world_size: int, node_gpus: int) -> float:
     """Bytes per gradient through the slowest link where ranks exchange them: a node's network, if there are several."""
     if node_gpus > 1 and world_size > node_gpus:
         nodes = world_size / node_gpus
         return SUM_BYTES * (nodes - 1) / nodes * (1 + 1 / nodes)
-    return (number_bytes + SUM_BYTES / world_size) * (world_size - 1) / world_size
+    return (gradient_bytes + SUM_BYTES / world_size) * (world_size - 1) / world_size
 
 
 def _overlapped_reductions(config: RunConfig, cut: BatchArithmetic) -> int:
     """Reductions of gradients in a step that a backward hides, at the ZeRO stages below 3."""
+    if config.zero.stage != 2:
+        return int(gradient_sum(config).is_exchanged)
     # The user's batch sizes are those of the run's own number of ranks, and would contradict the YAML at any other.
     user = {key: value for key, value in (config.deepspeed or {}).items() if key not in BATCH_KEYS}
     settings = deepspeed_config(config, cut.world_size, user)
-    if config.zero.stage == 2:
-        return cut.accumulation_steps if settings["zero_optimization"].get("overlap_comm") else 0
-    is_taken_over = config.zero.stage == 1 and not config.zero.offload_optimizer
-    return int(is_taken_over and bool(settings.get("bf16", {}).get("immediate_grad_update")))
+    return cut.accumulation_steps if settings["zero_optimization"].get("overlap_comm") else 0
 
 
 def link_bytes_per_second(world_size: int, gpus_per_node: int, network_gbits: float) -> float:

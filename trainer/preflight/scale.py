@@ -1,19 +1,19 @@
 """What a run would need at other numbers of GPUs: memory and traffic of a rank in one step, for ZeRO 1 to 3, on paper.
 
-With N parameters, T of them in the word matrix (the decoder's too), W ranks on M nodes of L, b bytes per weight on the
-wire and A accumulation steps, a rank sends in one optimizer step (rings send (W - 1) / W of a tensor for a gather or a
-reduction, twice that for an all-reduce; gradients and their sums are fp32 except where b is said):
+With N parameters, T of them in the word matrix (the decoder's too), W ranks on M nodes of L, b bytes per weight and g
+per gradient on the wire (trainer/config/gradient_sum.py) and A accumulation steps, a rank sends in one optimizer step
+(rings send (W - 1) / W of a tensor for a gather or a reduction, twice that for an all-reduce):
 
-- ZeRO 0: gradients all-reduced once: 8 N (W - 1) / W.
-- ZeRO 1 in bf16 (trainer/distributed/gradient_exchange.py): gradients exchanged within the node (b N (L - 1) / L), sums
-  among nodes (4 N (M - 1) / (M L)) and to their owners (at most 4 N (W - 1) / W^2), and the new weights gathered once
-  (b N (W - 1) / W). Each rank receives as much.
-- ZeRO 1 otherwise: gradients all-reduced once, and the new weights gathered once: (8 + b) N (W - 1) / W.
-- ZeRO 2: gradients all-reduced after every micro-batch, the new weights once: (8 A + b) N (W - 1) / W.
+- ZeRO 0: gradients all-reduced once: 2 g N (W - 1) / W.
+- ZeRO 1 in bf16 (trainer/distributed/gradient_exchange.py): gradients exchanged within the node (g N (L - 1) / L), fp32
+  sums among nodes (4 N (M - 1) / (M L)) and to their owners (at most 4 N (W - 1) / W^2), and the new weights gathered
+  once (b N (W - 1) / W). Each rank receives as much.
+- ZeRO 1 otherwise: gradients all-reduced once, and the new weights gathered once: (2 g + b) N (W - 1) / W.
+- ZeRO 2: gradients all-reduced after every micro-batch, the new weights once: (2 g A + b) N (W - 1) / W.
 - ZeRO 3: weights gathered in every forward and every backward, the word matrix twice in each, gradients reduced to
-  their owners after every micro-batch: A (2 b (N + T) + 4 N) (W - 1) / W.
+  their owners after every micro-batch: A (2 b (N + T) + g N) (W - 1) / W.
 
-The paper (Rajbhandari et al. 2020, section 7) reduces to the owners in stage 2 as well, which is 4 N less each time;
+The paper (Rajbhandari et al. 2020, section 7) reduces to the owners in stage 2 as well, which is g N less each time;
 deepspeed 0.19.8 all-reduces whole buckets there (its use_multi_rank_bucket_allreduce). Measured by
 tests/trainer/preflight/test_traffic.py.
 """
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.gradient_sum import gradient_sum
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.model.sizes import flops_per_token, num_parameters
@@ -59,6 +60,7 @@ def sent_bytes(
     num_numbers: int,
     num_tied: int,
     number_bytes: int,
+    gradient_bytes: int,
     zero_stage: int,
     world_size: int,
     accumulation_steps: int,
@@ -69,9 +71,10 @@ def sent_bytes(
     Args:
         num_tied: numbers in the word matrix.
         number_bytes: of a weight on the wire.
-        exchanged_on: ranks per node, where ranks exchange gradients in as many bytes as weights (ZeRO 1 in bf16).
+        gradient_bytes: of a gradient.
+        exchanged_on: ranks per node, where ranks exchange gradients (ZeRO 1 in bf16).
     """
-    reduced = SUM_BYTES * num_numbers
+    reduced, sums = gradient_bytes * num_numbers, SUM_BYTES * num_numbers
     if zero_stage == 3:
         total = accumulation_steps * (2 * number_bytes * (num_numbers + num_tied) + reduced)
     elif exchanged_on is None:
@@ -80,8 +83,8 @@ def sent_bytes(
     else:
         nodes = max(1, world_size // exchanged_on) if exchanged_on > 1 else 1
         local = world_size // nodes
-        exchanged = number_bytes * num_numbers * (local - 1) // local + reduced * (nodes - 1) // world_size
-        return exchanged + (reduced // world_size + number_bytes * num_numbers) * (world_size - 1) // world_size
+        exchanged = reduced * (local - 1) // local + sums * (nodes - 1) // world_size
+        return exchanged + (sums // world_size + number_bytes * num_numbers) * (world_size - 1) // world_size
     return total * (world_size - 1) // world_size
 
 
@@ -92,7 +95,7 @@ def scaled(config: RunConfig, stage: Stage, world_size: int, zero_stage: Literal
     flops = flops_per_token(
         config.model, stage.sequence_length, stage.data.max_mlm_probability, config.data.has_sentence_pairs
     )
-    state = sum(parts[name] for name in _STATE)
+    state, summed = sum(parts[name] for name in _STATE), gradient_sum(config, zero_stage)
     return Scaled(
         world_size=world_size,
         zero_stage=zero_stage,
@@ -104,10 +107,11 @@ def scaled(config: RunConfig, stage: Stage, world_size: int, zero_stage: Literal
             num_parameters(config.model, config.data.has_sentence_pairs),
             config.model.padded_vocab_size * config.model.hidden_size,
             4 if config.training.precision == "fp32" else 2,
+            summed.sent_bytes,
             zero_stage,
             world_size,
             cut.accumulation_steps,
-            GPUS_PER_NODE if zero_stage == 1 and config.training.precision == "bf16" else None,
+            GPUS_PER_NODE if summed.is_exchanged else None,
         ),
         flops=flops * cut.micro_batch_tokens * cut.accumulation_steps,
     )

@@ -8,7 +8,8 @@ from trainer import load_config
 from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import OptimizerSettings, StageSettings, TrainingSettings, ZeroSettings
-from trainer.engine.deepspeed_config import KEYS, Owned, Refused, deepspeed_config, with_deepspeed_file
+from trainer.engine.deepspeed_config import deepspeed_config, with_deepspeed_file
+from trainer.engine.deepspeed_keys import KEYS, Owned, Refused
 
 
 def make_config(stage: int = 1, precision: str = "bf16", offload: bool = False, **training) -> RunConfig:

@@ -215,6 +215,8 @@ def test_a_checkpoint_names_the_attention_kernels_of_all_stages_and_torchs_build
     [
         ([], "contributions in bf16, sums in fp32"),
         (["deepspeed={communication_data_type: fp32}"], "contributions in fp32, sums in fp32"),
+        (["deepspeed={bf16: {immediate_grad_update: false}}"], "DeepSpeed in fp32"),
+        (["deepspeed={bfloat16: {immediate_grad_update: auto}}"], "contributions in bf16, sums in fp32"),
         (["zero.stage=2"], "DeepSpeed in fp32"),
         (["zero.stage=2", "deepspeed={communication_data_type: bf16}"], "DeepSpeed in bf16"),
         (["zero.offload_optimizer=true"], "DeepSpeed in fp32"),

@@ -80,6 +80,19 @@ def test_what_is_hidden_follows_from_stage_precision_and_deepspeeds_settings():
     assert offloaded.hidden_bytes == 0, "DeepSpeed's other optimizer"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "given", "ratio"),
+    [
+        ((), "fp32", (4 + 4 / 8) / (2 + 4 / 8)),
+        (("zero.stage=2", "deepspeed.zero_optimization={overlap_comm: true}"), "bf16", 2 / 4),
+    ],
+)
+def test_gradients_travel_in_the_type_that_the_user_gives(overrides, given, ratio):
+    own, users = preset(*overrides), preset(*overrides, f"deepspeed.communication_data_type={given}")
+    before, after = (step_traffic(config, config.stages[0], 8, 450e12).hidden_bytes for config in (own, users))
+    assert after / before == pytest.approx(ratio)
+
+
 def test_stage_2_reduces_after_every_micro_batch_and_stage_1_once():
     many = "training.micro_batch_tokens=16384"
     overlap = "deepspeed={zero_optimization: {overlap_comm: true}}"

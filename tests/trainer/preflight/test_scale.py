@@ -9,11 +9,13 @@ from trainer.preflight.scale import scale_lines, scaled, sent_bytes
 
 def test_traffic_by_hand():
     """A thousand numbers of 2 bytes, 100 of them tied, on 4 ranks: rings send three quarters of a tensor."""
-    sizes = {"num_numbers": 1000, "num_tied": 100, "number_bytes": 2, "accumulation_steps": 8}
+    sizes = {"num_numbers": 1000, "num_tied": 100, "number_bytes": 2, "gradient_bytes": 4, "accumulation_steps": 8}
     assert sent_bytes(**sizes, zero_stage=1, world_size=4) == (2 * 4 + 2) * 750
     assert sent_bytes(**sizes, zero_stage=2, world_size=4) == (8 * 2 * 4 + 2) * 750
     assert sent_bytes(**sizes, zero_stage=3, world_size=4) == 8 * (2 * 2 + 4) * 750 + 8 * 2 * 2 * 75
     assert sent_bytes(**sizes, zero_stage=3, world_size=1) == 0
+    sizes["gradient_bytes"] = 2
+    assert sent_bytes(**sizes, zero_stage=2, world_size=4) == (4 * 2 * 4 + 2) * 750, "where the user wants bf16"
     # Exchanged: of what a rank computed three quarters; of its quarter of the sums three quarters; then its weights.
     for node in (1, 4):
         assert sent_bytes(**sizes, zero_stage=1, world_size=4, exchanged_on=node) == 2 * 750 + 4 * 187.5 + 2 * 750

@@ -45,8 +45,8 @@ def test_a_step_sends_what_the_formula_says(stage, tmp_path, small_shards):
         number_bytes = 4 if job["precision"] == "fp32" else 2
         exchanged_on = WORLD_SIZE if stage == 1 and job["precision"] == "bf16" else None
         expected = sent_bytes(
-            *(report["parameters"], report["tied"], number_bytes, stage, WORLD_SIZE, report["micro_batches"]),
-            exchanged_on,
+            *(report["parameters"], report["tied"], number_bytes, 4 if exchanged_on is None else 2),
+            *(stage, WORLD_SIZE, report["micro_batches"], exchanged_on),
         )
         assert report["micro_batches"] == job["rows"] // (toy_traffic.MICRO_ROWS * WORLD_SIZE)
         assert sum(report["sent"].values()) == pytest.approx(expected, rel=TOLERANCE), (job, report)
