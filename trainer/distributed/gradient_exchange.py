@@ -45,8 +45,8 @@ class Route(NamedTuple):
 def open_route(ranks: Ranks, group: Group) -> Route:
     """Create the groups of this rank; `group` has all ranks, which call it together."""
     all_ranks = Level(group, ranks.world_size)
-    size = ranks_per_node(gather_objects(ranks.local_rank, ranks))
-    if size in (1, ranks.world_size):
+    size = ranks_per_node(ranks)
+    if size == 1:
         return Route(ranks.rank, all_ranks, (all_ranks,))
     first = ranks.rank - ranks.local_rank
     neighbors = range(first, first + size), range(ranks.local_rank, ranks.world_size, size)
@@ -55,10 +55,12 @@ def open_route(ranks: Ranks, group: Group) -> Route:
     return Route(ranks.rank, all_ranks, levels)
 
 
-def ranks_per_node(local_ranks: Sequence[int]) -> int:
-    """The number of ranks on every node, from the local rank of each rank; 1 unless all nodes have equally many."""
+def ranks_per_node(ranks: Ranks) -> int:
+    """How many ranks of a node exchange first; 1 with one node, or where nodes have not equally many; a collective."""
+    local_ranks = gather_objects(ranks.local_rank, ranks)
     size = max(local_ranks) + 1
-    return size if list(local_ranks) == [*range(size)] * (len(local_ranks) // size) else 1
+    is_regular = local_ranks == [*range(size)] * (ranks.world_size // size)
+    return size if is_regular and size < ranks.world_size else 1
 
 
 def average(flat: torch.Tensor, start: int, stop: int, route: Route, dtype: torch.dtype) -> Iterator[None]:

@@ -76,7 +76,7 @@ def count_first_epoch(
     kept = KeptPairCounts(Path(config.output_dir) / PAIR_COUNTS)
     position = Position(state.stage, state.epoch, state.next_sample)
     for number, stage in enumerate(config.stages):
-        if state.step < stage.last_step:
+        if state.step < stage.first_step + stage.taken_steps:
             start = first_position(config, number, position) if position.stage != number else position
             if stage.data.sentence_pairs != "none":
                 with explain_lost_workers(ranks.rank, stage.data.num_workers, watchdog.end_run):
@@ -115,7 +115,8 @@ class GlobalBatches:
     def _of_stages(self, step: int, position: Position) -> Iterator[FetchedBatch]:
         run, config, notes = self._run, self._run.config, list[str]()
         for number, stage in enumerate(config.stages):
-            if step >= stage.last_step:
+            stop = stage.first_step + stage.taken_steps  # nothing is read beyond the end of the run
+            if step >= stop:
                 continue
             if position.stage != number:
                 before, position = position, first_position(config, number, position)
@@ -138,7 +139,7 @@ class GlobalBatches:
                 pair_counts=run.pair_counts,
             )
             described = -1
-            for batch in itertools.islice(loader, stage.last_step - step):
+            for batch in itertools.islice(loader, stop - step):
                 if (epoch := batch.position.epoch) != described:
                     notes += describe_epoch(batch, loader.pair_counts(epoch) if run.ranks.is_first else None)
                     described = epoch
@@ -146,7 +147,7 @@ class GlobalBatches:
                 fraction = position.next_sample / (loader.num_samples(epoch) or math.inf)
                 yield FetchedBatch(without_skipped(batch, self._skipped), epoch + fraction, tuple(notes))
                 notes.clear()
-                counting.advance(position, stage.last_step - step)
+                counting.advance(position, stop - step)
 
 
 def describe_epoch(first: GlobalBatch, counts: PairCounts | None) -> Iterator[str]:

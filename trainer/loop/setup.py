@@ -31,7 +31,6 @@ from trainer.config.training_settings import BranchSettings
 from trainer.data.batch import Batch
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.hidden_words import HiddenWords, hide_words
-from trainer.data.pair_counts import KeptPairCounts
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet, Split, has_valid_split, tokenizer_of_run
 from trainer.distributed.process_group import (
@@ -117,8 +116,7 @@ def set_up(
     engine = open_engine(model, start, scores, config, shard_sets, ranks, watchdog)
     state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks), scores)
     progress = first_progress(start, scores, config, state)
-    pair_counts = count_first_epoch(config, shard_sets, state, ranks, watchdog)
-    run = open_run(start, state, config, shard_sets, pair_counts, engine, stop_signal, watchdog)
+    run = open_run(start, state, config, shard_sets, engine, stop_signal, watchdog)
     for note in notes:
         run.log(note)
     log_run_summary(run, state, changes, config.branch if start.is_from_other_run else None)
@@ -200,7 +198,6 @@ def open_run(
     state: TrainState,
     config: RunConfig,
     shard_sets: list[ShardSet],
-    pair_counts: KeptPairCounts,
     engine: Engine,
     stop_signal: StopSignal,
     watchdog: Watchdog,
@@ -211,7 +208,7 @@ def open_run(
         config=config,
         ranks=ranks,
         shard_sets=shard_sets,
-        pair_counts=pair_counts,
+        pair_counts=count_first_epoch(config, shard_sets, state, ranks, watchdog),
         engine=engine,
         uploader=open_uploader(start, config, ranks),
         tracker=open_tracker(config, ranks, state, begin=start.branch is not None),

@@ -19,6 +19,7 @@ import torch
 from data_prep.base.processor import Processor, this_processor
 from trainer.config.gradient_sum import gradient_sum
 from trainer.config.run_config import RunConfig
+from trainer.distributed.gradient_exchange import ranks_per_node
 from trainer.distributed.process_group import Ranks, gather_objects
 from trainer.model.attention import choose_kernel
 
@@ -26,6 +27,8 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 SUM_OVER_RANKS = "sum over ranks"
 """The entry that says how gradients become one; it counts where there are several ranks before and after."""
+BY_NODES = ", first in nodes of "
+"""What follows counts on the same number of ranks: on another one the order of additions changes anyway."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -134,14 +137,16 @@ def _with_training(config: RunConfig, **changes: Any) -> RunConfig:
     return config.model_copy(update={"training": config.training.model_copy(update=changes)})
 
 
-def describe_numerics(config: RunConfig, device: torch.device) -> dict[str, str]:
+def describe_numerics(config: RunConfig, ranks: Ranks) -> dict[str, str]:
     """By name, for a checkpoint: what changes the bits of a loss and is not a setting."""
     model, dtype = config.model, DTYPES[config.training.precision]
     lengths = dict.fromkeys(stage.sequence_length for stage in config.stages)
     dropout = model.attention_probs_dropout_prob
-    kernels = dict.fromkeys(choose_kernel(device, dtype, model.head_size, dropout, length) for length in lengths)
+    kernels = dict.fromkeys(choose_kernel(ranks.device, dtype, model.head_size, dropout, length) for length in lengths)
     described = {"attention kernel": ", ".join(kernels), "torch build": torch.__version__}
     if config.training.precision != "fp32":
         is_exchanged, sent = gradient_sum(config)
         described[SUM_OVER_RANKS] = f"contributions in {sent}, sums in fp32" if is_exchanged else f"DeepSpeed in {sent}"
+        if is_exchanged and (per_node := ranks_per_node(ranks)) > 1:
+            described[SUM_OVER_RANKS] += f"{BY_NODES}{per_node} ranks"
     return described

@@ -172,10 +172,11 @@ def test_every_sum_goes_to_its_owner_once(start, size, world_size, padding):
 
 @pytest.mark.parametrize(
     ("local_ranks", "expected"),
-    [([0], 1), ([0, 1], 2), ([0, 1, 0, 1], 2), ([0, 0, 0], 1), ([0, 1, 0], 1), ([0, 0, 1, 1], 1), ([0, 1, 2, 0], 1)],
+    [([0], 1), ([0, 1], 1), ([0, 1, 0, 1], 2), ([0, 0, 0], 1), ([0, 1, 0], 1), ([0, 0, 1, 1], 1), ([0, 1, 2, 0], 1)],
 )
-def test_nodes_are_used_where_all_have_equally_many_neighboring_ranks(local_ranks, expected):
-    assert ranks_per_node(local_ranks) == expected
+def test_nodes_are_used_where_all_of_several_have_equally_many_neighboring_ranks(local_ranks, expected, monkeypatch):
+    monkeypatch.setattr(gradient_exchange, "gather_objects", lambda *_: local_ranks)
+    assert ranks_per_node(Ranks(0, len(local_ranks), 0, torch.device("cpu"))) == expected
 
 
 def test_the_norm_is_that_of_all_ranks_parts(monkeypatch):

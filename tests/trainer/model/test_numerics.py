@@ -204,7 +204,7 @@ def test_a_checkpoint_names_the_attention_kernels_of_all_stages_and_torchs_build
     config = preset_config()
     training = config.training.model_copy(update={"stages": stages})
     staged = config.model_copy(update={"training": training})
-    assert describe_numerics(staged, torch.device("cpu")) == {
+    assert describe_numerics(staged, CPU_RANKS) == {
         "attention kernel": "masked, by_sequence",
         "torch build": torch.__version__,
     }
@@ -224,8 +224,10 @@ def test_a_checkpoint_names_the_attention_kernels_of_all_stages_and_torchs_build
         (["training.precision=fp32"], None),
     ],
 )
-def test_a_checkpoint_says_how_gradients_of_16_bits_are_summed_over_ranks(overrides, expected) -> None:
-    assert (
-        describe_numerics(preset_config("training.precision=bf16", *overrides), torch.device("cpu")).get(SUM_OVER_RANKS)
-        == expected
-    )
+def test_a_checkpoint_says_how_gradients_of_16_bits_are_summed_over_ranks(overrides, expected, monkeypatch) -> None:
+    monkeypatch.setattr(numerics, "ranks_per_node", lambda ranks: 1)
+    config = preset_config("training.precision=bf16", *overrides)
+    assert describe_numerics(config, CPU_RANKS).get(SUM_OVER_RANKS) == expected
+    monkeypatch.setattr(numerics, "ranks_per_node", lambda ranks: 8)
+    of_nodes = f"{expected}, first in nodes of 8 ranks" if "contributions" in str(expected) else expected
+    assert describe_numerics(config, CPU_RANKS).get(SUM_OVER_RANKS) == of_nodes
