@@ -38,7 +38,7 @@ class Board:
     def read_all(self, names: Iterable[Name]) -> dict[Name, str]:
         """The texts of these names that were posted: two requests where all are there, one where all were seen."""
         names = list(names)
-        unseen = {self._key(name) for name in names} - self._seen
+        unseen: set[str] = {self._key(name) for name in names} - self._seen
         if len(unseen) > 1 and self._store.check([*unseen]):
             self._seen |= unseen
         there = [name for name in names if self._is_there(self._key(name))]

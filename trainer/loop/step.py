@@ -92,22 +92,18 @@ class Counting:
             sum(batch.num_unreadable_rows for batch in micro_batches),
             *astuple(requests or StepRequests()),
         ]
-        self._wait = begin_sum_on_hosts(torch.tensor(local, dtype=torch.int64), ranks)
-
-    @functools.cached_property
-    def _sums(self) -> list[int]:
-        sums: list[int] = self._wait().tolist()
-        return sums
+        wait = begin_sum_on_hosts(torch.tensor(local, dtype=torch.int64), ranks)
+        self._sums: Callable[[], list[int]] = functools.cache(lambda: wait().tolist())
 
     @property
     def counts(self) -> GlobalCounts:
         """What the global batch holds."""
-        return GlobalCounts(*self._sums[:4])
+        return GlobalCounts(*self._sums()[:4])
 
     @property
     def requests(self) -> StepRequests:
         """What any rank asks for."""
-        return StepRequests(*(number > 0 for number in self._sums[4:]))
+        return StepRequests(*(number > 0 for number in self._sums()[4:]))
 
 
 def take_step(

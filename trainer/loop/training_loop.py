@@ -116,7 +116,7 @@ def fetch(run: Run, batches: GlobalBatches, state: TrainState, progress: Progres
     except UserError as problem:
         error = problem
     requests = replace(requests_of(run, progress), fail=error is not None)
-    return Upcoming(fetched, error, Counting(fetched and fetched.batch, run.ranks, requests))
+    return Upcoming(fetched, error, Counting(fetched.batch if fetched else None, run.ranks, requests))
 
 
 def read_by_all(run: Run, upcoming: Upcoming) -> FetchedBatch:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +18,14 @@ from tests.support.threaded_ranks import ThreadedRanks
 from tests.support.toy_run import preset_config
 from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
+from trainer.data.loader import GlobalBatch, Loader
 from trainer.data.pair_counts import KeptPairCounts
 from trainer.data.samples import training_samples
 from trainer.data.shard_set import open_shard_set
 from trainer.data.workers import ReadingStopped
 from trainer.distributed import agreement
 from trainer.distributed.process_group import Ranks
+from trainer.loop import pair_counting
 from trainer.loop import step as step_module
 from trainer.loop import training_loop as loop
 from trainer.loop.console import StepBar
@@ -91,14 +94,14 @@ def nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     for function in (step, log, save):
         monkeypatch.setattr(loop, function.__name__, function)
     monkeypatch.setattr(loop, "report_stop", lambda *_: None)
+    monkeypatch.setattr(pair_counting, "patient_collectives", lambda *_: contextlib.nullcontext())
 
 
 @pytest.fixture
 def config(small_shards: Path, request: pytest.FixtureRequest) -> RunConfig:
     """Two stages of different lengths; an epoch of the first holds two and a half global batches."""
-    task = getattr(request, "param", "none")
-    pairs = [f"data.sentence_pairs={task}", "data.num_workers=0"]
-    any_batch = preset_config(*pairs, shards=small_shards)
+    given = ["data.num_workers=0", getattr(request, "param", "data.sentence_pairs=none")]
+    any_batch = preset_config(*given, shards=small_shards)
     sets = [open_shard_set(str(small_shards))]
     rows = training_samples(sets, any_batch.data, any_batch.stages[0], any_batch.training.seed).num_samples(0)
     assert rows is not None
@@ -107,10 +110,10 @@ def config(small_shards: Path, request: pytest.FixtureRequest) -> RunConfig:
     stages = f"[{{steps: 5}}, {{steps: {STEPS - 5}, sequence_length: {length // 2}}}]"
     sizes = [f"training.micro_batch_tokens={tokens}", f"training.global_batch_tokens={tokens}"]
     often = ["checkpoint.every_steps=1", "logging.every_steps=1", "training.max_steps=null"]
-    return preset_config(*pairs, *sizes, *often, f"training.stages={stages}", shards=small_shards)
+    return preset_config(*sizes, *often, f"training.stages={stages}", *given, shards=small_shards)
 
 
-@pytest.mark.parametrize("config", ["none", "next_sentence"], indirect=True)
+@pytest.mark.parametrize("config", ["data.sentence_pairs=none", "data.sentence_pairs=next_sentence"], indirect=True)
 def test_a_checkpoint_holds_the_position_of_what_was_trained_at_every_border_of_epochs_and_stages(
     config: RunConfig, tmp_path: Path
 ) -> None:
@@ -132,8 +135,24 @@ def test_a_line_about_a_stage_or_an_epoch_comes_before_its_first_step(config: Ru
     training.train()
     news = [number for number, line in enumerate(training.lines) if not line.startswith("step ")]
     followed = [next(line for line in training.lines[number:] if line.startswith("step ")) for number in news]
-    assert followed == ["step 3: fetching", "step 5: fetching", "step 6: fetching"]
+    assert followed == [f"step {step}: fetching" for step in (3, 5, 6, 8)]
     assert [training.epochs[step] for step in (1, 5)] == pytest.approx([0.4, 2.4], abs=0.01)
+
+
+@pytest.mark.parametrize("config", [f"training.max_steps={steps}" for steps in (4, 5, 7)], indirect=True)
+def test_nothing_is_read_beyond_the_last_step(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, batches_of = list[int](), Loader.__iter__
+
+    def noted(loader: Loader) -> Iterator[GlobalBatch]:
+        for batch in batches_of(loader):
+            read.append(batch.position.stage)
+            yield batch
+
+    monkeypatch.setattr(Loader, "__iter__", noted)
+    assert Training(config, tmp_path).train() == ("finished", config.max_steps)
+    assert read == [int(step > 5) for step in range(1, config.max_steps + 1)]
 
 
 def test_the_counts_of_the_next_batch_are_summed_while_a_step_runs(
