@@ -76,7 +76,7 @@ def count_first_epoch(
     kept = KeptPairCounts(Path(config.output_dir) / PAIR_COUNTS)
     position = Position(state.stage, state.epoch, state.next_sample)
     for number, stage in enumerate(config.stages):
-        if state.step < stage.first_step + stage.taken_steps:
+        if state.step < min(stage.last_step, config.max_steps):
             start = first_position(config, number, position) if position.stage != number else position
             if stage.data.sentence_pairs != "none":
                 with explain_lost_workers(ranks.rank, stage.data.num_workers, watchdog.end_run):
@@ -115,7 +115,7 @@ class GlobalBatches:
     def _of_stages(self, step: int, position: Position) -> Iterator[FetchedBatch]:
         run, config, notes = self._run, self._run.config, list[str]()
         for number, stage in enumerate(config.stages):
-            stop = stage.first_step + stage.taken_steps  # nothing is read beyond the end of the run
+            stop = min(stage.last_step, config.max_steps)  # nothing is read beyond the end of the run
             if step >= stop:
                 continue
             if position.stage != number:

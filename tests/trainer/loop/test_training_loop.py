@@ -119,7 +119,8 @@ def test_a_checkpoint_holds_the_position_of_what_was_trained_at_every_border_of_
 ) -> None:
     whole = Training(config, tmp_path)
     assert whole.train() == ("finished", STEPS)
-    assert whole.doing[:4] == ["step 1: fetching", "step 1: fetching", "step 1", "step 2: fetching"]
+    steps = [doing for doing in whole.doing if doing.startswith("step")]
+    assert steps[:4] == ["step 1: fetching", "step 1: fetching", "step 1", "step 2: fetching"]
     positions = [(state.stage, state.epoch) for state in whole.saved.values()]
     assert len(set(positions)) > 3 and positions[1][1] < positions[2][1], "the third step begins an epoch"
     for step, state in whole.saved.items():
