@@ -29,7 +29,7 @@ from data_prep.storage import storage
 from data_prep.storage.storage_options import with_these_options
 
 _LOCKS = ".locks"
-_IDLE_SECONDS = 1.0
+_IDLE_SECONDS = 0.05
 _OWN_NAME = re.compile(r"[0-9a-f]{32}-.+")  # `CachedFile.name`; other files in the folder belong to the user
 
 
@@ -219,7 +219,7 @@ def _is_disk_full(error: BaseException) -> bool:
 class Prefetcher:
     """Prefetcher of files in the order of requests.
 
-    Its thread ends when nothing has been requested for a second, so that a shard set out of use leaves none behind.
+    Its thread ends when nothing has been requested for a moment, so that a shard set out of use leaves none behind.
     """
 
     def __init__(self, fetch: Callable[[CachedFile], object]) -> None:
