@@ -135,7 +135,7 @@ VARIANTS = {
     "bert_large eager": _large("training.compile=false"),
     "bert_large full capacity": _large(switch=full_capacity),
     "bert_large 16384": _large("training.micro_batch_tokens=16384"),
-    "bert_large 65536": _large("training.micro_batch_tokens=65536"),
+    "bert_large 32768": _large("training.micro_batch_tokens=32768"),
     "bert_large throughput timer": _large("deepspeed={timers: {throughput: {enabled: true}}}"),
     "bert_large stage 2 overlap": _large("zero.stage=2", "deepspeed={zero_optimization: {overlap_comm: true}}"),
     "bert_large token-type lookup": _large(switch=token_type_lookup),
