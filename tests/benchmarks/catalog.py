@@ -157,10 +157,10 @@ BENCHMARKS = (
     ),
     Benchmark(
         "roofline",
-        "predictions, not measurements, for one H200, kernel by kernel",
+        "predictions, not measurements, for one H200 and one H100, kernel by kernel",
         1,
         "",
-        quick="--presets bert_base",
+        quick="--cases bert_base",
         beside_itself=True,
     ),
     Benchmark(
