@@ -48,7 +48,7 @@ def with_capacity(batch: Batch, num_sequences: int) -> Batch:
     spare = (0, 2 * LENGTH - batch.labels.numel())
     return replace(
         batch,
-        longest_sequence=num_sequences,
+        longest_sequence=LENGTH + num_sequences,  # a bound, another one in each batch
         cu_seqlens=torch.cat([batch.cu_seqlens, unused]),
         masked_positions=F.pad(batch.masked_positions, spare),
         labels=F.pad(batch.labels, spare, value=IGNORED),
