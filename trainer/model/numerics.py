@@ -144,7 +144,8 @@ def describe_numerics(config: RunConfig, ranks: Ranks) -> dict[str, str]:
     dropout = model.attention_probs_dropout_prob
     kernels = dict.fromkeys(choose_kernel(ranks.device, dtype, model.head_size, dropout, length) for length in lengths)
     described = {"attention kernel": ", ".join(kernels), "torch build": torch.__version__}
-    if config.optimizer.name == "stable_adamw" and device.type == "cuda":  # on the CPU one by one has the same bits
+    # On the CPU its bits are those of one operator at a time.
+    if config.optimizer.name == "stable_adamw" and ranks.device.type == "cuda":
         described["kernels of StableAdamW"] = "foreach"
     if config.training.precision != "fp32":
         is_exchanged, sent = gradient_sum(config)

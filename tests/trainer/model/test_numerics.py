@@ -211,6 +211,15 @@ def test_a_checkpoint_names_the_attention_kernels_of_all_stages_and_torchs_build
 
 
 @pytest.mark.parametrize(
+    ("optimizer", "ranks", "expected"),
+    [("stable_adamw", GPU_RANKS, "foreach"), ("stable_adamw", CPU_RANKS, None), ("adamw", GPU_RANKS, None)],
+)
+def test_a_checkpoint_of_a_gpu_names_the_kernels_of_stable_adamw(optimizer, ranks, expected) -> None:
+    config = preset_config("training.precision=fp32", f"optimizer.name={optimizer}")
+    assert describe_numerics(config, ranks).get("kernels of StableAdamW") == expected
+
+
+@pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         ([], "contributions in bf16, sums in fp32"),
