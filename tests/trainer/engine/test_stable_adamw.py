@@ -225,7 +225,7 @@ class Counted(TorchDispatchMode):
 def test_a_step_of_bert_base_takes_few_operators_beside_a_sum_per_parameter(
     kind: type[StableAdamW], operators: int, launches: int
 ):
-    """At ZeRO 1 on one rank. Tensors without values: who asks for one, as a wait for the device would, gets an error."""
+    """At ZeRO 1 on one rank. Tensors without values: who reads one, as a wait for the device would, gets an error."""
     with torch.device("meta"):
         model = PretrainingModel(load_config("bert_base").model, next_sentence=False)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
