@@ -69,9 +69,17 @@ CASES = (
     Case("modernbert_base", 8192),
 )
 
-SEQUENCES: Mapping[tuple[int, int], tuple[float, float]] = {}
+SEQUENCES: Mapping[tuple[int, int], tuple[float, float]] = {
+    (512, 64): (1.797, 512.0),
+    (512, 128): (1.798, 512.0),
+    (512, 256): (1.798, 512.0),
+    (1024, 32): (2.593, 1024.0),
+    (1024, 96): (2.581, 1024.0),
+    (8192, 4): (13.625, 7239.8),
+    (8192, 12): (13.625, 8192.0),
+}
 """By length and rows of a micro-batch: sequences in a row, padding too, and the bound of the longest that attention
-gets, means. Counted by `--shards` on TODO."""
+gets, means. Counted by `--shards` on the shards of pack_small."""
 PAIR_SEQUENCES_PER_ROW = 3
 """With sentence pairs: one or two pairs and the padding that closes the row."""
 SHORTEST_PAIR = 5
