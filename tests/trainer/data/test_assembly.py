@@ -94,7 +94,7 @@ def test_the_bound_of_the_longest_sequence_is_whole_blocks_of_attention_or_the_r
     assert longest_sequence(longest, row) == bound
 
 
-@pytest.mark.parametrize(("documents", "bound"), [([126] * 8, 128), ([126] * 7, 128), ([200, 300], 512), ([], 1024)])
+@pytest.mark.parametrize(("documents", "bound"), [([126] * 8, 128), ([126] * 7, 128), ([500, 300], 512), ([], 1024)])
 def test_the_bound_counts_padding_too_and_follows_what_the_rows_hold(documents: list[int], bound: int) -> None:
     """The padding that closes a row is a sequence: of 128 positions after seven of 128, of a whole row without any."""
     columns = [(0, tokens, SEGMENT_A, IGNORED) for tokens in documents]

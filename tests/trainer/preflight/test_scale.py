@@ -29,7 +29,7 @@ def test_the_global_batch_stays_whole_and_the_work_is_divided():
     config = load_config("bert_large", [])
     (stage,) = config.stages
     eight, many = scaled(config, stage, 8, 1), scaled(config, stage, 512, 1)
-    assert (eight.micro_batch_rows, eight.accumulation_steps) == (64, 4)
+    assert (eight.micro_batch_rows, eight.accumulation_steps) == (128, 2)
     assert (many.micro_batch_rows, many.accumulation_steps) == (4, 1), "2,048 rows on 512 ranks"
     assert eight.flops * 8 == pytest.approx(many.flops * 512)
     assert many.state_bytes < eight.state_bytes and many.work_bytes < eight.work_bytes
