@@ -135,21 +135,36 @@ STEP_HOST_WAITS = 2
 """At ZeRO stage 1, counted in real runs."""
 
 
-def predict_case(case: Case) -> dict[str, Any]:
-    """`before`, `now` and `now_slow` of a case on each device."""
+def predict_case(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`before`, `now` and `now_slow` of a case on each device; and the micro-batch of both sides."""
     found: dict[str, Any] = {name: {} for name in DEVICES}
+    micro_batches = {}
     for side in ("before", "now"):
         config, stage = settings_of(case, side)
         kernels = kernels_of(case, side, config, stage)
+        micro_batches[side] = micro_batch_of(case, side, stage, kernels)
         for name, (device, slow) in DEVICES.items():
             found[name][side] = predict(case, side, kernels, device)
             if side == "now":
                 found[name]["now_slow"] = predict(case, side, kernels, slow)
-    return found
+    return found, micro_batches
+
+
+def micro_batch_of(case: Case, side: str, stage: Stage, kernels: Sequence[Kernel]) -> dict[str, Any]:
+    """What the predictions of a side are computed from."""
+    batch = batch_arithmetic(stage, 1)
+    return {
+        "tokens": batch.micro_batch_tokens,
+        "micro_batches_per_step": batch.accumulation_steps,
+        "sequences": sequences_of(case, side, batch.micro_batch_rows),
+        "kernels": {kind: sum(kernel.kind == kind for kernel in kernels) for kind in _KINDS},
+        "elementwise_gigabytes": sum(kernel.num_bytes for kernel in kernels if kernel.kind == "elementwise") / 1e9,
+        "attention_scratch_gigabytes": max(kernel.scratch_bytes for kernel in kernels) / 1e9,
+    }
 
 
 def predict(case: Case, side: str, kernels: Sequence[Kernel], device: Device) -> dict[str, Any]:
-    """Tokens/s, MFU, seconds by part of one micro-batch and one step, and what they were computed from."""
+    """Tokens/s, MFU, and milliseconds by part of one micro-batch and of one step."""
     config, stage = settings_of(case, side)
     batch = batch_arithmetic(stage, 1)
     tensors, parameters = parameters_of(config, case.has_pairs)
@@ -166,15 +181,8 @@ def predict(case: Case, side: str, kernels: Sequence[Kernel], device: Device) ->
     return {
         "tokens_per_second": speed * (PAIR_FILL if case.has_pairs else 1.0),
         "mfu": speed * flops / device.peak_flops,
-        "micro_batch_tokens": batch.micro_batch_tokens,
-        "micro_batches_per_step": batch.accumulation_steps,
-        "sequences": sequences_of(case, side, batch.micro_batch_rows),
         "milliseconds_per_micro_batch": {name: 1e3 * seconds for name, seconds in parts.items()},
         "milliseconds_per_step": 1e3 * step,
-        "kernels": {kind: sum(kernel.kind == kind for kernel in kernels) for kind in _KINDS},
-        "elementwise_gigabytes": sum(kernel.num_bytes for kernel in kernels if kernel.kind == "elementwise") / 1e9,
-        "attention_scratch_gigabytes": max(kernel.scratch_bytes for kernel in kernels) / 1e9,
-        "largest_elementwise": largest(kernels),
     }
 
 
@@ -225,17 +233,6 @@ def rate(kernel: Kernel, device: Device) -> float:
         return device.matmul_flops
     known = [rates for keys, *rates in device.attention if keys <= kernel.keys] or [device.attention[0][1:]]
     return known[-1]["backward" in kernel.name]
-
-
-def largest(kernels: Sequence[Kernel], number: int = 12) -> dict[str, dict[str, float]]:
-    """The elementwise kernels that move the most, by name."""
-    found: dict[str, dict[str, float]] = {}
-    for kernel in kernels:
-        if kernel.kind == "elementwise":
-            entry = found.setdefault(kernel.name, {"kernels": 0, "gigabytes": 0.0})
-            entry["kernels"] += 1
-            entry["gigabytes"] += kernel.num_bytes / 1e9
-    return dict(sorted(found.items(), key=lambda item: -item[1]["gigabytes"])[:number])
 
 
 def parameters_of(config: RunConfig, has_pairs: bool) -> tuple[int, int]:
@@ -310,7 +307,9 @@ def main() -> None:
     details["devices"] = {name: [asdict(device) for device in ends] for name, ends in DEVICES.items()}
     details["sequences"] = [[*shape, *means] for shape, means in SEQUENCES.items()]
     details["fusion"] = {preset: fusion(preset) for preset in arguments.cases}
-    details["predictions"] = {case.name: predict_case(case) for case in cases}
+    found = {case.name: predict_case(case) for case in cases}
+    details["micro_batches"] = {name: micro_batches for name, (_, micro_batches) in found.items()}
+    details["predictions"] = {name: devices for name, (devices, _) in found.items()}
     details["published"] = {case.name: case.published for case in cases if case.published}
     reports.save(arguments.results, machine.described("torch", "deepspeed"), details, rows(details))
 
