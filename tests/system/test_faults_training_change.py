@@ -54,6 +54,7 @@ def test_row_26_a_dangerous_change_is_refused_or_allowed_and_a_harmless_one_goes
     assert list(losses(changed)) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_a_run_resumes_after_its_preset_got_another_micro_batch_and_stays_the_same_run(training):
     """Beside the same run whose preset stays: the same batches, and losses within the rounding of fp32."""
     changed, kept = (training(*SETTINGS, "model.hidden_dropout_prob=0.0") for _ in range(2))
