@@ -143,7 +143,8 @@ class _Pieces(NamedTuple):
 
 
 def _pieces(tensor: torch.Tensor, fragments: Sequence[Fragment], numbers: dict[str, int]) -> _Pieces:
-    sizes, kept = [], []
+    sizes: list[int] = []
+    kept: list[int] = []
     found = sorted((f for f in fragments if f.start < f.stop), key=lambda fragment: fragment.offset)
     for fragment in found:
         sizes += [gap] if (gap := fragment.offset - sum(sizes)) else []

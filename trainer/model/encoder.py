@@ -49,7 +49,7 @@ class Encoder(nn.Module):
         )
         reaches = {"global": None, "local": config.local_attention and config.local_attention // 2}
         is_rotary = config.position_embedding == "rotary"
-        layouts = {
+        layouts: dict[str, AttentionLayout] = {
             kind: attention_layout(
                 batch,
                 hidden_states.dtype,
