@@ -40,6 +40,9 @@ def run_torchrun(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from trainer.distributed.rank_environment import raise_descriptor_limit
+
+    raise_descriptor_limit()  # torchrun owns the store of all ranks
     try:
         run.main(arguments)
     except ChildFailedError as error:

@@ -36,7 +36,7 @@ GROWING = ("speedrun", "proof", "ablations")
 """Benchmarks whose results grow run by run and have tables of their own."""
 MEASURED_BEFORE_COMMITS_WERE_RECORDED = set(
     "cpu_steps downstream encoder encoder_compiled loader near_duplicates near_duplicates_quality "
-    "preparation_scale resuming roofline scaling".split()
+    "preparation_scale resuming scaling".split()
 )
 AGAIN = "run python -m tests.benchmarks --readme"
 

@@ -148,11 +148,19 @@ BENCHMARKS = (
         quick="--runs 1 --steps 1 --rows 2",
     ),
     Benchmark(
+        "starting",
+        "what a rank of 512 opens, reads and waits for at its start, beside ranks that work alone",
+        3,
+        "--work {work}",
+        quick="--ranks 16 --shards 40 --sampled 2",
+        beside_itself=True,
+    ),
+    Benchmark(
         "roofline",
-        "predictions, not measurements, for one H200, kernel by kernel",
+        "predictions, not measurements, for one H200 and one H100, kernel by kernel",
         1,
         "",
-        quick="--presets bert_base",
+        quick="--cases bert_base",
         beside_itself=True,
     ),
     Benchmark(

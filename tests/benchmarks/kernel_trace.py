@@ -57,6 +57,8 @@ class Kernel(NamedTuple):
     """attention: blocks launched that find no position to work on."""
     scratch_bytes: int = 0
     """attention: allocated in float32 for the gradient of the queries."""
+    keys: int = 0
+    """attention: positions that a query sees."""
 
 
 def trace(config: ModelSettings, batch: Batch, next_sentence: bool, compiled: bool) -> list[Kernel]:
@@ -64,12 +66,15 @@ def trace(config: ModelSettings, batch: Batch, next_sentence: bool, compiled: bo
     with as_on_cuda(), FakeTensorMode() as mode:
         model = in_bfloat16(partial(PretrainingModel, config, next_sentence)).train()
         fake = batch.__class__(**vars(batch) | {n: mode.from_tensor(t) for n, t in vars(batch).items() if _is(t)})
-        return count(model, lambda: _loss(model(fake)).backward(), compiled)
+        return count(model, lambda: _loss(model(fake)).backward(), compiled, batch.sequence_length)
 
 
-def count(model: nn.Module, run: Callable[[], None], compiled: bool) -> list[Kernel]:
-    """The kernels of `run`, with the pretraining model's own compiled parts, or all of another `model` compiled."""
-    counter = _Counter()
+def count(model: nn.Module, run: Callable[[], None], compiled: bool, row_length: int | None = None) -> list[Kernel]:
+    """The kernels of `run`, with the pretraining model's own compiled parts, or all of another `model` compiled.
+
+    `row_length` is what attention works on; by default the bound of the longest sequence that it gets.
+    """
+    counter = _Counter(row_length)
     with _counting_backend(counter):
         if compiled and isinstance(model, PretrainingModel):
             model.compile_blocks(_BACKEND)
@@ -98,8 +103,9 @@ def shapes(num_rows: int, sequence_length: int, capacity: int, mlm_probability: 
 class _Counter(TorchDispatchMode):
     """Notes each operator that is dispatched; within compiled graphs only those that Inductor hands to libraries."""
 
-    def __init__(self) -> None:
+    def __init__(self, row_length: int | None) -> None:
         super().__init__()
+        self.row_length = row_length
         self.kernels: list[Kernel] = []
         self.is_within_graph = False
 
@@ -112,37 +118,39 @@ class _Counter(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if func.namespace == "prim" or name in _NO_KERNEL:
             return result
-        kernel = _kernel(name, args, [tensor for tensor in tree_leaves((args, kwargs)) if _is(tensor)], result)
+        tensors = [tensor for tensor in tree_leaves((args, kwargs)) if _is(tensor)]
+        kernel = _kernel(name, args, tensors, result, self.row_length)
         if kernel.kind != "elementwise" or not self.is_within_graph:
             self.kernels.append(kernel)
         return result
 
 
-def _kernel(name: str, args: Sequence[Any], inputs: list[torch.Tensor], result: Any) -> Kernel:
+def _kernel(name: str, args: Sequence[Any], inputs: list[torch.Tensor], result: Any, row_length: int | None) -> Kernel:
     outputs = [tensor for tensor in tree_leaves(result) if _is(tensor)]
     num_bytes = sum(map(_size, inputs)) + sum(map(_size, outputs))
     if name in ("mm", "addmm"):
         left, right = args[-2:]
         return Kernel(name, "matmul", num_bytes, 2.0 * left.shape[0] * left.shape[1] * right.shape[1])
     if "varlen_attn" in name:
-        return _attention(name, args, num_bytes)
+        return _attention(name, args, num_bytes, row_length)
     if name in ("embedding", "index_select"):
         num_bytes = 2 * sum(map(_size, outputs))  # of the table only the rows that are looked up
     return Kernel(name, "elementwise", num_bytes)
 
 
-def _attention(name: str, args: Sequence[Any], num_bytes: int) -> Kernel:
+def _attention(name: str, args: Sequence[Any], num_bytes: int, row_length: int | None) -> Kernel:
     """Every row is taken as one sequence, the most work there can be; a window is rounded up by a block."""
     is_backward = "backward" in name
     query, cu_seqlens, longest = (args[1], args[6], args[8]) if is_backward else (args[0], args[3], args[5])
     window = args[13] if is_backward else args[9]
     (num_tokens, heads, size), num_sequences = query.shape, cu_seqlens.shape[0] - 1
-    keys = longest if window[0] < 0 else min(longest, sum(window) + 1 + BLOCK)
+    keys = row_length or longest
+    keys = keys if window[0] < 0 else min(keys, sum(window) + 1 + BLOCK)
     grid = math.ceil(longest / BLOCK) * heads * num_sequences
     empty = grid - math.ceil(num_tokens / BLOCK) * heads
     flops = (10.0 if is_backward else 4.0) * num_tokens * keys * heads * size
     scratch = 4 * (num_tokens + BLOCK * num_sequences) * heads * size if is_backward else 0
-    return Kernel(name, "attention", num_bytes, flops, empty * (3 if is_backward else 1), scratch)
+    return Kernel(name, "attention", num_bytes, flops, empty * (3 if is_backward else 1), scratch, keys)
 
 
 @contextlib.contextmanager

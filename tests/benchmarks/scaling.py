@@ -32,7 +32,8 @@ from reports import Row
 
 from trainer import load_config
 from trainer.config.run_config import RunConfig
-from trainer.preflight.efficiency import ACHIEVED_FLOPS, GPUS_PER_NODE, link_bytes_per_second, step_traffic
+from trainer.preflight.efficiency import ACHIEVED_FLOPS, link_bytes_per_second, step_traffic
+from trainer.preflight.scale import GPUS_PER_NODE
 
 GPUS, NETWORK_GBITS = 64, 400.0
 BATCHES = (4_194_304, 1_048_576)
@@ -78,7 +79,7 @@ def _measured(arguments: argparse.Namespace, folder: Path, hosts: list[str]) -> 
     job = {"shards": str(folder), "rows": arguments.rows, "steps": arguments.steps}
     alone = [_run(folder, hosts, job, world_size=1)]
     shares = {tokens: _communication_share(tokens) for tokens in BATCHES}
-    traffic = step_traffic(_config(job, 2), _config(job, 2).stages[0], 2, 1.0)
+    traffic = step_traffic(_config(job, 2), _config(job, 2).stages[0], 2, 1.0, node_gpus=1)
     num_bytes = traffic.hidden_bytes + traffic.exposed_bytes
     rates = {tokens: num_bytes / (share * alone[0]) for tokens, share in shares.items()}
     batches: dict[int, Any] = {
@@ -182,7 +183,7 @@ def _train(job: dict[str, Any]) -> None:
     from trainer.data.shard_set import open_shard_set
     from trainer.distributed.process_group import initialize_distributed, shut_down
     from trainer.engine.engine import build_engine
-    from trainer.loop.step import StepRequests, take_step
+    from trainer.loop.step import Counting, take_step
     from trainer.metrics.throughput import WorkClock
     from trainer.model.pretraining import PretrainingModel
 
@@ -202,9 +203,8 @@ def _train(job: dict[str, Any]) -> None:
     seconds = []
     for step, batch in enumerate(batches):
         started_at = time.perf_counter()
-        result = take_step(
-            engine, batch, step, 1e-4, 0, ranks, StepRequests(), WorkClock(ranks.device), lambda text: None
-        )
+        counts = Counting(batch, ranks).counts
+        result = take_step(engine, batch, counts, step, 1e-4, 0, ranks, WorkClock(ranks.device), lambda text: None)
         assert result.applied
         seconds.append(time.perf_counter() - started_at)
     Path(job["output"]).write_text(json.dumps(seconds[_WARMUP_STEPS:]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -67,8 +67,7 @@ def test_empty_sequences_cost_blocks_in_three_grids_backward_and_scratch(config:
 def test_a_kernel_takes_the_longer_of_computing_and_moving_and_a_launch(roofline: ModuleType) -> None:
     device = roofline.Device(
         matmul_flops=100.0,
-        attention_forward_flops=50.0,
-        attention_backward_flops=25.0,
+        attention=((512, 50.0, 25.0), (1024, 100.0, 50.0)),
         bandwidth=10.0,
         launch_seconds=1.0,
         empty_block_seconds=0.5,
@@ -76,34 +75,39 @@ def test_a_kernel_takes_the_longer_of_computing_and_moving_and_a_launch(roofline
     kernels = [
         Kernel("mm", "matmul", 10, 1000.0),
         Kernel("mm", "matmul", 200, 1000.0),
-        Kernel("varlen_attn", "attention", 0, 100.0, blocks=2),
-        Kernel("varlen_attn_backward", "attention", 0, 100.0, blocks=6),
+        Kernel("varlen_attn", "attention", 0, 100.0, blocks=2, keys=257),
+        Kernel("varlen_attn_backward", "attention", 0, 100.0, blocks=6, keys=1023),
+        Kernel("varlen_attn", "attention", 0, 100.0, keys=8192),
         Kernel("gelu", "elementwise", 30),
     ]
     assert roofline.seconds_by_part(kernels, device) == {
         "matmul": (10.0 + 1.0) + (20.0 + 1.0),
-        "attention": (2.0 + 1.0) + (4.0 + 1.0),
+        "attention": (2.0 + 1.0) + (4.0 + 1.0) + (1.0 + 1.0),
         "elementwise": 3.0 + 1.0,
         "empty attention blocks": 4.0,
     }
 
 
-def test_room_for_sequences_was_that_of_the_shortest_and_is_that_of_the_real_ones(roofline: ModuleType) -> None:
-    def room(preset: str, has_pairs: bool, side: str, rows: int, length: int) -> int:
-        found: int = roofline.capacity(roofline.Case(preset, has_pairs, side), rows, length)
-        return found
+@pytest.mark.parametrize("config", ["modernbert"], indirect=True)
+def test_a_nearer_bound_of_the_longest_sequence_takes_empty_blocks_and_no_work_away(config: ModelSettings) -> None:
+    batch = shapes(2, 512, 10, 0.125)
+    row, near = (
+        [k for k in trace(config, replace(batch, longest_sequence=bound), False, compiled=False) if k.keys]
+        for bound in (512, 256)
+    )
+    assert [(kernel.flops, kernel.keys) for kernel in row] == [(kernel.flops, kernel.keys) for kernel in near]
+    assert {kernel.blocks for kernel in row} == {2 * (4 * 10 - 8), 3 * 2 * (4 * 10 - 8)}
+    assert {kernel.blocks for kernel in near} == {2 * (2 * 10 - 8), 3 * 2 * (2 * 10 - 8)}
+    assert {kernel.keys for kernel in row} == {129 + 128, 512}
 
-    assert room("bert_large", False, "before", 32, 512) == 171 * 32
-    assert room("bert_large", True, "before", 32, 512) == 103 * 32
-    assert room("modern_large", False, "before", 16, 1024) == 342 * 16
-    assert room("bert_large", False, "now", 64, 512) == 192 >= math.ceil(64 * 2.63)
 
-
-def test_the_committed_prediction_is_called_one_and_reaches_the_goal() -> None:
+def test_the_committed_prediction_is_called_one_and_knows_its_devices_and_lengths() -> None:
     details = json.loads(RESULTS.read_text(encoding="utf-8"))["details"]
     assert details["kind"] == "prediction, not measured"
-    speeds = {name: found["now"]["tokens_per_second"] for name, found in details["predictions"].items()}
-    assert speeds["bert_large"] >= 235_000 and speeds["modern_large"] >= 150_000
-    for found in details["predictions"].values():
-        assert found["before"]["tokens_per_second"] < found["now_slow"]["tokens_per_second"]
-        assert found["now_slow"]["tokens_per_second"] < found["now"]["tokens_per_second"]
+    assert {"bert_large at 512", "modern_large at 8,192", "modernbert_base at 1,024"} <= details["predictions"].keys()
+    assert details["published"]["modernbert_base at 1,024"] == pytest.approx(304_000, rel=1e-3)
+    for devices in details["predictions"].values():
+        assert devices["H100"]["now"]["tokens_per_second"] < devices["H200"]["now"]["tokens_per_second"]
+        for sides in devices.values():
+            assert sides["now_slow"]["tokens_per_second"] < sides["now"]["tokens_per_second"]
+            assert sides["before"]["tokens_per_second"] <= sides["now"]["tokens_per_second"]

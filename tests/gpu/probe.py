@@ -92,7 +92,8 @@ def attention(layer: Layer, empty_per_row: int, device: torch.device, repeats: i
     ends = torch.full((1 + layer.rows * empty_per_row,), total, dtype=torch.int32)
     kernel = choose_kernel(device, torch.bfloat16, size, 0.0, layer.length)
     offsets = torch.cat([starts, ends]).to(device)
-    layout = AttentionLayout(kernel, offsets, layer.length, layer.rows, reach=None, bias=None, rotation=None)
+    longest = offsets.new_empty((layer.length, 0))
+    layout = AttentionLayout(kernel, offsets, layer.length, layer.rows, None, None, None, longest)
     qkv = torch.randn(total, 3, layer.heads, size, device=device, dtype=torch.bfloat16, requires_grad=True)
     upstream = torch.randn(total, layer.heads, size, device=device, dtype=torch.bfloat16)
 

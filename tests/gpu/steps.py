@@ -191,7 +191,7 @@ PART1 = [
     Step("first figures", 120, variants("bert_large", "bert_large pairs", "bert_large eager")),
     Step("resume bf16", 100, resumed_bitwise("bf16")),
     Step("cuda tests", 90, cuda_tests),
-    Step("capacity and sizes", 90, variants(*(f"bert_large {n}" for n in ("full capacity", "65536", "16384")))),
+    Step("capacity and sizes", 90, variants(*(f"bert_large {n}" for n in ("full capacity", "32768", "16384")))),
     Step("encoder", 110, encoder("bert_large", "compiled")),
     Step("presets", 110, variants("modern_large", "bert_base", "bert_base pairs", "modern_large pairs")),
     Step(

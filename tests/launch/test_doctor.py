@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,25 @@ def test_memory_goes_by_the_zero_stage(tmp_path, monkeypatch):
 def test_a_batch_that_is_mostly_filling_is_warned_of(tmp_path):
     config = tracked("none", tmp_path, "training.global_batch_tokens=1088", "training.micro_batch_tokens=1024")
     assert levels(list(machine_checks.check_batches(config, 1))) == ["warn"]
+
+
+@pytest.mark.parametrize(("hard", "level"), [(4095, "fail"), (4096, "ok"), (resource.RLIM_INFINITY, "ok")])
+def test_a_hard_limit_of_open_files_below_the_need_of_the_ranks_fails(hard, level, monkeypatch):
+    monkeypatch.setattr(machine_checks, "raise_descriptor_limit", lambda: hard)
+    (found,) = machine_checks.check_descriptors(512)
+    assert found.level == level and ("512 ranks need 4,096 open files" in found.text) is (level == "fail")
+
+
+@pytest.mark.parametrize(("wanted", "level"), [("auto", "warn"), ("true", "fail"), ("false", "ok")])
+def test_a_gpu_host_on_which_triton_cannot_start_is_found(wanted, level, small_shards, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine_checks, "missing_for_compilation", lambda device_type: "/usr/include/Python.h")
+    run = checks.PlannedRun(tracked(small_shards, tmp_path, f"training.compile={wanted}"), 8, torch.device("cuda"))
+    (check,) = (check for check in checks.CHECKS if check.name == "compiler")
+    found = check.findings(run)
+    assert found[0].level == level and ("Python.h" in found[0].text) is (level != "ok")
+    if level == "fail":
+        with pytest.raises(UserError, match=r"needs /usr/include/Python.h.*training.compile=auto"):
+            check.refuse(run)
 
 
 def test_a_batch_warmup_that_the_ranks_cannot_share_is_warned_of(tmp_path):

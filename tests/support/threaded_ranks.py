@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,10 @@ _OPERATIONS = (
     "gather_bytes",
     "broadcast_bytes",
     "all_reduce_sum",
+    "sum_on_hosts",
+    "begin_sum_on_hosts",
     "exchange",
+    "patient_collectives",
 )
 
 
@@ -63,6 +67,15 @@ class ThreadedRanks:
 
     def all_reduce_sum(self, values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
         return torch.stack(self.gather_objects(values, ranks)).sum(0)
+
+    def sum_on_hosts(self, values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        return self.all_reduce_sum(values, ranks)
+
+    def begin_sum_on_hosts(self, values: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tensor]:
+        return lambda: self.all_reduce_sum(values, ranks)
+
+    def patient_collectives(self, *_: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def exchange(self, sent: Sequence[torch.Tensor], sizes: Sequence[int], ranks: Ranks) -> list[torch.Tensor]:
         received = [by_rank[ranks.rank] for by_rank in self.gather_objects(sent, ranks)]

@@ -35,7 +35,7 @@ from trainer.engine.engine import build_engine
 from trainer.engine.optimizer import build_optimizer
 from trainer.evaluation.validation_loss import evaluate
 from trainer.loop.setup import warmup_step
-from trainer.loop.step import StepRequests, seed_micro_batch, take_step
+from trainer.loop.step import Counting, seed_micro_batch, take_step
 from trainer.metrics.throughput import WorkClock
 from trainer.model.pretraining import PretrainingModel
 
@@ -135,11 +135,11 @@ def run_job(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         result = take_step(
             engine,
             batch,
+            Counting(batch, ranks).counts,
             step,
             rate(config, step),
             config.training.seed,
             ranks,
-            StepRequests(),
             clock,
             lambda text: None,
         )

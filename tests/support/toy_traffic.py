@@ -1,8 +1,9 @@
 """What the ranks of a small BERT send in one optimizer step: `python toy_traffic.py PLAN.json`.
 
 Every collective of torch.distributed is wrapped and its bytes counted as a ring sends them: (W - 1) / W of the whole
-tensor for a gather, a reduction or a broadcast, twice that for an all-reduce. The plan is {shards, jobs}, the jobs of
-`toy_pretraining.py` with `rows`, those of a global batch; the report of each is the bytes of its last step by name.
+tensor for a gather, a reduction or a broadcast, twice that for an all-reduce; of an all-to-all those for other ranks.
+The plan is {shards, jobs}, the jobs of `toy_pretraining.py` with `rows`, those of a global batch; the report of each is
+the bytes of its last step by name.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ RINGS: dict[str, tuple[int, int]] = {
     "all_gather_coalesced": (0, 1),
 }
 """Collectives, with the place of the argument that is the whole, and how many times a ring sends it."""
-FORBIDDEN = ("all_to_all", "all_to_all_single", "gather", "scatter", "send", "isend", "batch_isend_irecv")
+FORBIDDEN = ("all_to_all", "gather", "scatter", "send", "isend", "batch_isend_irecv")
 """Not counted, so that none may be used."""
 
 
@@ -56,6 +57,17 @@ def counted(name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
         ranks = torch.distributed.get_world_size(group)
         SENT[name] += times * num_bytes(whole) * (ranks - 1) // ranks
         return collective(*arguments, **named)
+
+    return wrapped
+
+
+def counted_all_to_all(collective: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(collective)
+    def wrapped(received: Any, sent: Any, received_sizes: Any, sent_sizes: Any, group: Any, async_op: bool) -> Any:
+        equal = [len(sent) // torch.distributed.get_world_size(group)] * torch.distributed.get_world_size(group)
+        own = (sent_sizes or equal)[torch.distributed.get_rank(group)]
+        SENT["all_to_all_single"] += num_bytes(sent) - own * sent.element_size()
+        return collective(received, sent, received_sizes, sent_sizes, group, async_op)
 
     return wrapped
 
@@ -74,6 +86,7 @@ def wrap() -> None:
             if hasattr(module, name):
                 original = getattr(module, name)
                 setattr(module, name, counted(name, original) if name in RINGS else forbidden(name))
+    torch.distributed.all_to_all_single = counted_all_to_all(torch.distributed.all_to_all_single)
 
 
 if __name__ == "__main__":
@@ -89,7 +102,7 @@ from trainer.distributed.process_group import Ranks, barrier, initialize_distrib
 from trainer.distributed.watchdog import Watchdog  # noqa: E402
 from trainer.engine.engine import build_engine  # noqa: E402
 from trainer.loop.setup import warmup_step  # noqa: E402
-from trainer.loop.step import StepRequests, take_step  # noqa: E402
+from trainer.loop.step import Counting, take_step  # noqa: E402
 from trainer.metrics.throughput import WorkClock  # noqa: E402
 from trainer.model.sizes import num_parameters  # noqa: E402
 
@@ -113,9 +126,8 @@ def measure(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     batches = make_loader(config, TrainState(), ranks)
     for step, batch in enumerate(itertools.islice(batches, STEPS)):
         SENT.clear()
-        take_step(
-            engine, batch, step, rate(config, step), 3, ranks, StepRequests(), WorkClock(ranks.device), lambda _: None
-        )
+        counts, clock = Counting(batch, ranks).counts, WorkClock(ranks.device)
+        take_step(engine, batch, counts, step, rate(config, step), 3, ranks, clock, lambda _: None)
         num_micro_batches = len(batch.micro_batches)
     sent = dict(SENT)
     engine.destroy()

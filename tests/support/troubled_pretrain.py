@@ -1,6 +1,7 @@
 """`launch/pretrain.py` with a fault that really happens at a chosen place: the environment's TROUBLE, a JSON object.
 
-    {"kill": {"rank": 1, "step": 9}}                  SIGKILL before the second micro-batch of that step
+    {"kill": {"rank": 1, "step": 9}}                  SIGKILL before the second micro-batch of that step; without a rank
+                                                      of every rank
     {"kill": {"rank": 1, "step": 9, "worker": true}}  the same, of one of the rank's data workers
     {"kill": {"rank": 1, "writing": "step-00000009/rank-00001"}}   half of a file whose path holds this is on disk
     {"hang": {"rank": 0, "writing": "step-00000009/"}}              the disk never answers
@@ -203,7 +204,7 @@ def find_what_compilation_needs(original: Callable[[str], str | None], device_ty
 
 
 def make_trouble() -> None:
-    if TROUBLE.get("kill", {}).get("rank") == RANK:
+    if "kill" in TROUBLE and TROUBLE["kill"].get("rank", RANK) == RANK:
         wrap(trainer.loop.step, "seed_micro_batch", die_in_step)
     if {"kill", "full", "hang"} & TROUBLE.keys():
         wrap(storage, "local_write", trouble_in_writing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
 
 import pytest
@@ -51,6 +52,24 @@ def test_row_26_a_dangerous_change_is_refused_or_allowed_and_a_harmless_one_goes
     output = run(changed, 1, "training.max_steps=8", "training.seed=8", "--allow-change")
     assert "changed since the checkpoint: training.seed was 7 and is 8" in output
     assert list(losses(changed)) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.slow
+def test_a_run_resumes_after_its_preset_got_another_micro_batch_and_stays_the_same_run(training):
+    """Beside the same run whose preset stays: the same batches, and losses within the rounding of fp32."""
+    changed, kept = (training(*SETTINGS, "model.hidden_dropout_prob=0.0") for _ in range(2))
+    run(changed, 1)
+    shutil.copytree(changed.folder, kept.folder, dirs_exist_ok=True)
+    preset = changed.folder / "tiny.yaml"
+    values = preset.read_text(encoding="utf-8")
+    assert values.count("micro_batch_tokens: 256") == 1
+    preset.write_text(values.replace("micro_batch_tokens: 256", "micro_batch_tokens: 512"), encoding="utf-8")
+    outputs = [run(each, 1, "training.max_steps=6") for each in (changed, kept)]
+    line = "changed since the checkpoint: stage 0 micro_batch_tokens was 256 and is 512"
+    assert [line in output for output in outputs] == [True, False]
+    assert all("resuming after step 4 of 6" in output for output in outputs)
+    assert list(losses(changed)) == [1, 2, 3, 4, 5, 6]
+    assert losses(changed) == pytest.approx(losses(kept), rel=1e-5)
 
 
 @pytest.mark.fault(

@@ -113,6 +113,18 @@ def test_row_23_the_first_rank_killed_at_any_place_of_a_save_goes_on_bitwise(nam
 
 @KILLED
 @pytest.mark.slow
+def test_row_23_a_rank_killed_while_it_keeps_the_counts_of_sentence_pairs_goes_on_bitwise(training, straight, observed):
+    killed = training(*SETTINGS, "zero.stage=1")
+    kill_one(killed, 0, writing="pair_counts/")
+    assert not list(killed.folder.rglob("pair_counts/[!.]*"))
+    run_again(killed)
+    assert len(list(killed.folder.rglob("pair_counts/[!.]*"))) == 1
+    assert_same_run(killed, straight(1))
+    observed("killed in writing the counts: nothing of them is used, bitwise the same run")
+
+
+@KILLED
+@pytest.mark.slow
 def test_row_23_ranks_killed_in_step_after_step_go_on_bitwise(training, straight, observed):
     killed = training(*SETTINGS, "zero.stage=2", "checkpoint.every_steps=1")
     seconds = [kill_one(killed, step % 2, step=step) for step in (2, 3, 5, 8, 11)]

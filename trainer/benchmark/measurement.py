@@ -15,12 +15,12 @@ from data_prep.base.garbage import exempt_what_is_loaded
 from trainer.benchmark.plain_engine import PlainEngine
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.data.loader import Position, open_loader
+from trainer.data.loader import GlobalBatch, Position, open_loader
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.memory import peak_memory_bytes
 from trainer.distributed.process_group import Ranks, gather_objects
 from trainer.engine.engine import Engine, build_engine
-from trainer.loop.step import StepRequests, take_step
+from trainer.loop.step import Counting, take_step
 from trainer.metrics.throughput import Interval, RankWork, WorkClock, flops_per_position, peak_flops
 from trainer.model.pretraining import PretrainingModel, PretrainingOutput
 
@@ -90,6 +90,7 @@ class Training:
         )
         self.batches = iter(self.loader)
         self.num_steps = 0
+        self.upcoming: tuple[GlobalBatch, Counting] | None = None
         self.engine = _build(config, ranks, use_deepspeed)
         batch = next(self.batches).micro_batches[0].to(ranks.device)
 
@@ -102,19 +103,25 @@ class Training:
     def step(self, clock: WorkClock) -> int:
         """Take one step as the training loop does; returns its tokens over all ranks."""
         rate = self.stage.learning_rate(self.num_steps)
+        batch, counting = self.upcoming or self._fetch(clock)
+        counts, self.upcoming = counting.counts, self._fetch(clock)
         result = take_step(
             self.engine,
-            clock.fetch(self.batches),
+            batch,
+            counts,
             self.num_steps,
             rate,
             self.config.training.seed,
             self.ranks,
-            StepRequests(),
             clock,
             lambda text: None,
         )
         self.num_steps += 1
         return result.counts.tokens
+
+    def _fetch(self, clock: WorkClock) -> tuple[GlobalBatch, Counting]:
+        batch = clock.fetch(self.batches)
+        return batch, Counting(batch, self.ranks)
 
     def measure(self, num_steps: int, num_warmup_steps: int) -> Measurement:
         """Warm up, then time steps without a wait in between."""

@@ -18,6 +18,7 @@ from trainer.config.batch_arithmetic import StageShape
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.stages import ROPE_BASES, Stage
 from trainer.engine.custom_optimizer import optimizer_version
+from trainer.model.numerics import BY_NODES, SUM_OVER_RANKS
 
 VERSION = "version of "
 NUMERICS = "numerics: "
@@ -89,6 +90,10 @@ def check_compatible(
     before, after = (_comparable(without_secrets(each)) for each in (_saved_config(saved), config))
     before |= {f"{NUMERICS}{name}": value for name, value in saved.numerics.items()}
     after |= {f"{NUMERICS}{name}": value for name, value in numerics.items() if saved.numerics}
+    for described in (before, after) if saved.world_size != world_size or world_size == 1 else ():
+        how = described.pop(f"{NUMERICS}{SUM_OVER_RANKS}", None)
+        if how is not None and 1 not in (saved.world_size, world_size):  # there was and is a sum
+            described[f"{NUMERICS}{SUM_OVER_RANKS}"] = how.partition(BY_NODES)[0]
     before |= {f"{VERSION}{name}": value for name, value in saved.versions.items()}
     versions = current_versions() | optimizer_version(config.optimizer.name)
     after |= {f"{VERSION}{name}": value for name, value in versions.items()}

@@ -17,7 +17,7 @@ import torch
 
 from data_prep.base.errors import UserError
 from trainer.checkpoint.format import CheckpointFolder, SavedState, open_checkpoint
-from trainer.checkpoint.pieces import check_coverage, check_pieces, own_first, read_pieces
+from trainer.checkpoint.pieces import check_coverage, check_pieces, own_first, read_alone
 from trainer.config.run_config import RunConfig, without_registry
 from trainer.config.stages import ROPE_BASES
 from trainer.distributed.process_group import gather_objects
@@ -93,18 +93,12 @@ def add_weights(
         UserError: a file is damaged, or elements are missing.
     """
     missing = {name: total.numel() for name, (_, total) in sums.items()}
-    for path in (folder / name for name in tensor_files):
-        if not any(missing.values()):
-            break
-        for piece in read_pieces(path) if path.exists() else ():
-            if piece.kind != WEIGHT or piece.name not in sums:
-                continue
-            first, total = sums[piece.name]
-            start, stop = max(piece.start, first), min(piece.stop, first + total.numel())
-            if start < stop:
-                values = piece.read(start, stop).to(total.device)
-                total[start - first : stop - first].add_(values, alpha=coefficient)
-                missing[piece.name] -= stop - start
+    wanted = [(name, first, first + total.numel(), (WEIGHT,)) for name, (first, total) in sums.items()]
+    there = (name for name in tensor_files if (folder / name).exists())
+    for _, name, start, values in read_alone(folder, there, wanted, lambda: any(missing.values())):
+        first, total = sums[name]
+        total[start - first :][: len(values)].add_(values.to(total.device), alpha=coefficient)
+        missing[name] -= len(values)
     check_coverage(missing, folder)
 
 

@@ -23,10 +23,12 @@ from data_prep.base.errors import UserError
 from data_prep.dataset.manifest_records import FileRecord
 from data_prep.storage import storage
 from trainer.checkpoint.format import Checkpoint, open_checkpoint, rank_file_name
-from trainer.distributed.process_group import Ranks
+from trainer.distributed.process_group import Ranks, exchange, gather_objects
 
 _ALIGNMENT = 8
 _FLOAT32_BYTES = 4
+_MOST_ELEMENTS = 1 << 24
+"""How many elements a rank reads and sends at a time, about."""
 
 Part = tuple[str, int, Callable[[], torch.Tensor]]
 """Key, number of elements, and how to get the 1-D float32 tensor."""
@@ -137,6 +139,95 @@ def check_pieces(checkpoint: Checkpoint) -> None:
 def own_first(names: Sequence[str], ranks: Ranks) -> list[str]:
     """The file that most likely holds all this rank needs, then the others."""
     return sorted(names, key=lambda name: name != rank_file_name(ranks.rank, ranks.world_size))
+
+
+Wanted = tuple[str, int, int, tuple[str, ...]]
+"""Parameter, elements [start, stop) of it, and kinds of tensors."""
+Values = tuple[str, str, int, torch.Tensor]
+"""Kind, parameter, first element, and the elements from there on; (n,) float32."""
+
+
+def read_alone(
+    folder: Path, names: Iterable[str], wanted: Sequence[Wanted], is_incomplete: Callable[[], bool]
+) -> Iterator[Values]:
+    """Yield all that is wanted from the files, one after another, as long as something is missing.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    holders = {each[0]: [(0, each)] for each in wanted}
+    for name in names:
+        if not is_incomplete():
+            return
+        for each in _transfers(read_pieces(folder / name), holders):
+            yield each.piece.kind, each.piece.name, each.start, each.piece.read(each.start, each.stop)
+
+
+def read_shared(folder: Path, names: Sequence[str], wanted: Sequence[Wanted], ranks: Ranks) -> Iterator[Values]:
+    """Yield all that this rank wants; each file is read by one rank, which sends every other its part.
+
+    All ranks call it together. Of 512 ranks that each look for their parts, every one would open up to all files.
+
+    Raises:
+        UserError: a rank cannot read a file; on all ranks.
+    """
+    bundles: list[list[_Transfer]] = []
+    size, problem = _MOST_ELEMENTS, None
+    holders: dict[str, list[tuple[int, Wanted]]] = {}
+    for rank, of_rank in enumerate(gather_objects(list(wanted), ranks)):
+        for each in of_rank:
+            holders.setdefault(each[0], []).append((rank, each))
+    try:
+        for name in names[ranks.rank :: ranks.world_size]:
+            for transfer in _transfers(read_pieces(folder / name), holders):
+                if size >= _MOST_ELEMENTS:
+                    bundles.append([])
+                    size = 0
+                bundles[-1].append(transfer)
+                size += transfer.stop - transfer.start
+    except UserError as error:
+        problem = (error.problem, error.fix, error.code)
+    found = gather_objects((len(bundles), problem), ranks)
+    for _, other in found:
+        if other is not None:
+            raise UserError(other[0], fix=other[1], code=other[2])
+    for number in range(max(count for count, _ in found)):
+        yield from _exchange(bundles[number] if number < len(bundles) else [], ranks)
+
+
+@dataclass(frozen=True)
+class _Transfer:
+    """Elements [start, stop) of a parameter that are in a piece, and the rank that wants them."""
+
+    rank: int
+    piece: Piece
+    start: int
+    stop: int
+
+
+def _transfers(pieces: Iterable[Piece], holders: dict[str, list[tuple[int, Wanted]]]) -> Iterator[_Transfer]:
+    for piece in pieces:
+        for rank, (_, first, last, kinds) in holders.get(piece.name, ()):
+            start, stop = max(piece.start, first), min(piece.stop, last)
+            for at in range(start, stop, _MOST_ELEMENTS) if piece.kind in kinds else ():
+                yield _Transfer(rank, piece, at, min(at + _MOST_ELEMENTS, stop))
+
+
+def _exchange(bundle: Sequence[_Transfer], ranks: Ranks) -> Iterator[Values]:
+    """Send these parts to their ranks, and yield what all ranks send here; first what it is, then the elements."""
+    heads: list[list[tuple[str, str, int, int]]] = [[] for _ in range(ranks.world_size)]
+    parts: list[list[torch.Tensor]] = [[torch.empty(0)] for _ in range(ranks.world_size)]
+    for each in bundle:
+        heads[each.rank].append((each.piece.kind, each.piece.name, each.start, each.stop - each.start))
+        parts[each.rank].append(each.piece.read(each.start, each.stop))
+    texts = [torch.frombuffer(bytearray(json.dumps(head).encode()), dtype=torch.uint8) for head in heads]
+    sizes = exchange([torch.tensor([len(text)]) for text in texts], [1] * ranks.world_size, ranks)
+    texts = exchange(texts, torch.cat(sizes).tolist(), ranks)
+    heads = [json.loads(text.cpu().numpy().tobytes()) for text in texts]
+    received = exchange([torch.cat(own) for own in parts], [sum(each[3] for each in head) for head in heads], ranks)
+    for head, values in zip(heads, received, strict=True):
+        for (kind, name, start, _), part in zip(head, values.split([each[3] for each in head]), strict=True):
+            yield kind, name, start, part
 
 
 def write_tensors(path: Path, parts: Iterable[Part]) -> FileRecord:

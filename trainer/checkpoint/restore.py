@@ -23,7 +23,7 @@ from trainer.checkpoint.format import (
     steps_in,
 )
 from trainer.checkpoint.late_scores import SCORE_FILES
-from trainer.checkpoint.pieces import check_coverage, own_first, read_pieces
+from trainer.checkpoint.pieces import check_coverage, own_first, read_alone, read_shared
 from trainer.checkpoint.writer import ALONE, Warn, bring_back_replaced, ignore, in_turn
 from trainer.distributed.process_group import Ranks, broadcast_object, gather_objects
 from trainer.engine.engine import Engine
@@ -237,25 +237,28 @@ def _attempt(action: Callable[[], Marker | None]) -> tuple[Marker | None, str | 
 
 
 def load(engine: Engine, checkpoint: Checkpoint) -> None:
-    """Set weights and optimizer state of a prepared engine, all ranks together, each reading what it holds.
+    """Set weights and optimizer state of a prepared engine, all ranks together.
+
+    On as many ranks as saved it, at the same ZeRO stage, each rank reads its own file. In every other case each file is
+    read by one rank of all, which sends the others their parts.
 
     Raises:
         UserError: the checkpoint's model has other parameters.
     """
     _check_shapes(parameter_shapes(engine.module), checkpoint)
-    fragments = engine.fragments()
+    fragments, ranks, saved = engine.fragments(), engine.ranks, checkpoint.saved
     missing = {f"{kind} of {f.name}": f.stop - f.start for f in fragments for kind in f.kinds}
     by_name = {fragment.name: fragment for fragment in fragments}
-    for name in own_first(checkpoint.tensor_files, engine.ranks):
-        if not any(missing.values()):
-            break
-        for piece in read_pieces(checkpoint.folder / name):
-            fragment = by_name.get(piece.name)
-            if fragment is not None and piece.kind in fragment.kinds:
-                start, stop = max(piece.start, fragment.start), min(piece.stop, fragment.stop)
-                if start < stop:
-                    fragment.write(piece.kind, start, piece.read(start, stop))
-                    missing[f"{piece.kind} of {piece.name}"] -= stop - start
+    wanted = [(fragment.name, fragment.start, fragment.stop, fragment.kinds) for fragment in fragments]
+    has_own_file = engine.stage > 0 and (saved.world_size, saved.zero_stage) == (ranks.world_size, engine.stage)
+    names = own_first(checkpoint.tensor_files, ranks)
+    if has_own_file or ranks.world_size == 1:
+        found = read_alone(checkpoint.folder, names, wanted, lambda: any(missing.values()))
+    else:
+        found = read_shared(checkpoint.folder, checkpoint.tensor_files, wanted, ranks)
+    for kind, name, start, values in found:
+        by_name[name].write(kind, start, values)
+        missing[f"{kind} of {name}"] -= len(values)
     check_coverage(missing, checkpoint.folder)
     engine.set_loss_scaler_state(checkpoint.saved.loss_scaler)
     engine.finish_setting(checkpoint.saved.optimizer_steps)

@@ -85,7 +85,7 @@ def save(
         optimizer_steps=engine.optimizer_steps,
         loss_scaler=engine.loss_scaler_state(),
         versions=current_versions() | optimizer_version(config.optimizer.name),
-        numerics=describe_numerics(config, ranks.device),
+        numerics=describe_numerics(config, ranks),
         sources=dict(sources or {}),
     )
     marker = None

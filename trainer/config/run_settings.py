@@ -157,6 +157,9 @@ class LoggingSettings(Settings):
     """Console output."""
 
     every_steps: PositiveInt = Field(10, description="steps between log lines; the last step of a stage is logged too")
+    every_seconds: PositiveFloat | None = Field(
+        None, description="seconds between log lines by the clock of rank 0, in place of every_steps"
+    )
     peak_flops_per_device: PositiveFloat | None = Field(
         None,
         description="peak FLOP/s of one device, for MFU; by default that of the data sheet for a known GPU in bf16 or "

@@ -255,8 +255,8 @@ class TrainingSettings(Settings):
     deterministic: bool = Field(False, description="deterministic CUDA kernels (bitwise resume on CUDA; slower)")
     compile: Literal["auto", True, False] = Field(
         "auto",
-        description="torch.compile for the blocks and the MLM head with its loss; auto: if every rank has CUDA, Triton "
-        "and a C compiler (true on the CPU needs a C++ compiler)",
+        description="torch.compile for the blocks and the MLM head with its loss; auto: if every rank has CUDA, "
+        "Triton, gcc or clang, Python.h and libcuda (true on the CPU needs a C++ compiler)",
     )
 
 
@@ -314,8 +314,12 @@ class DistributedSettings(Settings):
     meeting_timeout_seconds: Seconds = Field(
         600, description="how long ranks wait for each other at the start before the run ends and lists missing ranks"
     )
-    connect_timeout_seconds: Seconds = Field(
-        30,
+    connect_timeout_seconds: Seconds | None = Field(
+        None,
         description="how long a rank retries at the start to resolve and reach MASTER_ADDR, and to connect the process "
-        "groups; raise it if hosts or DNS names appear much later than others",
+        "groups; raise it if hosts or DNS names appear much later than others; default: 30 and 1 more per 4 ranks",
     )
+
+    def connect_seconds(self, world_size: int) -> int:
+        """Return `connect_timeout_seconds`; its default grows with the connections that each rank makes."""
+        return self.connect_timeout_seconds or 30 + world_size // 4

@@ -15,6 +15,8 @@ from trainer.data.shard_set import Shard
 
 SEQUENCE_BUCKET = 64
 """Sequence capacities are multiples of it, so that few allocation sizes occur."""
+LENGTH_BUCKET = 128
+"""Positions of a block of FlashAttention 2: a bound of the longest sequence between two multiples saves nothing."""
 
 _NOT_OURS = "prepare the text again"
 
@@ -39,6 +41,7 @@ class Rows:
     cu_seqlens: np.ndarray
     cls_positions: np.ndarray
     next_sentence_labels: np.ndarray
+    longest_sequence: int
 
 
 def read_segments(segments: Segments, shards: Sequence[Shard]) -> np.ndarray:
@@ -118,14 +121,16 @@ def assemble_rows(
 
     with_dead = np.flatnonzero(used < length)
     starts = np.sort(np.concatenate([firsts[opens], with_dead * length + used[with_dead]]))
+    lengths = np.diff(starts, append=num_rows * length)
     cls_positions, labels = _pairs(firsts, segments.labels, num_rows * shape.max_pairs)
     return Rows(
         input_ids=input_ids,
-        position_ids=np.arange(num_rows * length) - np.repeat(starts, np.diff(starts, append=num_rows * length)),
+        position_ids=np.arange(num_rows * length) - np.repeat(starts, lengths),
         token_type_ids=_token_types(firsts, segments, num_rows * length),
         cu_seqlens=_filled(starts, sequence_capacity(len(starts)) + 1, num_rows * length).astype(np.int32),
         cls_positions=cls_positions,
         next_sentence_labels=labels,
+        longest_sequence=longest_sequence(int(lengths.max()), length),
     )
 
 
@@ -136,6 +141,15 @@ def sequence_capacity(num_sequences: int) -> int:
     per head, and 128 positions of fp32 scratch in the backward (FlashAttention 2).
     """
     return max(1, -(-num_sequences // SEQUENCE_BUCKET)) * SEQUENCE_BUCKET
+
+
+def longest_sequence(longest: int, sequence_length: int) -> int:
+    """Return the bound that attention gets: `longest` rounded up to `LENGTH_BUCKET`, at most a row.
+
+    Variable-length attention launches this many positions' blocks for each sequence, and those of shorter ones end at
+    once.
+    """
+    return min(sequence_length, -(-longest // LENGTH_BUCKET) * LENGTH_BUCKET)
 
 
 def _token_types(firsts: np.ndarray, segments: Segments, num_positions: int) -> np.ndarray:

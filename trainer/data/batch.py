@@ -49,6 +49,8 @@ class Batch:
     """Id of the padding token."""
     has_segment_b: bool = True
     """False if all `token_type_ids` are known to be 0, so that models need not check."""
+    longest_sequence: int = 0
+    """Positions, at least those of the longest sequence, padding too (`assembly.longest_sequence`); 0: unknown."""
 
     @property
     def num_rows(self) -> int:
@@ -76,30 +78,25 @@ class Batch:
     def pack(self) -> torch.Tensor:
         """Pack the batch into one (N,) int64 tensor, which passes between processes faster than eight tensors."""
         tensors = [getattr(self, name) for name in TENSOR_NAMES]
-        numbers = (self.sequence_length, self.num_unreadable_rows, self.pad_token_id, self.has_segment_b)
-        header = torch.tensor([*numbers, *(tensor.numel() for tensor in tensors)])
+        header = torch.tensor([*(getattr(self, name) for name in _NUMBERS), *(tensor.numel() for tensor in tensors)])
         return torch.cat([header, *(_as_int64(tensor) for tensor in tensors)])
 
     @classmethod
     def unpack(cls, packed: torch.Tensor) -> Batch:
         """Return the batch that `pack` packed; its tensors share the memory of `packed`."""
-        header_size = len(TENSOR_NAMES) + 4
-        sequence_length, num_unreadable_rows, pad_token_id, has_segment_b, *numbers = packed[:header_size].tolist()
-        sizes = dict(zip(TENSOR_NAMES, numbers, strict=True))
+        header_size = len(_NUMBERS) + len(TENSOR_NAMES)
+        header = packed[:header_size].tolist()
+        numbers = dict(zip(_NUMBERS, header, strict=False))
+        sizes = dict(zip(TENSOR_NAMES, header[len(_NUMBERS) :], strict=True))
         words = [-(-size // 2) if name == "cu_seqlens" else size for name, size in sizes.items()]
         parts = packed[header_size:].split(words)
         tensors = dict(zip(TENSOR_NAMES, parts, strict=True))
         tensors["cu_seqlens"] = tensors["cu_seqlens"].view(torch.int32)[: sizes["cu_seqlens"]]
-        return cls(
-            **tensors,
-            sequence_length=sequence_length,
-            num_unreadable_rows=num_unreadable_rows,
-            pad_token_id=pad_token_id,
-            has_segment_b=bool(has_segment_b),
-        )
+        return cls(**tensors, **numbers | {"has_segment_b": bool(numbers["has_segment_b"])})
 
 
 TENSOR_NAMES = tuple(field.name for field in fields(Batch) if field.type == "torch.Tensor")
+_NUMBERS = tuple(field.name for field in fields(Batch) if field.name not in TENSOR_NAMES)
 
 
 def _as_int64(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,13 @@
 """An epoch of a data set: the row at each position, and its contents.
 
 Windows are planned when first needed and their plans dropped later, so memory does not grow with the data set. Only
-sentence pairs need a plan of every shard at the start, to determine the number of rows.
+sentence pairs need a plan of every shard at the start, to determine the number of rows, unless these were counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import lru_cache
 
 import numpy as np
@@ -15,9 +15,9 @@ import numpy as np
 from trainer.data.assembly import RowShape
 from trainer.data.order import WINDOW_SHARDS, EpochOrder
 from trainer.data.packing import DocumentRows, RowPlan, Segments, num_document_rows
+from trainer.data.pair_counts import PairPlanner
 from trainer.data.pair_rows import PairCounts, PairPlan, PairRows
-from trainer.data.randomness import Purpose, fold
-from trainer.data.sentence_pairs import PairTask, max_pairs_in_row, plan_pairs
+from trainer.data.sentence_pairs import PairTask, max_pairs_in_row
 from trainer.data.shard_set import Shard
 
 
@@ -39,10 +39,13 @@ def row_shape(settings: RowSettings) -> RowShape:
 class ComponentEpoch:
     """An epoch of one component: the same shards, settings and key give the same rows in the same order."""
 
-    def __init__(self, shards: Sequence[Shard], settings: RowSettings, key: np.uint64) -> None:
+    def __init__(
+        self, shards: Sequence[Shard], settings: RowSettings, key: np.uint64, counts: np.ndarray | None = None
+    ) -> None:
+        """`counts` are those of the sentence pairs of all shards, (num_shards, `NUM_COUNTS`), where they are known."""
         self._shards = shards
         self._settings = settings
-        self._pair_key = fold(key, Purpose.SENTENCE_PAIRS)
+        self._planner, self._counts = PairPlanner(shards, settings, key), counts
         self._pair_plan = lru_cache(2 * WINDOW_SHARDS)(self._plan_pairs)
         self._window = lru_cache(2)(self._open_window)
         self.pair_counts: PairCounts | None = None
@@ -66,25 +69,20 @@ class ComponentEpoch:
     def _count_rows(self) -> list[int]:
         if self._settings.pair_task is None:
             return [num_shard_rows(shard, self._settings) for shard in self._shards]
-        counts = [self._pair_plan(number).counts for number in range(len(self._shards))]
-        self.pair_counts = sum(counts, PairCounts())
-        return [count.rows for count in counts]
+        counts = self._counts
+        if counts is None:
+            counts = np.array([astuple(self._pair_plan(number).counts) for number in range(len(self._shards))])
+        self.pair_counts = PairCounts(*counts.sum(axis=0).tolist())
+        return [PairCounts(*row).rows for row in counts.tolist()]
 
     def _plan_pairs(self, number: int) -> PairPlan:
-        shard, settings = self._shards[number], self._settings
-        key = fold(self._pair_key, number)
-        assert settings.pair_task is not None
-        return plan_pairs(
-            shard.read_index(),
-            shard.itemsize,
-            settings.sequence_length,
-            settings.short_seq_probability,
-            key,
-            settings.pair_task,
-        )
+        plan = self._planner.plan(number)
+        if self._counts is not None:
+            self._planner.check(number, plan, self._counts)
+        return plan
 
     def _open_window(self, window: int) -> RowPlan:
-        """Plan a window, and start fetching its remote shards and those of the next one."""
+        """Plan a window, and start to fetch or verify its shards and those of the next one."""
         for number in np.concatenate(self._order.windows[window : window + 2]).tolist():
             self._shards[number].prefetch()
         return self._plan_window(window)

@@ -150,6 +150,7 @@ def _batch(
         sequence_length=words.row_length,
         pad_token_id=words.special_tokens.pad,
         has_segment_b=False,
+        longest_sequence=rows.longest_sequence,
     )
     return EvaluationBatch(
         batch,

@@ -24,6 +24,7 @@ from trainer.config.stages import Stage
 from trainer.data.batch import Batch
 from trainer.data.epochs import row_shape
 from trainer.data.micro_batches import MicroBatches, Slice
+from trainer.data.pair_counts import KeptPairCounts
 from trainer.data.pair_rows import PairCounts
 from trainer.data.randomness import Purpose
 from trainer.data.samples import check_enough_rows, masking_of, row_settings, training_samples
@@ -94,6 +95,7 @@ class Loader:
         pin_memory: bool = False,
         stage_start: int = 0,
         should_stop: Callable[[], bool] | None = None,
+        pair_counts: KeptPairCounts | None = None,
     ) -> None:
         """Plan the epoch of `position`.
 
@@ -104,6 +106,7 @@ class Loader:
             step: optimizer steps of the run completed at `position`.
             stage_start: optimizer steps of the run before this stage, from which a batch-size ramp-up counts.
             should_stop: ends the wait for a store with `ReadingStopped`.
+            pair_counts: counts of sentence pairs that are known; others are counted here.
 
         Raises:
             UserError: the data set is empty or smaller than one global batch.
@@ -117,7 +120,7 @@ class Loader:
         self._num_workers = data.num_workers
         self._pin_memory = pin_memory
         self._should_stop = should_stop if any(is_remote(each.url) for each in shard_sets) else None
-        self._samples = training_samples(shard_sets, data, stage, seed)
+        self._samples = training_samples(shard_sets, data, stage, seed, pair_counts)
         self._dataset = MicroBatches(
             self._samples,
             row_shape(row_settings(data, stage)),
@@ -215,13 +218,14 @@ def open_loader(
     step: int = 0,
     pin_memory: bool = False,
     should_stop: Callable[[], bool] | None = None,
+    pair_counts: KeptPairCounts | None = None,
 ) -> Loader:
     """Open the loader of a stage at a position, which `step` completed steps of the run have reached.
 
     Args:
         shard_sets: all data sets of the run (`RunConfig.data_sets`).
         ranks: this rank and the world size.
-        should_stop: as of `Loader`.
+        should_stop, pair_counts: as of `Loader`.
 
     Raises:
         UserError: the data set is empty or smaller than one global batch.
@@ -238,6 +242,7 @@ def open_loader(
         pin_memory,
         stage_start=stage.first_step,
         should_stop=should_stop,
+        pair_counts=pair_counts,
     )
 
 

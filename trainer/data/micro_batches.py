@@ -88,4 +88,5 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
             num_unreadable_rows=num_unreadable_rows,
             pad_token_id=special_tokens.pad,
             has_segment_b=self._shape.max_pairs > 0,
+            longest_sequence=rows.longest_sequence,
         )

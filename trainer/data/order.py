@@ -72,3 +72,8 @@ class Mixture:
         tables, slots = np.divmod(samples, MIXTURE_SLOTS)
         components = self.table[slots]
         return components, tables * self.counts[components] + self._earlier[slots]
+
+    def num_earlier(self, sample: int, component: int) -> int:
+        """Return the number of a component's samples before `sample`."""
+        tables, slot = divmod(sample, MIXTURE_SLOTS)
+        return int(tables * self.counts[component] + np.count_nonzero(self.table[:slot] == component))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,10 +29,6 @@ class PairCounts:
     """Tokens truncated from pairs longer than a row."""
     rows: int = 0
     filled_positions: int = 0
-
-    def __add__(self, other: PairCounts) -> PairCounts:
-        names = [field.name for field in fields(self)]
-        return PairCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def __str__(self) -> str:
         kinds = (

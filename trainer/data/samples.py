@@ -7,7 +7,8 @@ shard sets, and checks their number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -21,8 +22,9 @@ from trainer.config.stages import Stage
 from trainer.data.components import check_budgets, components_of
 from trainer.data.epochs import ComponentEpoch, RowSettings, merge_segments, num_shard_rows
 from trainer.data.masking import Masking
-from trainer.data.order import Mixture
+from trainer.data.order import MIXTURE_SLOTS, Mixture
 from trainer.data.packing import Segments
+from trainer.data.pair_counts import KeptPairCounts, PairPlanner
 from trainer.data.randomness import Purpose, root_key
 from trainer.data.shard_set import Shard, ShardSet
 from trainer.data.words import piece_kinds
@@ -30,6 +32,18 @@ from trainer.data.words import piece_kinds
 _PLAINLY_ENOUGH = 8
 """A data set with so many times the tokens of a global batch has enough rows for one, whatever sentence pairs omit; the
 loader, which plans all rows, checks again."""
+
+
+@dataclass(frozen=True)
+class ReadEpoch:
+    """An epoch of one component; without a mixture it is that of the samples."""
+
+    epoch: int
+    component: int
+    number: int = 0
+    """Of a mixture: epochs of the component within `epoch` before it."""
+    first: int = 0
+    """Of a mixture: samples of the component within `epoch` before it."""
 
 
 class SampleSpace:
@@ -42,8 +56,10 @@ class SampleSpace:
         settings: RowSettings,
         seed: int,
         usage: Purpose,
+        pair_counts: KeptPairCounts | None = None,
     ) -> None:
         """`usage` is Purpose.TRAINING or Purpose.EVALUATION, which have different orders."""
+        self._pair_counts = pair_counts
         self._components = components
         self._settings = settings
         self._usage = usage
@@ -78,6 +94,50 @@ class SampleSpace:
                 parts.append((members[inside], *part))
         return merge_segments(parts)
 
+    def planner(self, read: ReadEpoch) -> PairPlanner:
+        """Return the planner of the sentence pairs of an epoch of a component."""
+        key = root_key(self._key, read.epoch, read.component, read.number)
+        return PairPlanner(self._components[read.component], self._settings, key)
+
+    def epochs_until(self, epoch: int, sample: int) -> Iterator[ReadEpoch]:
+        """Yield the epochs of components that begin within `epoch` up to `sample`, the first of each component first.
+
+        The rows of each are counted before the next one is yielded.
+        """
+        for component in range(len(self._components)):
+            read = ReadEpoch(epoch, component)
+            yield read
+            while self.is_over(read, epoch, sample):
+                read = self.following(read)
+                yield read
+
+    def following(self, read: ReadEpoch) -> ReadEpoch:
+        """Return the epoch of the component that comes after one."""
+        if self._mixture is None:
+            return replace(read, epoch=read.epoch + 1)
+        return replace(read, number=read.number + 1, first=read.first + self.num_rows(read))
+
+    def num_rows(self, read: ReadEpoch) -> int:
+        """Return the number of rows of an epoch of a component."""
+        return self.open_pass(read.epoch, read.component, read.number).num_rows
+
+    def is_over(self, read: ReadEpoch, epoch: int, sample: int) -> bool:
+        """Return whether an epoch of a component ends before `sample` of `epoch`."""
+        if self._mixture is None:
+            return epoch > read.epoch
+        return self.num_rows_left(read, sample) <= 0
+
+    def num_rows_left(self, read: ReadEpoch, sample: int) -> int:
+        """Return how many rows of a component's epoch come at `sample` or later."""
+        earlier = sample if self._mixture is None else self._mixture.num_earlier(sample, read.component)
+        return read.first + self.num_rows(read) - earlier
+
+    def num_rows_of(self, component: int, num_samples: int) -> int:
+        """Return how many of so many consecutive samples are rows of a component, at most."""
+        if self._mixture is None:
+            return num_samples
+        return (num_samples // MIXTURE_SLOTS + 1) * int(self._mixture.counts[component])
+
     def _find_passes(self, epoch: int, component: int, earlier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (component epoch, position in it) of a component's samples from the numbers of its earlier samples."""
         if self._settings.pair_task is None:
@@ -91,7 +151,9 @@ class SampleSpace:
 
     def _open_pass(self, epoch: int, component: int, number: int) -> ComponentEpoch:
         shards = self._components[component]
-        opened = ComponentEpoch(shards, self._settings, root_key(self._key, epoch, component, number))
+        planner, kept = self.planner(ReadEpoch(epoch, component, number)), self._pair_counts
+        counts = kept.find(planner) if kept is not None and self._settings.pair_task is not None else None
+        opened = ComponentEpoch(shards, self._settings, planner.key, counts)
         if not opened.num_rows or self._lacks_pairs(epoch, opened):
             raise UserError(
                 f"the shards {storage.redact(shards[0].shard_set.url)} contain no sentence pair that can be labeled: "
@@ -114,8 +176,17 @@ def row_settings(data: DataSettings, stage: StageShape) -> RowSettings:
     return RowSettings(stage.sequence_length, task, data.short_seq_probability)
 
 
-def training_samples(shard_sets: Sequence[ShardSet], data: DataSettings, stage: StageShape, seed: int) -> SampleSpace:
+def training_samples(
+    shard_sets: Sequence[ShardSet],
+    data: DataSettings,
+    stage: StageShape,
+    seed: int,
+    pair_counts: KeptPairCounts | None = None,
+) -> SampleSpace:
     """Return the samples of the split 'train', or of a mixture of data sets and sources.
+
+    Args:
+        pair_counts: counts of sentence pairs that are known; others are counted here.
 
     Raises:
         UserError: a data set contains no training document.
@@ -123,7 +194,7 @@ def training_samples(shard_sets: Sequence[ShardSet], data: DataSettings, stage: 
     settings = row_settings(data, stage)
     components = components_of(data, shard_sets, settings)
     shards, weights = [each.shards for each in components], [each.weight for each in components]
-    return SampleSpace(shards, weights, settings, seed, Purpose.TRAINING)
+    return SampleSpace(shards, weights, settings, seed, Purpose.TRAINING, pair_counts)
 
 
 def masking_of(data: DataSettings, shard_set: ShardSet) -> Masking:

@@ -5,6 +5,7 @@ The cache is one folder that all processes of a machine share, limited in size.
 One process fetches each file while the others wait, and checks its sha256. When space is needed, the least recently
 used file is removed. A process that has mapped a removed file keeps its map (POSIX), so files in use need no
 registration; the disk space is freed when the last map is closed. A thread fetches ahead in the order of requests.
+Local files are verified in the same way: each by one process of a machine, ahead of their use.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from data_prep.storage import storage
 from data_prep.storage.storage_options import with_these_options
 
 _LOCKS = ".locks"
-_IDLE_SECONDS = 1.0
+_IDLE_SECONDS = 0.05
 _OWN_NAME = re.compile(r"[0-9a-f]{32}-.+")  # `CachedFile.name`; other files in the folder belong to the user
 
 
@@ -156,27 +157,37 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _locked(self, name: str, wait: bool) -> Iterator[bool]:
-        """Hold the lock of that name, which the system frees at a kill; yield False if another process holds it."""
-        locks = self._folder / _LOCKS
+        """Hold the lock of that name; yield False if another process holds it."""
+        with contextlib.ExitStack() as held:
+            try:
+                mine = held.enter_context(_lock(self._folder / _LOCKS / name, wait))
+            except OSError as error:
+                raise UserError(
+                    f"the cache {self._folder} cannot be written: {error.strerror}",
+                    fix="set data.cache_dir to a writable directory",
+                    code="unwritable-cache",
+                ) from None
+            yield mine
+
+
+@contextlib.contextmanager
+def _lock(path: Path, wait: bool) -> Iterator[bool]:
+    """Hold the lock of a file, which the system frees at a kill; yield False if another process holds it.
+
+    Raises:
+        OSError: the file cannot be written, or its file system has no locks.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
         try:
-            locks.mkdir(parents=True, exist_ok=True)
-            file = open(locks / name, "wb")
-        except OSError as error:
-            raise UserError(
-                f"the cache {self._folder} cannot be written: {error.strerror}",
-                fix="set data.cache_dir to a writable directory",
-                code="unwritable-cache",
-            ) from None
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-                return
-            try:
-                yield True
-            finally:
-                fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile has the file open too
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile has the file open too
 
 
 def _check(file: CachedFile, path: Path) -> None:
@@ -206,13 +217,14 @@ def _is_disk_full(error: BaseException) -> bool:
 
 
 class Prefetcher:
-    """Prefetcher of files in the order of requests; it skips files that another process is fetching.
+    """Prefetcher of files in the order of requests.
 
-    Its thread ends when nothing has been requested for a second, so that a shard set out of use leaves none behind.
+    Its thread ends when nothing has been requested for a moment, so that a shard set out of use leaves none behind.
     """
 
-    def __init__(self, cache: ShardCache) -> None:
-        self._cache = cache
+    def __init__(self, fetch: Callable[[CachedFile], object]) -> None:
+        """`fetch` downloads or verifies a file unless another process does so."""
+        self._fetch = fetch
         self._waiting: queue.SimpleQueue[CachedFile] = queue.SimpleQueue()
         self._asked: set[str] = set()
         self._thread: threading.Thread | None = None
@@ -243,27 +255,39 @@ class Prefetcher:
                     return
                 continue
             try:
-                self._cache.fetch(file, wait=False)
-            except UserError:
+                self._fetch(file)
+            except (UserError, OSError):
                 # The batch that needs the file fetches it again and raises the error.
                 self.forget(file)
 
 
-def is_sound(path: Path, sha256: str, marks: Path) -> bool:
+def is_sound(path: Path, sha256: str, marks: Path, wait: bool = True) -> bool:
     """Return whether a local file has this sha256.
 
     One that was verified before and not written since is not read again: not every rank and worker hashes every shard.
     A mark in the folder `marks` names the file by path, inode, size and times of change; copying times does not reset
-    the last of these.
+    the last of these. While one process reads the file, the others wait for its mark; without `wait` they get False.
+
+    Raises:
+        OSError: the file is missing or cannot be read.
     """
     mark = marks / _name(path, sha256)
     if mark.exists():
         return True
-    if storage.sha256_of(path) != sha256:
-        return False
-    with contextlib.suppress(OSError):  # without marks the next process only reads the file again
-        marks.mkdir(parents=True, exist_ok=True)
-        mark.touch()
+    lock = marks / _LOCKS / mark.name
+    with contextlib.ExitStack() as held:
+        try:
+            mine = held.enter_context(_lock(lock, wait))
+        except OSError:
+            mine = True  # without locks and marks the other processes read the file too
+        if not mine or mark.exists():
+            return mine
+        if storage.sha256_of(path) != sha256:
+            return False
+        with contextlib.suppress(OSError):
+            marks.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+            lock.unlink(missing_ok=True)  # whoever opens it after this finds the mark
     return True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from shlex import quote
 from typing import Literal
@@ -42,7 +42,8 @@ class ShardSet:
         self.url, self.manifest = url, manifest
         self._cache_dir = cache_dir or storage.cache_folder()
         self._cache = ShardCache(self._cache_dir, cache_bytes, _download)
-        self._prefetcher = Prefetcher(self._cache) if storage.is_remote(url) else None
+        self._is_remote = storage.is_remote(url)
+        self._prefetcher = Prefetcher(partial(self._cache.fetch, wait=False) if self._is_remote else self._verify_ahead)
         self._records = {record.name: record for split in (manifest.train, manifest.valid) for record in split.shards}
         # Maps of this window of the sample order and the next; closing the others frees their disk space.
         self._tokens_of = lru_cache(2 * WINDOW_SHARDS)(self._check_and_map)
@@ -91,8 +92,8 @@ class ShardSet:
         return record.name not in self._damaged
 
     def prefetch(self, record: ShardRecord) -> None:
-        """Download a remote shard in the background."""
-        if self._prefetcher is not None and record.name not in self._damaged:
+        """Download a remote shard, or verify a local one, in the background."""
+        if record.name not in self._damaged:
             self._prefetcher.ask(self._file(record))
 
     def token_counts(self, split: Split) -> np.ndarray:
@@ -105,7 +106,7 @@ class ShardSet:
 
     def _check_and_map(self, name: str) -> np.ndarray:
         record = self._records[name]
-        if self._prefetcher is not None:
+        if self._is_remote:
             self._prefetcher.forget(self._file(record))
             return np.asarray(self._cache.map(self._file(record), self.token_dtype))
         path = storage.local_path(storage.join(self.url, name))
@@ -126,6 +127,9 @@ class ShardSet:
             )
         # A plain array over the map: slices of np.memmap cost microseconds each.
         return np.asarray(np.memmap(path, self.token_dtype, mode="r"))
+
+    def _verify_ahead(self, file: CachedFile) -> None:
+        is_sound(storage.local_path(file.url), file.sha256, self._cache_dir / _VERIFIED, wait=False)
 
     def _file(self, record: ShardRecord) -> CachedFile:
         return CachedFile(storage.join(self.url, record.name), record.bytes, record.sha256)

@@ -1,4 +1,4 @@
-"""Agreement of all ranks on configuration, data, code and libraries, checked before the first step.
+"""Agreement of all ranks on configuration, data, code and libraries, checked before the first step; and on errors.
 
 Each rank states facts: those that must be equal on all ranks, and those that may differ between hosts. Two digests per
 rank are gathered, so that equal ranks cost one small collective at any world size. If digests differ, one rank for
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.known_secrets import hide_secrets
 from trainer.distributed.exit import PrintedByEveryRank
-from trainer.distributed.process_group import Ranks, broadcast_bytes, gather_bytes
+from trainer.distributed.process_group import Ranks, broadcast_bytes, gather_bytes, gather_objects
 
 _DIGEST_BYTES = 32
 _MAX_TEXTS = 8
@@ -105,6 +105,17 @@ def agree(facts: Facts, ranks: Ranks, warn: Callable[[str], None]) -> None:
         differences = _without_secrets(differences, ranks)
         if ranks.is_first:
             warn(f"hosts differ, which is allowed here: {differences}")
+
+
+def raise_error_of_any(error: UserError | None, ranks: Ranks) -> None:
+    """Raise this rank's error, or that of the first rank with one; a collective that returns if there is none.
+
+    Raises:
+        UserError: on all ranks.
+    """
+    for rank, found in enumerate(gather_objects(error and (error.problem, error.fix, error.code), ranks)):
+        if found is not None:
+            raise error or UserError(f"rank {rank} ended the run: {found[0]}", fix=found[1], code=found[2])
 
 
 def describe_differences(variants: Sequence[_Variant]) -> str:

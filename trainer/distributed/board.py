@@ -26,13 +26,21 @@ class Board:
         """Put up a text for all ranks."""
         self._store.set(self._key(name), text)
 
+    def post_first(self, name: str | int, text: str) -> None:
+        """Put up a text unless there is one of this name."""
+        self._store.compare_set(self._key(name), "", text)
+
     def read(self, name: str | int) -> str | None:
         """The text of this name; None if nobody has posted it."""
         key = self._key(name)
         return self._store.get(key).decode() if self._is_there(key) else None
 
     def read_all(self, names: Iterable[Name]) -> dict[Name, str]:
-        """The texts of these names that were posted, in one request where all were seen before."""
+        """The texts of these names that were posted: two requests where all are there, one where all were seen."""
+        names = list(names)
+        unseen: set[str] = {self._key(name) for name in names} - self._seen
+        if len(unseen) > 1 and self._store.check([*unseen]):
+            self._seen |= unseen
         there = [name for name in names if self._is_there(self._key(name))]
         texts = self._store.multi_get([self._key(name) for name in there]) if there else []
         return {name: text.decode() for name, text in zip(there, texts, strict=True)}

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _EXCHANGE_SECONDS = 5.0
-_OF_ANOTHER = re.compile(r"rank \d+ ended the run: ")
+_FIRST = "first"
+_OF_ANOTHER = re.compile(r"error: rank \d+ ended the run: ")
 _PARTS = re.compile(r"(?P<problem>.*?)(?:\. Fix: (?P<fix>.*?))?(?: \[(?P<code>[a-z0-9-]+)\])?", re.DOTALL)
 """Of an error's message without its opening."""
 # Messages of gloo, NCCL and the TCPStore of torch 2.11 and 2.13 about another process or host that is gone.
@@ -115,20 +116,17 @@ def reports_lost_peer(message: str) -> bool:
     return _LOST_PEER.search(message) is not None
 
 
-def error_of_another(world_size: int) -> UserError | None:
+def error_of_another() -> UserError | None:
     """Return the error with which another rank ended the run; call it after a collective failed."""
     try:
-        for rank, message in _last_messages().read_all(range(world_size)).items():
-            message = message.removeprefix("error: ")
-            if _OF_ANOTHER.match(message) is None and (parts := _PARTS.fullmatch(message)) is not None:
-                return UserError(
-                    f"rank {rank} ended the run: {parts['problem']}",
-                    fix=parts["fix"] or "",
-                    code=parts["code"] or "",
-                )
+        first = _last_messages().read(_FIRST)
     except (RuntimeError, ValueError):  # the store's owner is gone; the group does not exist (any more)
-        pass
-    return None
+        return None
+    rank, _, message = (first or "").partition(" ")
+    parts = _PARTS.fullmatch(message.removeprefix("error: "))
+    if first is None or parts is None:
+        return None
+    return UserError(f"rank {rank} ended the run: {parts['problem']}", fix=parts["fix"] or "", code=parts["code"] or "")
 
 
 def _explain(error: BaseException) -> str:
@@ -160,6 +158,8 @@ def _exchange(message: str, rank: int, world_size: int) -> str | None:
     try:
         board = _last_messages()
         board.post(rank, message)
+        if _OF_ANOTHER.match(message) is None:
+            board.post_first(_FIRST, f"{rank} {message}")
         # Rank 0 owns the store: it waits for the others, and they wait for rank 0.
         board.wait(range(1, world_size) if rank == 0 else (0,), _EXCHANGE_SECONDS)
         if rank == 0:

@@ -1,57 +1,54 @@
-"""All-reduce of gradients in buckets that are sent while the backward still computes the others.
+"""Averaging of gradients in buckets that are sent while the backward still computes the others.
 
 DeepSpeed's BF16_Optimizer (ZeRO 1 in bf16) reduces after the backward. Its stage 2 overlaps on CUDA, but it reduces
 after every micro-batch and synchronizes the device each time, and on the CPU it does not overlap at all (deepspeed
-0.19.8, stage_1_and_2.py: average_tensor, independent_gradient_partition_epilogue). Here every bucket is one
-asynchronous all-reduce of torch.distributed, with NCCL and with gloo alike, and only after a step's last micro-batch.
+0.19.8, stage_1_and_2.py: average_tensor, independent_gradient_partition_epilogue). Here buckets are averaged by
+asynchronous collectives (`gradient_exchange.py`), with NCCL and with gloo alike, and only after a step's last
+micro-batch. When a bucket starts, those before it take their next step, so few are in memory at a time, and all ranks
+start the same collectives in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
-import torch.distributed
 from torch import nn
+
+from trainer.distributed.gradient_exchange import Route, average
 
 
 @dataclass
 class Bucket:
-    """Neighboring parameters whose gradients are adjacent in one flat buffer."""
+    """Neighboring parameters whose gradients are the elements [start, stop) of a flat buffer."""
 
-    gradients: torch.Tensor
-    """(n,): a slice of the flat buffer."""
+    flat: torch.Tensor
+    """(n,): the whole buffer, with padding at its end."""
+    start: int
+    stop: int
     parameters: list[nn.Parameter]
     missing: int = 0
     """Parameters whose gradient the current backward has not computed yet."""
-    sent: torch.Tensor | None = field(default=None, repr=False)
-    work: Any = field(default=None, repr=False)
 
 
 class OverlappedReduction:
     """Averaging of gradients over ranks between `begin` and `finish`, around the last backward of a step."""
 
-    def __init__(
-        self,
-        buckets: Sequence[Bucket],
-        dtype: torch.dtype,
-        group: torch.distributed.ProcessGroup | None,
-        predivide: float = 1.0,
-    ) -> None:
+    def __init__(self, buckets: Sequence[Bucket], dtype: torch.dtype, route: Route) -> None:
         """Register a hook on every parameter, after those that write its gradient into the flat buffer.
 
         Args:
             buckets: in the order in which a backward completes them; the same on all ranks.
-            dtype: of the gradients on the wire.
-            predivide: divides the gradients before the sum; the world size over it divides the sum.
+            dtype: of the ranks' contributions on the wire.
         """
-        self._buckets, self._dtype, self._group = buckets, dtype, group
-        self._predivide = predivide
-        self._postdivide = torch.distributed.get_world_size(group) / predivide
+        self._buckets, self._dtype, self._route = buckets, dtype, route
         self._is_active = False
         self._num_started = 0
+        self._under_way: list[Iterator[None]] = []
+        device = buckets[0].flat.device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._arrived(bucket))
             for bucket in buckets
@@ -62,24 +59,21 @@ class OverlappedReduction:
         """Start the reduction; call it before the last backward of a step."""
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
-        self._is_active, self._num_started = True, 0
+        self._is_active, self._num_started, self._under_way = True, 0, []
 
     def finish(self) -> None:
-        """Reduce the remaining buckets and store the mean over ranks in the flat buffers; call it after the backward.
+        """Average the remaining buckets; this rank's part of each flat buffer then holds means over ranks.
 
-        With NCCL the device waits for the reduction and the host does not.
+        Call it after the backward. With NCCL the device waits for the reduction and the host does not.
         """
         self._is_active = False
         while self._num_started < len(self._buckets):  # a parameter that the loss does not depend on
             self._start()
-        for bucket in self._buckets:
-            assert bucket.sent is not None
-            bucket.work.wait()
-            if self._postdivide != 1.0:
-                bucket.sent.mul_(1.0 / self._postdivide)
-            if bucket.sent is not bucket.gradients:
-                bucket.gradients.copy_(bucket.sent)
-            bucket.sent = bucket.work = None
+        with self._beside_the_backward():
+            while self._under_way:
+                self._advance()
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
 
     def destroy(self) -> None:
         """Remove the hooks; Python's garbage collector does not detect cycles through them."""
@@ -97,11 +91,26 @@ class OverlappedReduction:
     @torch.no_grad()
     def _start(self) -> None:
         bucket = self._buckets[self._num_started]
-        bucket.sent = bucket.gradients.to(self._dtype)
-        if self._predivide != 1.0:
-            bucket.sent.mul_(1.0 / self._predivide)
-        bucket.work = torch.distributed.all_reduce(bucket.sent, group=self._group, async_op=True)
         self._num_started += 1
+        with self._beside_the_backward():
+            started = average(bucket.flat, bucket.start, bucket.stop, self._route, self._dtype)
+            next(started)  # before others are waited for, so that the network has work
+            self._advance()
+            self._under_way.append(started)
+
+    @torch.no_grad()
+    def _advance(self) -> None:
+        self._under_way = [bucket for bucket in self._under_way if next(bucket, self) is not self]
+
+    @contextlib.contextmanager
+    def _beside_the_backward(self) -> Iterator[None]:
+        """On CUDA, a stream of its own, which waits for the gradients so far: the backward does not wait for it."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
 
 
 def cut_into_buckets(
@@ -121,10 +130,10 @@ def cut_into_buckets(
         start, held = stop, list[nn.Parameter]()
         for parameter in reversed(parameters):
             if held and stop - start + parameter.numel() > bucket_elements:
-                buckets.append(Bucket(flat[start:stop], held))
+                buckets.append(Bucket(flat, start, stop, held))
                 stop, held = start, []
             held.append(parameter)
             start -= parameter.numel()
         if held:
-            buckets.append(Bucket(flat[start:stop], held))
+            buckets.append(Bucket(flat, start, stop, held))
     return sorted(buckets, key=lambda bucket: -min(number_of[parameter] for parameter in bucket.parameters))

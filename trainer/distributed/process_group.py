@@ -11,8 +11,10 @@ import importlib
 import os
 import platform
 import socket
+import stat
+import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -76,9 +78,7 @@ def initialize_distributed(
     if "DS_ACCELERATOR" not in os.environ:
         os.environ["DS_ACCELERATOR"] = "cuda" if use_cuda else "cpu"
         _chosen_here.add("DS_ACCELERATOR")
-    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
-    if can_be_made(compiled_folder()):
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled_folder()))
+    set_caches_of_compilation()
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # DeepSpeed imports MLflow
     import deepspeed.ops
 
@@ -109,7 +109,8 @@ def _start_groups(
     board, host_group = meet(rank, world_size, settings), None
     if (interface := interface_to_others(board)) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    timeout = timedelta(seconds=settings.connect_timeout_seconds)
+    seconds = settings.connect_seconds(world_size)
+    timeout = timedelta(seconds=seconds)
     try:
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=timeout, verbose=False)
         if backend != "gloo" and world_size > 1:
@@ -120,7 +121,7 @@ def _start_groups(
         interface = "GLOO_SOCKET_IFNAME" if backend == "gloo" else "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME"
         raise RankIsMissing(
             "the ranks joined but did not connect their process group within "
-            f"distributed.connect_timeout_seconds={settings.connect_timeout_seconds} ({first_line(error)}): a rank "
+            f"distributed.connect_timeout_seconds={seconds} ({first_line(error)}): a rank "
             "crashed or is unreachable",
             fix="read the message of the rank that ended, and rerun the same command; if none ended, set "
             f"{interface} to the network interface that connects the hosts",
@@ -176,10 +177,22 @@ def all_reduce_sum(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
 
 def sum_on_hosts(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """Return the sum over ranks of a tensor on the CPU, independent of work on the device; `values` is unchanged."""
+    return begin_sum_on_hosts(values, ranks)()
+
+
+def begin_sum_on_hosts(values: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tensor]:
+    """Begin `sum_on_hosts` in other threads, and return what waits for the sum; all ranks begin theirs in one order."""
     total = values.clone()
-    if ranks.world_size > 1:
-        torch.distributed.all_reduce(total, group=ranks.host_group)
-    return total
+    if ranks.world_size == 1:
+        return lambda: total
+    work = torch.distributed.all_reduce(total, group=ranks.host_group, async_op=True)
+    assert work is not None, "asynchronous"
+
+    def wait() -> torch.Tensor:
+        work.wait()
+        return total
+
+    return wait
 
 
 def min_over_ranks(value: int, ranks: Ranks) -> int:
@@ -287,12 +300,23 @@ def shut_down(ranks: Ranks, exit_status: int = 0) -> NoReturn:
 
 def _complete_environment() -> None:
     """Describe a world of one if there is no launcher; raise if the description is incomplete."""
+    environment.raise_descriptor_limit()
     if not environment.is_launched():
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     environment.check_rank_environment()
+
+
+def set_caches_of_compilation() -> None:
+    """Set by environment, where the user has not, where compiled code is kept and how many threads compile."""
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(extensions_folder()))
+    if can_be_made(compiled_folder()):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled_folder()))
+    if (ranks_of_host := environment.local_world_size() or 1) > 1:  # else each of them takes all cores
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, cores // ranks_of_host)))
 
 
 def extensions_folder() -> Path:
@@ -305,8 +329,27 @@ def compiled_folder() -> Path:
 
     torch's default, a predictable name in /tmp, is lost with the job or at a reboot, and another user could create it
     first and put code there. CPU graphs depend on the instruction set, which is not part of torch's keys.
+
+    Where several ranks run on this host, it is on the host's own disk: home folders of clusters are shared by all
+    hosts, whose ranks would create hundreds of files each in the same second.
     """
-    return cache_folder() / "compiled" / f"{_build()}-{platform.machine()}-{_instruction_set()}"
+    of_host = _private_folder_of_host() if (environment.local_world_size() or 1) > 1 else None
+    return (of_host or cache_folder()) / "compiled" / f"{_build()}-{platform.machine()}-{_instruction_set()}"
+
+
+def _private_folder_of_host() -> Path | None:
+    """Return a folder for temporary files that only this user can write, created if missing.
+
+    None if another user made it first, or others may write there, or nothing there can be executed.
+    """
+    folder = Path(tempfile.gettempdir(), f"clozeworks-{os.geteuid()}")
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()  # not that of what a link points to
+        is_private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+        if is_private and not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
+            return folder
+    return None
 
 
 def can_be_made(folder: Path) -> bool:

@@ -102,7 +102,7 @@ def _open_store(rank: int, world_size: int, settings: DistributedSettings) -> to
     timeout = timedelta(seconds=settings.meeting_timeout_seconds)
     is_owner = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     owned = _create_store(port, world_size, timeout) if is_owner else None
-    seconds = min(settings.connect_timeout_seconds, settings.meeting_timeout_seconds)
+    seconds = min(settings.connect_seconds(world_size), settings.meeting_timeout_seconds)
     # Python tries the address first, because torch's client prints its stacks while it waits.
     error = wait_for_answer(address, port, seconds)
     joined = _join_store(address, port, world_size, seconds) if error is None else error

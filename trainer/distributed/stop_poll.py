@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
-from trainer.distributed.process_group import Ranks, sum_on_hosts
+from trainer.distributed.process_group import Ranks, begin_sum_on_hosts
 from trainer.distributed.stop_signal import StopSignal
 
 POLL_SECONDS = 0.5
@@ -18,7 +19,9 @@ class StopPoll:
     """Whether any rank was asked to stop; all ranks call it alike, before each micro-batch, and leave at the same one.
 
     One rank looks at its own request. Several sum their requests on the hosts, every few calls: how many follows from
-    the mean time between calls, which they sum too.
+    the mean time between calls, which they sum too. A sum is awaited at the next such call, so that no micro-batch
+    waits for the network, except with `most_calls=1`: then a request holds at the very call, as it must where a rank
+    cannot take part in the next micro-batch.
     """
 
     def __init__(self, signal: StopSignal, ranks: Ranks, most_calls: int = MOST_CALLS) -> None:
@@ -27,6 +30,8 @@ class StopPoll:
         """Whether a call has returned True; from then on all do."""
         self._calls, self._calls_per_poll = 0, 1
         self._polled_at: float | None = None
+        self._under_way: tuple[Callable[[], torch.Tensor], int] | None = None
+        """Waits for the sum, and how many calls it is about; 0 if none was measured."""
 
     def __call__(self) -> bool:
         if self._ranks.world_size == 1:
@@ -34,7 +39,7 @@ class StopPoll:
         elif not self.asked:
             self._calls += 1
             if self._calls >= self._calls_per_poll:
-                self._agree()
+                self._agree(waits=self._most_calls == 1)
         return self.asked
 
     @property
@@ -45,14 +50,28 @@ class StopPoll:
     def conclude(self) -> None:
         """Agree after the last call, so that a rank which had to end before it is heard; all ranks together."""
         if self._ranks.world_size > 1 and not self.asked:
-            self._agree()
+            self._agree(waits=True)
 
-    def _agree(self) -> None:
+    def _agree(self, waits: bool) -> None:
+        self._learn()
+        if self.asked:
+            return
         now = time.monotonic()
         microseconds = 0 if self._polled_at is None else int((now - self._polled_at) * 1e6)
-        requests, total = sum_on_hosts(torch.tensor([int(self._signal.asked), microseconds]), self._ranks).tolist()
-        if self._polled_at is not None:  # else no micro-batch was measured yet
-            seconds_per_call = total / self._ranks.world_size / max(self._calls, 1) / 1e6
+        own = torch.tensor([int(self._signal.asked), microseconds])
+        self._under_way = begin_sum_on_hosts(own, self._ranks), self._calls if self._polled_at is not None else 0
+        self._calls, self._polled_at = 0, now
+        if waits:
+            self._learn()
+
+    def _learn(self) -> None:
+        """Wait for the sum that is under way."""
+        if self._under_way is None:
+            return
+        (wait, calls), self._under_way = self._under_way, None
+        requests, total = wait().tolist()
+        self.asked = requests > 0
+        if calls:
+            seconds_per_call = total / self._ranks.world_size / calls / 1e6
             fitting = max(1, int(POLL_SECONDS / max(seconds_per_call, 1e-3)))
             self._calls_per_poll = min(self._most_calls, 2 * self._calls_per_poll, fitting)
-        self.asked, self._calls, self._polled_at = requests > 0, 0, now

@@ -82,7 +82,9 @@ def find_trouble(last_seen: dict[int, LastSeen], now: float, settings: HealthSet
     if all(now - each.moved_at > seconds for each in last_seen.values()):
         fewest = min(each.heartbeat.marks for each in last_seen.values())
         behind = [rank for rank in last_seen if last_seen[rank].heartbeat.marks == fewest]
-        limit = "health.step_timeout_seconds" if seconds == settings.step_timeout_seconds else "a limit on compilation"
+        limit = (
+            "health.step_timeout_seconds" if seconds == settings.step_timeout_seconds else "the limit of this operation"
+        )
         problem = f"no rank made progress for {seconds} s ({limit})"
         if len(behind) < len(last_seen):
             return f"{problem}; {_describe(last_seen, behind)} did not reach the operation that the others wait for"
@@ -149,7 +151,7 @@ class Watchdog:
             yield
         except Exception as error:
             if is_lost_peer(error):
-                if (cause := error_of_another(self._ranks.world_size)) is not None:
+                if (cause := error_of_another()) is not None:
                     raise cause from None
                 self.abort_if_ranks_are_lost()
             raise

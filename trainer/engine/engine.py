@@ -26,6 +26,7 @@ from torch import nn
 
 from data_prep.base.errors import UsageError, UserError
 from trainer.config.run_config import RunConfig
+from trainer.distributed.gradient_exchange import norm_of_parts, open_route
 from trainer.distributed.memory import explain_out_of_memory
 from trainer.distributed.overlapped_reduction import OverlappedReduction, cut_into_buckets
 from trainer.distributed.process_group import Ranks, set_timeout_on_all_groups
@@ -259,12 +260,13 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
             fix="change them in the `deepspeed:` block or in --deepspeed_config",
             code="deepspeed-settings",
         ) from None
+    reduction = overlapped_reduction(engine, ranks)
     set_timeout_on_all_groups(config.distributed.timeout_seconds)
     attach_partition(engine.module, engine.optimizer, config.zero.stage, ranks)
     if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
         # At the smallest scale DeepSpeed would raise; what a step that is not finite means is judged by its caller.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False
-    return Engine(engine, config, ranks, initial, overlapped_reduction(engine, ranks))
+    return Engine(engine, config, ranks, initial, reduction)
 
 
 @contextlib.contextmanager
@@ -289,16 +291,23 @@ def overlapped_reduction(engine: Any, ranks: Ranks) -> OverlappedReduction | Non
     """Take the reduction of gradients over from DeepSpeed's engine, where that would begin after the backward.
 
     So it is with several ranks at ZeRO 1 in bf16; gradients arrive one by one in its fp32 buffers with
-    `bf16.immediate_grad_update`. None where DeepSpeed reduces.
+    `bf16.immediate_grad_update`. Then DeepSpeed's optimizer clips by the norm over all ranks' parts, for no rank has
+    the mean of other elements than its own. None where DeepSpeed reduces.
     """
     optimizer = engine.optimizer
     if ranks.world_size == 1 or not getattr(optimizer, "immediate_grad_update", False):
         return None
     engine.enable_backward_allreduce = False
     groups = list(zip(optimizer.bf16_groups, optimizer.fp32_groups_gradients_flat, strict=True))
-    factor = engine.gradient_predivide_factor() if engine.postscale_gradients() else ranks.world_size
     buckets = cut_into_buckets(groups, list(engine.module.parameters()), int(engine.zero_reduce_bucket_size()))
-    return OverlappedReduction(buckets, engine.communication_data_type, optimizer.dp_process_group, predivide=factor)
+    parts = optimizer.fp32_groups_gradient_flat_partition
+
+    def gradients_for_norm(for_clipping: bool = False) -> Any:
+        return parts if for_clipping else ([norm_of_parts(parts, ranks)], {})
+
+    optimizer.get_grads_for_norm = gradients_for_norm
+    route = open_route(ranks, optimizer.dp_process_group)
+    return OverlappedReduction(buckets, engine.communication_data_type, route)
 
 
 def check_precision(config: RunConfig, device_type: str) -> None:

@@ -4,12 +4,18 @@ Where a gradient is larger than its running mean square predicts, rms = sqrt(mea
 parameter is above 1, and the learning rate of this parameter is divided by it in this step. Decoupled weight decay uses
 the divided rate too, and the betas are debiased: `exp_avg` and `exp_avg_sq` need no correction afterwards (optimi;
 ModernBERT, src/optimizer.py).
+
+A step is a few `torch._foreach_*` calls over all parameters, and one sum for each: 220 operators for `bert_base`, where
+one parameter at a time takes 4,177 for the same bits (tests/trainer/engine/test_stable_adamw.py counts and compares).
+Two multiplications by the parameters' rates remain a kernel per parameter. A step holds two temporary float32 numbers
+for each of this rank's numbers, when the activations are gone.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,49 +39,123 @@ class StableAdamW(torch.optim.Optimizer):
         self._shared_by = partition.shared_by
         numbers = {name: number for number, name in enumerate(partition.shapes)}
         # With many ranks the tensor of a small group is nothing but padding on the last ones.
-        self._fragments: dict[torch.Tensor, list[tuple[int, Fragment]]] = {t: [] for t in partition.tensors}
+        held: dict[torch.Tensor, list[Fragment]] = {tensor: [] for tensor in partition.tensors}
         for fragment in partition.fragments:
-            self._fragments[fragment.held_in].append((numbers[fragment.name], fragment))
+            held[fragment.held_in].append(fragment)
+        self._pieces = {tensor: _pieces(tensor, fragments, numbers) for tensor, fragments in held.items()}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update the tensors that have a gradient; all ranks together where they share the parameters."""
         assert closure is None, "the gradients are there"
-        updated = [(group, t) for group in self.param_groups for t in group["params"] if t.grad is not None]
+        updated = [
+            (group, tensors)
+            for group in self.param_groups
+            if (tensors := [tensor for tensor in group["params"] if tensor.grad is not None])
+        ]
         if not updated:
             return
-        sums = torch.zeros_like(self._sizes, device=updated[0][1].device)
-        for group, tensor in updated:
-            self._update_moments(group, tensor, sums)
+        device = updated[0][1][0].device
+        self._sizes = self._sizes.to(device)
+        sums = [torch.zeros((), device=device)] * len(self._sizes)
+        for group, tensors in updated:
+            self._update_moments(group, tensors)
+            self._sum(group, tensors, sums)
+        total = torch.stack(sums)
         if self._shared_by is not None:
-            sums = all_reduce_sum(sums, self._shared_by).to(sums.device)
-        divisors = (sums / self._sizes.to(sums.device)).sqrt_().clamp_(min=1.0)  # (parameters,)
-        for group, tensor in updated:
-            self._update_weights(group, tensor, divisors)
+            total = all_reduce_sum(total, self._shared_by).to(device)
+        divisors = (total / self._sizes).sqrt_().clamp_(min=1.0)  # (parameters,)
+        for group, tensors in updated:
+            self._update_weights(group, tensors, divisors)
 
-    def _update_moments(self, group: dict[str, Any], tensor: torch.Tensor, sums: torch.Tensor) -> None:
-        """Update both moments, and write the sums of g^2 / max(v, eps^2) of this tensor's fragments."""
-        state, gradient = self.state[tensor], tensor.grad
-        assert gradient is not None
-        if not state:
-            state["step"] = torch.zeros(())
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(tensor), torch.zeros_like(tensor)
-        state["step"] += 1
-        beta1, beta2 = (_debiased(beta, int(state["step"])) for beta in group["betas"])
-        state["exp_avg"].lerp_(gradient, 1 - beta1)
-        state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        for number, fragment in self._fragments[tensor]:
-            mean_squares = fragment.range_of(state["exp_avg_sq"]).clamp(min=group["eps"] ** 2)
-            sums[number] = (fragment.range_of(gradient).square() / mean_squares).sum()
+    def _update_moments(self, group: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if not (state := self.state[tensor]):
+                state["step"] = torch.zeros(())
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(tensor), torch.zeros_like(tensor)
+        steps = self._states("step", tensors)
+        torch._foreach_add_(steps, 1)
+        numbers = torch.stack(steps).tolist()
+        beta1, beta2 = ([_debiased(beta, int(number)) for number in numbers] for beta in group["betas"])
+        gradients = _gradients(tensors)
+        squares = self._states("exp_avg_sq", tensors)
+        torch._foreach_lerp_(self._states("exp_avg", tensors), gradients, [1 - beta for beta in beta1])
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, [1 - beta for beta in beta2])
 
-    def _update_weights(self, group: dict[str, Any], tensor: torch.Tensor, divisors: torch.Tensor) -> None:
-        state = self.state[tensor]
-        for number, fragment in self._fragments[tensor]:
-            rate = group["lr"] / divisors[number]
-            update = fragment.range_of(state["exp_avg_sq"]).sqrt().add_(group["eps"])
-            torch.div(fragment.range_of(state["exp_avg"]), update, out=update)
-            weight = fragment.range_of(tensor)
-            weight.mul_(1 - rate * group["weight_decay"]).sub_(update.mul_(rate))
+    def _sum(self, group: dict[str, Any], tensors: list[torch.Tensor], sums: list[torch.Tensor]) -> None:
+        """Put the sum of g^2 / max(v, eps^2) over what this rank holds of a parameter at the parameter's number."""
+        gradients = self._parts(tensors, _gradients(tensors))
+        if not gradients:
+            return
+        mean_squares = torch._foreach_clamp_min(
+            self._parts(tensors, self._states("exp_avg_sq", tensors)), group["eps"] ** 2
+        )
+        ratios = torch._foreach_mul(gradients, gradients)
+        torch._foreach_div_(ratios, mean_squares)
+        for number, ratio in zip(self._numbers(tensors), ratios, strict=True):
+            sums[number] = ratio.sum()
+
+    def _update_weights(self, group: dict[str, Any], tensors: list[torch.Tensor], divisors: torch.Tensor) -> None:
+        weights = self._parts(tensors, tensors)
+        if not weights:
+            return
+        rates = group["lr"] / divisors
+        of_numbers, shrinks = rates.unbind(), (1 - rates * group["weight_decay"]).unbind()
+        numbers = self._numbers(tensors)
+        roots = torch._foreach_sqrt(self._parts(tensors, self._states("exp_avg_sq", tensors)))
+        torch._foreach_add_(roots, group["eps"])
+        updates = torch._foreach_div(self._parts(tensors, self._states("exp_avg", tensors)), roots)
+        torch._foreach_mul_(updates, [of_numbers[number] for number in numbers])
+        if group["weight_decay"]:  # else the factor is 1
+            torch._foreach_mul_(weights, [shrinks[number] for number in numbers])
+        torch._foreach_sub_(weights, updates)
+
+    def _states(self, name: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [self.state[tensor][name] for tensor in tensors]
+
+    def _numbers(self, tensors: list[torch.Tensor]) -> list[int]:
+        """Of the parameters of which these tensors hold something, in the order of `_parts`."""
+        return [number for tensor in tensors for number in self._pieces[tensor].numbers]
+
+    def _parts(self, tensors: list[torch.Tensor], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The fragments' ranges of tensors that have the shapes of `tensors`."""
+        return [part for tensor, value in zip(tensors, values, strict=True) for part in self._pieces[tensor].of(value)]
+
+
+class _Pieces(NamedTuple):
+    """How a flattened tensor is divided: into fragments, and what lies between and behind them."""
+
+    sizes: list[int]
+    """Elements of the pieces, which cover the tensor."""
+    kept: list[int]
+    """Which of the pieces are fragments."""
+    numbers: list[int]
+    """Of the fragments' parameters."""
+
+    def of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        if len(self.sizes) == len(self.kept) == 1:
+            return [tensor]
+        if not self.kept:
+            return []
+        pieces = tensor.view(-1).split(self.sizes)
+        return [pieces[number] for number in self.kept]
+
+
+def _pieces(tensor: torch.Tensor, fragments: Sequence[Fragment], numbers: dict[str, int]) -> _Pieces:
+    sizes: list[int] = []
+    kept: list[int] = []
+    found = sorted((f for f in fragments if f.start < f.stop), key=lambda fragment: fragment.offset)
+    for fragment in found:
+        sizes += [gap] if (gap := fragment.offset - sum(sizes)) else []
+        kept.append(len(sizes))
+        sizes.append(fragment.stop - fragment.start)
+    sizes += [rest] if (rest := tensor.numel() - sum(sizes)) else []
+    return _Pieces(sizes, kept, [numbers[fragment.name] for fragment in found])
+
+
+def _gradients(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.grad for tensor in tensors if tensor.grad is not None]
 
 
 def _debiased(beta: float, step: int) -> float:

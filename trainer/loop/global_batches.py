@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -12,9 +14,15 @@ from trainer.checkpoint.format import TrainState
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.data.batch import IGNORED, Batch
-from trainer.data.loader import GlobalBatch, Loader, Position, open_loader
+from trainer.data.loader import GlobalBatch, Position, open_loader
+from trainer.data.pair_counts import KeptPairCounts
+from trainer.data.pair_rows import PairCounts
 from trainer.data.sample_range import SampleRange
 from trainer.data.shard_set import ShardSet
+from trainer.data.workers import explain_lost_workers
+from trainer.distributed.process_group import Ranks
+from trainer.distributed.watchdog import Watchdog
+from trainer.loop.pair_counting import PAIR_COUNTS, PairCounting
 from trainer.loop.run import Run
 
 
@@ -53,59 +61,102 @@ def batches_from(
             yield batch
 
 
+def count_first_epoch(
+    config: RunConfig,
+    shard_sets: Sequence[ShardSet],
+    state: TrainState,
+    ranks: Ranks,
+    watchdog: Watchdog,
+) -> KeptPairCounts:
+    """Count the sentence pairs of the epoch from which `GlobalBatches` reads on, on all ranks together.
+
+    Raises:
+        UserError: a shard cannot be planned.
+    """
+    kept = KeptPairCounts(Path(config.output_dir) / PAIR_COUNTS)
+    position = Position(state.stage, state.epoch, state.next_sample)
+    for number, stage in enumerate(config.stages):
+        if state.step < min(stage.last_step, config.max_steps):
+            start = first_position(config, number, position) if position.stage != number else position
+            if stage.data.sentence_pairs != "none":
+                with explain_lost_workers(ranks.rank, stage.data.num_workers, watchdog.end_run):
+                    PairCounting(config, stage, shard_sets, kept, ranks, watchdog.mark).open(start)
+            break
+    return kept
+
+
+@dataclass(frozen=True)
+class FetchedBatch:
+    """A global batch, which may be read while the step before it runs."""
+
+    batch: GlobalBatch
+    epoch: float
+    """The epoch with its fraction after this batch; for a mixture, whose components have their own, an integer."""
+    notes: tuple[str, ...]
+    """Lines of the log before its step: a new stage, a new epoch."""
+
+
 class GlobalBatches:
-    """Iterates over the global batches from a state to the end of the run; each stage has its own loader."""
+    """Iterates over the global batches from a state to the end of the run; each stage has its own loader.
+
+    What ranks do together to read a batch follows from its position alone: all ranks read the same number ahead.
+    """
 
     def __init__(self, run: Run, state: TrainState) -> None:
         self._run, self._skipped = run, state.skipped_samples
-        self._loader: Loader | None = None
         self._batches = self._of_stages(state.step, Position(state.stage, state.epoch, state.next_sample))
 
-    def __iter__(self) -> Iterator[GlobalBatch]:
+    def __iter__(self) -> Iterator[FetchedBatch]:
         return self._batches
 
-    def __next__(self) -> GlobalBatch:
+    def __next__(self) -> FetchedBatch:
         return next(self._batches)
 
-    def epoch_of(self, state: TrainState) -> float:
-        """Return the epoch with its fraction; for a mixture, whose components have epochs of their own, an integer."""
-        num_samples = self._loader.num_samples(state.epoch) if self._loader is not None else None
-        return state.epoch + (state.next_sample / num_samples if num_samples else 0.0)
-
-    def _of_stages(self, step: int, position: Position) -> Iterator[GlobalBatch]:
-        run, config = self._run, self._run.config
+    def _of_stages(self, step: int, position: Position) -> Iterator[FetchedBatch]:
+        run, config, notes = self._run, self._run.config, list[str]()
         for number, stage in enumerate(config.stages):
-            if step >= stage.last_step:
+            stop = min(stage.last_step, config.max_steps)  # nothing is read beyond the end of the run
+            if step >= stop:
                 continue
             if position.stage != number:
                 before, position = position, first_position(config, number, position)
                 arithmetic = batch_arithmetic(stage, run.ranks.world_size)
                 data = "continuing the epoch" if position.epoch == before.epoch else "starting a new epoch"
-                run.log(f"{stage.label}: {arithmetic}; {data}")
+                notes.append(f"{stage.label}: {arithmetic}; {data}")
             pin_memory = run.ranks.device.type == "cuda"
             ranks = run.ranks.rank, run.ranks.world_size
-            seed = config.training.seed
-            self._loader = open_loader(
-                run.shard_sets, stage, position, seed, ranks, step, pin_memory, lambda: self._run.stop_signal.asked
+            counting = PairCounting(config, stage, run.shard_sets, run.pair_counts, run.ranks, run.watchdog.mark)
+            counting.open(position)
+            loader = open_loader(
+                run.shard_sets,
+                stage,
+                position,
+                config.training.seed,
+                ranks,
+                step,
+                pin_memory,
+                should_stop=lambda: self._run.stop_signal.asked,
+                pair_counts=run.pair_counts,
             )
             described = -1
-            for batch in itertools.islice(self._loader, stage.last_step - step):
-                if batch.position.epoch != described:
-                    self._describe_pairs(batch.position.epoch)
-                    described = batch.position.epoch
-                if batch.skipped_samples:
-                    last = batch.position.epoch - 1
-                    run.log(f"dropped the last {batch.skipped_samples} samples of epoch {last} (incomplete batch)")
-                position = batch.next_position
-                yield without_skipped(batch, self._skipped)
-            step = stage.last_step
+            for batch in itertools.islice(loader, stop - step):
+                if (epoch := batch.position.epoch) != described:
+                    notes += describe_epoch(batch, loader.pair_counts(epoch) if run.ranks.is_first else None)
+                    described = epoch
+                position, step = batch.next_position, step + 1
+                fraction = position.next_sample / (loader.num_samples(epoch) or math.inf)
+                yield FetchedBatch(without_skipped(batch, self._skipped), epoch + fraction, tuple(notes))
+                notes.clear()
+                counting.advance(position, stop - step)
 
-    def _describe_pairs(self, epoch: int) -> None:
-        """Log the counts of sentence pairs of an epoch."""
-        assert self._loader is not None, "asked for while batches are read"
-        counts = self._loader.pair_counts(epoch) if self._run.ranks.is_first else None
-        if counts is not None:
-            self._run.log(f"epoch {epoch}: {counts}")
+
+def describe_epoch(first: GlobalBatch, counts: PairCounts | None) -> Iterator[str]:
+    """Yield the lines of the log about an epoch, of which this is the first batch that is read."""
+    epoch = first.position.epoch
+    if counts is not None:
+        yield f"epoch {epoch}: {counts}"
+    if first.skipped_samples:
+        yield f"dropped the last {first.skipped_samples} samples of epoch {epoch - 1} (incomplete batch)"
 
 
 def without_skipped(batch: GlobalBatch, skipped: Sequence[SampleRange]) -> GlobalBatch:

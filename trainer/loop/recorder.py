@@ -53,11 +53,16 @@ class Recorder:
         own = torch.stack(
             [torch.stack([r.mlm_loss_sum, r.nsp_loss_sum, r.nsp_correct]) for *_, r in self._pending]
         )  # (num_steps, 3)
-        sums = all_reduce_sum(own, self._ranks).tolist()
+        work = torch.zeros(self._ranks.world_size, 3, dtype=torch.float64)
+        peak = float(peak_memory_bytes(self._ranks.device))
+        work[self._ranks.rank] = torch.tensor([*self.clock.read(), peak], dtype=torch.float64)
+        total = all_reduce_sum(torch.cat([own, work.to(own.device)]), self._ranks).tolist()
+        sums, of_ranks = total[: len(own)], total[len(own) :]
         now = time.perf_counter()
         rows = sum(samples.stop - samples.first for _, samples, *_ in self._pending)
         seconds = max(now - self._flushed_at, 1e-9)
-        interval = Interval(len(self._pending), seconds, self._tokens, rows, self._work_of_ranks())
+        worked = tuple(RankWork(data, forward, int(peak)) for data, forward, peak in of_ranks)
+        interval = Interval(len(self._pending), seconds, self._tokens, rows, worked)
         lines = [
             StepMetrics(step, samples, _metrics(row, learning_rate, result))
             for row, (step, samples, learning_rate, result) in zip(sums, self._pending, strict=True)
@@ -69,13 +74,6 @@ class Recorder:
         """Return MLM and pair loss of one step over all ranks; a collective that waits for the device."""
         sums = all_reduce_sum(torch.stack([result.mlm_loss_sum, result.nsp_loss_sum]), self._ranks).tolist()
         return sums[0] / max(result.counts.masked, 1), sums[1] / max(result.counts.pairs, 1)
-
-    def _work_of_ranks(self) -> tuple[RankWork, ...]:
-        work = torch.zeros(self._ranks.world_size, 3, dtype=torch.float64)
-        peak = float(peak_memory_bytes(self._ranks.device))
-        work[self._ranks.rank] = torch.tensor([*self.clock.read(), peak], dtype=torch.float64)
-        rows = all_reduce_sum(work, self._ranks).tolist()
-        return tuple(RankWork(data, forward, int(peak)) for data, forward, peak in rows)
 
 
 def _metrics(sums: list[float], learning_rate: float, result: StepResult) -> dict[str, float]:

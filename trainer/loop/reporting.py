@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -41,6 +43,7 @@ def log(run: Run, state: TrainState, progress: Progress, epoch: float) -> tuple[
     stage, left = run.config.stage_of(state.step), seconds_left(run.config, state, interval)
     progress = replace(
         progress,
+        logged_at=time.monotonic(),
         metrics={**progress.metrics, **metrics},
         seconds_per_step=interval.seconds_a_step,
         flops_per_device=interval.flops_per_device(stage, flops_per_position(run.config, stage)),
@@ -151,7 +154,7 @@ def report_status(run: Run, state: TrainState, progress: Progress) -> None:
         "train_seconds": state.train_seconds,
         "seconds_per_step": progress.seconds_per_step,
         "flops_per_device": progress.flops_per_device,
-        "log_every_steps": run.config.logging.every_steps,
+        "log_every_steps": steps_between_lines(run.config, progress.seconds_per_step),
         "seconds_left": progress.seconds_left,
         "started_at": run.started_at,
         "parameters": run.num_parameters,
@@ -164,6 +167,14 @@ def report_status(run: Run, state: TrainState, progress: Progress) -> None:
     run.status.update(values)
 
 
+def steps_between_lines(config: RunConfig, seconds_per_step: float | None) -> int:
+    """Return after how many steps the next log line comes, as far as that is known."""
+    seconds = config.logging.every_seconds
+    if seconds is None or not seconds_per_step:
+        return config.logging.every_steps
+    return math.ceil(seconds / seconds_per_step)
+
+
 def branch_of_status(config: RunConfig) -> dict[str, str | int] | None:
     """Return where a branch started, with an absolute path for readers in other directories."""
     branch = config.branch
@@ -173,11 +184,12 @@ def branch_of_status(config: RunConfig) -> dict[str, str | int] | None:
 
 
 def report_stop(run: Run, checkpoint: str) -> None:
-    """Log on every rank who requested the stop, why, and what was saved; a collective."""
+    """Log on the first rank of every host who requested the stop, why, and what was saved; a collective."""
     cause = describe_requests(gather_objects(run.stop_signal.request, run.ranks))
     run.stop_signal.cause = cause
-    speaker = "" if run.ranks.is_first else f"rank {run.ranks.rank}: "
-    LOG.info(f"{speaker}stopped by {cause}; {checkpoint}; rerun the same command to resume")
+    if run.ranks.local_rank == 0:
+        speaker = "" if run.ranks.is_first else f"rank {run.ranks.rank}: "
+        LOG.info(f"{speaker}stopped by {cause}; {checkpoint}; rerun the same command to resume")
 
 
 def report_end(run: Run, how: State, cause: str | None) -> None:

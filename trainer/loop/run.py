@@ -12,6 +12,7 @@ from trainer.checkpoint.format import DataIdentity
 from trainer.checkpoint.upload import Uploader
 from trainer.config.run_config import RunConfig
 from trainer.data.hidden_words import HiddenWords
+from trainer.data.pair_counts import KeptPairCounts
 from trainer.data.shard_set import ShardSet, has_valid_split
 from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_signal import StopSignal
@@ -39,6 +40,8 @@ class Progress:
     nonfinite: NonFiniteSteps
     saved_at: float = field(default_factory=time.monotonic)
     """Clock reading at this process's last checkpoint, or at its start."""
+    logged_at: float = field(default_factory=time.monotonic)
+    """Clock reading at this process's last log line of a step, or at its start."""
     saved_step: int | None = None
     """Step of the checkpoint from which the same command resumes."""
     save_is_deferred: bool = False
@@ -77,6 +80,7 @@ class Run:
     stop_signal: StopSignal
     watchdog: Watchdog
     health: Health
+    pair_counts: KeptPairCounts
     minimal_pairs: MinimalPairs | None = None
     hidden_words: HiddenWords | None = None
     uploader: Uploader | None = None

@@ -48,6 +48,7 @@ from trainer.evaluation.pairs_in_training import minimal_pairs_of
 from trainer.evaluation.suites_in_training import SuitesInTraining
 from trainer.loop.console import StepBar, device_line
 from trainer.loop.evaluating import AVERAGE_PREFIX
+from trainer.loop.global_batches import count_first_epoch
 from trainer.loop.recorder import Recorder
 from trainer.loop.run import Progress, Run, data_identity, warn_of_disk
 from trainer.loop.sources import log_sources, running_sources
@@ -207,6 +208,7 @@ def open_run(
         config=config,
         ranks=ranks,
         shard_sets=shard_sets,
+        pair_counts=count_first_epoch(config, shard_sets, state, ranks, watchdog),
         engine=engine,
         uploader=open_uploader(start, config, ranks),
         tracker=open_tracker(config, ranks, state, begin=start.branch is not None),

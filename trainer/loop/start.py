@@ -95,7 +95,7 @@ def check_start(start: Start, config: RunConfig, data: DataIdentity, ranks: Rank
     if start.is_from_other_run:
         check_branch(saved, config, data)
         return []
-    numerics = describe_numerics(config, ranks.device)
+    numerics = describe_numerics(config, ranks)
     return check_compatible(saved, config, data, ranks.world_size, numerics, allow_change)
 
 

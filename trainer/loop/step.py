@@ -1,14 +1,15 @@
 """One optimizer step: the gradient of one global batch, the same on any number of ranks.
 
 The loss is the sum over predicted tokens divided by their number in the *global* batch, next-sentence loss likewise
-by pairs. One all-reduce before the first forward carries these counts (and the ranks' requests), so every rank scales
+by pairs. One all-reduce carries these counts (and the ranks' requests) while the step before runs, so every rank scales
 its sums alike; DeepSpeed averages gradients over ranks, hence the factor `world_size`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,30 +17,29 @@ import torch
 
 from trainer.data.batch import on_device
 from trainer.data.loader import GlobalBatch
-from trainer.distributed.process_group import Ranks, sum_on_hosts
+from trainer.distributed.process_group import Ranks, begin_sum_on_hosts
 from trainer.metrics.throughput import WorkClock
 
 
 @dataclass(frozen=True)
 class StepRequests:
-    """What one rank asks of all of them after this step; the wish of any counts for all."""
+    """What one rank asks of all of them after the step that runs; the wish of any counts for all."""
 
     stop: bool = False
     save: bool = False
+    log: bool = False
+    fail: bool = False
+    """Whether the run ends with the error with which a rank could not read the next global batch."""
 
 
 @dataclass(frozen=True)
 class GlobalCounts:
-    """What one global batch holds over all ranks, and what they agreed on."""
+    """What one global batch holds over all ranks."""
 
     masked: int
     pairs: int
     tokens: int
     unreadable_rows: int
-    stop: bool
-    save: bool
-    unread: bool = False
-    """Whether a rank could not read its part before a stop, so that no rank takes the step."""
 
     @property
     def is_empty(self) -> bool:
@@ -76,27 +76,55 @@ class Steppable(Protocol):
     def step(self) -> float | torch.Tensor: ...
 
 
+class Counting:
+    """The sum over all ranks of what their parts of a global batch hold, and of their requests; it is begun here.
+
+    Whoever asks for a result waits for it. Nothing goes to the device, so that its queue never runs dry.
+    """
+
+    def __init__(self, global_batch: GlobalBatch | None, ranks: Ranks, requests: StepRequests | None = None) -> None:
+        """Without a `global_batch` the ranks only agree on requests."""
+        micro_batches = () if global_batch is None else global_batch.micro_batches
+        local = [
+            sum(batch.num_masked for batch in micro_batches),
+            sum(batch.num_pairs for batch in micro_batches),
+            sum(batch.num_tokens for batch in micro_batches),
+            sum(batch.num_unreadable_rows for batch in micro_batches),
+            *astuple(requests or StepRequests()),
+        ]
+        wait = begin_sum_on_hosts(torch.tensor(local, dtype=torch.int64), ranks)
+        self._sums: Callable[[], list[int]] = functools.cache(lambda: wait().tolist())
+
+    @property
+    def counts(self) -> GlobalCounts:
+        """What the global batch holds."""
+        return GlobalCounts(*self._sums()[:4])
+
+    @property
+    def requests(self) -> StepRequests:
+        """What any rank asks for."""
+        return StepRequests(*(number > 0 for number in self._sums()[4:]))
+
+
 def take_step(
     engine: Steppable,
-    global_batch: GlobalBatch | None,
+    global_batch: GlobalBatch,
+    counts: GlobalCounts,
     step: int,
     learning_rate: float,
     seed: int,
     ranks: Ranks,
-    requests: StepRequests,
     clock: WorkClock,
     mark: Callable[[str], None],
 ) -> StepResult:
     """Forward and backward over this rank's micro-batches, then the update.
 
-    `step` is the number of completed steps; without a `global_batch`, which was not read before a stop, no rank takes a
-    step; `mark` takes what comes next (`trainer/distributed/watchdog.py`).
+    `counts` are those of all ranks; `step` is the number of completed steps; `mark` takes what comes next
+    (`trainer/distributed/watchdog.py`).
     """
-    mark(f"step {step + 1}: counting")
-    counts = count_globally(global_batch, ranks, requests)
     engine.set_learning_rate(learning_rate)
     mlm_loss_sum, nsp_loss_sum, nsp_correct = torch.zeros(3, dtype=torch.float64, device=ranks.device).unbind()
-    if global_batch is None or counts.unread or counts.is_empty:
+    if counts.is_empty:
         # A batch consumed: not even an update by Adam's momentum, which a gradient of zero would be.
         return StepResult(counts, mlm_loss_sum, nsp_loss_sum, nsp_correct, grad_norm=0.0, applied=False)
     last = len(global_batch.micro_batches) - 1
@@ -122,26 +150,6 @@ def poisoned_unless_finite(loss: torch.Tensor) -> torch.Tensor:
     done on the device, so that no step waits for it.
     """
     return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
-
-
-def count_globally(global_batch: GlobalBatch | None, ranks: Ranks, requests: StepRequests) -> GlobalCounts:
-    """Sum over all ranks what their micro-batches hold; any rank's wish counts for all."""
-    micro_batches = () if global_batch is None else global_batch.micro_batches
-    local = torch.tensor(
-        [
-            sum(batch.num_masked for batch in micro_batches),
-            sum(batch.num_pairs for batch in micro_batches),
-            sum(batch.num_tokens for batch in micro_batches),
-            sum(batch.num_unreadable_rows for batch in micro_batches),
-            int(requests.stop),
-            int(requests.save),
-            int(global_batch is None),
-        ],
-        dtype=torch.int64,
-    )
-    # Nothing goes to the device, so that its queue never runs dry.
-    masked, pairs, tokens, unreadable_rows, stops, saves, unread = sum_on_hosts(local, ranks).tolist()
-    return GlobalCounts(masked, pairs, tokens, unreadable_rows, stop=stops > 0, save=saves > 0, unread=unread > 0)
 
 
 def seed_micro_batch(seed: int, step: int, slice_number: int) -> None:

@@ -1,5 +1,9 @@
 """The training loop: fetch, step, record, log if due, save if due, evaluate if due, stop if asked.
 
+Each step begins with the fetch of the next global batch, whose counts and requests are summed over ranks while the step
+runs: no step waits for the slowest network. A checkpoint holds the position after the batch that was trained on, never
+after the one that was fetched. What ranks ask for when a step begins is granted when it ends.
+
 What changes is returned: the training state, which a checkpoint holds, and the progress of this process
 (`trainer/loop/run.py`). To understand a step, read this file, `trainer/loop/step.py`, `trainer/engine/engine.py` and
 `trainer/model/pretraining.py`.
@@ -10,18 +14,20 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from data_prep.base.errors import UserError
 from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.data.loader import GlobalBatch
 from trainer.data.workers import ReadingStopped
+from trainer.distributed.agreement import raise_error_of_any
 from trainer.engine.engine import Engine
 from trainer.loop.evaluating import evaluate_if_due
-from trainer.loop.global_batches import GlobalBatches, samples_of
+from trainer.loop.global_batches import FetchedBatch, GlobalBatches, samples_of
 from trainer.loop.reporting import log, report_stop
 from trainer.loop.run import Progress, Run
 from trainer.loop.saving import defer_save, save, save_stopped, state_of_checkpoint
-from trainer.loop.step import StepRequests, StepResult, take_step
+from trainer.loop.step import Counting, GlobalCounts, StepRequests, StepResult, take_step
 from trainer.metrics.health import NonFiniteSteps
 from trainer.metrics.status import State
 from trainer.model.pretraining import PretrainingModel
@@ -34,26 +40,25 @@ def training_loop(run: Run, state: TrainState, progress: Progress) -> tuple[Stat
     """Take the remaining steps; returns how the run ended, and its last state and progress.
 
     Raises:
-        UserError: the last checkpoint could not be saved, or too many steps were non-finite.
+        UserError: the last checkpoint could not be saved, too many steps were non-finite, or a batch was not read.
     """
     progress, is_stopping = complete_evaluation(run, state, progress)
     batches = GlobalBatches(run, state)
+    if state.step < run.config.max_steps and not is_stopping:
+        upcoming = fetch(run, batches, state, progress)
+        is_stopping = upcoming.counting.requests.stop
     while state.step < run.config.max_steps and not is_stopping:
-        batch = fetch(run, batches, state)
-        result = step(run, batch, state, progress)
-        if batch is None or result.counts.unread:
-            is_stopping = True
-            if state.last_logged_step < state.step:
-                state, progress = log(run, state, progress, batches.epoch_of(state))
-            break
-        state = advanced(state, batch, result)
-        run.recorder.add(state.step, samples_of(batch), rate_of_step(run.config, state.step), result)
+        fetched, counts = read_by_all(run, upcoming), upcoming.counting.counts
+        upcoming = fetch(run, batches, state, progress)
+        result = step(run, fetched, counts, state)
+        state = advanced(state, fetched.batch, result)
+        run.recorder.add(state.step, samples_of(fetched.batch), rate_of_step(run.config, state.step), result)
         run.bar.advance()
-        progress = replace(progress, nonfinite=counted(run, batch, result, state, progress))
-        due = what_is_due(run.config, state, progress, result, run.evaluates)
+        progress = replace(progress, nonfinite=counted(run, fetched.batch, result, state, progress))
+        due = what_is_due(run.config, state, progress, result, upcoming.counting.requests, run.evaluates)
         progress = with_evaluation(run.config, progress, due)
         if due.log:
-            state, progress = log(run, state, progress, batches.epoch_of(state))
+            state, progress = log(run, state, progress, fetched.epoch)
         progress.nonfinite.check(progress.saved_step)
         if due.save:
             progress = save(run, state, progress, is_end=due.end)
@@ -88,26 +93,57 @@ def with_evaluation(config: RunConfig, progress: Progress, due: Due) -> Progress
     return replace(progress, evaluation_is_due=due.evaluation, average_is_due=average_is_due)
 
 
-def fetch(run: Run, batches: GlobalBatches, state: TrainState) -> GlobalBatch | None:
-    """Return the next global batch, or None if a stop came first; the recorder's clock counts the time."""
+@dataclass(frozen=True)
+class Upcoming:
+    """The next global batch and its counts, which are being summed."""
+
+    fetched: FetchedBatch | None
+    """None after the last one, and where reading failed or was stopped."""
+    error: UserError | None
+    """Why this rank could not read it: raised when its turn comes, so that the step before it is not lost."""
+    counting: Counting
+
+
+def fetch(run: Run, batches: GlobalBatches, state: TrainState, progress: Progress) -> Upcoming:
+    """Read the next global batch and begin to sum its counts and requests; the recorder's clock counts the time."""
     run.watchdog.mark(f"step {state.step + 1}: fetching")
+    fetched: FetchedBatch | None = None
+    error: UserError | None = None
     try:
-        return run.recorder.clock.fetch(batches)
-    except ReadingStopped:
-        return None
+        fetched = run.recorder.clock.fetch(batches)
+    except (StopIteration, ReadingStopped):  # the latter on a rank that asks for a stop
+        pass
+    except UserError as problem:
+        error = problem
+    requests = replace(requests_of(run, progress), fail=error is not None)
+    return Upcoming(fetched, error, Counting(fetched.batch if fetched else None, run.ranks, requests))
 
 
-def step(run: Run, batch: GlobalBatch | None, state: TrainState, progress: Progress) -> StepResult:
+def read_by_all(run: Run, upcoming: Upcoming) -> FetchedBatch:
+    """Return the global batch whose turn it is, and log its news.
+
+    Raises:
+        UserError: a rank could not read it; on all ranks.
+    """
+    if upcoming.counting.requests.fail:
+        raise_error_of_any(upcoming.error, run.ranks)
+    assert upcoming.fetched is not None, "a rank that stopped reading asked for a stop"
+    for note in upcoming.fetched.notes:
+        run.log(note)
+    return upcoming.fetched
+
+
+def step(run: Run, fetched: FetchedBatch, counts: GlobalCounts, state: TrainState) -> StepResult:
     """Take one optimizer step on a global batch, as its stage sets it (`trainer/loop/step.py`)."""
     enter_stage(run.engine, run.config.stage_of(state.step + 1))
     return take_step(
         engine=run.engine,
-        global_batch=batch,
+        global_batch=fetched.batch,
+        counts=counts,
         step=state.step,
         learning_rate=rate_of_step(run.config, state.step + 1),
         seed=run.config.training.seed,
         ranks=run.ranks,
-        requests=requests_of(run, progress),
         clock=run.recorder.clock,
         mark=run.watchdog.mark,
     )
@@ -140,7 +176,12 @@ class Due:
 
 
 def what_is_due(
-    config: RunConfig, state: TrainState, progress: Progress, result: StepResult, evaluates: bool = True
+    config: RunConfig,
+    state: TrainState,
+    progress: Progress,
+    result: StepResult,
+    requests: StepRequests,
+    evaluates: bool = True,
 ) -> Due:
     """Decide what follows a step: a saved or evaluated step is logged too, the last step is all three, a stop is saved.
 
@@ -152,24 +193,29 @@ def what_is_due(
     Nothing is saved in a streak of non-finite steps. A skipped step outside a streak (`NonFiniteSteps.is_probe`) also
     postpones a save, unless the run ends with it.
     """
-    step, nonfinite = state.step, progress.nonfinite
-    last, stop = step == config.max_steps, result.counts.stop
+    step, nonfinite, stop = state.step, progress.nonfinite, requests.stop
+    last = step == config.max_steps
     stage = config.stage_of(step)
     evaluation = evaluates and (last or step % stage.evaluation.every_steps == 0)
     ends = last or stop
-    wanted = ends or progress.save_is_deferred or result.counts.save or step % config.checkpoint.every_steps == 0
+    wanted = ends or progress.save_is_deferred or requests.save or step % config.checkpoint.every_steps == 0
     save = wanted and not nonfinite.in_streak and (ends or not result.is_nonfinite)
     ends_stage = step == stage.last_step
-    is_regular = step % config.logging.every_steps == 0 or step in EARLY_STEPS
+    by_steps = config.logging.every_seconds is None and step % config.logging.every_steps == 0
+    is_regular = by_steps or requests.log or step in EARLY_STEPS
     log = evaluation or save or ends or ends_stage or nonfinite.is_too_long or is_regular
     return Due(log, evaluation, save, wanted and not save, stop, ends)
 
 
 def requests_of(run: Run, progress: Progress) -> StepRequests:
-    """Return the requests of this rank: a stop after a signal, and on rank 0 a checkpoint after `every_minutes`."""
-    minutes = run.config.checkpoint.every_minutes
-    is_time = minutes is not None and time.monotonic() - progress.saved_at >= 60 * minutes
-    return StepRequests(stop=run.stop_signal.asked, save=is_time and run.ranks.is_first)
+    """Return the requests of this rank: a stop after a signal, and on rank 0 what is due by its clock."""
+    minutes, seconds = run.config.checkpoint.every_minutes, run.config.logging.every_seconds
+    now, is_first = time.monotonic(), run.ranks.is_first
+    return StepRequests(
+        stop=run.stop_signal.asked,
+        save=is_first and minutes is not None and now - progress.saved_at >= 60 * minutes,
+        log=is_first and seconds is not None and now - progress.logged_at >= seconds,
+    )
 
 
 def counted(run: Run, batch: GlobalBatch, result: StepResult, state: TrainState, progress: Progress) -> NonFiniteSteps:

@@ -72,7 +72,7 @@ class WorkClock:
         self._forward_seconds += time.perf_counter() - started_at
 
     def read(self) -> tuple[float, float]:
-        """Seconds spent on (data, forward passes) since the last reading; the device has done them by now."""
+        """Seconds spent on (data, forward passes) since the last reading; waits until the device has done them."""
         for first, last in self._events:
             last.synchronize()
             self._forward_seconds += first.elapsed_time(last) / 1000.0

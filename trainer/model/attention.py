@@ -52,6 +52,9 @@ class AttentionLayout(NamedTuple):
     (R, 1, L, L); by_sequence: (L, L) from the start of any sequence, None without `reach`; varlen: None."""
     rotation: Rotation | None
     """Turns queries and keys by their positions; None without rotary positions."""
+    longest: torch.Tensor | None = None
+    """varlen: (bound of the sequences' lengths, 0), without bytes. A size is a symbol of a compiled graph, and a number
+    would be a constant of it."""
 
 
 def choose_kernel(
@@ -85,7 +88,10 @@ def attention_layout(
         bias = _as_bias(_are_apart(batch, reach), dtype)
     elif kernel == "by_sequence" and reach is not None:
         bias = _as_bias(_are_far(batch, reach), dtype)
-    return AttentionLayout(kernel, batch.cu_seqlens, batch.sequence_length, batch.num_rows, reach, bias, rotation)
+    bound = (batch.longest_sequence or batch.sequence_length, 0)
+    longest = batch.input_ids.new_empty(bound) if kernel == "varlen" else None
+    rows = (batch.cu_seqlens, batch.sequence_length, batch.num_rows)
+    return AttentionLayout(kernel, *rows, reach, bias, rotation, longest)
 
 
 def attend(
@@ -137,10 +143,10 @@ def _attend_varlen(
 ) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    # The maximum is the constant row length, not the longest sequence: no copy to the host, no recompilation.
-    length, reach = layout.sequence_length, -1 if layout.reach is None else layout.reach
+    assert layout.longest is not None
+    longest, reach = layout.longest.shape[0], -1 if layout.reach is None else layout.reach
     attended = varlen_attn(
-        query, key, value, layout.cu_seqlens, layout.cu_seqlens, length, length, window_size=(reach, reach)
+        query, key, value, layout.cu_seqlens, layout.cu_seqlens, longest, longest, window_size=(reach, reach)
     )
     assert isinstance(attended, torch.Tensor), "a tuple comes only where more is asked for"
     return attended

@@ -43,15 +43,13 @@ class Encoder(nn.Module):
     def _layouts(self, batch: Batch, hidden_states: torch.Tensor) -> dict[str, AttentionLayout]:
         """One layout for all global layers and one for all local ones."""
         config = self.config
-        if self.is_compiled:
-            torch._dynamo.mark_dynamic(batch.cu_seqlens, 0)  # a new graph would be an error, not a slow surprise
         dropout = config.attention_probs_dropout_prob if self.training else 0.0
         kernel = choose_kernel(
             hidden_states.device, hidden_states.dtype, config.head_size, dropout, batch.sequence_length
         )
         reaches = {"global": None, "local": config.local_attention and config.local_attention // 2}
         is_rotary = config.position_embedding == "rotary"
-        return {
+        layouts: dict[str, AttentionLayout] = {
             kind: attention_layout(
                 batch,
                 hidden_states.dtype,
@@ -61,6 +59,11 @@ class Encoder(nn.Module):
             )
             for kind in sorted(set(config.attention_kinds))
         }
+        for layout in layouts.values() if self.is_compiled else ():
+            for sized in (layout.cu_seqlens, layout.longest):
+                if sized is not None:
+                    torch._dynamo.mark_dynamic(sized, 0)  # a new graph would be an error, not a slow surprise
+        return layouts
 
 
 class PostNormBlock(nn.Module):

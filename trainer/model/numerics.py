@@ -9,28 +9,51 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from data_prep.base.processor import Processor, this_processor
+from trainer.config.gradient_sum import gradient_sum
 from trainer.config.run_config import RunConfig
+from trainer.distributed.gradient_exchange import ranks_per_node
 from trainer.distributed.process_group import Ranks, gather_objects
 from trainer.model.attention import choose_kernel
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
+SUM_OVER_RANKS = "sum over ranks"
+"""The entry that says how gradients become one; it counts where there are several ranks before and after."""
+BY_NODES = ", first in nodes of "
+"""What follows counts on the same number of ranks: on another one the order of additions changes anyway."""
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def missing_for_compilation(device_type: str) -> str | None:
-    """What this host lacks for compiled blocks that pay off ("cuda" or "cpu" as `device_type`); None if nothing."""
+    """What this host lacks for compiled blocks that pay off ("cuda" or "cpu" as `device_type`); None if nothing.
+
+    Before its first kernel Triton compiles a C file against the headers of Python and links it with libcuda.
+    """
     if device_type != "cuda":
         return "a CUDA device"
     if importlib.util.find_spec("triton") is None:
         return "the package triton"
-    if not any(shutil.which(name) for name in (os.environ.get("CC"), "gcc", "cc", "clang") if name):
-        return "a C compiler (gcc, cc or clang, or the one that CC names)"
+    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # Triton looks for no cc
+    if not any(map(shutil.which, compilers)):
+        return f"the C compiler {compilers[0]!r} that CC names" if "CC" in os.environ else "a C compiler: gcc or clang"
+    include = sysconfig.get_paths("posix_prefix")["include"]
+    folders = [include, *os.environ.get("CPATH", "").split(":"), *os.environ.get("C_INCLUDE_PATH", "").split(":")]
+    if not any(Path(folder, "Python.h").is_file() for folder in folders if folder):
+        return f"{include}/Python.h, the headers of this Python (python3-dev, python3-devel)"
+    try:
+        driver = importlib.import_module("triton.backends.nvidia.driver")
+        getattr(driver, "libcuda_dirs", tuple)()
+    except (ImportError, AssertionError, OSError, subprocess.SubprocessError) as error:
+        return f"what Triton needs of the driver ({' '.join(str(error).split()) or type(error).__name__})"
     return None
 
 
@@ -114,13 +137,19 @@ def _with_training(config: RunConfig, **changes: Any) -> RunConfig:
     return config.model_copy(update={"training": config.training.model_copy(update=changes)})
 
 
-def describe_numerics(config: RunConfig, device: torch.device) -> dict[str, str]:
+def describe_numerics(config: RunConfig, ranks: Ranks) -> dict[str, str]:
     """By name, for a checkpoint: what changes the bits of a loss and is not a setting."""
     model, dtype = config.model, DTYPES[config.training.precision]
     lengths = dict.fromkeys(stage.sequence_length for stage in config.stages)
     dropout = model.attention_probs_dropout_prob
-    kernels = dict.fromkeys(choose_kernel(device, dtype, model.head_size, dropout, length) for length in lengths)
-    return {
-        "attention kernel": ", ".join(kernels),
-        "torch build": torch.__version__,
-    }
+    kernels = dict.fromkeys(choose_kernel(ranks.device, dtype, model.head_size, dropout, length) for length in lengths)
+    described = {"attention kernel": ", ".join(kernels), "torch build": torch.__version__}
+    # On the CPU its bits are those of one operator at a time.
+    if config.optimizer.name == "stable_adamw" and ranks.device.type == "cuda":
+        described["kernels of StableAdamW"] = "foreach"
+    if config.training.precision != "fp32":
+        is_exchanged, sent = gradient_sum(config)
+        described[SUM_OVER_RANKS] = f"contributions in {sent}, sums in fp32" if is_exchanged else f"DeepSpeed in {sent}"
+        if is_exchanged and (per_node := ranks_per_node(ranks)) > 1:
+            described[SUM_OVER_RANKS] += f"{BY_NODES}{per_node} ranks"
+    return described

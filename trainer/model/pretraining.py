@@ -144,7 +144,7 @@ class PretrainingModel(nn.Module):
         """Compile each block, and the MLM head with its loss, with torch.compile, for the shapes of each stage.
 
         Blocks of one kind share their graphs: the kinds times the stages, in training and in evaluation. All shapes are
-        fixed but the capacity for sequences, which is one symbol of the graph.
+        fixed but the capacity for sequences and the longest of them, which are symbols of the graph.
         """
         self.encoder.is_compiled = True
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)

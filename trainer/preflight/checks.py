@@ -31,6 +31,7 @@ from trainer.preflight.launch_checks import check_starters
 from trainer.preflight.machine_checks import (
     check_batches,
     check_compiler,
+    check_descriptors,
     check_device,
     check_initial_weights,
     check_memory,
@@ -38,6 +39,7 @@ from trainer.preflight.machine_checks import (
     check_secrets,
     check_speed_of_precision,
     describe_device,
+    refuse_compilation,
 )
 from trainer.preflight.service_checks import check_mlflow, check_store
 from trainer.tracking.mlflow_server import resolve_tracking_uri
@@ -132,7 +134,12 @@ CHECKS = (
     Check("disk", look=lambda run: check_disk(run.config), warns=True),
     Check("store", lambda run: check_upload_wait(run.config, run.world_size), lambda run: check_store(run.config)),
     Check("clock", look=lambda run: check_clock(run.config)),
-    Check("compiler", look=lambda run: check_compiler(run.config)),
+    Check(
+        "compiler",
+        lambda run: refuse_compilation(run.config, run.device),
+        lambda run: check_compiler(run.config, run.device),
+    ),
+    Check("open files", look=lambda run: check_descriptors(run.world_size), warns=True),
     Check("precision", look=lambda run: check_speed_of_precision(run.config, run.device), warns=True),
     Check("op cache", look=lambda run: check_op_cache(), warns=True),
     Check(

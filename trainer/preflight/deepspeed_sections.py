@@ -18,7 +18,8 @@ from typing import Any
 
 from data_prep.base.errors import UsageError
 from trainer.config.run_config import RunConfig
-from trainer.engine.deepspeed_config import KEYS, Passed, deepspeed_config
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.deepspeed_keys import KEYS, Passed
 
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 

@@ -1,12 +1,12 @@
 """How well a run would scale: the share of the GPUs' speed that is left after communication; estimated, not measured.
 
-Efficiency is tokens/s over what as many GPUs would reach that sent nothing. With N parameters, W ranks and b bytes per
-number on the wire, a ring passes 2 b N (W - 1) / W bytes through every link for an all-reduce, and half of that for a
-gather; between nodes the link is a node's network, within a node a GPU's share of NVLink. ZeRO decides what the
-computation hides:
+Efficiency is tokens/s over what as many GPUs would reach that sent nothing. A ring of W ranks passes 2 b N (W - 1) / W
+bytes through every link for an all-reduce of N numbers of b bytes, and half of that for a gather; between nodes the
+link is a node's network, within a node a GPU's share of NVLink. ZeRO decides what the computation hides:
 
-- 1 in bf16: the all-reduce, by the last backward of a step; not its last bucket, which holds the word embeddings, whose
-  gradient comes last; and not the gather of the new weights (trainer/distributed/overlapped_reduction.py)
+- 1 in bf16: the exchange of gradients (trainer/distributed/gradient_exchange.py), by the last backward of a step; not
+  its last bucket, which holds the word embeddings, whose gradient comes last; and not the gather of the new weights.
+  Each of M nodes sends fp32 sums of its ranks, then sums of all to their owners: 4 N (M - 1) / M (1 + 1 / M) bytes
 - 2 with DeepSpeed's `overlap_comm`: the all-reduce of each micro-batch, by its backward, likewise
 - 3: DeepSpeed gathers ahead in the forward and reduces during the backward
 - otherwise nothing
@@ -20,14 +20,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
+from trainer.config.gradient_sum import gradient_sum
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.distributed.rank_environment import local_world_size
-from trainer.engine.deepspeed_config import BATCH_KEYS, deepspeed_config
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.deepspeed_keys import BATCH_KEYS
 from trainer.model.sizes import flops_per_token, num_parameters
-from trainer.preflight.scale import sent_bytes
+from trainer.preflight.scale import GPUS_PER_NODE, SUM_BYTES, sent_bytes
 
-GPUS_PER_NODE = 8
 ACHIEVED_FLOPS = 450e12
 """Operations per second that one H100 or H200 is assumed to reach in bf16: 45% of its data sheet's 989e12."""
 NVLINK_BYTES_PER_SECOND = 400e9
@@ -65,7 +66,9 @@ class StepTraffic:
         return self.useful_seconds / self.seconds(bytes_per_second)
 
 
-def step_traffic(config: RunConfig, stage: Stage, world_size: int, achieved_flops: float) -> StepTraffic:
+def step_traffic(
+    config: RunConfig, stage: Stage, world_size: int, achieved_flops: float, node_gpus: int = GPUS_PER_NODE
+) -> StepTraffic:
     """A step of `stage` on `world_size` ranks that each reach `achieved_flops` operations per second."""
     cut = batch_arithmetic(stage, world_size)
     flops = flops_per_token(
@@ -78,14 +81,18 @@ def step_traffic(config: RunConfig, stage: Stage, world_size: int, achieved_flop
     tied = config.model.padded_vocab_size * config.model.hidden_size
     of_ring = (world_size - 1) / world_size
     hiding, hidden, last = 0.0, 0.0, 0.0
-    zero_stage = config.zero.stage
-    total = sent_bytes(parameters, tied, number_bytes, zero_stage, world_size, cut.accumulation_steps)
+    zero_stage, gradient_bytes = config.zero.stage, gradient_sum(config).sent_bytes
+    sizes = parameters, tied, number_bytes, gradient_bytes
+    total: float = sent_bytes(*sizes, zero_stage, world_size, cut.accumulation_steps)
     if zero_stage == 3:
         hiding, hidden = compute_seconds, total
     elif num_overlapped := _overlapped_reductions(config, cut):
         hiding = _BACKWARD_SHARE * compute_seconds * num_overlapped / cut.accumulation_steps
-        hidden = 2 * number_bytes * parameters * of_ring * num_overlapped
-        last = 2 * number_bytes * tied * of_ring * num_overlapped
+        per_number = 2 * gradient_bytes * of_ring * num_overlapped
+        if zero_stage == 1:
+            per_number = exchanged_per_number(gradient_bytes, world_size, node_gpus)
+            total = per_number * parameters + number_bytes * parameters * of_ring
+        hidden, last = per_number * parameters, per_number * tied
     return StepTraffic(
         useful_seconds=cut.global_rows / world_size * row_seconds,
         compute_seconds=compute_seconds,
@@ -96,15 +103,22 @@ def step_traffic(config: RunConfig, stage: Stage, world_size: int, achieved_flop
     )
 
 
+def exchanged_per_number(gradient_bytes: int, world_size: int, node_gpus: int) -> float:
+    """Bytes per gradient through the slowest link where ranks exchange them: a node's network, if there are several."""
+    if node_gpus > 1 and world_size > node_gpus:
+        nodes = world_size / node_gpus
+        return SUM_BYTES * (nodes - 1) / nodes * (1 + 1 / nodes)
+    return (gradient_bytes + SUM_BYTES / world_size) * (world_size - 1) / world_size
+
+
 def _overlapped_reductions(config: RunConfig, cut: BatchArithmetic) -> int:
-    """All-reduces of a step that a backward hides, at the ZeRO stages below 3."""
+    """Reductions of gradients in a step that a backward hides, at the ZeRO stages below 3."""
+    if config.zero.stage != 2:
+        return int(gradient_sum(config).is_exchanged)
     # The user's batch sizes are those of the run's own number of ranks, and would contradict the YAML at any other.
     user = {key: value for key, value in (config.deepspeed or {}).items() if key not in BATCH_KEYS}
     settings = deepspeed_config(config, cut.world_size, user)
-    if config.zero.stage == 2:
-        return cut.accumulation_steps if settings["zero_optimization"].get("overlap_comm") else 0
-    is_taken_over = config.zero.stage == 1 and not config.zero.offload_optimizer
-    return int(is_taken_over and bool(settings.get("bf16", {}).get("immediate_grad_update")))
+    return cut.accumulation_steps if settings["zero_optimization"].get("overlap_comm") else 0
 
 
 def link_bytes_per_second(world_size: int, gpus_per_node: int, network_gbits: float) -> float:
@@ -129,7 +143,7 @@ def efficiency_lines(config: RunConfig, world_sizes: Sequence[int], node_gpus: i
     yield f"{'GPUs':>5}  {'nodes':>5}  {'micro_batch_tokens':>18}  {'accumulation':>12}  {names}"
     for world_size in world_sizes:
         cut = batch_arithmetic(stage, world_size)
-        traffic = step_traffic(config, stage, world_size, ACHIEVED_FLOPS)
+        traffic = step_traffic(config, stage, world_size, ACHIEVED_FLOPS, node_gpus)
         shares = "  ".join(
             f"{traffic.efficiency(link_bytes_per_second(world_size, node_gpus, gbits)):>10.1%}"
             for gbits in NETWORKS_GBITS

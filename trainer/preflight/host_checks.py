@@ -33,6 +33,11 @@ PROBE = (
 )
 """What is run on every host; it imports no package, so it takes as long as the connection."""
 
+TORCHRUN = (
+    "from trainer.distributed.rank_environment import raise_descriptor_limit; raise_descriptor_limit(); "
+    "from torch.distributed.run import main; main()"
+)
+
 SSH_SECONDS = 20
 COLLECTIVE_SECONDS = 120
 LAUNCHER_PREFIXES = ("MLFLOW", "PYTHON", "MV2", "UCX")
@@ -171,7 +176,7 @@ def check_collective_of_hosts(hosts: dict[str, int], address: str | None, device
     environment = dict(_environment_file_lines()) | environment_now()
     wanted = {name: value for name, value in environment.items() if name.startswith(_COLLECTIVE_PREFIXES)}
     common = ["env", *(f"{name}={value}" for name, value in sorted(wanted.items()) if name not in secrets_of(wanted))]
-    common += [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}", f"--master_addr={address}"]
+    common += [sys.executable, "-c", TORCHRUN, f"--nnodes={len(hosts)}", f"--master_addr={address}"]
     common += [f"--master_port={20000 + secrets.randbelow(20000)}"]
     words = [
         [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,9 @@ from pathlib import Path
 import psutil
 import torch
 
+from data_prep.base.errors import UsageError
 from data_prep.base.processor import this_processor
+from data_prep.base.terminal import counted
 from data_prep.base.urls import has_password
 from trainer.checkpoint.format import list_steps
 from trainer.config.batch_arithmetic import batch_arithmetic
@@ -23,9 +26,9 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schedule import global_batch_sizes
 from trainer.config.stages import Stage
 from trainer.distributed.process_group import extensions_folder
-from trainer.distributed.rank_environment import local_world_size
+from trainer.distributed.rank_environment import DESCRIPTORS_PER_RANK, local_world_size, raise_descriptor_limit
 from trainer.engine.engine import check_precision
-from trainer.model.numerics import fast_precision
+from trainer.model.numerics import fast_precision, missing_for_compilation
 from trainer.preflight.deepspeed_sections import check_values
 from trainer.preflight.finding import Finding, Level
 from trainer.preflight.memory_estimate import TENSORS_ONLY, heaviest_stage, memory_in_stage
@@ -147,10 +150,40 @@ def open_files() -> set[str]:
     return found
 
 
-def check_compiler(config: RunConfig) -> Iterator[Finding]:
-    """Only torch.compile on the CPU and the optimizer's offload need one."""
+def check_descriptors(world_size: int) -> Iterator[Finding]:
+    """Whether the process that owns the ranks' store may open enough sockets; a start raises the soft limit itself."""
+    there, needed = raise_descriptor_limit(), DESCRIPTORS_PER_RANK * world_size
+    if there != resource.RLIM_INFINITY and there < needed:
+        text = (
+            f"{counted(world_size, 'rank')} need {needed:,} open files in one process, and the hard limit is {there:,}"
+        )
+        yield Finding("fail", "open files", f"{text}; raise it (ulimit -Hn, or nofile in /etc/security/limits.conf)")
+    else:
+        yield Finding("ok", "open files", f"up to {'any number' if there == resource.RLIM_INFINITY else f'{there:,}'}")
+
+
+def refuse_compilation(config: RunConfig, device: torch.device) -> None:
+    """Refuse training.compile=true on a GPU host where Triton cannot start.
+
+    Raises:
+        UsageError: names what is missing.
+    """
+    missing = missing_for_compilation(device.type) if device.type == "cuda" else None
+    if config.training.compile is True and missing is not None:
+        raise UsageError(
+            f"training.compile=true needs {missing}",
+            fix="install it on every host, or set training.compile=auto",
+            code="cannot-compile",
+        )
+
+
+def check_compiler(config: RunConfig, device: torch.device) -> Iterator[Finding]:
+    """What torch.compile needs; on the CPU and for the optimizer's offload a C++ compiler."""
+    if config.training.compile == "auto" and device.type == "cuda" and (missing := missing_for_compilation("cuda")):
+        text = f"training.compile=auto will compile nothing, because this host lacks {missing}; install it"
+        yield Finding("warn", "compiler", text)
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
-    needed = config.training.compile is True or config.zero.offload_optimizer
+    needed = (config.training.compile is True and device.type == "cpu") or config.zero.offload_optimizer
     if compiler is None and needed:
         yield Finding(
             "fail",

@@ -16,6 +16,7 @@ from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BatchWarmup, StageSettings, TrainingSettings
 from trainer.engine.custom_optimizer import optimizer_version
+from trainer.model.numerics import BY_NODES, SUM_OVER_RANKS
 
 NUMERICS = {"attention kernel": "by_sequence", "torch build": "2.13.0+cpu"}
 IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fingerprint")
@@ -161,6 +162,23 @@ def test_what_changes_the_bits_of_a_loss_is_reported():
         "numerics: attention kernel was 'varlen' and is 'by_sequence'",
     ]
     assert all(line.startswith(CHANGES_NUMERICS) for line in lines)
+
+
+@pytest.mark.parametrize(("before", "after", "is_listed"), [(2, 2, True), (2, 4, True), (1, 2, False), (2, 1, False)])
+def test_another_sum_over_ranks_is_listed_where_there_was_and_is_one(before, after, is_listed):
+    """A checkpoint of an earlier release has no such entry; on one rank nothing has changed."""
+    now = NUMERICS | {SUM_OVER_RANKS: "fp32"}
+    lines = check_compatible(saved_with(CONFIG, world_size=before), CONFIG, IDENTITY, after, now)
+    line = "numerics: sum over ranks was None and is 'fp32'"
+    assert (line in lines) == is_listed and line.startswith(CHANGES_NUMERICS)
+
+
+@pytest.mark.parametrize(("before", "is_listed"), [(16, True), (32, False)])
+def test_other_nodes_are_listed_on_the_same_number_of_ranks(before, is_listed):
+    of_nodes = [NUMERICS | {SUM_OVER_RANKS: f"fp32{BY_NODES}{number} ranks"} for number in (4, 8)]
+    saved = saved_with(CONFIG, world_size=before, numerics=of_nodes[0])
+    lines = check_compatible(saved, CONFIG, IDENTITY, 16, of_nodes[1])
+    assert any("first in nodes of 8" in line for line in lines) == is_listed
 
 
 def test_one_stage_written_as_stages_is_the_same_run():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,20 @@ from safetensors.torch import save_file
 
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
+from tests.support.threaded_ranks import ThreadedRanks
 from tests.trainer.checkpoint.test_writer import StillEngine, save
-from trainer.checkpoint.pieces import check_coverage, check_pieces, read_pieces, read_weights
+from trainer.checkpoint import pieces
+from trainer.checkpoint.pieces import (
+    Piece,
+    Wanted,
+    check_coverage,
+    check_pieces,
+    read_alone,
+    read_pieces,
+    read_shared,
+    read_weights,
+)
+from trainer.distributed.process_group import Ranks
 
 
 def test_a_piece_gives_any_part_of_the_elements_it_holds(tmp_path: Path) -> None:
@@ -80,3 +93,89 @@ def test_weights_are_the_weights_alone_and_not_the_moments(tmp_path: Path) -> No
     assert weights.keys() == {name for name, _ in engine.module.named_parameters()}
     for name, parameter in engine.module.named_parameters():
         assert torch.equal(weights[name], parameter), name
+
+
+NUM_ELEMENTS = {"a": 1000, "b": 7, "c": 130}
+
+
+def value_of(kind: str, name: str) -> torch.Tensor:
+    return torch.arange(float(NUM_ELEMENTS[name])) + 10_000 * len(kind) + 100_000 * ord(name)
+
+
+def shares(world_size: int) -> list[list[Wanted]]:
+    """What each rank holds of the parameters, one behind the other in equal parts; the last may hold nothing."""
+    total = sum(NUM_ELEMENTS.values())
+    size = -(-total // world_size) + 1
+    found: list[list[Wanted]] = []
+    for first in range(0, size * world_size, size):
+        at, held = 0, []
+        for name, count in NUM_ELEMENTS.items():
+            start, stop = max(first - at, 0), min(first + size - at, count)
+            if start < stop:
+                held.append((name, start, stop, ("weight", "exp_avg")))
+            at += count
+        found.append(held)
+    return found
+
+
+def write_files(folder: Path, num_files: int) -> list[str]:
+    for number, held in enumerate(shares(num_files)):
+        tensors = {
+            f"{kind}:{start}:{name}": value_of(kind, name)[start:stop].clone()
+            for name, start, stop, kinds in held
+            for kind in kinds
+        }
+        save_file(tensors, folder / f"file-{number}")
+    return [f"file-{number}" for number in range(num_files)]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that were opened for their pieces."""
+    names: list[str] = []
+
+    def noted(path: Path) -> Iterator[Piece]:
+        names.append(path.name)
+        return read_pieces(path)
+
+    monkeypatch.setattr(pieces, "read_pieces", noted)
+    return names
+
+
+@pytest.mark.parametrize("most_elements", [1 << 24, 100])
+@pytest.mark.parametrize(("num_files", "world_size"), [(4, 3), (3, 4), (1, 5), (9, 2)])
+def test_ranks_of_another_number_open_each_file_once_and_get_what_they_want(
+    num_files: int, world_size: int, most_elements: int, opened: list[str], tmp_path: Path, monkeypatch: Any
+) -> None:
+    names, wanted = write_files(tmp_path, num_files), shares(world_size)
+    monkeypatch.setattr(pieces, "_MOST_ELEMENTS", most_elements)
+    group = ThreadedRanks(world_size, (pieces,), monkeypatch)
+    found = group.run(lambda ranks: list(read_shared(tmp_path, names, wanted[ranks.rank], ranks)))
+    assert sorted(opened) == names
+    for held, values in zip(wanted, found, strict=True):
+        got = {(kind, name): torch.full((NUM_ELEMENTS[name],), -1.0) for name, _, _, kinds in held for kind in kinds}
+        for kind, name, start, part in values:
+            got[kind, name][start : start + len(part)] = part
+        for name, start, stop, kinds in held:
+            for kind in kinds:
+                assert torch.equal(got[kind, name][start:stop], value_of(kind, name)[start:stop])
+
+
+def test_a_rank_that_wants_what_its_own_file_holds_opens_no_other(opened: list[str], tmp_path: Path) -> None:
+    names, (wanted, _) = write_files(tmp_path, 2), shares(2)
+    left = [2 * (stop - start) for _, start, stop, _ in wanted]
+    for _, _, _, part in read_alone(tmp_path, names, wanted, lambda: sum(left) > 0):
+        left.append(-len(part))
+    assert sum(left) == 0 and opened == names[:1]
+
+
+def test_a_file_that_one_rank_cannot_read_is_the_error_of_all(tmp_path: Path, monkeypatch: Any) -> None:
+    names, wanted = write_files(tmp_path, 3), shares(2)
+    (tmp_path / names[1]).write_bytes(b"x" * 50)
+
+    def fails(ranks: Ranks) -> str:
+        with pytest.raises(UserError, match="file-1", check=coded("damaged-checkpoint")):
+            list(read_shared(tmp_path, names, wanted[ranks.rank], ranks))
+        return "failed"
+
+    assert ThreadedRanks(2, (pieces,), monkeypatch).run(fails) == ["failed"] * 2

@@ -7,9 +7,14 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.trainer.checkpoint.test_compatibility import IDENTITY, NUMERICS, saved_with
 from trainer import load_config
+from trainer.checkpoint.compatibility import check_compatible
+from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.run_config import RunConfig
 from trainer.config.schedule import global_batch_tokens
 from trainer.model.sizes import num_parameters
+from trainer.preflight.memory_estimate import memory_in_stage
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
@@ -107,3 +112,46 @@ def test_the_batch_of_modernbert_base_grows_over_50_billion_tokens() -> None:
     sizes = [global_batch_tokens(step, stage) // 1024 for step in range(stage.batch_warmup.num_steps)]
     assert sorted(set(sizes)) == [768, 1536, 2304, 3072, 3840]
     assert sum(sizes) * 1024 == pytest.approx(50e9, rel=1e-3)
+
+
+H100_BYTES = 79 * 2**30
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_micro_batches_of_published_recipes_fill_8_gpus_of_80_gb_and_leave_few_rows_empty(name: str) -> None:
+    """By the estimate: nine tenths at most, and all of the card on one GPU, which holds the whole optimizer. Rows that
+    the global batch does not fill cost more than a larger micro-batch gains."""
+    config = load_config(name)
+    for stage in config.stages:
+        alone, on_eight = (sum(memory_in_stage(config, stage, 1, ranks).values()) for ranks in (1, 8))
+        assert on_eight <= 0.9 * H100_BYTES and 0.45 * H100_BYTES <= alone <= H100_BYTES
+        assert batch_arithmetic(stage, 8).padding_share <= 0.045
+
+
+BEFORE = {
+    "bert_base": (65_536,),
+    "bert_large": (32_768,),
+    "bert_large_phased": (4_096, 16_384),
+    "modernbert_large": (57_344, 57_344, 57_344, 49_152),
+    "ettin_17m": (147_456, 191_976, 95_988),
+    "ettin_68m": (98_304, 143_982, 63_992),
+    "ettin_150m": (73_728, 127_984, 95_988),
+    "ettin_400m": (49_152, 47_994, 15_998),
+}
+"""Micro-batches as of commit a83ab877, by stage, where they were others."""
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_a_run_of_an_earlier_preset_resumes_under_the_present_one(name: str) -> None:
+    """The resumed run logs the size of its micro-batches as the one change; the batch and its order are the same."""
+    config = load_config(name)
+    values = config.model_dump(mode="json")
+    items = values["training"]["stages"] or [values["training"]]
+    for item, tokens in zip(items, BEFORE[name], strict=True):
+        item["micro_batch_tokens"] = tokens
+    before = RunConfig.model_validate(values)
+    assert check_compatible(saved_with(before), config, IDENTITY, 2, NUMERICS) == [
+        f"stage {number} micro_batch_tokens was {tokens} and is {stage.micro_batch_tokens}"
+        for number, (tokens, stage) in enumerate(zip(BEFORE[name], config.stages, strict=True))
+        if tokens != stage.micro_batch_tokens
+    ]

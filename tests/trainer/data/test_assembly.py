@@ -17,6 +17,7 @@ from trainer.data.assembly import (
     RowShape,
     assemble_rows,
     check_tokens,
+    longest_sequence,
     read_segments,
     sequence_capacity,
 )
@@ -82,6 +83,24 @@ def test_the_room_for_sequences_stays_near_their_number(num_sequences: int) -> N
     capacity = sequence_capacity(num_sequences)
     assert num_sequences <= capacity <= 2 * num_sequences + SEQUENCE_BUCKET
     assert capacity % SEQUENCE_BUCKET == 0 < capacity
+
+
+@pytest.mark.parametrize(
+    ("longest", "row", "bound"), [(1, 64, 64), (1, 512, 128), (128, 512, 128), (129, 512, 256), (7990, 7999, 7999)]
+)
+def test_the_bound_of_the_longest_sequence_is_whole_blocks_of_attention_or_the_row(
+    longest: int, row: int, bound: int
+) -> None:
+    assert longest_sequence(longest, row) == bound
+
+
+@pytest.mark.parametrize(("documents", "bound"), [([126] * 8, 128), ([126] * 7, 128), ([500, 300], 512), ([], 1024)])
+def test_the_bound_counts_padding_too_and_follows_what_the_rows_hold(documents: list[int], bound: int) -> None:
+    """The padding that closes a row is a sequence: of 128 positions after seven of 128, of a whole row without any."""
+    columns = [(0, tokens, SEGMENT_A, IGNORED) for tokens in documents]
+    segments = segments_of(*columns) if columns else Segments(*(np.empty(0, np.int64) for _ in range(6)))
+    rows = assemble_rows(segments, np.full(sum(documents), 7), 1, RowShape(1024, max_pairs=0))
+    assert rows.longest_sequence == bound >= np.diff(rows.cu_seqlens).max()
 
 
 @given(st.lists(st.lists(st.integers(1, 6), min_size=0, max_size=4), min_size=1, max_size=40))

@@ -25,6 +25,7 @@ def batch_of(num_sequences: int, num_pairs: int) -> Batch:
         cls_positions=torch.zeros(num_pairs, dtype=torch.int64),
         next_sentence_labels=torch.arange(num_pairs) - 1,
         sequence_length=4,
+        longest_sequence=3,
     )
 
 
@@ -34,7 +35,7 @@ def test_a_packed_batch_is_unpacked_as_it_was(num_sequences: int, num_pairs: int
     packed = batch.pack()
     assert (packed.dtype, packed.dim()) == (torch.int64, 1)
     again = Batch.unpack(packed)
-    assert again.sequence_length == 4
+    assert (again.sequence_length, again.longest_sequence, again.has_segment_b) == (4, 3, True)
     for name in TENSOR_NAMES:
         tensor, expected = getattr(again, name), getattr(batch, name)
         assert tensor.dtype == expected.dtype

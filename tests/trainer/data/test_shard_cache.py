@@ -16,7 +16,7 @@ import pytest
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from trainer.data import shard_cache
-from trainer.data.shard_cache import CachedFile, DamagedFile, Prefetcher, ShardCache
+from trainer.data.shard_cache import CachedFile, DamagedFile, Prefetcher, ShardCache, is_sound
 
 SIZE = 1000
 
@@ -212,6 +212,63 @@ def test_a_file_that_another_process_fetches_need_not_be_waited_for(store: Store
 
 
 @pytest.fixture
+def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a line for every file that a process reads to verify it, which takes a moment."""
+    log, original = tmp_path / "hashed", shard_cache.storage.sha256_of
+
+    def slowly(path: Path) -> str:
+        with open(log, "a") as file:
+            file.write(f"{path.name}\n")
+        time.sleep(0.05)
+        return original(path)
+
+    monkeypatch.setattr(shard_cache.storage, "sha256_of", slowly)
+    return log
+
+
+def _verify(folder: Path, files: list[CachedFile], begin: Any, kill_at: int | None) -> None:
+    begin.wait()
+    for number, file in enumerate(files):
+        if number == kill_at:
+            shard_cache.storage.sha256_of = lambda path: os.kill(os.getpid(), 9)  # type: ignore[assignment]
+        assert is_sound(folder / file.url.rpartition("/")[2], file.sha256, folder / "marks")
+
+
+@pytest.mark.spawn
+@pytest.mark.parametrize("killed", [0, 2])
+def test_one_process_of_a_machine_verifies_a_file_also_after_others_were_killed_in_it(
+    killed: int, store: Store, hashed: Path, fork: Callable
+) -> None:
+    files = [store.put(number) for number in range(4)]
+    begin = multiprocessing.get_context("fork").Event()
+    ends = [0] * killed + [None] * (4 - killed)
+    processes = [fork(_verify, store.folder, files, begin, end) for end in ends]
+    begin.set()
+    for process in processes:
+        process.join(timeout=60)
+    assert [process.exitcode for process in processes[killed:]] == [0] * (4 - killed)
+    names = [file.url.rpartition("/")[2] for file in files]
+    assert sorted(hashed.read_text().split()) == names
+    assert len([*(store.folder / "marks").glob("[!.]*")]) == len(files)
+
+
+def test_a_file_that_another_process_verifies_need_not_be_waited_for(store: Store, tmp_path: Path) -> None:
+    file, path = store.put(0), store.folder / "train-000000.tar"
+    mark = shard_cache._name(path, file.sha256)
+    with shard_cache._lock(tmp_path / ".locks" / mark, wait=True):
+        assert not is_sound(path, file.sha256, tmp_path, wait=False)
+    assert is_sound(path, file.sha256, tmp_path, wait=False)
+
+
+def test_a_machine_without_a_folder_for_marks_verifies_each_time(store: Store, hashed: Path, tmp_path: Path) -> None:
+    file, path = store.put(0), store.folder / "train-000000.tar"
+    (tmp_path / "marks").touch()  # no folder can be made there, by root neither
+    for _ in range(2):
+        assert is_sound(path, file.sha256, tmp_path / "marks") and not is_sound(path, "0" * 64, tmp_path / "marks")
+    assert len(hashed.read_text().split()) == 4
+
+
+@pytest.fixture
 def fork() -> Callable:
     def start(*arguments: object) -> multiprocessing.Process:
         function, *rest = arguments
@@ -248,7 +305,7 @@ def test_a_file_is_fetched_ahead_whether_the_thread_works_ends_or_has_ended(
 ) -> None:
     monkeypatch.setattr(shard_cache, "_IDLE_SECONDS", 0.0005)
     cache: Any = MarkingCache(tmp_path)
-    prefetcher = Prefetcher(cache)
+    prefetcher = Prefetcher(cache.fetch)
     for number in range(300):
         prefetcher.ask(file_of(number))
         cache.wait_for(file_of(number))
@@ -267,7 +324,7 @@ def _ask(prefetcher: Prefetcher, cache: MarkingCache) -> None:
 def test_a_worker_fetches_ahead_though_its_rank_did_before_it_was_forked(tmp_path: Path) -> None:
     """As the rehearsal does before DataLoader forks its workers."""
     cache: Any = MarkingCache(tmp_path)
-    prefetcher = Prefetcher(cache)
+    prefetcher = Prefetcher(cache.fetch)
     prefetcher.ask(file_of(0))
     cache.wait_for(file_of(0))
     worker = multiprocessing.get_context("fork").Process(target=_ask, args=(prefetcher, cache))

@@ -53,7 +53,18 @@ def test_a_name_that_was_seen_is_read_without_asking_for_it_again():
             Asked.asked += 1
             return super().check(keys)
 
-    board = Board(Asked(), "topic")
+    store = Asked()
+    board = Board(store, "topic")
     board.post(0, "here")
     assert [board.read_all([0, 1]) for _ in range(3)] == [{0: "here"}] * 3
-    assert Asked.asked == 1 + 3, "once for rank 0, each time for rank 1"
+    assert Asked.asked == 1 + 1 + 3, "once for both, once for rank 0, each time for rank 1"
+    for rank in range(512):
+        board.post(rank, "here")
+    Asked.asked = 0
+    assert len(Board(store, "topic").read_all(range(512))) == 512 and Asked.asked == 1
+
+
+def test_of_several_texts_the_first_one_stays(store):
+    for text in ("the cause", "what followed"):
+        Board(store, "topic").post_first("error", text)
+    assert Board(store, "topic").read("error") == "the cause"

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +17,12 @@ from tests.support import fork_server
 from tests.support.error_codes import coded
 from tests.support.toy_processes import ROOT, finish, start_ranks
 from trainer.config.training_settings import DistributedSettings
-from trainer.distributed.process_group import can_be_made, compiled_folder, initialize_distributed
+from trainer.distributed.process_group import (
+    can_be_made,
+    compiled_folder,
+    initialize_distributed,
+    set_caches_of_compilation,
+)
 from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
 
 SCRIPT = Path(__file__).with_name("toy_ranks.py")
@@ -148,6 +156,52 @@ def test_compiled_graphs_are_kept_by_build_and_instruction_set(tmp_path, monkeyp
     monkeypatch.setattr(Path, "read_text", lambda path, **options: "flags : another processor\n")
     assert compiled_folder() != folder and compiled_folder().parent == folder.parent
     assert not folder.exists(), "torch makes it where it needs it"
+
+
+@pytest.fixture
+def own_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of this user on the disk of a host that eight ranks share."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    return tmp_path / "tmp" / f"clozeworks-{os.geteuid()}"
+
+
+def test_ranks_that_share_a_host_keep_compiled_graphs_on_its_disk(own_disk: Path, monkeypatch) -> None:
+    assert compiled_folder().is_relative_to(own_disk) and stat.S_IMODE(own_disk.stat().st_mode) == 0o700
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert not compiled_folder().is_relative_to(own_disk)
+
+
+@pytest.mark.parametrize("unsafe", ["open to others", "a link", "of another user", "without execution", "a file"])
+def test_compiled_graphs_are_not_kept_where_others_can_write(unsafe: str, own_disk: Path, monkeypatch) -> None:
+    if unsafe == "a file":
+        own_disk.touch()
+    elif unsafe == "a link":
+        own_disk.symlink_to(own_disk.parent.parent)
+    elif unsafe == "of another user":
+        monkeypatch.setattr(os, "geteuid", lambda: own_disk.parent.stat().st_uid + 1)
+    elif unsafe == "without execution":
+        monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    else:
+        own_disk.mkdir()
+        own_disk.chmod(0o770)
+    assert compiled_folder().is_relative_to(own_disk.parent.parent / "home")
+
+
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [({}, None), ({"LOCAL_WORLD_SIZE": "8"}, "2"), ({"LOCAL_SIZE": "32"}, "1")]
+    + [({"LOCAL_WORLD_SIZE": "8", "TORCHINDUCTOR_COMPILE_THREADS": "7"}, "7")],
+)
+def test_ranks_of_a_host_share_its_cores_for_compilation(
+    variables: dict[str, str], threads: str | None, own_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {"HOME": str(own_disk)} | variables)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
+    set_caches_of_compilation()
+    assert os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") == threads
 
 
 def test_a_folder_whose_nearest_parent_is_closed_cannot_be_made(tmp_path, monkeypatch):

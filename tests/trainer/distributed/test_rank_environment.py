@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
+from typing import NoReturn
 
 import pytest
+import torch.distributed.run
 
 from data_prep.base.errors import UsageError
+from launch.ranks import run_torchrun
 from tests.support import fork_server
 from tests.support.error_codes import coded
+from trainer.distributed import process_group
 from trainer.distributed import rank_environment as environment
-from trainer.distributed.rank_environment import RANK_VARIABLES, check_rank_environment
+from trainer.distributed.rank_environment import RANK_VARIABLES, check_rank_environment, raise_descriptor_limit
 
 GOOD = dict(zip(RANK_VARIABLES, ("0", "2", "0", "127.0.0.1", "29500"), strict=True))
 
@@ -85,3 +90,24 @@ def test_a_start_with_a_wrong_variable_is_one_paragraph(variable: str, start: st
     done = fork_server.run([*words, "--config", "tiny_cpu"], tmp_path, variables)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert done.stderr.count("error: ") == 1 and "[invalid-rank-environment]" in done.stderr
+
+
+def test_ranks_and_their_starter_may_open_what_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    set_variables(monkeypatch)
+    monkeypatch.setattr(torch.distributed.run, "main", lambda arguments: None)
+    for start in (process_group._complete_environment, lambda: run_torchrun([])):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        try:
+            start()
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_system_that_grants_less_than_its_hard_limit_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert raise_descriptor_limit() == resource.getrlimit(resource.RLIMIT_NOFILE)[1]

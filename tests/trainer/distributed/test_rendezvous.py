@@ -11,8 +11,9 @@ import pytest
 
 from tests.support import toy_processes
 from tests.support.toy_processes import finish, start_ranks
+from trainer.config.training_settings import DistributedSettings
 from trainer.distributed import rendezvous
-from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
+from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS, RankIsMissing, meet
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
 
 pytestmark = pytest.mark.spawn
@@ -117,6 +118,24 @@ def test_an_address_of_another_host_is_told_by_rank_0(start, monkeypatch):
         stderr.startswith("error: rank 0 cannot connect to itself at MASTER_ADDR=192.0.2.77")
         and stderr.count("\n") == 1
     )
+
+
+@pytest.mark.parametrize(("given", "world_size", "seconds"), [(None, 1, 30), (None, 512, 158), (20, 512, 20)])
+def test_more_ranks_have_more_time_to_connect_unless_the_user_sets_it(
+    given: int | None, world_size: int, seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, waited = DistributedSettings(connect_timeout_seconds=given), []
+
+    def refuse(address: str, port: int, seconds: float) -> OSError:
+        waited.append(seconds)
+        return ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setattr(rendezvous, "wait_for_answer", refuse)
+    with pytest.raises(RankIsMissing, match=f"connect_timeout_seconds={seconds} "):
+        meet(world_size, world_size + 1, settings)
+    assert waited == [seconds]
 
 
 def test_names_that_appear_late_are_waited_for(monkeypatch):

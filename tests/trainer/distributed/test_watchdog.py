@@ -70,7 +70,7 @@ def test_a_rank_that_compiles_has_its_time_and_no_more():
     heard = {0: LastSeen(word(marks=9), beat_at=4000, moved_at=0), 1: LastSeen(compiling, beat_at=4000, moved_at=400)}
     assert find_trouble(heard, 4000, SETTINGS) is None
     verdict = find_trouble(heard | {1: LastSeen(compiling, beat_at=4000, moved_at=399)}, 4000, SETTINGS)
-    assert "for 3600 s (a limit on compilation)" in verdict and "rank 1 (" in verdict
+    assert "for 3600 s (the limit of this operation)" in verdict and "rank 1 (" in verdict
 
 
 class CountingStore:
@@ -111,6 +111,19 @@ def test_no_mark_and_no_beat_is_lost_where_both_threads_are_busy(monkeypatch):
     talking.join()
     assert [word["beat"] for word in store.words] == list(range(1, len(store.words) + 1))
     assert (store.words[-1]["marks"], store.words[-1]["doing"]) == (100, "micro-batch 100")
+
+
+def test_heartbeats_of_512_ranks_that_mark_all_the_time_are_2000_per_second_at_most(monkeypatch):
+    watchdog, store = Watchdog(SETTINGS, Ranks(1, 512, 1, torch.device("cpu"))), CountingStore()
+    monkeypatch.setattr(watchdog, "_connect", lambda: store)
+    watchdog.start()
+    started_at = time.monotonic()
+    while time.monotonic() < started_at + 0.8:
+        watchdog.mark("micro-batch")
+        time.sleep(0.002)
+    seconds, sent = time.monotonic() - started_at, len(store.words)
+    watchdog.close()
+    assert 0 < sent <= 1 + seconds * 2000 / 512
 
 
 def run_ranks(mode: str, stacks: Path, world_size: int = 2, stopped: int | None = None) -> list[tuple[int, str, str]]:

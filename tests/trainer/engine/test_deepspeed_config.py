@@ -8,7 +8,8 @@ from trainer import load_config
 from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import OptimizerSettings, StageSettings, TrainingSettings, ZeroSettings
-from trainer.engine.deepspeed_config import KEYS, Owned, Refused, deepspeed_config, with_deepspeed_file
+from trainer.engine.deepspeed_config import deepspeed_config, with_deepspeed_file
+from trainer.engine.deepspeed_keys import KEYS, Owned, Refused
 
 
 def make_config(stage: int = 1, precision: str = "bf16", offload: bool = False, **training) -> RunConfig:
@@ -66,6 +67,23 @@ def test_gradients_are_added_up_as_they_come_where_deepspeed_can():
     assert "bf16" not in deepspeed_config(make_config(1, "fp32"), 2)
     user = {"bf16": {"immediate_grad_update": False}}
     assert deepspeed_config(make_config(1), 2, user)["bf16"]["immediate_grad_update"] is False
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "user", "expected"),
+    [
+        (1, "bf16", {}, "bf16"),
+        (1, "bf16", {"communication_data_type": "fp32"}, "fp32"),
+        (1, "bf16", {"bf16": {"immediate_grad_update": False}}, "fp32"),
+        *((stage, "bf16", {"communication_data_type": None}, "fp32") for stage in (2, 3)),
+        *((stage, "fp16", {}, "fp32") for stage in (1, 2, 3)),
+        (2, "bf16", {"communication_data_type": "bf16"}, "bf16"),
+    ],
+)
+def test_deepspeed_reduces_in_fp32_and_what_is_exchanged_travels_in_bf16(stage, precision, user, expected):
+    assert deepspeed_config(make_config(stage, precision), 2, user)["communication_data_type"] == expected
+    alone = deepspeed_config(make_config(stage, precision), 1, user)
+    assert alone.get("communication_data_type") == user.get("communication_data_type"), "there is no sum"
 
 
 def test_stage_3_gathers_weights_for_each_use_unless_the_user_says_otherwise():

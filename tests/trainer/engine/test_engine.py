@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,8 @@ from tests.support.toy_reference import train_plainly
 from tests.support.toy_training import ToyModel, make_config
 from trainer.checkpoint.format import CheckpointFolder, step_folder
 from trainer.checkpoint.pieces import read_weights
+from trainer.distributed import gradient_exchange
+from trainer.distributed.gradient_exchange import Route
 from trainer.distributed.process_group import Ranks
 from trainer.engine.engine import Engine, build_engine, is_news, overlapped_reduction
 from trainer.engine.fragments import Fragment
@@ -133,43 +136,47 @@ def test_fp16_on_the_cpu_is_refused_before_an_engine_is_built():
         build_engine(ToyModel(), make_config("none", 1, precision="fp16"), ranks)
 
 
-def zero_1_in_bf16(immediate_grad_update: bool, prescale: bool = False) -> SimpleNamespace:
+def zero_1_in_bf16(immediate_grad_update: bool) -> SimpleNamespace:
     """What `overlapped_reduction` asks of DeepSpeed's engine; gradients of 3 and 2 numbers, padded to 8."""
     module = torch.nn.ParameterList([torch.zeros(3), torch.zeros(2)])
+    flat = torch.tensor([3.0, 0.0, 4.0, 0.0, 9.0, 0.0, 0.0, 0.0])
     optimizer = SimpleNamespace(
         immediate_grad_update=immediate_grad_update,
         bf16_groups=[list(module)],
-        fp32_groups_gradients_flat=[torch.ones(8)],
+        fp32_groups_gradients_flat=[flat],
+        fp32_groups_gradient_flat_partition=[flat[:4]],
         dp_process_group=None,
+        get_grads_for_norm=lambda for_clipping=False: [],
     )
     return SimpleNamespace(
         optimizer=optimizer,
         module=module,
         enable_backward_allreduce=True,
-        communication_data_type=torch.float32,
-        postscale_gradients=lambda: not prescale,
-        gradient_predivide_factor=lambda: 1.0,
+        communication_data_type=torch.bfloat16,
         zero_reduce_bucket_size=lambda: 3,
     )
 
 
-@pytest.mark.parametrize(("prescale", "sent"), [(False, 1.0), (True, 0.5)])
-def test_the_reduction_is_taken_over_from_deepspeed_so_that_it_is_done_once(monkeypatch, prescale, sent):
+def test_the_reduction_is_taken_over_from_deepspeed_so_that_it_is_done_once(monkeypatch):
     found = []
 
-    def all_reduce(tensor: torch.Tensor, group: object, async_op: bool) -> SimpleNamespace:
-        found.append(tensor.tolist())
-        return SimpleNamespace(wait=lambda: tensor.mul_(2.0))
+    def average(flat: torch.Tensor, start: int, stop: int, route: Route, dtype: torch.dtype) -> Iterator[None]:
+        found.append((start, stop, route.levels, dtype))
+        yield
 
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
-    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    engine = zero_1_in_bf16(immediate_grad_update=True, prescale=prescale)
+    monkeypatch.setattr(gradient_exchange, "gather_objects", lambda local_rank, ranks: [0, 1])
+    monkeypatch.setattr(gradient_exchange, "all_reduce_sum", lambda squares, ranks: squares + 12.0**2)
+    monkeypatch.setattr("trainer.distributed.overlapped_reduction.average", average)
+    engine = zero_1_in_bf16(immediate_grad_update=True)
     reduction = overlapped_reduction(engine, Ranks(0, 2, 0, torch.device("cpu")))
     assert reduction is not None and not engine.enable_backward_allreduce
     reduction.begin()
     reduction.finish()
-    assert found == [[sent] * 2, [sent] * 3]
-    assert engine.optimizer.fp32_groups_gradients_flat[0].tolist() == [1.0] * 8, "the mean of two equal gradients"
+    assert found == [(start, stop, ((None, 2),), torch.bfloat16) for start, stop in ((3, 5), (0, 3))]
+    (norm,), _ = engine.optimizer.get_grads_for_norm()
+    assert float(norm) == 13.0, "of the parts of all ranks"
+    (clipped,) = engine.optimizer.get_grads_for_norm(for_clipping=True)
+    assert clipped.tolist() == [3.0, 0.0, 4.0, 0.0], "what this rank owns"
 
 
 @pytest.mark.parametrize(("world_size", "immediate_grad_update"), [(1, True), (2, False)])

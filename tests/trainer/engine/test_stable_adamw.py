@@ -1,18 +1,25 @@
-"""StableAdamW against the formulas of its paper, parameter by parameter in float64, on one rank and in parts."""
+"""StableAdamW against the formulas of its paper, parameter by parameter in float64, on one rank and in parts, and
+against itself written operator by operator, bit for bit."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.support.flat_partitions import flat_fragments, flat_part
 from tests.support.threaded_ranks import ThreadedRanks
+from trainer import load_config
 from trainer.distributed.process_group import Ranks
 from trainer.engine import stable_adamw
 from trainer.engine.fragments import Partition, whole_parameters
+from trainer.engine.optimizer import parameter_groups
 from trainer.engine.stable_adamw import StableAdamW
+from trainer.model.pretraining import PretrainingModel
 
 SHAPES = {"matrix": (5, 3), "bias": (5,), "last": (7,)}
 RATE, BETAS, EPS, DECAY = 0.05, (0.9, 0.95), 1e-6, 0.3
@@ -101,3 +108,140 @@ def test_the_clipping_is_that_of_the_whole_parameter_however_ranks_hold_its_part
     whole = torch.cat([weight.reshape(-1) for weight in expected.values()])
     found = torch.cat(group.run(train))[: len(whole)]
     torch.testing.assert_close(found.double(), whole, rtol=1e-6, atol=1e-6)
+
+
+class OneByOne(StableAdamW):
+    """As of commit a83ab877: every operator on one fragment."""
+
+    def attach(self, partition: Partition) -> None:
+        super().attach(partition)
+        self.partition, self.all_numbers = partition, {name: n for n, name in enumerate(partition.shapes)}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        updated = [(group, t) for group in self.param_groups for t in group["params"] if t.grad is not None]
+        sums = torch.zeros_like(self._sizes, device=updated[0][1].device)
+        for group, tensor in updated:
+            state = self.state[tensor]
+            if not state:
+                state["step"] = torch.zeros(())
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(tensor), torch.zeros_like(tensor)
+            state["step"] += 1
+            beta1, beta2 = (stable_adamw._debiased(beta, int(state["step"])) for beta in group["betas"])
+            state["exp_avg"].lerp_(tensor.grad, 1 - beta1)
+            state["exp_avg_sq"].mul_(beta2).addcmul_(tensor.grad, tensor.grad, value=1 - beta2)
+            for fragment in (f for f in self.partition.fragments if f.held_in is tensor):
+                mean_squares = fragment.range_of(state["exp_avg_sq"]).clamp(min=group["eps"] ** 2)
+                ratios = fragment.range_of(tensor.grad).square() / mean_squares
+                sums[self.all_numbers[fragment.name]] = ratios.sum()
+        divisors = (sums / self._sizes.to(sums.device)).sqrt_().clamp_(min=1.0)
+        for group, tensor in updated:
+            for fragment in (f for f in self.partition.fragments if f.held_in is tensor):
+                rate = group["lr"] / divisors[self.all_numbers[fragment.name]]
+                update = fragment.range_of(self.state[tensor]["exp_avg_sq"]).sqrt().add_(group["eps"])
+                torch.div(fragment.range_of(self.state[tensor]["exp_avg"]), update, out=update)
+                weight = fragment.range_of(tensor)
+                weight.mul_(1 - rate * group["weight_decay"]).sub_(update.mul_(rate))
+
+
+BIGGER = {"matrix": (67, 129), "norm": (129,), "other": (31, 67), "last": (7,), "scalar": (1,)}
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])])
+@pytest.mark.parametrize("held", ["whole", "first half", "last half", "padding"])
+def test_bits_are_those_of_one_operator_at_a_time(held: str, device: str):
+    """Whole parameters as at ZeRO 0, and partitions of two groups as at ZeRO 1, one of which may be padding alone."""
+    number = {"whole": None, "first half": 0, "last half": 1, "padding": 2}[held]
+    groups = [["matrix", "other"], ["norm", "last", "scalar"]]
+    results = []
+    for kind in (StableAdamW, OneByOne):
+        generator = torch.Generator().manual_seed(7)
+        values = {name: torch.randn(shape, generator=generator) for name, shape in BIGGER.items()}
+        ranks = Ranks(number or 0, 3 if held == "padding" else 2, 0, torch.device("cpu"))
+
+        def parts(
+            of: dict[str, torch.Tensor], number: int | None = number, ranks: Ranks = ranks
+        ) -> list[list[torch.Tensor]]:
+            if number is None:
+                return [[of[name].to(device) for name in names] for names in groups]
+            behind = torch.zeros(300 if ranks.world_size == 3 else 0)
+            return [[flat_part({n: of[n] for n in names} | {"": behind}, ranks).to(device)] for names in groups]
+
+        tensors = [[torch.nn.Parameter(part) for part in of_group] for of_group in parts(values)]
+        made = [{"params": t, "weight_decay": decay} for t, decay in zip(tensors, (DECAY, 0.0), strict=True)]
+        optimizer = kind(made, lr=RATE, betas=BETAS, eps=EPS)
+        every = [tensor for of_group in tensors for tensor in of_group]
+        if number is None:
+            optimizer.attach(whole_parameters(torch.nn.ParameterList(every), optimizer))
+        else:
+            fragments = [
+                fragment
+                for names, (flat,) in zip(groups, tensors, strict=True)
+                for fragment in flat_fragments({n: BIGGER[n] for n in names}, flat, optimizer.state, ranks)
+            ]
+            optimizer.attach(Partition(fragments, every, BIGGER))
+        for step in range(STEPS):
+            generator = torch.Generator().manual_seed(step)
+            scale = 100 if step == 2 else 1
+            found = {name: torch.randn(shape, generator=generator) * scale for name, shape in BIGGER.items()}
+            for tensor, gradient in zip(every, [g for of_group in parts(found) for g in of_group], strict=True):
+                tensor.grad = gradient
+            optimizer.step()
+        results.append([*every, *(optimizer.state[t][name] for t in every for name in ("exp_avg", "exp_avg_sq"))])
+    assert held != "padding" or not results[0][1].any(), "the small group is padding on the last rank"
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+class Counted(TorchDispatchMode):
+    """Operators; and of those on the parameters' device, which are kernels there, the launches and bytes.
+
+    A `_foreach_` operator is one launch, or one per tensor where the other list has other shapes.
+    """
+
+    VIEWS = frozenset("view slice select unbind split_with_sizes detach alias".split())
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = self.launches = self.num_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self.operators += 1
+        name, is_meta = func.overloadpacket.__name__, lambda leaf: torch.is_tensor(leaf) and leaf.is_meta
+        read = {id(leaf): leaf for leaf in tree_leaves(args) if is_meta(leaf)}
+        if name in self.VIEWS or not read:
+            return result
+        written = [leaf for leaf in tree_leaves(args[0] if result is None else result) if is_meta(leaf)]
+        self.num_bytes += 4 * sum(leaf.numel() for leaf in [*read.values(), *written])
+        other = args[1] if name.startswith("_foreach") and len(args) > 1 else None
+        is_slow = isinstance(other, list | tuple) and is_meta(other[0]) and other[0].shape != args[0][0].shape
+        self.launches += len(other) if is_slow else 1
+        return result
+
+
+@pytest.mark.parametrize(("kind", "operators", "launches"), [(OneByOne, 4177, 2319), (StableAdamW, 220, 392)])
+def test_a_step_of_bert_base_takes_few_operators_beside_a_sum_per_parameter(
+    kind: type[StableAdamW], operators: int, launches: int
+):
+    """At ZeRO 1 on one rank. Tensors without values: who reads one, as a wait for the device would, gets an error."""
+    with torch.device("meta"):
+        model = PretrainingModel(load_config("bert_base").model, next_sentence=False)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups, rank = parameter_groups(model, DECAY), Ranks(0, 1, 0, torch.device("cpu"))
+    held = [{names[parameter]: parameter.detach() for parameter in group["params"]} for group in groups]
+    flats = [torch.nn.Parameter(flat_part(tensors, rank)) for tensors in held]
+    made = [group | {"params": [flat]} for group, flat in zip(groups, flats, strict=True)]
+    optimizer = kind(made, lr=RATE, betas=BETAS, eps=EPS)
+    parts = zip(held, flats, strict=True)
+    fragments = [f for of, flat in parts for f in flat_fragments({n: shapes[n] for n in of}, flat, {}, rank)]
+    optimizer.attach(Partition(fragments, flats, shapes))
+    for flat in flats:
+        flat.grad = torch.empty_like(flat)
+    optimizer.step()
+    with Counted() as counted:
+        optimizer.step()
+    assert (len(fragments), counted.operators, counted.launches) == (154, operators, launches)
+    assert counted.num_bytes / sum(flat.numel() for flat in flats) == pytest.approx(120, rel=1e-3)

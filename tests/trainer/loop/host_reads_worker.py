@@ -17,7 +17,6 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import trainer.loop.step as step_module
 from trainer import load_config
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.data.loader import Loader, Position
@@ -25,7 +24,7 @@ from trainer.data.shard_set import open_shard_set
 from trainer.distributed.exit import run_rank
 from trainer.distributed.process_group import initialize_distributed, shut_down
 from trainer.engine.engine import build_engine
-from trainer.loop.step import StepRequests, take_step
+from trainer.loop.step import Counting, take_step
 from trainer.metrics.throughput import WorkClock
 from trainer.model.pretraining import PretrainingModel
 
@@ -72,7 +71,6 @@ def main() -> int:
     engine = build_engine(model, config, ranks)
     engine.prepare(lambda: engine.forward(batches[0].micro_batches[0]).mlm_loss_sum)
     synchronizations = 0
-    count = step_module.count_globally
 
     def synchronize(*arguments: Any, **options: Any) -> None:
         nonlocal synchronizations
@@ -83,10 +81,9 @@ def main() -> int:
     for step, batch in enumerate(batches):
         assert len(batch.micro_batches) == MICRO_BATCHES
         synchronizations, clock = 0, WorkClock(ranks.device)
-        counts = count(batch, ranks, StepRequests())  # of tensors that are on the host
-        step_module.count_globally = lambda *arguments, counts=counts: counts
+        counts = Counting(batch, ranks).counts  # of tensors that are on the host
         with HostReads() as reads:
-            result = take_step(engine, batch, step, 1e-3, 0, ranks, StepRequests(), clock, lambda text: None)
+            result = take_step(engine, batch, counts, step, 1e-3, 0, ranks, clock, lambda text: None)
         assert result.applied
         if step >= 2:  # DeepSpeed's throughput timer, where it runs, begins with the third step
             found.append({"synchronizations": synchronizations, "reads": reads.count})

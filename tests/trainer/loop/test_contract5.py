@@ -36,11 +36,14 @@ JOBS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
     "bf16 offloaded": {"precision": "bf16", "offload": True},
 }
-# DeepSpeed then reduces itself, after the backward.
+# DeepSpeed then reduces itself, in fp32 after the backward.
 _REDUCED_AFTER = {"bf16": {"immediate_grad_update": False}}
 # The toy's 30,000 numbers in a dozen buckets, which leave while the backward goes on.
 _SMALL_BUCKETS = {"zero_optimization": {"reduce_bucket_size": 3000}}
-JOBS["bf16 reduced after"] = {"precision": "bf16", "deepspeed": _REDUCED_AFTER}
+JOBS["bf16 reduced after"] = {"precision": "bf16", "gradient_clipping": 0.0, "deepspeed": _REDUCED_AFTER}
+JOBS["bf16 exchanged in fp32"] = JOBS["bf16 reduced after"] | {
+    "deepspeed": _SMALL_BUCKETS | {"communication_data_type": "fp32"}
+}
 JOBS["bf16 in buckets"] = {"precision": "bf16", "deepspeed": _SMALL_BUCKETS}
 # Otherwise matrices as small as these stay whole at stage 3, as if they were biases, or are all fetched ahead.
 _DIVIDE_ALL = {"zero_optimization": {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0}}
@@ -48,7 +51,7 @@ JOBS["divided"] = {"deepspeed": _DIVIDE_ALL, "evaluate": True}
 JOBS["divided checkpointed"] = {"deepspeed": _DIVIDE_ALL, "activation_checkpointing": True}
 FIRST_STAGES = {name: 1 for name in JOBS if "bf16" in name} | {"offloaded": 1, "divided": 3, "divided checkpointed": 3}
 """ZeRO stages from which on there is such a job; others are of every stage."""
-LAST_STAGES = {"bf16 reduced after": 1, "bf16 in buckets": 2}
+LAST_STAGES = {"bf16 reduced after": 1, "bf16 exchanged in fp32": 1, "bf16 in buckets": 2}
 GROUPS = [(stage, world_size) for stage in range(4) for world_size in (1, 2, 3)]
 DEFAULT_GROUPS = ((1, 2), (3, 2))
 """Groups of processes in the default run; stages 0 and 2 train there in test_engine.py."""
@@ -85,11 +88,22 @@ def trained(shards: str, stage: int, world_size: int) -> tuple[Path, dict[str, d
     jobs["whole"] = grown | {"output_dir": str(folder / "whole")}
     for name, steps in (("first half", 2), ("second half", STEPS - 2)):
         jobs[name] = grown | {"output_dir": str(folder / "halves"), "steps": steps}
-    plan = folder / "plan.json"
+    return folder, run_jobs(folder, shards, jobs, world_size)
+
+
+def run_jobs(
+    folder: Path,
+    shards: str,
+    jobs: dict[str, dict[str, Any]],
+    world_size: int,
+    local_ranks: tuple[int, ...] | None = None,
+) -> dict[str, dict[str, Any]]:
+    plan = folder / f"plan-{world_size}.json"
     plan.write_text(json.dumps({"shards": shards, "jobs": list(jobs.values())}))
-    for status, stdout, stderr in finish(start_ranks([str(SCRIPT), str(plan)], world_size), timeout=1500):
+    ranks = start_ranks([str(SCRIPT), str(plan)], world_size, local_ranks)
+    for status, stdout, stderr in finish(ranks, timeout=1500):
         assert status == 0, f"exit status {status}\n{stdout}\n{stderr}"
-    return folder, dict(zip(jobs, json.loads(plan.with_suffix(".out").read_text()), strict=True))
+    return dict(zip(jobs, json.loads(plan.with_suffix(".out").read_text()), strict=True))
 
 
 @functools.cache
@@ -136,15 +150,29 @@ def test_bf16_stays_with_plain_pytorch_in_bf16(stage, world_size, name, small_sh
     assert moved.square().mean().sqrt() < 3e-4, "root mean square; the weights move by about 3e-3 a step"
 
 
-@pytest.mark.parametrize(("stage", "world_size", "name"), marked([(1, 1), (1, 2)], ["bf16", "bf16 in buckets"]))
-def test_what_is_reduced_within_the_backward_is_bitwise_what_deepspeed_reduces_after_it(
+@pytest.mark.parametrize(("stage", "world_size", "name"), marked([(1, 1), (1, 2)], ["bf16 exchanged in fp32"]))
+def test_what_is_averaged_within_the_backward_is_bitwise_what_deepspeed_averages_after_it(
     stage, world_size, name, small_shards
 ):
-    """The same additions in fp32 and the same sum of two numbers, whenever they are done; two micro-batches a step."""
+    """The same sums of two numbers in fp32, whenever they are done; norms are added up by ranks or by parameters."""
     folder, reports = trained(str(small_shards), stage, world_size)
-    assert reports[name] == reports["bf16 reduced after"]
+    assert reports[name]["losses"] == reports["bf16 reduced after"]["losses"]
+    assert reports[name]["norms"] == pytest.approx(reports["bf16 reduced after"]["norms"], rel=1e-6)
     mine, theirs = weights_of(folder, name), weights_of(folder, "bf16 reduced after")
     assert all(torch.equal(mine[parameter], theirs[parameter]) for parameter in mine | theirs)
+
+
+@SLOW
+def test_four_ranks_on_two_nodes_train_in_bf16_as_plain_pytorch_within_the_rounding_of_fp32(small_shards, tmp_path):
+    """With one micro-batch per rank contributions are bf16 already, and nothing else is rounded."""
+    job = JOBS["bf16 in buckets"] | {"stage": 1, "output_dir": str(tmp_path / "job")}
+    report = run_jobs(tmp_path, str(small_shards), {"job": job}, world_size=4, local_ranks=(0, 1, 0, 1))["job"]
+    expected = reference(str(small_shards), "bf16 in buckets")
+    assert report["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert report["norms"] == pytest.approx(expected["norms"], rel=1e-4)
+    weights = weights_of(tmp_path, "job")
+    moved = torch.cat([(weights[name] - weight).flatten() for name, weight in expected["weights"].items()])
+    assert moved.square().mean().sqrt() < 1e-5, "root mean square; the weights move by about 3e-3 a step"
 
 
 @pytest.mark.parametrize(("stage", "world_size", "name"), marked(GROUPS, ["whole"]))

@@ -184,8 +184,7 @@ class Evaluated:
 @pytest.mark.parametrize("stuck_at", [0, 3, 9])
 def test_a_rank_that_waits_for_a_store_leaves_with_the_others(stuck_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ended, together = threading.Event(), ThreadedRanks(2, (), monkeypatch)
-    sum_on_hosts = lambda values, ranks: torch.stack(together.gather_objects(values, ranks)).sum(0)  # noqa: E731
-    monkeypatch.setattr(stop_poll, "sum_on_hosts", sum_on_hosts)
+    monkeypatch.setattr(stop_poll, "begin_sum_on_hosts", together.begin_sum_on_hosts)
 
     def evaluated(ranks: Ranks) -> tuple[bool, int]:
         def batches() -> Iterator[Any]:

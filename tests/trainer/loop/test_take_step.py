@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from trainer.data.batch import IGNORED, Batch
 from trainer.distributed.process_group import Ranks
 from trainer.loop import step as module
-from trainer.loop.step import StepRequests, StepResult, count_globally, seed_micro_batch, take_step
+from trainer.loop.step import Counting, GlobalCounts, StepRequests, StepResult, seed_micro_batch, take_step
 from trainer.metrics.throughput import WorkClock
 
 CPU = torch.device("cpu")
@@ -66,14 +67,28 @@ def take(engine: RecordingEngine, *batches: Batch, world_size: int = 1, step: in
     global_batch: Any = SimpleNamespace(micro_batches=batches, first_slice=first)
     ranks = Ranks(0, world_size, 0, CPU)
     mark = lambda doing: engine.calls.append(("mark", doing))  # noqa: E731
-    return take_step(engine, global_batch, step, 0.25, 3, ranks, StepRequests(), WorkClock(CPU), mark)
+    counts = Counting(global_batch, ranks).counts
+    return take_step(engine, global_batch, counts, step, 0.25, 3, ranks, WorkClock(CPU), mark)
 
 
-def test_a_step_counts_then_trains_each_micro_batch_and_updates_once() -> None:
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens to the sums over ranks, of which another one holds (5, 1, 10, 4) and asks for a checkpoint."""
+    events: list[str] = []
+
+    def begin(values: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tensor]:
+        events.append("begun")
+        total = values + torch.tensor([5, 1, 10, 4, 0, 1, 0, 0])
+        return lambda: events.append("waited for") or total
+
+    monkeypatch.setattr(module, "begin_sum_on_hosts", begin)
+    return events
+
+
+def test_a_step_trains_each_micro_batch_and_updates_once() -> None:
     engine = RecordingEngine()
     result = take(engine, micro_batch(3, 2), micro_batch(1, 0))
     assert engine.calls == [
-        ("mark", "step 7: counting"),
         ("learning rate", 0.25),
         ("mark", "step 7: micro-batch 0"),
         ("forward", 3),
@@ -90,40 +105,33 @@ def test_a_step_counts_then_trains_each_micro_batch_and_updates_once() -> None:
     assert result.applied and not result.is_nonfinite and result.grad_norm == 0.5
 
 
-def test_the_loss_is_divided_by_the_counts_of_all_ranks_and_multiplied_by_their_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "sum_on_hosts", lambda values, ranks: values + torch.tensor([5, 1, 10, 4, 0, 1, 0]))
+def test_the_loss_is_divided_by_the_counts_of_all_ranks_and_multiplied_by_their_number(sums: list[str]) -> None:
     engine = RecordingEngine()
     result = take(engine, micro_batch(3, 2, tokens=5, unreadable=1), world_size=3)
     assert ("backward", round((6 / (3 + 5) + 6 / (2 + 1)) * 3, 5), True) in engine.calls
     counts = result.counts
     assert (counts.masked, counts.pairs, counts.tokens, counts.unreadable_rows) == (8, 3, 15, 5)
-    assert counts.save and not counts.stop
+
+
+def test_counts_and_requests_are_summed_once_and_waited_for_when_they_are_needed(sums: list[str]) -> None:
+    counting = Counting(None, Ranks(0, 2, 0, CPU), StepRequests(stop=True))
+    assert sums == ["begun"]
+    assert counting.requests == StepRequests(stop=True, save=True) and counting.counts.masked == 5
+    assert sums == ["begun", "waited for"]
 
 
 def test_one_rank_counts_its_own_micro_batches_and_requests() -> None:
     global_batch: Any = SimpleNamespace(micro_batches=(micro_batch(1, 0, tokens=2), micro_batch(0, 2, tokens=7)))
-    for requests in (StepRequests(), StepRequests(stop=True), StepRequests(save=True)):
-        counts = count_globally(global_batch, Ranks(0, 1, 0, CPU), requests)
-        assert (counts.masked, counts.pairs, counts.tokens, counts.unreadable_rows) == (1, 2, 9, 0)
-        assert (counts.stop, counts.save) == (requests.stop, requests.save)
-
-
-def test_no_rank_takes_a_step_that_another_could_not_read_before_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "sum_on_hosts", lambda values, ranks: values + torch.tensor([5, 1, 10, 4, 1, 0, 1]))
-    engine = RecordingEngine()
-    result = take(engine, micro_batch(3, 2), world_size=2)
-    assert result.counts.unread and result.counts.stop and not result.applied
-    assert "forward" not in {call[0] for call in engine.calls}
-    counts = count_globally(None, Ranks(0, 1, 0, CPU), StepRequests(stop=True))
-    assert counts.unread and counts.stop
+    for name in ("stop", "save", "log", "fail"):
+        counting = Counting(global_batch, Ranks(0, 1, 0, CPU), StepRequests(**{name: True}))
+        assert counting.counts == GlobalCounts(masked=1, pairs=2, tokens=9, unreadable_rows=0)
+        assert counting.requests == StepRequests(**{name: True})
 
 
 def test_a_batch_without_predictions_is_consumed_without_a_forward_or_an_update() -> None:
     engine = RecordingEngine()
     result = take(engine, micro_batch(0, 0), micro_batch(0, 0))
-    assert engine.calls == [("mark", "step 7: counting"), ("learning rate", 0.25)]
+    assert engine.calls == [("learning rate", 0.25)]
     assert result.counts.is_empty and not result.applied and not result.is_nonfinite
     assert (result.mlm_loss_sum, result.nsp_loss_sum, result.nsp_correct, result.grad_norm) == (0, 0, 0, 0)
 

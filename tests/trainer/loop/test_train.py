@@ -21,9 +21,10 @@ from trainer.checkpoint.writer import ALONE
 from trainer.data.sample_range import SampleRange
 from trainer.distributed.memory import explain_out_of_memory
 from trainer.distributed.process_group import Ranks
-from trainer.loop import train, training_loop
+from trainer.loop import reporting, train, training_loop
 from trainer.loop.console import StepBar
 from trainer.loop.run import Progress
+from trainer.loop.step import StepRequests
 from trainer.metrics.health import NonFiniteSteps
 from trainer.metrics.status import State, read_status, record_end
 from trainer.tracking.tracker import NullTracker
@@ -77,7 +78,7 @@ def make_run(rank: int, **parts: Any) -> SimpleNamespace:
             "suites": None,
             "watchdog": Watched(),
             "engine": SimpleNamespace(destroy=lambda: None),
-            "stop_signal": SimpleNamespace(cause="a test", asked=False),
+            "stop_signal": SimpleNamespace(cause="a test", asked=False, request=None),
             "recorder": SimpleNamespace(last_step=7),
             "output_dir": Path("run"),
             **parts,
@@ -136,6 +137,22 @@ def test_the_ranks_of_a_stopped_run_leave_once_the_registration_under_way_is_don
     assert seen == [True, False], "the other rank waited"
 
 
+def test_what_a_rank_says_at_the_end_does_not_grow_with_ranks(meetings, monkeypatch, caplog):
+    gib = 1 << 30
+    monkeypatch.setattr(train, "peak_memory_of_ranks", lambda ranks: [gib] * 300 + [2 * gib] + [gib] * 211)
+    monkeypatch.setattr(reporting, "gather_objects", lambda request, ranks: [f"rank {rank}" for rank in range(512)])
+    lines: list[str] = []
+    runs = [make_run(rank, log=lines.append) for rank in (0, 1)]
+    leave_all(runs, "stopped")
+    assert lines[0] == "peak memory per rank: 1.00 to 2.00 GiB, most on rank 300 (resident set)"
+    with caplog.at_level("INFO"):
+        for run in runs:
+            reporting.report_stop(run, "saved")
+    assert [record.getMessage() for record in caplog.records] == [
+        "stopped by rank 0, rank 1, rank 2 and 509 more ranks; saved; rerun the same command to resume"
+    ]
+
+
 def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,9 +202,9 @@ def due_after(
     if streak:
         nonfinite = nonfinite.after(step, SampleRange(stage=0, epoch=0, first=0, stop=16), (float("nan"), 0.0))
     progress = Progress(nonfinite, save_is_deferred=owed)
-    counts = SimpleNamespace(stop=stop, save=wish)
-    result = SimpleNamespace(counts=counts, is_nonfinite=streak or skipped)
-    return training_loop.what_is_due(config, TrainState(step=step), progress, result)
+    result = SimpleNamespace(is_nonfinite=streak or skipped)
+    requests = StepRequests(stop=stop, save=wish)
+    return training_loop.what_is_due(config, TrainState(step=step), progress, result, requests)
 
 
 CAUSES = {"every_steps": {"step": 5}, "every_minutes": {"step": 7, "wish": True}, "owed": {"step": 7, "owed": True}}

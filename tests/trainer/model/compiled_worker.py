@@ -23,7 +23,7 @@ from trainer.data.shard_set import open_shard_set
 from trainer.distributed.exit import run_rank
 from trainer.distributed.process_group import Ranks, initialize_distributed, shut_down
 from trainer.engine.engine import build_engine
-from trainer.loop.step import StepRequests, take_step
+from trainer.loop.step import Counting, take_step
 from trainer.metrics.throughput import WorkClock
 from trainer.model.pretraining import PretrainingModel
 
@@ -48,8 +48,8 @@ def train(config: RunConfig, batches: list[GlobalBatch], ranks: Ranks, backend: 
     engine.prepare(lambda: engine.forward(batches[0].micro_batches[0]).mlm_loss_sum)
     found: dict[str, Any] = {"losses": [], "norms": [], "graphs": []}
     for step, batch in enumerate(batches):
-        clock = WorkClock(ranks.device)
-        result = take_step(engine, batch, step, 1e-2, 0, ranks, StepRequests(), clock, lambda text: None)
+        counts, clock = Counting(batch, ranks).counts, WorkClock(ranks.device)
+        result = take_step(engine, batch, counts, step, 1e-2, 0, ranks, clock, lambda text: None)
         found["losses"].append(float(result.mlm_loss_sum) / result.counts.masked)
         found["norms"].append(float(result.grad_norm))
         found["graphs"].append(counters["stats"]["unique_graphs"])

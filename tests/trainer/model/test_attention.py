@@ -160,6 +160,25 @@ def test_flash_attention_serves_half_precision_without_dropout_only():
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("reach", [None, 4])
+def test_a_nearer_bound_of_the_longest_sequence_changes_no_bit_of_flash_attention(reach):
+    """128 and 1,024 positions of grid over the same sequences; deterministic, for the backward adds atomically else."""
+    batch, results = replace(make_batch("cuda"), sequence_length=1024), []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for bound in (128, 1024):
+            qkv = [tensor.cuda().requires_grad_() for tensor in draw_qkv(torch.bfloat16)]
+            layout = attention_layout(replace(batch, longest_sequence=bound), torch.bfloat16, "varlen", reach)
+            attended = attend(*qkv, layout)
+            attended.backward(torch.ones_like(attended))
+            results.append([attended.detach(), *(tensor.grad for tensor in qkv)])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("reach", [None, 4])
 def test_flash_attention_agrees_with_the_mask_forward_and_backward(reach):
     """bf16 keeps 8 bits: both sides round inputs alike and results apart by about 2**-8."""
     batch = make_batch("cuda")

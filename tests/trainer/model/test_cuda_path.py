@@ -20,7 +20,7 @@ from trainer.config.training_settings import OptimizerSettings
 from trainer.data.batch import IGNORED, TENSOR_NAMES, Batch
 from trainer.distributed.process_group import Ranks
 from trainer.loop import step as step_module
-from trainer.loop.step import StepRequests, StepResult, take_step
+from trainer.loop.step import Counting, StepResult, take_step
 from trainer.metrics.throughput import WorkClock
 from trainer.model import encoder
 from trainer.model.pretraining import PretrainingModel
@@ -43,11 +43,12 @@ def varlen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
 
 
 def with_capacity(batch: Batch, num_sequences: int) -> Batch:
-    """As the loader makes them: fixed shapes, but for the room for sequences, which differs within a stage."""
+    """As the loader makes them: fixed shapes, but for the room for sequences and the longest of them, which differ."""
     unused = torch.full((num_sequences + 1 - batch.cu_seqlens.numel(),), batch.input_ids.numel(), dtype=torch.int32)
     spare = (0, 2 * LENGTH - batch.labels.numel())
     return replace(
         batch,
+        longest_sequence=LENGTH + num_sequences,  # a bound, another one in each batch
         cu_seqlens=torch.cat([batch.cu_seqlens, unused]),
         masked_positions=F.pad(batch.masked_positions, spare),
         labels=F.pad(batch.labels, spare, value=IGNORED),
@@ -84,15 +85,15 @@ def test_loss_and_gradients_are_those_of_the_reference_attention(
     assert {call["window_size"] for call in varlen} == windows
 
 
-def test_attention_gets_the_capacity_of_the_batch_and_a_constant_maximum(tiny_config, make_model, batches, varlen):
+def test_attention_gets_the_capacity_of_the_batch_and_its_longest_sequence(tiny_config, make_model, batches, varlen):
     model = make_model(tiny_config)
-    for batch in batches:
+    for batch, longest in [*((batch, batch.longest_sequence) for batch in batches), (batches[0], 0)]:
         varlen.clear()
-        model(batch)
+        model(replace(batch, longest_sequence=longest))
         assert {call["cu_seqlens"].numel() for call in varlen} == {batch.cu_seqlens.numel()}
-    assert {call["max_q"] for call in varlen} == {LENGTH}
-    assert all(type(call["max_q"]) is int for call in varlen)
-    assert all(call["cu_seqlens"][-1] == 2 * LENGTH for call in varlen), "unused entries repeat the total"
+        assert {call["max_q"] for call in varlen} == {longest or LENGTH}
+        assert all(type(call["max_q"]) is int for call in varlen)
+        assert all(call["cu_seqlens"][-1] == 2 * LENGTH for call in varlen), "unused entries repeat the total"
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
@@ -105,9 +106,11 @@ def test_compiled_blocks_are_whole_graphs_and_documents_of_other_lengths_compile
     model.compile_blocks(backend="aot_eager")
     graphs = []
     for batch in batches:
+        varlen.clear()
         engine.backward(engine.forward(batch).mlm_loss_sum / batch.num_masked)
         engine.step()
         graphs.append(counters["stats"]["unique_graphs"])
+        assert {call["max_q"] for call in varlen} == {batch.longest_sequence}
     assert not counters["graph_break"]
     assert graphs == [(1 if family == "bert" else 3) + 1] * len(batches)
 
@@ -123,10 +126,9 @@ def take_fake_step(config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
     engine = PlainEngine(model, OptimizerSettings(), CPU, torch.bfloat16, gradient_clipping=1.0)
     monkeypatch.setattr(step_module, "on_device", lambda given, device: [as_fake(batch, mode) for batch in given])
     global_batch = SimpleNamespace(micro_batches=tuple(batches), first_slice=0)
-    counts = step_module.count_globally(global_batch, ranks, StepRequests())
-    monkeypatch.setattr(step_module, "count_globally", lambda *arguments: counts)
+    counts = Counting(global_batch, ranks).counts
     with mode:
-        result = take_step(engine, global_batch, 0, 1e-4, 0, ranks, StepRequests(), WorkClock(CPU), lambda text: None)
+        result = take_step(engine, global_batch, counts, 0, 1e-4, 0, ranks, WorkClock(CPU), lambda text: None)
     return result
 
 

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import importlib
 import shutil
+import subprocess
+import sysconfig
 from importlib import util
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 import torch
@@ -12,6 +18,7 @@ from trainer.config.training_settings import StageSettings
 from trainer.distributed.process_group import Ranks
 from trainer.model import numerics
 from trainer.model.numerics import (
+    SUM_OVER_RANKS,
     describe_numerics,
     fast_precision,
     missing_for_compilation,
@@ -59,15 +66,75 @@ def test_an_explicit_setting_is_kept_and_no_rank_is_asked(wanted: bool) -> None:
     assert with_compilation_decided(given, GPU_RANKS) == (given, None)
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+TRITONS_DRIVER = SimpleNamespace(libcuda_dirs=lambda: ["/usr/lib"])
+
+
+@pytest.fixture
+def gpu_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A host that has all that Triton needs, its only compiler clang; returns the folder of Python's headers."""
+    for name in ("CC", "CPATH", "C_INCLUDE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib, "import_module", lambda name: TRITONS_DRIVER)
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/clang" if name == "clang" else None)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    return tmp_path
+
+
+def test_a_host_with_all_that_triton_needs_compiles(gpu_host: Path) -> None:
+    assert missing_for_compilation("cuda") is None
     assert missing_for_compilation("cpu") == "a CUDA device"
+
+
+def test_a_host_without_triton_does_not_compile(gpu_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(util, "find_spec", lambda name: None)
     assert missing_for_compilation("cuda") == "the package triton"
-    monkeypatch.setattr(util, "find_spec", lambda name: object())
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert "C compiler" in str(missing_for_compilation("cuda"))
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "clang" else None)
+
+
+def test_a_compiler_that_triton_does_not_look_for_is_none(gpu_host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == "cc" else None)
+    assert missing_for_compilation("cuda") == "a C compiler: gcc or clang"
+    monkeypatch.setenv("CC", "cc")
     assert missing_for_compilation("cuda") is None
+
+
+@pytest.mark.parametrize("named", ["icc", "", "clang -m64"])
+def test_a_compiler_that_cc_names_wrongly_hides_the_others(
+    named: str, gpu_host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", named)
+    assert f"{named!r} that CC names" in str(missing_for_compilation("cuda"))
+
+
+def test_headers_of_python_are_needed_where_the_compiler_finds_them(
+    gpu_host: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (gpu_host / "Python.h").unlink()
+    assert f"{gpu_host}/Python.h" in str(missing_for_compilation("cuda"))
+    elsewhere = tmp_path_factory.mktemp("headers")
+    (elsewhere / "Python.h").touch()
+    monkeypatch.setenv("CPATH", f"/nowhere:{elsewhere}")
+    assert missing_for_compilation("cuda") is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AssertionError("libcuda.so cannot found!\nPlease make sure GPU is set up"),
+        FileNotFoundError(2, "No such file", "/sbin/ldconfig"),
+        subprocess.CalledProcessError(1, "ldconfig"),
+    ],
+)
+def test_a_driver_that_triton_does_not_find_is_named(
+    error: Exception, gpu_host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(importlib, "import_module", lambda name: SimpleNamespace(libcuda_dirs=fail))
+    missing = missing_for_compilation("cuda")
+    assert missing is not None and str(error).split()[0] in missing and "\n" not in missing
 
 
 AVX2 = ("avx", "avx2")
@@ -137,7 +204,39 @@ def test_a_checkpoint_names_the_attention_kernels_of_all_stages_and_torchs_build
     config = preset_config()
     training = config.training.model_copy(update={"stages": stages})
     staged = config.model_copy(update={"training": training})
-    assert describe_numerics(staged, torch.device("cpu")) == {
+    assert describe_numerics(staged, CPU_RANKS) == {
         "attention kernel": "masked, by_sequence",
         "torch build": torch.__version__,
     }
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ranks", "expected"),
+    [("stable_adamw", GPU_RANKS, "foreach"), ("stable_adamw", CPU_RANKS, None), ("adamw", GPU_RANKS, None)],
+)
+def test_a_checkpoint_of_a_gpu_names_the_kernels_of_stable_adamw(optimizer, ranks, expected) -> None:
+    config = preset_config("training.precision=fp32", f"optimizer.name={optimizer}")
+    assert describe_numerics(config, ranks).get("kernels of StableAdamW") == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "contributions in bf16, sums in fp32"),
+        (["deepspeed={communication_data_type: fp32}"], "contributions in fp32, sums in fp32"),
+        (["deepspeed={bf16: {immediate_grad_update: false}}"], "DeepSpeed in fp32"),
+        (["deepspeed={bfloat16: {immediate_grad_update: auto}}"], "contributions in bf16, sums in fp32"),
+        (["zero.stage=2"], "DeepSpeed in fp32"),
+        (["zero.stage=2", "deepspeed={communication_data_type: bf16}"], "DeepSpeed in bf16"),
+        (["zero.offload_optimizer=true"], "DeepSpeed in fp32"),
+        (["training.precision=fp16"], "DeepSpeed in fp32"),
+        (["training.precision=fp32"], None),
+    ],
+)
+def test_a_checkpoint_says_how_gradients_of_16_bits_are_summed_over_ranks(overrides, expected, monkeypatch) -> None:
+    monkeypatch.setattr(numerics, "ranks_per_node", lambda ranks: 1)
+    config = preset_config("training.precision=bf16", *overrides)
+    assert describe_numerics(config, CPU_RANKS).get(SUM_OVER_RANKS) == expected
+    monkeypatch.setattr(numerics, "ranks_per_node", lambda ranks: 8)
+    of_nodes = f"{expected}, first in nodes of 8 ranks" if "contributions" in str(expected) else expected
+    assert describe_numerics(config, CPU_RANKS).get(SUM_OVER_RANKS) == of_nodes

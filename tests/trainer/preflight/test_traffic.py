@@ -11,8 +11,13 @@ from tests.support.toy_processes import finish, start_ranks
 from trainer.preflight.scale import sent_bytes
 
 WORLD_SIZE = 2
-LIKE_A_LARGE_MODEL = {1: None, 2: None, 3: {"zero_optimization": {"stage3_prefetch_bucket_size": 0}}}
-"""DeepSpeed fetches 50 million numbers ahead and keeps them: all of a model as small as this."""
+LIKE_A_LARGE_MODEL = {
+    1: {"zero_optimization": {"reduce_bucket_size": 50_000}},
+    2: None,
+    3: {"zero_optimization": {"stage3_prefetch_bucket_size": 0}},
+}
+"""Owners get sums of a few buckets of many. DeepSpeed fetches 50 million numbers ahead and keeps them: all of a model
+as small as this."""
 TOLERANCE = 0.02
 """Small parameters that stage 3 keeps whole, padding, the counts of a batch and the gradient norm."""
 
@@ -38,8 +43,10 @@ def test_a_step_sends_what_the_formula_says(stage, tmp_path, small_shards):
     reports = json.loads(plan.with_suffix(".out").read_text())
     for job, report in zip(jobs, reports, strict=True):
         number_bytes = 4 if job["precision"] == "fp32" else 2
+        exchanged_on = WORLD_SIZE if stage == 1 and job["precision"] == "bf16" else None
         expected = sent_bytes(
-            report["parameters"], report["tied"], number_bytes, stage, WORLD_SIZE, report["micro_batches"]
+            *(report["parameters"], report["tied"], number_bytes, 4 if exchanged_on is None else 2),
+            *(stage, WORLD_SIZE, report["micro_batches"], exchanged_on),
         )
         assert report["micro_batches"] == job["rows"] // (toy_traffic.MICRO_ROWS * WORLD_SIZE)
         assert sum(report["sent"].values()) == pytest.approx(expected, rel=TOLERANCE), (job, report)

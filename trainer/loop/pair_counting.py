@@ -1,0 +1,183 @@
+"""Counting of the sentence pairs of an epoch before it is read: each rank plans a share of the shards.
+
+The number of rows of every shard must be known before the first batch of an epoch. All ranks count the epoch in which
+a run starts together, and in the background the next one while this one is read. What all ranks do together follows
+from the position in the samples alone. Whoever needs counts that are not known yet, such as a worker that reads ahead
+in a very short epoch, plans all shards itself, with the same result.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from data_prep.base.errors import UserError
+from data_prep.base.logs import logger
+from trainer.config.run_config import RunConfig
+from trainer.config.stages import Stage
+from trainer.data.loader import Position
+from trainer.data.pair_counts import NUM_COUNTS, KeptPairCounts, PairPlanner
+from trainer.data.samples import ReadEpoch, training_samples
+from trainer.data.shard_set import ShardSet
+from trainer.data.workers import block_scheduler_signals, initialize_worker
+from trainer.distributed.agreement import raise_error_of_any
+from trainer.distributed.process_group import Ranks, broadcast_object, patient_collectives, sum_on_hosts
+
+LOG = logger(__name__)
+
+PAIR_COUNTS = "pair_counts"
+"""Directory in the output directory."""
+
+_TOKENS_IN_PLACE = 50_000_000
+"""A share of so many tokens is counted in under a second, which is not worth a process."""
+_SLOWEST_TOKENS_PER_SECOND = 2_000_000
+"""A core of 2025 plans 75 million tokens per second."""
+_SHORTEST_EPOCH = 64
+"""Global batches of an epoch for which it pays to count the next one together."""
+
+Counted = tuple[int, Any]
+"""Number of a shard, and its counts or the `UserError` that it caused."""
+
+
+class PairCounting:
+    """Counts the epochs that a stage reads, on all ranks together."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        stage: Stage,
+        shard_sets: Sequence[ShardSet],
+        kept: KeptPairCounts,
+        ranks: Ranks,
+        mark: Callable[[str, int], object],
+    ) -> None:
+        """`mark` records what this rank does and for how many seconds it may (`Watchdog.mark`)."""
+        self._samples = training_samples(stage.select(shard_sets), stage.data, stage, config.training.seed, kept)
+        self._has_pairs = stage.data.sentence_pairs != "none"
+        self._kept, self._ranks, self._mark, self._settings = kept, ranks, mark, config.distributed
+        self._num_workers = stage.data.num_workers
+        self._global_rows = stage.global_batch_tokens // stage.sequence_length
+        # Each node keeps the counts where nodes have disks of their own.
+        self._writes = ranks.is_first or (config.checkpoint.upload_to is not None and ranks.local_rank == 0)
+        self._reading: dict[int, ReadEpoch] = {}
+        self._ahead: dict[ReadEpoch, tuple[Iterable[Counted], int]] = {}
+        """What is counted in the background, and how many rows of the present epoch are left when it must be done."""
+        self._counted: set[ReadEpoch] = set()
+
+    def open(self, position: Position) -> None:
+        """Count what is needed to read from a position on.
+
+        Raises:
+            UserError: a rank cannot plan a shard of its share; on all ranks.
+        """
+        for read in self._samples.epochs_until(position.epoch, position.next_sample) if self._has_pairs else ():
+            self._reading[read.component] = read
+            self._count(read)
+
+    def advance(self, position: Position, num_steps: int) -> None:
+        """Begin to count the next epochs, and end it when half of the rest of the present ones is read.
+
+        Args:
+            position: what all ranks read next.
+            num_steps: how many steps of the stage are left.
+
+        Raises:
+            UserError: as `open`.
+        """
+        samples = self._samples
+        for component, read in self._reading.items() if num_steps else ():
+            while samples.is_over(read, position.epoch, position.next_sample):
+                read = samples.following(read)
+            self._reading[component] = read
+            left, following = samples.num_rows_left(read, position.next_sample), samples.following(read)
+            is_last = samples.num_rows_of(component, (num_steps + 1) * self._global_rows) <= left
+            few_rows = samples.num_rows_of(component, _SHORTEST_EPOCH * self._global_rows)
+            if is_last or following in self._counted or samples.num_rows(read) < few_rows:
+                continue
+            if following not in self._ahead and not self._find(following):
+                ahead = self._begin(samples.planner(following), min(1, self._num_workers))
+                self._ahead[following] = ahead, left // 2 if left >= few_rows else left
+            if following in self._ahead and left <= self._ahead[following][1]:
+                self._count(following)
+
+    def _find(self, read: ReadEpoch) -> bool:
+        """Whether rank 0 knows the counts, which all ranks know then."""
+        planner = self._samples.planner(read)
+        counts = broadcast_object(self._kept.find(planner) if self._ranks.is_first else None, self._ranks)
+        if counts is not None:
+            self._kept.keep(planner, counts, writes=self._writes and not self._ranks.is_first)
+            self._counted.add(read)
+        return counts is not None
+
+    def _count(self, read: ReadEpoch) -> None:
+        planner, (ahead, _) = self._samples.planner(read), self._ahead.pop(read, (None, 0))
+        if ahead is None:
+            if self._find(read):
+                return
+            is_small = self._tokens_of_share(planner) <= _TOKENS_IN_PLACE
+            ahead = self._begin(planner, 0 if is_small else self._num_workers)
+            if not is_small and self._ranks.is_first:
+                LOG.info(f"counting the sentence pairs of {len(planner.shards):,} shards, a share on each rank")
+        seconds = 600 + self._tokens_of_share(planner) // _SLOWEST_TOKENS_PER_SECOND
+        self._mark("counting sentence pairs", seconds)
+        with patient_collectives(seconds, self._settings, self._ranks):
+            self._kept.keep(planner, self._sum(planner, ahead), self._writes)
+        self._counted.add(read)
+        self._mark("counted sentence pairs", 0)
+
+    def _sum(self, planner: PairPlanner, share: Iterable[Counted]) -> np.ndarray:
+        own = np.zeros((len(planner.shards), NUM_COUNTS), np.int64)
+        problem: UserError | None = None
+        for number, counts in share:
+            if isinstance(counts, UserError):
+                problem = counts
+                break
+            own[number] = counts
+        raise_error_of_any(problem, self._ranks)
+        return sum_on_hosts(torch.from_numpy(own), self._ranks).numpy()
+
+    def _tokens_of_share(self, planner: PairPlanner) -> int:
+        return sum(shard.record.tokens for shard in planner.shards) // self._ranks.world_size
+
+    def _begin(self, planner: PairPlanner, num_workers: int) -> Iterable[Counted]:
+        """Begin to plan this rank's share, in so many processes; with 0 it is planned where the result is used."""
+        share = range(self._ranks.rank, len(planner.shards), self._ranks.world_size)
+        loader = DataLoader(
+            _ShardCounts(planner),
+            batch_size=None,
+            sampler=share,
+            num_workers=num_workers,
+            prefetch_factor=-(-len(share) // num_workers) or 1 if num_workers else None,
+            multiprocessing_context="fork" if num_workers else None,
+            worker_init_fn=_begin_worker,
+            collate_fn=_as_it_is,
+            generator=torch.Generator(),
+        )
+        with block_scheduler_signals():
+            return iter(loader)
+
+
+@dataclass(frozen=True)
+class _ShardCounts(Dataset[Counted]):
+    planner: PairPlanner
+
+    def __getitem__(self, number: int) -> Counted:
+        try:
+            return number, astuple(self.planner.plan(number).counts)
+        except UserError as error:
+            return number, error
+
+
+def _begin_worker(worker: int) -> None:
+    os.nice(10)  # the step and the workers that build its batches come first
+    initialize_worker(worker)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
