@@ -86,6 +86,22 @@ def test_a_gpu_host_on_which_triton_cannot_start_is_found(wanted, level, small_s
             check.refuse(run)
 
 
+@pytest.mark.parametrize(
+    ("override", "device", "level"),
+    [
+        ("zero.offload_optimizer=true", "cpu", "ok"),
+        ("training.compile=auto", "cuda", "ok"),
+        ("training.compile=true", "cpu", "fail"),
+    ],
+)
+def test_a_cpp_compiler_is_needed_for_compiled_blocks_on_the_cpu_alone(override, device, level, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine_checks.shutil, "which", lambda name: None)
+    monkeypatch.setattr(machine_checks, "missing_for_compilation", lambda device_type: None)
+    config = tracked("none", tmp_path, override)
+    (found,) = machine_checks.check_compiler(config, torch.device(device))
+    assert found.level == level
+
+
 def test_a_batch_warmup_that_the_ranks_cannot_share_is_warned_of(tmp_path):
     sizes = ["training.global_batch_tokens=4096", "training.micro_batch_tokens=512"]
     config = tracked("none", tmp_path, *sizes, "training.batch_warmup={initial_tokens: 1024, steps: 9}")
