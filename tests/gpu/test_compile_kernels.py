@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -13,14 +12,14 @@ import torch
 from data_prep.base.errors import UsageError
 from tests.gpu import compile_kernels
 
-GRAPH = '''
+GRAPH = """
 async_compile = AsyncCompile()
 triton_poi_fused_add_0 = async_compile.triton('triton_poi_fused_add_0', \'\'\'
 # Original ATen: [aten.add], of \\'x\\'
 def triton_poi_fused_add_0(in_ptr0): pass
 \'\'\', device_str='cuda')
 async_compile.wait(globals())
-'''
+"""
 REPORT = """ptxas info    : Compiling entry function 'triton_poi_fused_add_0' for 'sm_90a'
     0 bytes stack frame, {} bytes spill stores, {} bytes spill loads
 ptxas info    : Used 32 registers, used 0 barriers
