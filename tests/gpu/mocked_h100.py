@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 from torch._dynamo.device_interface import CudaInterface
+from torch.utils._triton import has_triton
 
 CAPABILITY = (9, 0)
 PROPERTIES = SimpleNamespace(
@@ -103,4 +104,5 @@ def mocked_h100() -> Iterator[None]:
         stack.enter_context(patch("torch._subclasses.fake_tensor.init_gpu_context", _Answer(None)))
         stack.enter_context(patch("torch._inductor.runtime.triton_helpers.set_driver_to_gpu", _Answer(None)))
         triton.runtime.driver.set_active(_Driver())  # for good: there is no other here
+        has_triton.cache_clear()
         yield

@@ -282,6 +282,7 @@ def test_each_patch_brings_its_loss_back_and_takes_it_away_again(module: Callabl
 
 @pytest.mark.slow
 @pytest.mark.spawn
+@pytest.mark.timeout(3600)
 def test_the_kit_runs_without_a_gpu_from_start_to_end(small_shards: Path, tmp_path: Path) -> None:
     """Launcher, kill and resume, variants, two ranks, export and fine-tuning, at toy sizes and without MLflow."""
     command = [sys.executable, str(FOLDER / "accept.py"), "cpu-check", "--shards", str(small_shards)]
