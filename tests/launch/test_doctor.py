@@ -87,15 +87,18 @@ def test_a_gpu_host_on_which_triton_cannot_start_is_found(wanted, level, small_s
 
 
 @pytest.mark.parametrize(
-    ("override", "device", "level"),
+    ("override", "device", "there", "level"),
     [
-        ("zero.offload_optimizer=true", "cpu", "ok"),
-        ("training.compile=auto", "cuda", "ok"),
-        ("training.compile=true", "cpu", "fail"),
+        ("zero.offload_optimizer=true", "cpu", [], "ok"),
+        ("training.compile=auto", "cuda", [], "ok"),
+        ("training.compile=true", "cpu", ["c++", "clang++"], "fail"),
+        ("training.compile=true", "cpu", ["g++"], "ok"),
     ],
 )
-def test_a_cpp_compiler_is_needed_for_compiled_blocks_on_the_cpu_alone(override, device, level, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine_checks.shutil, "which", lambda name: None)
+def test_only_compiled_blocks_on_the_cpu_need_a_cpp_compiler(override, device, there, level, tmp_path, monkeypatch):
+    """That is g++, unless CXX names another: torch looks for no other."""
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(machine_checks.shutil, "which", lambda name: name if name in there else None)
     monkeypatch.setattr(machine_checks, "missing_for_compilation", lambda device_type: None)
     config = tracked("none", tmp_path, override)
     (found,) = machine_checks.check_compiler(config, torch.device(device))

@@ -185,9 +185,11 @@ def check_compiler(config: RunConfig, device: torch.device) -> Iterator[Finding]
         text = f"training.compile=auto will compile nothing, because this host lacks {missing}; install it"
         yield Finding("warn", "compiler", text) if missing else Finding("ok", "compiler", "what Triton needs is here")
         return
-    compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
+    name = os.environ.get("CXX", "g++")  # torch looks for no other
+    compiler = shutil.which(name)
     if compiler is None and wanted is True:
-        yield Finding("fail", "compiler", "no C++ compiler found, and training.compile=true needs one; install g++")
+        text = f"no C++ compiler {name!r} found, and training.compile=true needs it; install g++ or set CXX"
+        yield Finding("fail", "compiler", text)
     else:
         yield Finding("ok", "compiler", compiler or "none, and none is needed")
 
