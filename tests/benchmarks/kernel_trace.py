@@ -170,7 +170,7 @@ def _attention(name: str, args: Sequence[Any], num_bytes: int) -> Kernel:
 
 @contextlib.contextmanager
 def backend_of(compile_inner: Callable[..., Callable[..., Any]]) -> Iterator[str]:
-    """The name of a backend of torch.compile: Inductor's way to its graphs, which `compile_inner` gets one by one."""
+    """Register a backend of torch.compile that passes Inductor's graphs to `compile_inner`; yields its name."""
     register_backend(partial(compile_fx, inner_compile=compile_inner), name=_BACKEND)
     torch._dynamo.reset()
     no_cache = torch._inductor.config.patch(fx_graph_cache=False)
