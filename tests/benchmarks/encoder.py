@@ -30,7 +30,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,12 @@ def main() -> None:
     for preset, precision, tokens in itertools.product(arguments.config, arguments.precision, arguments.tokens):
         config = settings_of(preset, precision, tokens, arguments)
         print(f"\n{preset}, {precision}, micro-batches of {tokens:,} places", flush=True)
-        details["comparisons"].append({"preset": preset} | compare(config, device, arguments))
+        done = list(details["comparisons"])
+        for found in compare(config, device, arguments):
+            details["comparisons"] = [*done, {"preset": preset} | found]
+            # After each workload: a long run that is stopped has left what it had.
+            reports.save(arguments.results, described, details, rows(details))
         free_memory()
-        # After each: a long run that is stopped has left what it had.
-        reports.save(arguments.results, described, details, rows(details))
 
 
 _SIDES = ("ours", "transformers")
@@ -103,8 +105,8 @@ def rows(details: dict[str, Any]) -> list[Row]:
     return made
 
 
-def compare(config: RunConfig, device: torch.device, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All contestants on all workloads, at one model, precision and micro-batch."""
+def compare(config: RunConfig, device: torch.device, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All contestants at one model, precision and micro-batch: what is known after each workload."""
     (stage,) = config.stages
     matmul = matmul_flops(config, device)
     found: dict[str, Any] = {
@@ -136,7 +138,7 @@ def compare(config: RunConfig, device: torch.device, arguments: argparse.Namespa
             found["workloads"][workload] = race(contestants, batches, found)
             if arguments.profile:
                 found["operations"][workload] = profile(contestants, device)
-    return found
+            yield found
 
 
 def contestants_of(config: RunConfig, device: torch.device, arguments: argparse.Namespace) -> list[Contestant]:

@@ -35,8 +35,9 @@ BLOCK = 128
 """Positions of a block of flash attention's grids, for queries and for keys."""
 
 Module = TypeVar("Module", bound=nn.Module)
+Taken = TypeVar("Taken")
 
-_BACKEND = "clozeworks_counting"
+_BACKEND = "clozeworks_lowering"
 _NO_KERNEL = frozenset(
     """_unsafe_view alias as_strided detach empty empty_like empty_strided expand lift_fresh new_empty
     new_empty_strided permute select slice split split_with_sizes squeeze t transpose unbind unsqueeze view
@@ -64,9 +65,17 @@ class Kernel(NamedTuple):
 def trace(config: ModelSettings, batch: Batch, next_sentence: bool, compiled: bool) -> list[Kernel]:
     """The kernels of one micro-batch of the pretraining model in bf16; `batch` gives the shapes."""
     with as_on_cuda(), FakeTensorMode() as mode:
-        model = in_bfloat16(partial(PretrainingModel, config, next_sentence)).train()
-        fake = batch.__class__(**vars(batch) | {n: mode.from_tensor(t) for n, t in vars(batch).items() if _is(t)})
-        return count(model, lambda: _loss(model(fake)).backward(), compiled, batch.sequence_length)
+        model, run = micro_batch(config, batch, next_sentence, mode)
+        return count(model, run, compiled, batch.sequence_length)
+
+
+def micro_batch(
+    config: ModelSettings, batch: Batch, next_sentence: bool, mode: FakeTensorMode
+) -> tuple[PretrainingModel, Callable[[], None]]:
+    """The pretraining model in bf16, and its forward and backward; `batch` gives the shapes."""
+    model = in_bfloat16(partial(PretrainingModel, config, next_sentence)).train()
+    fake = batch.__class__(**vars(batch) | {n: mode.from_tensor(t) for n, t in vars(batch).items() if _is(t)})
+    return model, lambda: _loss(model(fake)).backward()
 
 
 def count(model: nn.Module, run: Callable[[], None], compiled: bool, row_length: int | None = None) -> list[Kernel]:
@@ -75,11 +84,25 @@ def count(model: nn.Module, run: Callable[[], None], compiled: bool, row_length:
     `row_length` is what attention works on; by default the bound of the longest sequence that it gets.
     """
     counter = _Counter(row_length)
-    with _counting_backend(counter):
+
+    def compile_inner(graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+        kernels = fused_kernels(graph, inputs, **options)
+
+        def run_graph(*values: Any) -> Any:
+            counter.kernels += kernels
+            counter.is_within_graph = True
+            try:
+                return graph.forward(*values)
+            finally:
+                counter.is_within_graph = False
+
+        return make_boxed_func(run_graph)
+
+    with backend_of(compile_inner) as backend:
         if compiled and isinstance(model, PretrainingModel):
-            model.compile_blocks(_BACKEND)
+            model.compile_blocks(backend)
         elif compiled:
-            model.compile(backend=_BACKEND, dynamic=False)
+            model.compile(backend=backend, dynamic=False)
         with counter:
             run()
     return counter.kernels
@@ -154,52 +177,32 @@ def _attention(name: str, args: Sequence[Any], num_bytes: int, row_length: int |
 
 
 @contextlib.contextmanager
-def _counting_backend(counter: _Counter) -> Iterator[None]:
-    """Inductor as far as its scheduler; the graphs then run operator by operator."""
-
-    def compile_inner(graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-        kernels = fused_kernels(graph, inputs, **options)
-
-        def run(*values: Any) -> Any:
-            counter.kernels += kernels
-            counter.is_within_graph = True
-            try:
-                return graph.forward(*values)
-            finally:
-                counter.is_within_graph = False
-
-        return make_boxed_func(run)
-
+def backend_of(compile_inner: Callable[..., Callable[..., Any]]) -> Iterator[str]:
+    """Register a backend of torch.compile that passes Inductor's graphs to `compile_inner`; yields its name."""
     register_backend(partial(compile_fx, inner_compile=compile_inner), name=_BACKEND)
     torch._dynamo.reset()
     no_cache = torch._inductor.config.patch(fx_graph_cache=False)
     try:
         with no_cache, torch._functorch.config.patch(enable_autograd_cache=False):
-            yield
+            yield _BACKEND
     finally:
         del _COMPILER_FNS[_BACKEND]
         torch._dynamo.reset()
 
 
-class _Scheduled(Exception):
-    """Carries the kernels out of Inductor, before it generates code."""
+class _Lowered(Exception):
+    """Carries what was taken out of Inductor, before it loads code."""
 
 
-def fused_kernels(graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> list[Kernel]:
-    """The kernels that Inductor would generate for `graph`, without the library calls beside them."""
+def lowered(
+    graph: torch.fx.GraphModule, inputs: Sequence[Any], take: Callable[[GraphLowering], Taken], **options: Any
+) -> Taken:
+    """What `take` makes of a graph that Inductor has lowered; nothing is compiled or run."""
     compile_to_module = GraphLowering.compile_to_module
 
     def stop(lowering: GraphLowering) -> Any:
         with V.set_graph_handler(lowering):
-            lowering._update_scheduler()
-            nodes = [node for node in lowering.scheduler.nodes if not isinstance(node, NopKernelSchedulerNode)]
-            raise _Scheduled(
-                [
-                    Kernel("+".join(sorted(_operators(node))), "elementwise", node.get_read_write_buffers_sizes())
-                    for node in nodes
-                    if not isinstance(node, ExternKernelSchedulerNode)
-                ]
-            )
+            raise _Lowered(take(lowering))
 
     GraphLowering.compile_to_module = stop  # type: ignore[method-assign, assignment]
     try:
@@ -208,11 +211,26 @@ def fused_kernels(graph: torch.fx.GraphModule, inputs: Sequence[Any], **options:
         found = _cause(error)
         if found is None:
             raise
-        kernels: list[Kernel] = found.args[0]
-        return kernels
+        taken: Taken = found.args[0]
+        return taken
     finally:
         GraphLowering.compile_to_module = compile_to_module  # type: ignore[method-assign]
-    raise AssertionError("Inductor scheduled nothing")
+    raise AssertionError("Inductor lowered nothing")
+
+
+def fused_kernels(graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> list[Kernel]:
+    """The kernels that Inductor would generate for `graph`, without the library calls beside them."""
+
+    def take(lowering: GraphLowering) -> list[Kernel]:
+        lowering._update_scheduler()
+        nodes = [node for node in lowering.scheduler.nodes if not isinstance(node, NopKernelSchedulerNode)]
+        return [
+            Kernel("+".join(sorted(_operators(node))), "elementwise", node.get_read_write_buffers_sizes())
+            for node in nodes
+            if not isinstance(node, ExternKernelSchedulerNode)
+        ]
+
+    return lowered(graph, inputs, take, **options)
 
 
 def _operators(node: Any) -> set[str]:
@@ -220,8 +238,8 @@ def _operators(node: Any) -> set[str]:
     return {origin.target.overloadpacket.__name__ for origin in origins if hasattr(origin.target, "overloadpacket")}
 
 
-def _cause(error: BaseException | None) -> _Scheduled | None:
-    while error is not None and not isinstance(error, _Scheduled):
+def _cause(error: BaseException | None) -> _Lowered | None:
+    while error is not None and not isinstance(error, _Lowered):
         error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
     return error
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -47,3 +49,20 @@ def test_documents_have_a_length_where_none_is_given(encoder: ModuleType, monkey
     config = encoder.settings_of("bert_base", "fp32", 512, arguments)
     assert "mean 600 tokens" in str(encoder.DocumentLengths(arguments.document_tokens, arguments.document_sigma))
     assert config.data.sequence_length == 512
+
+
+def test_a_comparison_that_is_stopped_has_left_the_workloads_before(
+    encoder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = {"tokens_per_second": 2.0, "runs_tokens_per_second": [2.0]}
+    race = Mock(side_effect=[{"ours eager": figures, "transformers eager": figures}, KeyboardInterrupt])
+    monkeypatch.setattr(encoder, "contestants_of", lambda *arguments: [])
+    monkeypatch.setattr(encoder, "our_steps", lambda *arguments: [])
+    monkeypatch.setattr(encoder.Peer, "steps", lambda *arguments: [])
+    monkeypatch.setattr(encoder, "race", race)
+    words = ["--smoke", "--modes", "eager", "--precision", "fp32", "--results", str(tmp_path / "results.json")]
+    monkeypatch.setattr("sys.argv", ["encoder.py", *words])
+    with pytest.raises(KeyboardInterrupt):
+        encoder.main()
+    report = json.loads((tmp_path / "results.json").read_text())
+    assert [row["name"] for row in report["rows"]] == ["training step, bert_base fp32, real documents"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import wheels
 
 MAX_FILES, MAX_FILE_BYTES = 8, 14 << 20
+NEEDS_GPU = "needs a GPU"
 TOY_TIMES = 8
-"""Of a step's budget without a GPU, whose processes are slow to start."""
+"""What a step may take without a GPU, in its budgets: a guard against hanging, however busy the machine."""
 
 
 class StepFailed(Exception):
@@ -79,6 +81,23 @@ class Kit:
             raise StepFailed(f"status {process.returncode}: {text.strip()[-500:]}")
         return text
 
+    def try_call(self, command: Sequence[str | Path]) -> dict[str, Any]:
+        """As `call`, for a command that writes each figure when it has it: status and reason, as in a step's row."""
+        try:
+            self.call(command)
+        except StepFailed as error:
+            return {"status": "failed", "why": str(error)}
+        return {"status": "ok"}
+
+    @contextlib.contextmanager
+    def variables(self, **values: str) -> Iterator[None]:
+        """Other variables of the environment, within the block."""
+        before, self.environment = self.environment, self.environment | values
+        try:
+            yield
+        finally:
+            self.environment = before
+
     def python(self, *words: str | Path) -> list[str | Path]:
         return [sys.executable, *words]
 
@@ -93,6 +112,22 @@ class Step:
     run: Callable[[Kit], dict[str, Any]]
     """Returns what the summary tells."""
     needs_gpu: bool = False
+    needs: tuple[str, str] | None = None
+    """The step before it, and the files (a pattern in the kit's working folder) which that one leaves for it."""
+
+
+def reason_to_skip(kit: Kit, step: Step) -> str | None:
+    """Why a step cannot be run now; None if it can."""
+    left = kit.ends_at - time.time()
+    if kit.stopped:
+        return kit.stopped
+    if kit.toy and step.needs_gpu:
+        return NEEDS_GPU
+    if step.needs is not None and not any(kit.work.glob(step.needs[1])):
+        return f"needs {step.needs[1]}, which the step {step.needs[0]!r} has not left"
+    if left < step.seconds / 2:
+        return f"{left:.0f} s left of the {step.seconds:.0f} s it may take"
+    return None
 
 
 def run_steps(kit: Kit, steps: Sequence[Step], only: Sequence[str] = ()) -> None:
@@ -100,15 +135,11 @@ def run_steps(kit: Kit, steps: Sequence[Step], only: Sequence[str] = ()) -> None
     for step in steps:
         if only and not step.name.startswith(tuple(only)):
             continue
-        budget, left, started_at = step.seconds * (TOY_TIMES if kit.toy else 1), kit.ends_at - time.time(), time.time()
-        kit.step_ends_at = min(started_at + budget, kit.ends_at)
+        started_at = time.time()
+        kit.step_ends_at = min(started_at + step.seconds * (TOY_TIMES if kit.toy else 1), kit.ends_at)
         row: dict[str, Any]
-        if kit.toy and step.needs_gpu:
-            row = {"status": "skipped", "why": "needs a GPU"}
-        elif kit.stopped:
-            row = {"status": "skipped", "why": kit.stopped}
-        elif left < budget / 2:
-            row = {"status": "skipped", "why": f"{left:.0f} s left of the {budget:.0f} s it may take"}
+        if why := reason_to_skip(kit, step):
+            row = {"status": "skipped", "why": why}
         else:
             try:
                 row = {"status": "ok"} | step.run(kit)

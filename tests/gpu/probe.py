@@ -1,8 +1,8 @@
 """What the device can do at best: matrix products, copies, and attention by the number of empty sequences.
 
-Prints JSON: TFLOP/s of the products of a layer, TB/s of a copy, and milliseconds of one layer's attention where
-`cu_seqlens` has room for more sequences than the rows hold. Without CUDA the sizes are small and the figures mean
-nothing.
+Writes JSON, after each figure: TFLOP/s of the products of a layer, TB/s of a copy, and milliseconds of one layer's
+attention where `cu_seqlens` has room for more sequences than the rows hold. Without CUDA the sizes are small and the
+figures mean nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -112,18 +113,29 @@ def attention(layer: Layer, empty_per_row: int, device: torch.device, repeats: i
     return found
 
 
+def figures(found: dict[str, Any], device: torch.device, repeats: int) -> Iterator[None]:
+    """Put them into `found`, one after another."""
+    on_gpu = device.type == "cuda"
+    found["copy_terabytes_per_second"] = copy_speed((1 << 30) if on_gpu else (1 << 16), device, repeats)
+    yield
+    for name, layer in (("bert_large", BERT_LARGE), ("bert_base", BERT_BASE)) if on_gpu else (("toy", TOY),):
+        found[f"{name}_teraflops"] = products(layer, device, repeats)
+        yield
+        for empty in EMPTY_PER_ROW:
+            found.setdefault(f"{name}_attention", []).append(attention(layer, empty, device, repeats))
+            yield
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=20)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--results", type=Path, required=True, metavar="FILE")
+    arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    on_gpu = device.type == "cuda"
-    found: dict[str, Any] = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if on_gpu else "cpu"}
-    found["copy_terabytes_per_second"] = copy_speed((1 << 30) if on_gpu else (1 << 16), device, repeats)
-    for name, layer in (("bert_large", BERT_LARGE), ("bert_base", BERT_BASE)) if on_gpu else (("toy", TOY),):
-        found[f"{name}_teraflops"] = products(layer, device, repeats)
-        found[f"{name}_attention"] = [attention(layer, empty, device, repeats) for empty in EMPTY_PER_ROW]
-    print(json.dumps(found, indent=1))
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    found: dict[str, Any] = {"torch": torch.__version__, "device": name}
+    for _ in figures(found, device, arguments.repeats):
+        arguments.results.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

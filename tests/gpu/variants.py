@@ -24,9 +24,10 @@ from unittest.mock import patch
 
 import torch
 
+from launch import benchmark_session
 from launch.benchmark import parse_arguments, read_config
 from launch.benchmark_session import Session, open_documents
-from trainer.benchmark.measurement import free_memory
+from trainer.benchmark.measurement import Training, free_memory
 from trainer.config.families import MODERNBERT_OPTIONS
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import DistributedSettings
@@ -111,7 +112,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Variant:
-    """A preset, what is set differently, and what is patched."""
+    """A preset, what is set differently (after options of `launch/benchmark.py`), and what is patched."""
 
     preset: str
     overrides: tuple[str, ...] = ()
@@ -124,6 +125,12 @@ def _large(*overrides: str, switch: Switch | None = None) -> Variant:
 
 PAIRS = "data.sentence_pairs=next_sentence"
 FULL_BATCH = "training.global_batch_tokens=1048576"
+DETERMINISTIC = "training.deterministic=true"
+"""Set when a process starts, so that its variants agree in it."""
+FIRST_STAGE = ("training.stages=[]", "training.max_steps=1000", "schedule.warmup_tokens=null")
+FIRST_STAGE += ("data.sequence_length=1024", "training.micro_batch_tokens=98304", "training.global_batch_tokens=196608")
+"""Of modernbert_base alone: the batch of a stage cannot be set by itself."""
+LONG_ROWS = ("data.sequence_length=8192",)
 MODERN_WITH_SEGMENTS = (
     *(f"model.{name}={json.dumps(value)}" for name, value in MODERNBERT_OPTIONS.items() if name != "type_vocab_size"),
     *("model.family=custom", "model.type_vocab_size=2", PAIRS),
@@ -134,6 +141,10 @@ VARIANTS = {
     "bert_large pairs": _large(PAIRS),
     "bert_large eager": _large("training.compile=false"),
     "bert_large full capacity": _large(switch=full_capacity),
+    "bert_large StableAdamW": _large("optimizer.name=stable_adamw"),
+    "bert_large deterministic": _large(DETERMINISTIC),
+    "bert_large cold compile": _large(),
+    "bert_large warm compile": _large(),
     "bert_large 16384": _large("training.micro_batch_tokens=16384"),
     "bert_large 32768": _large("training.micro_batch_tokens=32768"),
     "bert_large throughput timer": _large("deepspeed={timers: {throughput: {enabled: true}}}"),
@@ -144,7 +155,12 @@ VARIANTS = {
     "bert_large full batch, short prefetch": _large(FULL_BATCH, switch=short_prefetch),
     "bert_base": Variant("bert_base"),
     "bert_base pairs": Variant("bert_base", (PAIRS,)),
+    "modernbert_base": Variant("modernbert_base", FIRST_STAGE),
     "modern_large": Variant("modern_large"),
+    "modern_large 8192": Variant("modern_large", LONG_ROWS),
+    "modern_large 8192 whole rows": Variant(
+        "modern_large", ("--document-tokens", "8190", "--document-sigma", "0", *LONG_ROWS)
+    ),
     "modern_large pairs": Variant("modern_large", MODERN_WITH_SEGMENTS),
     "ranks": Variant("bert_base"),
     "ranks, counts on device": Variant("bert_base", switch=counts_on_device),
@@ -159,25 +175,35 @@ def arguments_of(variant: Variant, steps: int, toy: bool) -> list[str]:
     overrides = ["training.global_batch_tokens=131072", *variant.overrides]
     if toy:
         micro = ["training.micro_batch_tokens=32768"]
-        scaled = [re.sub(r"_tokens=(\d+)", _divided, word) for word in micro + overrides]
+        scaled = [re.sub(r"(_tokens|_length)=(\d+)", _divided, word) for word in micro + overrides]
         overrides = [*TOY, "model.max_position_embeddings=512", "data.sequence_length=512", *scaled]
     return ["--config", variant.preset, "--steps", str(steps), "--warmup-steps", "1" if toy else "3", *overrides]
 
 
 def _divided(found: re.Match[str]) -> str:
-    return f"_tokens={int(found[1]) // TOY_DIVISOR}"
+    return f"{found[1]}={int(found[2]) // TOY_DIVISOR}"
 
 
 def measure(variant: Variant, steps: int, toy: bool, ranks: Ranks, profile: Path | None) -> dict[str, Any]:
-    """Figures of a variant; what it raises comes through."""
+    """Figures of a variant, and the seconds of its start (model, engine, compilation); what it raises comes through."""
     words = arguments_of(variant, steps, toy) + (["--profile", str(profile)] if profile else [])
     arguments = parse_arguments(words)
     config, _ = with_compilation_decided(read_config(arguments), ranks)
     switch = variant.switch(config) if variant.switch else contextlib.nullcontext()
-    with switch, tempfile.TemporaryDirectory(prefix="clozeworks-variant-") as folder:
+    starts = []
+
+    def start(*of_training: Any, **options: Any) -> Training:
+        started_at = time.monotonic()
+        training = Training(*of_training, **options)
+        starts.append(round(time.monotonic() - started_at, 1))
+        return training
+
+    timed = patch.object(benchmark_session, "Training", start)
+    with switch, timed, tempfile.TemporaryDirectory(prefix="clozeworks-variant-") as folder:
         shard_sets, _ = open_documents(config, arguments, ranks, Path(folder))
         point = Session(config, arguments, ranks, shard_sets).measure()
-    return {"compiled": config.training.compile, "ranks": ranks.world_size} | asdict(point)
+    described = {"compiled": config.training.compile, "start_seconds": starts[0], "ranks": ranks.world_size}
+    return described | asdict(point)
 
 
 def main() -> None:
@@ -188,7 +214,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6, metavar="N")
     parser.add_argument("--toy", action="store_true", help="tiny sizes: does it run at all")
     arguments = parser.parse_args()
-    ranks = initialize_distributed(DistributedSettings())
+    deterministic = {DETERMINISTIC in VARIANTS[name].overrides for name in arguments.names}
+    if len(deterministic) > 1:
+        parser.error("a process is deterministic or not: measure these variants in two")
+    ranks = initialize_distributed(DistributedSettings(), deterministic.pop())
     for name in arguments.names:
         started_at = time.monotonic()
         profile = arguments.profile if name == arguments.names[-1] else None

@@ -86,6 +86,25 @@ def test_a_gpu_host_on_which_triton_cannot_start_is_found(wanted, level, small_s
             check.refuse(run)
 
 
+@pytest.mark.parametrize(
+    ("override", "device", "there", "level"),
+    [
+        ("zero.offload_optimizer=true", "cpu", [], "ok"),
+        ("training.compile=auto", "cuda", [], "ok"),
+        ("training.compile=true", "cpu", ["c++", "clang++"], "fail"),
+        ("training.compile=true", "cpu", ["g++"], "ok"),
+    ],
+)
+def test_only_compiled_blocks_on_the_cpu_need_a_cpp_compiler(override, device, there, level, tmp_path, monkeypatch):
+    """That is g++, unless CXX names another: torch looks for no other."""
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(machine_checks.shutil, "which", lambda name: name if name in there else None)
+    monkeypatch.setattr(machine_checks, "missing_for_compilation", lambda device_type: None)
+    config = tracked("none", tmp_path, override)
+    (found,) = machine_checks.check_compiler(config, torch.device(device))
+    assert found.level == level
+
+
 def test_a_batch_warmup_that_the_ranks_cannot_share_is_warned_of(tmp_path):
     sizes = ["training.global_batch_tokens=4096", "training.micro_batch_tokens=512"]
     config = tracked("none", tmp_path, *sizes, "training.batch_warmup={initial_tokens: 1024, steps: 9}")

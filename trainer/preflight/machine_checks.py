@@ -178,18 +178,18 @@ def refuse_compilation(config: RunConfig, device: torch.device) -> None:
 
 
 def check_compiler(config: RunConfig, device: torch.device) -> Iterator[Finding]:
-    """What torch.compile needs; on the CPU and for the optimizer's offload a C++ compiler."""
-    if config.training.compile == "auto" and device.type == "cuda" and (missing := missing_for_compilation("cuda")):
+    """What torch.compile needs, the only part of a run that compiles: Triton on a GPU, a C++ compiler on the CPU."""
+    wanted = config.training.compile
+    if device.type == "cuda" and wanted:
+        missing = missing_for_compilation("cuda") if wanted == "auto" else None  # `refuse_compilation` sees true
         text = f"training.compile=auto will compile nothing, because this host lacks {missing}; install it"
-        yield Finding("warn", "compiler", text)
-    compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
-    needed = (config.training.compile is True and device.type == "cpu") or config.zero.offload_optimizer
-    if compiler is None and needed:
-        yield Finding(
-            "fail",
-            "compiler",
-            "no C++ compiler found, and training.compile or zero.offload_optimizer needs one; install g++",
-        )
+        yield Finding("warn", "compiler", text) if missing else Finding("ok", "compiler", "what Triton needs is here")
+        return
+    name = os.environ.get("CXX", "g++")  # torch looks for no other
+    compiler = shutil.which(name)
+    if compiler is None and wanted is True:
+        text = f"no C++ compiler {name!r} found, and training.compile=true needs it; install g++ or set CXX"
+        yield Finding("fail", "compiler", text)
     else:
         yield Finding("ok", "compiler", compiler or "none, and none is needed")
 
