@@ -37,6 +37,7 @@ def local(plan: Planned, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {f"out/{name}": data for name, data in files_of(folder).items()}
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_and_ends_with_the_objects_of_a_local_run(
     plan: Planned, small_corpus: Path, tokenizer: Tokenizer, local: dict[str, bytes], s3_bucket: S3Bucket
 ) -> None:
@@ -62,6 +63,7 @@ def units(bucket: S3Bucket) -> list[str]:
     return [name for name in bucket.objects("out/.work/") if name.endswith(".sections")]
 
 
+@pytest.mark.long
 def test_inputs_tokenizer_and_ranges_in_the_store_give_the_same_shards(
     small_corpus: Path, tokenizer: Tokenizer, local: dict[str, bytes], s3_bucket: S3Bucket
 ) -> None:

@@ -138,6 +138,7 @@ def test_the_export_fills_a_mask(release: Path) -> None:
     assert "[MASK]" not in prediction.filled
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_the_run_resumes_bitwise(release: Path, expected: dict[str, Any], empty_database: Path) -> None:
     """Other processors and other versions of torch order the sums of their kernels otherwise."""

@@ -48,6 +48,7 @@ def test_the_top_level_help_lists_every_command_and_imports_no_library() -> None
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_names_it_and_imports_nothing_heavy(command: str) -> None:
     libraries, text = imported_by(command, "--help")

@@ -115,6 +115,7 @@ def test_a_batch_warmup_that_the_ranks_cannot_share_is_warned_of(tmp_path):
     assert "a multiple of the 4,096 that the ranks take at once" in warmup.text
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.fault(
     row="35",
@@ -178,6 +179,7 @@ def test_a_password_on_the_command_line_fails_and_is_not_repeated():
     assert levels(list(machine_checks.check_secrets(["tracking.uri=https://mlflow.example.org"]))) == ["ok"]
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_ranks_of_this_machine_reduce_together_and_tell_their_bandwidth(monkeypatch):
     monkeypatch.setattr(service_checks, "COLLECTIVE_SECONDS", 500)

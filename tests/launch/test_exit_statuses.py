@@ -98,6 +98,7 @@ def test_a_check_that_finds_damage_ends_with_one(
         assert "[damaged-manifest]" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_one_code_has_one_exit_status() -> None:
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]

@@ -74,6 +74,7 @@ def run(monkeypatch: pytest.MonkeyPatch, model: Path | str, labeled: Path, *more
     finetune.main()
 
 
+@pytest.mark.long
 def test_from_a_file_to_a_registered_model_and_its_predictions(
     tiny_hugging_face: Path,
     labeled: Path,
@@ -128,6 +129,7 @@ def test_from_a_file_to_a_registered_model_and_its_predictions(
     assert all(abs(row["probability_cat"] + row["probability_dog"] - 1) < 1e-5 for row in rows)
 
 
+@pytest.mark.long
 def test_a_comparison_shows_counts_scores_and_failures(
     tiny_hugging_face: Path, labeled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,6 +220,7 @@ for options in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 def test_wrong_arguments_are_told_before_torch_is_loaded(labeled: Path) -> None:
     told = {
         "--task pair_classification": "[missing-pair-column]",
@@ -252,6 +255,7 @@ def test_an_output_that_cannot_be_made_is_told(
         run(monkeypatch, tiny_hugging_face, labeled, "--output", "animals.tsv/fitted", "--no-tracking")
 
 
+@pytest.mark.long
 def test_a_registry_that_refuses_takes_no_fit_away(
     tiny_hugging_face: Path,
     labeled: Path,
@@ -400,6 +404,7 @@ for model, table in zip(sys.argv[1::2], sys.argv[2::2]):
 """
 
 
+@pytest.mark.long
 def test_a_model_without_a_task_and_a_missing_column_are_refused_before_torch_is_loaded(
     tiny_hugging_face: Path, labeled: Path
 ) -> None:

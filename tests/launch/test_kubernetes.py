@@ -71,6 +71,7 @@ def test_the_job_runs_the_ranks_on_the_gpus_of_every_node():
     assert trainer["env"] == [{"name": "NCCL_DEBUG", "value": "WARN"}]
 
 
+@pytest.mark.long
 @pytest.mark.fault(
     row="68",
     fault="arguments and values that Kubernetes or a reader of YAML would change",
@@ -142,6 +143,7 @@ def test_slurm_and_kubernetes_resume_after_the_same_statuses():
     assert f"case $status in {' | '.join(map(str, RESTARTED))}) ;;" in text
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_the_variables_of_trainer_tell_torchrun_nodes_ranks_and_the_first_host(tmp_path):
     """The PET_ variables are those that pkg/runtime/framework/plugins/torch of kubeflow/trainer sets."""
@@ -195,6 +197,7 @@ def test_the_hook_that_has_the_ranks_save_does_not_find_its_own_shell():
         assert re.search(pattern, f"python {PRETRAIN} --config x") and not re.search(pattern, f"sh -c {SAVE}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -265,6 +268,7 @@ def test_every_field_is_one_of_the_schema_and_of_its_type(options):
     assert refusals(*manifests(*options)) == []
 
 
+@pytest.mark.long
 def test_the_schema_refuses_other_fields_and_types():
     for change in (
         lambda runtime, train_job: runtime["spec"].update(mlPolicies={}),

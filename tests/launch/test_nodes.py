@@ -103,6 +103,7 @@ def test_a_host_is_here_where_its_address_is():
     assert not is_here("192.0.2.1") and not is_here("node.invalid")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     [quoted(SCRIPT), quoted(sys.executable)] != [SCRIPT, sys.executable],
     reason="the launcher does not quote its paths, and one here needs it",

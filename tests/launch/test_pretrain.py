@@ -61,6 +61,7 @@ def test_a_link_to_nothing_at_the_place_of_the_output_folder_is_refused(tmp_path
     check_output_dir(str(tmp_path / "link" / "run"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -96,6 +97,7 @@ def test_a_folder_without_manifest_is_no_shard_set(tmp_path):
     assert_refused(result, 2, "shards holds no manifest.json", "clozeworks shards")
 
 
+@pytest.mark.long
 def test_a_password_in_a_url_is_in_no_output(tmp_path):
     url = "data.shards=http://user:hunter2@127.0.0.1:9/shards?sig=hunter2"
     at_once = {"CLOZEWORKS_RETRY_SECONDS": "0"}
@@ -119,6 +121,7 @@ def test_a_tokenizer_that_is_not_the_shards_own_is_refused_with_both_fingerprint
     assert_refused(result, 2, "has fingerprint", "were made with")
 
 
+@pytest.mark.long
 def test_a_run_refused_for_its_initial_weights_leaves_no_folder_and_its_dry_run_says_so(tmp_path, small_shards):
     begins = ["init_from=nowhere", "model.output_bias=zeros", "output_dir=run", f"data.shards={small_shards}"]
     for more in [], ["--dry-run"]:
@@ -169,6 +172,7 @@ def test_a_deepspeed_setting_that_contradicts_the_yaml_is_refused_before_anythin
     assert_refused(result, 2, "zero_optimization.stage", "gradient_clipping")
 
 
+@pytest.mark.long
 def test_a_deepspeed_block_is_checked_against_the_number_of_ranks(tmp_path):
     sizes = ["training.global_batch_tokens=4096", "training.micro_batch_tokens=1024"]
     block = "deepspeed={gradient_accumulation_steps: 2}"
@@ -184,6 +188,7 @@ def test_help_names_every_setting(tmp_path):
     assert "training.global_batch_tokens" in result.stdout and "zero.stage" in result.stdout
 
 
+@pytest.mark.long
 def test_a_dry_run_reckons_with_other_numbers_of_gpus(tmp_path):
     done = pretrain("--config", "bert_large", "--dry-run", "--gpus", "8,512", cwd=tmp_path)
     assert done.returncode == 0 and "Other numbers of GPUs" in done.stdout, done.stderr

@@ -24,6 +24,7 @@ def test_the_rank_that_ended_badly_first_decides():
     assert status_of([failure(0, -9, 10), failure(1, 76, 20)]) == 137
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize(("program", "status"), [("pass", 0), ("raise SystemExit(75)", 75)])
 def test_torchrun_ends_with_the_status_of_its_ranks(program, status, tmp_path):

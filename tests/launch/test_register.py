@@ -31,6 +31,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
+@pytest.mark.long
 def test_a_folder_becomes_a_version_under_its_alias(
     tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_version_is_promoted_past_its_gate_and_listed(
     assert "champion of birds is now version 2" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_model_that_fails_the_gate_is_registered_and_not_promoted(
     tiny_hugging_face: Path,
     database: str,

@@ -142,6 +142,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "name"), [(number, name) for number, (name, _) in enumerate(CASES)])
 def test_no_command_shows_a_login(number: int, name: str, outcomes: Path) -> None:
     assert json.loads((outcomes / "statuses.json").read_text())[number] != 0

@@ -73,6 +73,7 @@ def prepare(environment: dict[str, str], *arguments: object) -> subprocess.Compl
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_an_array_and_its_merge_make_the_shards_and_failed_ranges_stop_it(
     slurm: dict[str, str], small_corpus: Path, small_tokenizer: Path, tmp_path: Path

@@ -107,6 +107,7 @@ def test_mistakes_are_reported_before_anything_is_submitted(slurm, arguments, me
     assert result.returncode == 2 and message in result.stderr and not list(Path(slurm["STATE"]).iterdir())
 
 
+@pytest.mark.long
 def test_help_and_dry_run_submit_nothing(slurm):
     assert "--nodes 3-4" in pretrain(slurm, "--help").stdout
     slurm = slurm | {"CLOZEWORKS_VENV": sys.prefix}

@@ -44,6 +44,7 @@ def test_every_name_is_there_documented_and_in_the_overview(name: str) -> None:
         assert f"\n  {name}(" in run_python("-m", "trainer").stdout
 
 
+@pytest.mark.long
 def test_functions_stay_functions_when_the_modules_behind_them_are_imported() -> None:
     packages = {path.parent.name for path in (REPOSITORY / "trainer").glob("*/__init__.py")}
     assert packages and not packages & set(trainer.__all__)
@@ -123,6 +124,7 @@ def test_a_directory_is_no_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.M
     assert hub_name("runs") is None and hub_name("runs/one") is None
 
 
+@pytest.mark.long
 def test_without_network_a_hub_name_is_answered_with_the_command() -> None:
     code = "from trainer import FillMask; from data_prep.base.errors import run_command\n"
     code += "run_command(lambda: FillMask('google-bert/bert-base-uncased'))"
@@ -177,6 +179,7 @@ def test_a_wrong_model_is_refused_before_anything_is_loaded(model: str, code: st
         trainer.finetune(model, tmp_path / "examples.tsv", is_tracked=False)
 
 
+@pytest.mark.long
 def test_fine_tuning_from_python_gives_a_model_and_its_scores(tiny_hugging_face: Path, tmp_path: Path) -> None:
     rows = [f"{'cat' if number % 2 else 'dog'} sat on the mat\t{number % 2}" for number in range(60)]
     (tmp_path / "examples.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
@@ -229,6 +232,7 @@ def test_errors_of_fine_tuning_from_python_name_its_parameters(
     assert not [name for name in names if name not in str(raised.value)] and "--" not in str(raised.value)
 
 
+@pytest.mark.long
 def test_variants_are_compared_with_as_many_seeds_as_asked(tiny_hugging_face: Path, tmp_path: Path) -> None:
     rows = [f"{'cat' if number % 2 else 'dog'} sat on the mat\t{number % 2}" for number in range(40)]
     (tmp_path / "examples.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
@@ -262,6 +266,7 @@ def test_errors_of_export_and_register_name_their_parameters(tmp_path: Path, tin
         trainer.register(tiny_hugging_face, "english", "a b")
 
 
+@pytest.mark.long
 def test_an_unknown_model_is_answered_with_what_is_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -77,6 +77,7 @@ print(pathlib.Path("refused").exists())
 """
 
 
+@pytest.mark.long
 @pytest.mark.fault(
     row=64,
     fault="blocklist, evaluation set, file of a parameter and module of a filter change between two preparations",
@@ -189,6 +190,7 @@ print(len(dataset), sum(dataset.dropped.values()), all(d.text.endswith(" Shouted
 """
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_functions_of_a_script_filter_in_the_workers(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in small_corpus.read_text().splitlines()]
@@ -229,6 +231,7 @@ for case, module in cases.items():
 """
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.fault(
     row=64,

@@ -36,6 +36,7 @@ def a_variable_that_comes_and_goes() -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
+@pytest.mark.long
 def test_the_variables_are_read_while_another_thread_changes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     others = {f"{VARIABLE}_{number}": str(number) for number in range(50)}
     for name, value in others.items():

@@ -25,6 +25,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_page_and_plots_of_a_remote_data_set_are_those_of_the_local_one(
     small_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -143,6 +143,7 @@ def test_grown_manifests_join_what_both_say(original: Path, texts: list[str], sm
         check_source_names(grown, ["west", "east"])
 
 
+@pytest.mark.long
 def test_stopped_after_any_write_the_same_addition_ends_with_the_same_bytes(
     original: Path, texts: list[str], small_tokenizer: Path, tmp_path: Path
 ) -> None:

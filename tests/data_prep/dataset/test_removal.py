@@ -80,6 +80,7 @@ def test_only_shards_that_hold_it_are_written_anew(folder: Path) -> None:
     assert problems_of(folder) == [] and problems_of(folder, version="1") == []
 
 
+@pytest.mark.long
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_is_removed_the_complement_stays(
@@ -251,6 +252,7 @@ def test_a_file_of_something_else_is_named(tmp_path: Path, data: bytes | None, m
         read_document_ids(str(tmp_path / "ids.txt"))
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_killed_at_any_moment_the_same_command_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data_prep", "remove", str(folder), "--source", "south", "--workers", "1"]
@@ -274,6 +276,7 @@ def test_killed_at_any_moment_the_same_command_ends_with_the_same_bytes(folder: 
     assert json.loads(file_bytes(folder)[MANIFEST_NAME])["version"] == 2
 
 
+@pytest.mark.long
 def test_stopped_after_any_write_the_same_removal_ends_with_the_same_bytes(original: Path, tmp_path: Path) -> None:
     expected = Path(shutil.copytree(original, tmp_path / "expected"))
     ids = document_ids(expected, "east")
@@ -304,6 +307,7 @@ def test_what_is_left_of_the_work_of_a_removal_killed_at_its_end_blocks_nothing(
         assert ids is not None or file_bytes(folder) == after
 
 
+@pytest.mark.long
 def test_a_remote_data_set_is_removed_from_in_place(folder: Path, s3_bucket: S3Bucket, tmp_path: Path) -> None:
     url = f"{s3_bucket.url}/shards"
     for path in (path for path in folder.rglob("*") if path.is_file()):

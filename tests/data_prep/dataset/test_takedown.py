@@ -390,6 +390,7 @@ def test_a_document_is_found_by_each_of_its_names(command: Command, folder: Path
     assert "--id" in command.errors and "[malformed-document-id]" in command.errors
 
 
+@pytest.mark.long
 def test_several_documents_of_one_url_are_all_shown(command: Command, folder: Path) -> None:
     manifest = open_dataset(folder).manifest
     shard = manifest.train.shards[0]

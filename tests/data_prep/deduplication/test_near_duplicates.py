@@ -307,6 +307,7 @@ def test_a_large_cluster_costs_in_proportion_to_its_size(tmp_path: Path, monkeyp
     assert 3000 <= compared < 3000 * bands.num_bands * math.log2(MAX_LEADERS)
 
 
+@pytest.mark.long
 def test_no_flipped_bit_and_no_torn_file_of_pairs_drops_other_documents(tmp_path: Path) -> None:
     files = corpus(num_files=2)
     expected = found(tmp_path, files)

@@ -110,6 +110,7 @@ def test_signatures_of_another_version_of_rensa_are_not_compared(
         SignatureFiles(urls, SETTINGS)
 
 
+@pytest.mark.long
 def test_no_flipped_byte_is_read_as_if_it_had_been_written(urls: list[str]) -> None:
     path, places = Path(urls[0]), np.arange(10)
     written = path.read_bytes()

@@ -48,6 +48,7 @@ def read(endpoint: str, *patterns: str, offline: str = "0") -> subprocess.Comple
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.long
 def test_files_and_patterns_of_a_data_set_are_read(hub: Hub) -> None:
     place = "hf://datasets/user/tales"
     done = read(hub.url, f"{place}/data/*.jsonl.gz", f"{place}/data/en/part.parquet")
@@ -58,12 +59,14 @@ def test_files_and_patterns_of_a_data_set_are_read(hub: Hub) -> None:
     assert not any(stamp.endswith("None") for _, _, stamp in found["files"]), "a changed file is noticed"
 
 
+@pytest.mark.long
 def test_what_is_not_there_is_a_paragraph(hub: Hub) -> None:
     for pattern in ("hf://datasets/user/tales/data/absent.jsonl", "hf://datasets/user/tales/other/*.jsonl"):
         done = read(hub.url, pattern)
         assert done.returncode != 0 and "no input file matches" in done.stderr.splitlines()[-1], done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("status", "is_retried"), [(None, True), (503, True), (401, False)])
 def test_a_hub_that_is_away_or_busy_is_retried_and_named(hub: Hub, status: int | None, is_retried: bool) -> None:
     hub.status = status

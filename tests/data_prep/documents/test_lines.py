@@ -6,6 +6,7 @@ import io
 import re
 from pathlib import Path
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -52,6 +53,7 @@ pieces = st.sampled_from(
 cut_places = st.lists(st.integers(0, 60), max_size=6)
 
 
+@pytest.mark.long
 @given(data=st.lists(pieces, max_size=25).map(b"".join), cuts=cut_places)
 @settings(max_examples=400, deadline=None)
 def test_the_parts_of_a_file_hold_each_line_once_and_in_order(data: bytes, cuts: list[int]) -> None:

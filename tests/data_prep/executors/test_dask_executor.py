@@ -113,6 +113,7 @@ def test_no_scheduler_and_no_worker_are_told(scheduler: str, monkeypatch: pytest
         DaskExecutor(scheduler)
 
 
+@pytest.mark.long
 @pytest.mark.fault(
     row=12,
     fault="one of two Dask workers killed half-way",
@@ -167,6 +168,7 @@ def two_workers(scheduler: str, tmp_path: Path) -> Iterator[list[subprocess.Pope
         process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.fault(
     row=12,
     fault="a Dask worker killed during tokenizer, merge, verify or remove",
@@ -242,6 +244,7 @@ def test_errors_come_back_as_themselves_and_options_go_along(
     assert all(prefixes == ["s3://somewhere"] and pid != os.getpid() for _, prefixes, pid in found)
 
 
+@pytest.mark.long
 def test_relative_names_are_those_of_the_command(
     small_corpus: Path,
     tokenizer: Tokenizer,

@@ -113,6 +113,7 @@ def test_a_blocklist_of_nothing_or_of_no_text_is_refused(tmp_path: Path) -> None
             outcome(Document("a"), name="url_blocklist", **entry)
 
 
+@pytest.mark.long
 def test_languages_are_kept_dropped_and_assigned() -> None:
     assert outcome(Document(ENGLISH), name="language", keep=["en", "de"]) is None
     assert outcome(Document(FRENCH), name="language", keep="en") == "fr"

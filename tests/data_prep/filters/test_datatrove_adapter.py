@@ -35,6 +35,7 @@ def texts(corpora: Path) -> list[str]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("entry", FILTERS, ids=lambda entry: entry["name"].split(":")[1])
 def test_a_filter_decides_as_in_its_own_pipeline(corpora: Path, entry: dict[str, Any]) -> None:
     from datatrove.data import Document as Theirs

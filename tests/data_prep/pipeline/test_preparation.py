@@ -484,6 +484,7 @@ def test_two_processes_give_the_same_bytes_as_one(small_corpus: Path, tokenizer:
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_a_killed_run_goes_on_to_the_same_bytes(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     make([small_corpus], tokenizer, tmp_path / "whole")

@@ -92,6 +92,7 @@ def test_copies_of_a_text_take_no_memory(
     assert list(read_result(result_url(task)).dropped) == dropped
 
 
+@pytest.mark.long
 def test_the_tokens_of_a_large_shard_lie_in_a_file_and_its_bytes_are_the_same(
     tmp_path: Path, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def plan_of(folder: Path, tokenizer: Tokenizer, near: bool = False, **settings: 
     return planned(f"{folder}/*.jsonl", tokenizer, deduplication={"near": near}, shards=shards)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("is_gathered", "has_near"), [(False, False), (True, False), (True, True)])
 def test_a_run_opens_as_many_files_as_the_formula_says(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gathered: bool, has_near: bool

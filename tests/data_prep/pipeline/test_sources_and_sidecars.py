@@ -117,6 +117,7 @@ def test_a_shard_holds_one_source_and_a_text_of_two_sources_stays_in_the_first(
             )
 
 
+@pytest.mark.long
 def test_the_rest_of_a_total_is_the_budget_of_the_other_sources(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,6 +215,7 @@ def test_every_document_read_has_a_row_that_names_what_stands_for_it(
     assert all(shard.provenance and shard.provenance.name[:12] == shard.name[:12] for shard in manifest.shards)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_budget", [False, True])
 def test_workers_and_order_change_no_byte(tokenizer: Tokenizer, tmp_path: Path, has_budget: bool) -> None:
     sources = weighted(tmp_path, near=True)

@@ -144,6 +144,7 @@ def test_the_most_frequent_piece_comes_first_with_its_share(shards: HostileShard
     assert report[-1].endswith(f": {unused:,} of {len(shards.statistics.pieces):,}")
 
 
+@pytest.mark.long
 def test_nothing_of_the_corpus_acts_on_terminal_or_page(shards: HostileShards) -> None:
     pictures = draw_plots(shards.statistics)
     report, page = "\n".join(stats_report(shards.statistics)), render_page(shards.statistics, pictures)
@@ -155,6 +156,7 @@ def test_nothing_of_the_corpus_acts_on_terminal_or_page(shards: HostileShards) -
         assert "\x1b" not in text and "\u202e" not in text
 
 
+@pytest.mark.long
 def test_plots_are_pictures_of_the_same_bytes_every_time(shards: HostileShards) -> None:
     pictures = draw_plots(shards.statistics)
     assert all(picture.startswith(PNG_MAGIC) and len(picture) > 4000 for picture in pictures.values())
@@ -226,6 +228,7 @@ def test_the_page_begins_with_plots_and_sample_documents_and_folds_long_tables(s
     assert page.count("<details>") == 1, "the most frequent tokens alone are many"
 
 
+@pytest.mark.long
 def test_there_is_no_empty_plot(shards: HostileShards) -> None:
     manifest = shards.statistics.manifest
     source = manifest.sources[0].model_copy(update={"dropped": {}})

@@ -39,6 +39,7 @@ def put(url: str) -> None:
         storage.write_bytes(url, url.encode())
 
 
+@pytest.mark.long
 @pytest.mark.fault(
     row=67,
     fault="a folder with characters of a pattern in its name is removed",

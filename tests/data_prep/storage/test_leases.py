@@ -133,6 +133,7 @@ def test_a_lease_is_renewed_for_as_long_as_it_is_held(folder: str, s3_bucket: S3
     assert values["renewals"] >= 1 and values["pid"] == os.getpid() and values["lease_seconds"] == 20
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_a_holder_that_was_killed_on_this_machine_blocks_nobody(folder: str) -> None:
     with another_process_holds(folder, "", leases._machine_mark(), 60.0) as holder:
@@ -144,6 +145,7 @@ def test_a_holder_that_was_killed_on_this_machine_blocks_nobody(folder: str) -> 
             assert time.monotonic() - began < 30
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_a_holder_elsewhere_is_watched_and_its_lease_taken_once_it_renews_no_more(
     folder: str, s3_bucket: S3Bucket, capsys: pytest.CaptureFixture[str]
@@ -159,6 +161,7 @@ def test_a_holder_elsewhere_is_watched_and_its_lease_taken_once_it_renews_no_mor
     assert s3_bucket.objects() == {}
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_of_processes_that_want_a_dead_ones_lease_at_once_one_gets_it(folder: str, s3_bucket: S3Bucket) -> None:
     dead = {"owner": "0", "pid": 1, "host": "gone", "machine": "gone", "lease_seconds": SHORT_LEASE_SECONDS}
@@ -176,6 +179,7 @@ def test_of_processes_that_want_a_dead_ones_lease_at_once_one_gets_it(folder: st
         assert process is holders[0] or f"process {holders[0].pid} on" in errors.splitlines()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_a_holder_that_was_suspended_stops_when_another_took_its_lease(folder: str) -> None:
     with another_process_holds(folder) as holder:

@@ -295,6 +295,7 @@ def test_a_disk_that_fails_is_no_damage_of_the_file(tmp_path: Path) -> None:
         list(rows.values(["text"]))
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_a_huge_row_group_is_read_in_small_batches(tmp_path: Path) -> None:
     path = tmp_path / "huge.parquet"

@@ -274,6 +274,7 @@ def test_an_upload_is_begun_again_whole(
     assert s3_bucket.objects() == {"a": DATA * 4} and s3_bucket.unfinished_uploads() == []
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_a_process_killed_while_it_uploads_leaves_no_object(
     s3_bucket: S3Bucket, proxy: FaultProxy, tmp_path: Path

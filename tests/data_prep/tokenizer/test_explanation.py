@@ -93,6 +93,7 @@ def test_the_vocabulary_is_a_table(tokenizer: Tokenizer) -> None:
     assert {row[3] for row in rows} >= {"control", "unknown", "user", "normal"}
 
 
+@pytest.mark.long
 def test_real_words_are_explained(tmp_path: Path, corpora: Path) -> None:
     with gzip.open(corpora / "pack_small.jsonl.gz", "rt", encoding="utf-8") as lines:
         texts = [json.loads(line)["text"] for line in itertools.islice(lines, 150)]

@@ -282,6 +282,7 @@ def test_a_crafted_model_is_refused(made_up_tokenizer: Tokenizer, tmp_path: Path
         Tokenizer.load(folder)
 
 
+@pytest.mark.long
 def test_no_flipped_byte_of_a_model_is_taken(made_up_tokenizer: Tokenizer, tmp_path: Path) -> None:
     folder = _copy(made_up_tokenizer, tmp_path)
     model = (folder / "tokenizer.model").read_bytes()

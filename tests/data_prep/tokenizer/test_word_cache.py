@@ -47,6 +47,7 @@ def cache_of(processor: sentencepiece.SentencePieceProcessor, **options: object)
     return WordCache(lambda words: processor.encode(words, num_threads=1), **{"dtype": np.uint16, **options})  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cut_within_words", [False, True])
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 @pytest.mark.parametrize("num_slots", [2, 16, 1 << 12])

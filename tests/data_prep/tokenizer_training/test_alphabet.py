@@ -150,6 +150,7 @@ def test_printable_ascii_has_tokens_in_a_tiny_text(tmp_path: Path, values: dict[
     assert_every_printable_character_has_a_token(Tokenizer.load(tmp_path), required)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["pack_small.jsonl.gz", "zh_wikipedia.jsonl.gz"])
 def test_printable_ascii_has_tokens_in_a_larger_text(corpora: Path, tmp_path: Path, name: str) -> None:
     train_tokenizer(texts_of(corpora, name), tmp_path, TokenizerSettings(vocab_size=8_000))

@@ -86,6 +86,7 @@ def test_a_source_with_few_documents_is_learned_from_whole() -> None:
     assert [document.document_hash in sample.choice for document in held_out] == [d.source == "few" for d in held_out]
 
 
+@pytest.mark.long
 def test_held_out_documents_are_at_most_a_twentieth_of_the_bytes() -> None:
     texts = [f"document {number}" for number in range(400)]
     longest = max(sample_of(texts, 10**6).held_out()).text  # the first to be held out, if it were not so long

@@ -13,6 +13,7 @@ from tests.support import fork_server
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "encoder.py"
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize("modes", [["eager"], pytest.param(["eager", "compiled"], marks=pytest.mark.slow)])
 def test_one_command_compares_all_workloads_and_writes_what_it_measured(tmp_path: Path, modes: list[str]) -> None:

@@ -77,6 +77,7 @@ for folders in (sys.argv[1:3], sys.argv[3:]):
 """
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_the_memory_of_a_merge_is_below_two_copies_of_the_weights(tmp_path: Path) -> None:
     """64 MiB of weights of one rank and of two; mapped files would count, too, and come to another copy on one rank."""

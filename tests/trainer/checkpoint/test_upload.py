@@ -219,6 +219,7 @@ def test_a_stored_checkpoint_of_another_save_or_another_name_is_replaced(stored_
     assert torch.equal(read_weights(found.folder)["norm.weight"], engine.module.norm.weight)
 
 
+@pytest.mark.long
 def test_the_store_keeps_what_the_disk_keeps_and_the_best(bucket, tmp_path):
     run = Run(tmp_path, bucket.url, keep_last=1, keep_best=1, keep_every_steps=40)
     for step, loss in ((10, 3.0), (20, 1.0), (30, 2.0), (40, 2.0), (50, 2.0)):

@@ -398,6 +398,7 @@ def test_pieces_that_do_not_cover_the_parameters_are_refused(tmp_path):
         read_weights(folder)
 
 
+@pytest.mark.long
 def test_weights_are_read_without_deepspeed(tmp_path):
     import sys
 
@@ -442,6 +443,7 @@ def assert_same_course(report: dict, resumed: dict, folder: Path, other: Path) -
     assert all(torch.equal(mine[name], theirs[name]) for name in mine | theirs)
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize(
     ("stage", "optimizer", "precision"),
@@ -478,6 +480,7 @@ def test_resuming_in_new_processes_is_bitwise_too(stage, world_size, optimizer, 
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize(
     ("from_stage", "stage", "world_size", "optimizer"),
@@ -500,6 +503,7 @@ def test_another_stage_and_number_of_ranks_goes_on_within_rounding(from_stage, s
     go_on_as_plain_pytorch(tmp_path, stage, world_size, optimizer)
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize(
     ("from_stage", "stage"), [pytest.param(0, 1, marks=SLOW), (1, 2), pytest.param(3, 0, marks=SLOW)]

@@ -71,6 +71,7 @@ def used_tokens(corpus: Any, shard_set: ShardSet, data: DataSettings, steps: int
     return counts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("bounds", "epochs"),
     [
@@ -151,6 +152,7 @@ def test_a_run_over_a_total_uses_each_source_as_the_yaml_says(small_tokenizer: P
     assert sum(used.values()) == pytest.approx(total, rel=0.03)
 
 
+@pytest.mark.long
 def test_weights_are_shares_of_the_samples(open_sources: Callable[..., tuple[Any, ShardSet]]) -> None:
     corpus, shard_set = open_sources(wiki={"weight": 1.0}, web={"weight": 2.0}, books={"weight": 5.0})
     data = DataSettings(shards=shard_set.url, num_workers=0)
@@ -159,6 +161,7 @@ def test_weights_are_shares_of_the_samples(open_sources: Callable[..., tuple[Any
     assert shares == pytest.approx({"wiki": 1 / 8, "web": 2 / 8, "books": 5 / 8}, rel=0.03)
 
 
+@pytest.mark.long
 def test_a_run_beyond_a_budget_is_refused_with_the_longest_one(
     open_sources: Callable[..., tuple[Any, ShardSet]],
 ) -> None:
@@ -182,6 +185,7 @@ def test_a_data_set_without_budgets_is_one_component(corpus: Any) -> None:
     assert len(component.shards) == 20 and component.max_tokens is None
 
 
+@pytest.mark.long
 def test_the_share_of_a_data_set_is_divided_among_its_sources(
     open_sources: Callable[..., tuple[Any, ShardSet]], corpus: Any
 ) -> None:

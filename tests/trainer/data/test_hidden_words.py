@@ -57,6 +57,7 @@ def hidden_texts(words: HiddenWords, tokenizer: Tokenizer) -> list[str]:
     return [" ".join(tokenizer.decode(tokens.tolist()).split()) for tokens, flags in runs if flags.all()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("other", ["larger", "bytes"])
 def test_two_tokenizers_hide_the_same_words(by_tokenizer: dict, other: str) -> None:
     mine, theirs = words_of(by_tokenizer, "small"), words_of(by_tokenizer, other)

@@ -71,6 +71,7 @@ def reference(request: pytest.FixtureRequest, corpus, rows_of: Callable) -> tupl
     return request.param, batches, rows_of_batches(batches, rows_of)
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None)
 @given(world_size=st.sampled_from([1, 2, 3, 4, 8]), micro_rows=st.sampled_from([1, 2, 3, 5, 15]), data=st.data())
 def test_global_batches_are_the_same_on_any_ranks_and_micro_batches_from_any_step(
@@ -125,6 +126,7 @@ def test_every_token_comes_once_an_epoch(corpus, rows_of: Callable) -> None:
     assert not any(batch.skipped_samples for batch in batches)
 
 
+@pytest.mark.long
 def test_a_new_epoch_has_another_order_and_other_masks(corpus, rows_of: Callable) -> None:
     loader = loader_of(corpus, micro_rows=1, global_rows=1)
     num_samples = loader.num_samples(0)
@@ -365,6 +367,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, corpus_at: Callable) -> tupl
     return large, small
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mixture_takes_its_shares_and_every_component_runs_through_its_own_passes(
     mixed: tuple, rows_of: Callable, mode: str
@@ -418,6 +421,7 @@ def test_fewer_shards_than_ranks_give_every_rank_as_much(tmp_path, corpus_at: Ca
     assert len(found) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("alpha", "share"), [(1.0, 2000 / 2300), (0.5, 2000**0.5 / (2000**0.5 + 300**0.5)), (0.0, 0.5)]
 )
@@ -522,6 +526,7 @@ WARMUP = BatchWarmup(initial_tokens=4 * LENGTH, steps=7)
 SIZES = [4, 4, 4, 8, 8, 12, 12, 15, 15, 15]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("world_size", "micro_rows", "num_workers"),
     [(1, 4, 0), (2, 3, 0), (3, 2, 0), (8, 1, 0), pytest.param(2, 3, 1, marks=pytest.mark.spawn)],

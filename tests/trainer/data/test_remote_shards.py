@@ -49,6 +49,7 @@ def batches(url: str, cache: Path, num_workers: int = 0, **options: object) -> l
     return [[part.input_ids.tolist() for part in batch.micro_batches] for batch in itertools.islice(loader, STEPS)]
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_store_that_fails_now_and_then_gives_the_same_batches(
@@ -60,6 +61,7 @@ def test_a_store_that_fails_now_and_then_gives_the_same_batches(
     assert sum(fault.happened for fault in proxy.faults) >= 9
 
 
+@pytest.mark.long
 def test_a_store_that_is_away_for_a_while_is_waited_for(corpus, url: str, proxy: FaultProxy, tmp_path: Path) -> None:
     proxy.faults = [Fault("refuse", status=500, code="InternalError")]
     threading.Timer(1.5, proxy.faults.clear).start()
@@ -76,6 +78,7 @@ def test_a_store_that_stays_away_is_named(
         shard_set.shards("train")[0].read_tokens()
 
 
+@pytest.mark.long
 def test_an_object_that_was_replaced_is_not_taken_for_the_shard(url: str, tmp_path: Path) -> None:
     data = bytearray(storage.read_bytes(f"{url}/train-000002.tar"))
     data[len(data) // 2] ^= 1

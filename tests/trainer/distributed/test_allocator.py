@@ -24,6 +24,7 @@ print(int(total), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 PAGES = 5 * (64 << 20) // 4096
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs glibc's mallopt")
 def test_kept_memory_is_not_mapped_again() -> None:
     def run(mode: str) -> tuple[int, int]:

@@ -22,6 +22,7 @@ launcher.main()
 """
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_what_the_launcher_starts_ends_with_it_even_by_sigkill():
     """As pdsh, which deepspeed's launcher starts by the name `subprocess.Popen` of its module."""
@@ -60,6 +61,7 @@ launcher.main()
 """
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize("was_reached", [False, True])
 def test_a_host_that_ssh_never_reached_ends_the_launch_and_one_that_was_lost_later_does_not(was_reached, tmp_path):

@@ -81,6 +81,7 @@ end_with_last_line("the verdict", 76)
 """
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_no_other_thread_prints_after_the_last_line() -> None:
     done = subprocess.run([sys.executable, "-c", NOISY], cwd=REPOSITORY, capture_output=True, text=True, timeout=200)

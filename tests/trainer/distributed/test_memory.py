@@ -58,6 +58,7 @@ print(before, peak_memory_bytes(torch.device("cpu")))
 """
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="the system does not tell a process's own peak")
 def test_the_peak_is_the_processs_own_and_not_its_parents():

@@ -9,6 +9,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,6 +120,7 @@ def test_what_the_loss_does_not_depend_on_is_reduced_too(monkeypatch):
     assert sum(map(len, toy.sent)) == sum(map(len, toy.flats))
 
 
+@pytest.mark.long
 def test_a_destroyed_reduction_leaves_no_gradients_in_memory():
     """A sweep of the benchmark builds one engine after another in a process."""
     parameter = nn.Parameter(torch.zeros(WIDTH))

@@ -104,6 +104,7 @@ def test_an_error_on_one_rank_ends_all_and_none_waits(mode, told):
     assert "[rank-lost]" in first[2] and "Traceback" not in first[2]
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_a_process_outlives_the_reader_of_its_output(tmp_path):
     program = (
@@ -124,6 +125,7 @@ def test_a_process_outlives_the_reader_of_its_output(tmp_path):
     assert process.wait(timeout=300) == 0 and (tmp_path / "done").exists()
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_a_process_outlives_a_full_disk_under_its_output():
     program = (
@@ -136,6 +138,7 @@ def test_a_process_outlives_a_full_disk_under_its_output():
     assert done.returncode == 75
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_a_rank_reports_nothing_to_mlflow(tmp_path):
     program = (

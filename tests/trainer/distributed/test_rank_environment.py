@@ -79,6 +79,7 @@ def test_the_ranks_of_a_host_are_known_where_a_launcher_counts_them(
     assert environment.local_world_size() == number
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize("variable", ["RANK=", "RANK=abc", "WORLD_SIZE=", "LOCAL_RANK="])
 @pytest.mark.parametrize("start", ["launch/pretrain.py", "clozeworks"])

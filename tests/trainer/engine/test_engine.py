@@ -48,6 +48,7 @@ def test_the_reference_clips_and_learns():
     assert losses[-1] < losses[0] - 0.02
 
 
+@pytest.mark.long
 def test_deepspeed_starts_without_the_compiler_and_the_model_can_be_compiled_afterwards():
     code = (
         "import os, sys, torch\n"
@@ -63,6 +64,7 @@ def test_deepspeed_starts_without_the_compiler_and_the_model_can_be_compiled_aft
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -73,6 +75,7 @@ def test_two_ranks_of_two_micro_batches_train_as_plain_pytorch(stage, optimizer)
     check_against_plain_pytorch(folder / name, reports[name], 2, optimizer)
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize("stage", [pytest.param(0, marks=SLOW), 1, pytest.param(2, marks=SLOW), 3])
 def test_one_rank_of_four_micro_batches_trains_as_plain_pytorch(stage, tmp_path):

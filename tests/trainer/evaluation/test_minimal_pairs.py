@@ -246,6 +246,7 @@ KINDS: dict[str, tuple[Callable[[Path, Sequence[str]], object], dict[str, Any]]]
 """By model type, the tokenizer and sizes that are this type's own."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [

@@ -65,6 +65,7 @@ def evaluated(suite: Suite, model: Path, output: Path, **options: Any) -> SuiteR
     return evaluate_suite(plan, opened, output, lambda text: None, **{"is_tracked": False, **options})
 
 
+@pytest.mark.long
 def test_the_tasks_of_glue_read_their_published_files(tiny_hugging_face: Path, tmp_path: Path) -> None:
     """Every task of the preset, with its columns, one seed and few epochs; three tasks start from MNLI's model."""
     glue = tiny_glue.write(tmp_path / "glue")
@@ -279,6 +280,7 @@ def test_minimal_pairs_are_a_task(tiny_hugging_face: Path, tmp_path: Path) -> No
     assert metrics["ties"] == 1 and metrics["accuracy"] in (0.0, 0.5) and "paradigm/text" in metrics
 
 
+@pytest.mark.long
 def test_runs_in_mlflow_are_children_of_the_training_run(
     own_task: Any, tiny_hugging_face: Path, tmp_path: Path, database: str
 ) -> None:

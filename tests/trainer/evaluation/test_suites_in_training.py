@@ -185,6 +185,7 @@ print(json.dumps([plain.status, scored.status, again.status, dict(plain.metrics)
 """
 
 
+@pytest.mark.long
 def test_a_run_with_suites_and_minimal_pairs_has_the_losses_of_one_without(small_shards: Path, tmp_path: Path) -> None:
     """And their scores are in MLflow at the checkpoints' steps, in status, history, checkpoints and exports."""
     from trainer.hf_export.export import export_checkpoint

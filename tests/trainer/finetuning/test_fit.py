@@ -58,6 +58,7 @@ def setting(tiny_hugging_face: Path, data: TaskData) -> Experiment:
 silent = ExperimentRuns(None, Path()).child
 
 
+@pytest.mark.long
 def test_a_fit_learns_and_the_same_seed_gives_the_same(setting: Experiment) -> None:
     shown: list[Fit] = []
     first = run_variant(setting, "full", silent, lambda model, one: shown.append(one))
@@ -68,6 +69,7 @@ def test_a_fit_learns_and_the_same_seed_gives_the_same(setting: Experiment) -> N
     assert [one.seed for one in shown] == [0, 1] and shown[0].points != shown[1].points
 
 
+@pytest.mark.long
 def test_the_first_seed_tries_every_rate_and_the_best_goes_on(setting: Experiment) -> None:
     result = run_variant(setting, "scratch", silent, lambda model, one: None)
     assert set(result.tried) == {1e-2, 1e-5} and result.learning_rate == max(result.tried, key=result.tried.__getitem__)
@@ -119,6 +121,7 @@ def test_an_encoder_that_lacks_weights_is_not_fitted_as_pretrained(setting: Expe
         make_model(replace(setting, encoder=folder), "full", 0)
 
 
+@pytest.mark.long
 def test_a_frozen_encoder_is_not_touched_and_its_head_is(setting: Experiment) -> None:
     before = make_model(setting, "full", 0).state_dict()
     kept: list[torch.nn.Module] = []

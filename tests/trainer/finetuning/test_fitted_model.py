@@ -144,6 +144,7 @@ def test_a_fitted_model_is_found_by_the_data_that_its_encoder_saw(
     assert replace(version, tags=tags).data_lineage == (), "weights from scratch saw none of it"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["classification", "token_classification", "question_answering"])
 def test_a_fitted_model_is_registered_as_what_it_is(
     tiny_hugging_face: Path,

@@ -57,6 +57,7 @@ def fitted(
     return run_variant(setting, variant, ExperimentRuns(None, Path()).child, best.keep), best, setting
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scale", "offset"), SCALES)
 @pytest.mark.fault(
     row="70",
@@ -75,6 +76,7 @@ def test_labels_of_any_scale_and_offset_are_fitted_to_the_same_quality(
     assert one.scores["rmse"] < 0.5 * yardstick and one.scores["pearson"] > 0.9, (scale, offset, one)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", ["full", "frozen", "scratch"])
 def test_the_unit_of_the_labels_changes_nothing_else(
     tiny_hugging_face: Path, preprocessor: Preprocessor, variant: str
@@ -89,6 +91,7 @@ def test_the_unit_of_the_labels_changes_nothing_else(
     assert np.allclose(labels[0], labels[1], atol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scale", "offset"), [(1000.0, 1000.0), (1e-6, 0.0), (-3.0, 1e4)])
 @pytest.mark.parametrize("variant", ["full", "frozen"])
 def test_a_saved_model_predicts_labels_without_this_project(

@@ -114,6 +114,7 @@ def test_the_tokenizer_that_loads_is_preparations(exported, tokenizer_folder):
     assert Tokenizer.load(exported).fingerprint == Tokenizer.load(tokenizer_folder).fingerprint
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["bert", "modernbert", *WRITERS])
 def test_shards_made_with_an_exports_tokenizer_are_sound(kind, tokenizer_folder, small_corpus, tmp_path, command):
     folder, vocab_size = tokenizer_folder, {}

@@ -68,6 +68,7 @@ def run_export(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.long
 def test_the_command_tells_what_it_checked_and_needs_no_deepspeed(run_folder, tmp_path):
     done = run_export("--checkpoint", run_folder, "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr

@@ -52,6 +52,7 @@ def test_a_checkpoint_fills_masks_as_its_export_does(small_tokenizer, tmp_path, 
         assert [c.probability for c in mine] == pytest.approx([c.probability for c in other], rel=1e-4)
 
 
+@pytest.mark.long
 def test_a_checkpoint_whose_configuration_describes_more_than_the_memory_is_refused(
     small_tokenizer, tmp_path, monkeypatch
 ):

@@ -93,6 +93,7 @@ def ran(folder: Path, settings: dict[str, object]) -> subprocess.CompletedProces
     return done
 
 
+@pytest.mark.long
 def test_training_returns_its_result_and_may_be_called_again(ran: subprocess.CompletedProcess[str]) -> None:
     result = json.loads(ran.stdout.splitlines()[-1])
     assert result["steps"] == [4, 4, 8] and set(result["status"]) == {"finished"}

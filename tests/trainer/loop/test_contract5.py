@@ -125,6 +125,7 @@ def test_the_reference_clips_where_it_should_and_learns(small_shards):
     assert max(differences) > 100 * FP32["atol"], "clipping changes nothing that could be seen"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "world_size", "name"), marked(GROUPS, [n for n in JOBS if "bf16" not in n]))
 def test_norms_and_weights_are_those_of_plain_pytorch(stage, world_size, name, small_shards):
     folder, reports = trained(str(small_shards), stage, world_size)
@@ -138,6 +139,7 @@ def test_norms_and_weights_are_those_of_plain_pytorch(stage, world_size, name, s
         torch.testing.assert_close(weights[parameter], weight, **FP32, msg=lambda text, at=parameter: f"{at}: {text}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "world_size", "name"), marked(GROUPS, [n for n in JOBS if "bf16" in n]))
 def test_bf16_stays_with_plain_pytorch_in_bf16(stage, world_size, name, small_shards):
     """Gradients of bf16 forwards differ in the last of 8 bits, and Adam makes steps of such differences."""

@@ -139,6 +139,7 @@ def filled_in(text: str, places: dict[str, str]) -> str:
     return text
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_ranks_that_differ_in_one_thing_are_all_refused_with_both_values(name, outcomes, places):

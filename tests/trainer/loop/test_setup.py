@@ -166,6 +166,7 @@ def test_the_data_of_the_weights_that_a_run_begins_with_counts_as_seen(
     assert set_up(begun)[1].data_lineage == seen, "a resumed run does not read its base again"
 
 
+@pytest.mark.long
 def test_data_that_was_changed_on_the_way_stays_seen(config: RunConfig, tmp_path: Path, tracker: TagTracker) -> None:
     first = open_dataset(config.data.shards).manifest.digest
     assert set_up(config)[1].data_lineage == (first,)
@@ -277,6 +278,7 @@ def test_a_registry_that_is_refused_today_makes_no_checkpoint_unreadable(
     assert read_source(folder).config.registry.name is None
 
 
+@pytest.mark.long
 def test_a_run_of_precision_auto_that_moves_to_another_processor_goes_on_in_its_own(
     config: RunConfig, tracker: TagTracker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -299,6 +301,7 @@ def test_a_run_of_precision_auto_that_moves_to_another_processor_goes_on_in_its_
     assert set_up(in_precision("auto"))[0].config.training.precision == "bf16"
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_was_not_evaluated_is_evaluated_first(config: RunConfig, tracker: TagTracker) -> None:
     folder = save(set_up(config), 2)
     for scores, due in (
@@ -391,6 +394,7 @@ def warnings_of_sources(caplog: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_edited_source_is_a_warning_at_the_resume_and_once(config, tracker, monkeypatch, caplog):
     monkeypatch.setattr(runs, "running_sources", lambda config: SOURCES)
     save(set_up(config), 2)

@@ -22,6 +22,7 @@ def counted(folder: Path, *overrides: str) -> list[dict[str, int]]:
     return json.loads(stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_step_never_synchronizes_the_device_and_reads_no_more_than_deepspeed_does(tmp_path: Path, stage: int) -> None:

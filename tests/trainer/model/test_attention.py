@@ -84,6 +84,7 @@ def test_a_sequence_of_one_place_attends_to_itself_alone(kernel):
     torch.testing.assert_close(attend(query, key, value, layout_of(kernel))[5], value[5])
 
 
+@pytest.mark.long
 def test_the_operator_for_sequences_keeps_torchs_contract():
     """Schema, fake tensors and autograd, which torch.compile relies on."""
     qkv = [tensor.requires_grad_() for tensor in draw_qkv(torch.float32)]

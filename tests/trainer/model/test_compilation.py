@@ -53,6 +53,7 @@ def num_graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_blocks_are_one_graph_each_kind_and_never_compiled_again(
@@ -83,6 +84,7 @@ def test_blocks_are_one_graph_each_kind_and_never_compiled_again(
     assert after_first == (1 if family == "bert" else 3) + 1
 
 
+@pytest.mark.long
 def test_stages_and_evaluation_find_their_own_graphs_and_nothing_falls_back(
     modern_config, make_model, make_documents, pack
 ):
@@ -126,6 +128,7 @@ def words(kernel: Kernel) -> set[str]:
     return set(kernel.name.split("+"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("family", "eager", "compiled"), [("bert", 25, 17), ("modernbert", 63, 12)])
 def test_compiled_blocks_have_few_kernels_between_their_products(family: str, eager: int, compiled: int) -> None:
     """Counted in Inductor's scheduler, for the CPU, whose `cat` is a kernel for each of its parts."""
@@ -133,6 +136,7 @@ def test_compiled_blocks_have_few_kernels_between_their_products(family: str, ea
     assert [len(before), len(after)] == [eager, compiled]
 
 
+@pytest.mark.long
 def test_rotations_and_the_gated_feed_forward_are_one_kernel_each_way() -> None:
     """As of commit c025165 the rotation's halves were joined in float32 first: five kernels forward, three backward."""
     compiled = elementwise_kernels("modernbert", compiled=True)
@@ -144,6 +148,7 @@ def test_rotations_and_the_gated_feed_forward_are_one_kernel_each_way() -> None:
     assert gated == [values_and_gates + product, 2 * values_and_gates + product]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("next_sentence", [False, True])
 def test_what_a_micro_batch_holds_asks_for_no_graph_of_block_or_head(
     tiny_config, make_model, make_documents, pack, next_sentence
@@ -173,6 +178,7 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 """Inductor sums fp32 in another order; 4 steps at a learning rate of 0.01 make little of it."""
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize(
     ("backend", "stages"), [("aot_eager", ["2"]), pytest.param("inductor", ["1", "2"], marks=pytest.mark.slow)]

@@ -96,6 +96,7 @@ def test_attention_gets_the_capacity_of_the_batch_and_its_longest_sequence(tiny_
         assert all(call["cu_seqlens"][-1] == 2 * LENGTH for call in varlen), "unused entries repeat the total"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_compiled_blocks_are_whole_graphs_and_documents_of_other_lengths_compile_nothing(
     tiny_config, modern_config, make_model, batches, varlen, family
@@ -132,6 +133,7 @@ def take_fake_step(config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
     return result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_nothing_in_a_step_waits_for_a_value_of_the_device(
     tiny_config, modern_config, batches, monkeypatch, varlen, family

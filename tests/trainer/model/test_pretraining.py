@@ -32,6 +32,7 @@ COMBINATIONS = {
 }
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     options=st.fixed_dictionaries({name: st.sampled_from(values) for name, values in COMBINATIONS.items()}),

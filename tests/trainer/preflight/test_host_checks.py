@@ -48,6 +48,7 @@ def test_an_output_dir_that_cannot_be_written_fails_without_a_traceback(ssh, tmp
     assert finding.level == "fail" and f"{tmp_path} cannot be written (Permission denied)" in finding.text
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_hosts_with_other_versions_other_folders_or_no_answer_fail(ssh, tmp_path, small_shards):
     config = preset_config(shards=small_shards, output_dir=tmp_path / "run")

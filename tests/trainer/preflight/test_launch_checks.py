@@ -90,6 +90,7 @@ def pretrain(words: list[str], folder: Path, shards: Path, **env: str) -> subpro
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.launcher
 def test_a_hostfile_that_is_not_there_does_not_train_on_one_node(tmp_path, small_shards):

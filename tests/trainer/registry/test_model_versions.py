@@ -79,6 +79,7 @@ def test_the_models_description_is_that_of_the_promoted_version(database: str, t
     assert client.get_registered_model("birds").description == "the first card"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changed", "named"),
     [

@@ -63,6 +63,7 @@ def go(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
+@pytest.mark.long
 @pytest.mark.spawn
 def test_the_better_of_two_promotions_at_once_stays(database: str, tmp_path: Path) -> None:
     client = connect(database)

@@ -248,6 +248,7 @@ def test_what_registers_ends_with_the_training_even_by_sigkill() -> None:
     assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE], "a zombie waits for its parent alone"
 
 
+@pytest.mark.long
 def test_what_registers_does_nothing_where_the_training_is_gone_already(tmp_path: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -257,6 +258,7 @@ def test_what_registers_does_nothing_where_the_training_is_gone_already(tmp_path
     assert ended.returncode == -signal.SIGTERM and not ended.stderr
 
 
+@pytest.mark.long
 def test_a_failure_is_told_and_the_next_start_registers(run_folder: Path, database: str) -> None:
     folder = step_folder(run_folder, 20)
     state = folder / "state.json"

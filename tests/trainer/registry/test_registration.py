@@ -164,6 +164,7 @@ def test_a_file_changed_in_the_store_is_noticed(exported: Path, store: str, tmp_
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.long
 def test_a_version_that_cannot_be_read_back_is_taken_away(
     exported: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_version_that_cannot_be_read_back_is_taken_away(
     assert len(connect(store).search_model_versions("name='proof'")) == 1
 
 
+@pytest.mark.long
 def test_what_was_registered_of_a_checkpoint_is_found_again_and_proved(
     exported: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +201,7 @@ def test_what_was_registered_of_a_checkpoint_is_found_again_and_proved(
     assert len(connect(store).search_model_versions("name='once'")) == 5
 
 
+@pytest.mark.long
 def test_weights_that_no_digest_tells_of_are_registered_each_time(exported: Path, store: str) -> None:
     assert [register(exported, "untold", None, store, once=True).version for _ in range(2)] == ["1", "2"]
 
@@ -256,6 +259,7 @@ def test_a_server_that_is_away_is_told_in_one_paragraph(exported: Path, monkeypa
         register(exported, "birds", None, "http://me:secret1@127.0.0.1:1")
 
 
+@pytest.mark.long
 def test_a_version_goes_through_a_real_server_and_back(exported: Path, mlflow_server: Any, tmp_path: Path) -> None:
     registration = register(exported, "birds", "champion", mlflow_server.uri)
     assert registration.tracking_uri == mlflow_server.uri
@@ -344,6 +348,7 @@ def test_a_registration_that_fails_leaves_nothing_behind(
     assert not [path for path in (tmp_path / "mlruns").rglob("*") if path.is_file()]
 
 
+@pytest.mark.long
 def test_a_registration_that_fails_leaves_nothing_on_a_server(
     exported: Path, mlflow_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +361,7 @@ def test_a_registration_that_fails_leaves_nothing_on_a_server(
     assert not [path for path in (tmp_path / "artifacts").rglob("*") if path.is_file()]
 
 
+@pytest.mark.long
 def test_with_a_registry_of_its_own_that_server_is_named(
     exported: Path, database: str, tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def registered(tiny_hugging_face: Path, tmp_path: Path, database: str, monkeypat
     return make
 
 
+@pytest.mark.long
 def test_a_model_of_pairs_reads_both_texts(registered: Register) -> None:
     from mlflow.exceptions import MlflowException
 
@@ -73,6 +74,7 @@ def test_a_long_text_is_cut_where_fitting_cut_it(registered: Register) -> None:
     assert answer(LONG)["score"].tolist() == pytest.approx([cut[0]["score"]])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["class", "pair", "number", "tags"])
 def test_a_long_text_and_rows_without_a_text_leave_the_answers_of_the_others(
     registered: Register, kind: str, tiny_hugging_face: Path, tmp_path: Path

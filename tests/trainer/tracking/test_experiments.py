@@ -53,6 +53,7 @@ def test_artifacts_of_a_new_experiment_are_beside_the_database(
     assert not list(elsewhere.iterdir())
 
 
+@pytest.mark.long
 def test_a_new_database_has_all_experiments_beside_it(elsewhere: Path, tmp_path: Path) -> None:
     client = connect(f"sqlite:///{tmp_path}/new.db")
     client.create_experiment("mine")
@@ -173,6 +174,7 @@ def test_another_experiment_gets_the_whole_run_as_advised(database: str, tmp_pat
     assert len(client.get_metric_history(third.run_id, "train/loss")) == 4
 
 
+@pytest.mark.long
 def test_on_a_server_with_a_login_the_advice_names_the_variable_and_no_password(mlflow_server: Server) -> None:
     client = connect(mlflow_server.uri.replace("://", "://me:battery@"))
     client.delete_experiment(client.create_experiment("gone"))

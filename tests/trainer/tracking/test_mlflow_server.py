@@ -98,6 +98,7 @@ def run_python(program: str, *words: str) -> fork_server.Started:
     return fork_server.start(["-c", program, *words], Path.cwd(), environment)
 
 
+@pytest.mark.long
 def test_a_database_whose_making_is_killed_is_not_there_and_is_made_the_next_time(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/new.db"
     assert run_python(DYING, uri).wait(300) == -signal.SIGKILL
@@ -109,6 +110,7 @@ def test_a_database_whose_making_is_killed_is_not_there_and_is_made_the_next_tim
     assert not any("new.db" in place for place in experiments.values()), experiments
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("links", [True, False])
 def test_a_new_database_is_made_whole_and_leaves_nothing_else(
     tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch
@@ -325,6 +327,7 @@ def test_the_hint_of_a_registered_model_opens_its_version() -> None:
     assert registry_view_hint("http://host", "b").endswith("#/models/b?workflowType=machine_learning")
 
 
+@pytest.mark.long
 def test_the_urls_are_routes_of_the_front_end_that_is_installed() -> None:
     """The routes as MLflow's own pages register them, and the query that leads to the model-training view."""
     folder = Path(mlflow.__file__).parent / "server" / "js" / "build" / "static" / "js"

@@ -131,6 +131,7 @@ def test_artifacts_that_were_moved_to_another_disk_are_sent(database: str, tmp_p
     assert synced.num_artifacts == 1 and not told
 
 
+@pytest.mark.long
 def test_what_cannot_be_sent_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.tracking.sync.MAX_RETRIES", 0)
     untracked(tmp_path / "run")

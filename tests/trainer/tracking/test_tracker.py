@@ -37,6 +37,7 @@ from trainer.tracking.sync import sync
 from trainer.tracking.tracker import NullTracker
 
 
+@pytest.mark.long
 def test_a_run_with_all_it_has_stands_in_the_embedded_default(database: str, tmp_path: Path) -> None:
     tracker = open_tracker(None, tmp_path / "my-run", experiment="birds")
     assert tracker.run_id is not None
@@ -316,6 +317,7 @@ def test_a_full_disk_is_told_once_and_stops_nothing(
     assert_complete(database, tracker.run_id, 8)
 
 
+@pytest.mark.long
 def test_ten_thousand_points_go_in_batches_of_what_the_server_takes(database: str, tmp_path: Path) -> None:
     tracker = open_tracker(database, tmp_path / "run")
     log_steps(tracker, range(1, 5001))
@@ -332,6 +334,7 @@ def test_the_null_tracker_takes_everything_and_leaves_nothing(tmp_path: Path, mo
     assert tracker.run_id is None and not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_without_mlflow_points_are_kept_and_sent_later(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
