@@ -15,10 +15,10 @@ from data_prep.base.urls import redact
 from data_prep.base.validation import first_problem
 from trainer.checkpoint.format import DataIdentity, SavedState
 from trainer.config.batch_arithmetic import StageShape
+from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.stages import ROPE_BASES, Stage
 from trainer.engine.custom_optimizer import optimizer_version
-from trainer.model.numerics import BY_NODES, SUM_OVER_RANKS
 
 VERSION = "version of "
 NUMERICS = "numerics: "

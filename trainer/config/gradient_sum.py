@@ -7,6 +7,11 @@ from typing import Any, NamedTuple
 
 from trainer.config.run_config import RunConfig
 
+SUM_OVER_RANKS = "sum over ranks"
+"""The entry of a checkpoint's `numerics` about it; it counts where there are several ranks before and after."""
+BY_NODES = ", first in nodes of "
+"""What follows counts on the same number of ranks: on another one the order of additions changes anyway."""
+
 
 class GradientSum(NamedTuple):
     """A sum of gradients over several ranks; it is fp32 where this project exchanges them."""

@@ -17,18 +17,13 @@ from typing import Any, Literal
 import torch
 
 from data_prep.base.processor import Processor, this_processor
-from trainer.config.gradient_sum import gradient_sum
+from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS, gradient_sum
 from trainer.config.run_config import RunConfig
 from trainer.distributed.gradient_exchange import ranks_per_node
 from trainer.distributed.process_group import Ranks, gather_objects
 from trainer.model.attention import choose_kernel
 
 Precision = Literal["fp32", "bf16", "fp16"]
-
-SUM_OVER_RANKS = "sum over ranks"
-"""The entry that says how gradients become one; it counts where there are several ranks before and after."""
-BY_NODES = ", first in nodes of "
-"""What follows counts on the same number of ranks: on another one the order of additions changes anyway."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

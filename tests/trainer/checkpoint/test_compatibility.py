@@ -13,10 +13,10 @@ from trainer.checkpoint.compatibility import (
     current_versions,
 )
 from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
+from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BatchWarmup, StageSettings, TrainingSettings
 from trainer.engine.custom_optimizer import optimizer_version
-from trainer.model.numerics import BY_NODES, SUM_OVER_RANKS
 
 NUMERICS = {"attention kernel": "by_sequence", "torch build": "2.13.0+cpu"}
 IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fingerprint")

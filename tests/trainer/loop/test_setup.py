@@ -35,6 +35,7 @@ from trainer.hf_export.export_source import read_source
 from trainer.hf_export.exported_files import write_model
 from trainer.loop import setup as runs
 from trainer.loop.run import Progress, Run
+from trainer.loop.step import StepRequests
 from trainer.loop.training_loop import what_is_due
 from trainer.metrics.health import NonFiniteSteps
 from trainer.model import numerics
@@ -114,9 +115,8 @@ def test_a_run_without_a_valid_split_is_set_up_on_train_rows_and_evaluates_nothi
     assert not run.evaluates and EVALUATION_IS_OFF in capsys.readouterr().out
     batch = runs._first_batch(run.config.stages[0], data, run.config, run.shard_sets, ALONE)
     assert (batch.labels != IGNORED).any()
-    result = SimpleNamespace(counts=SimpleNamespace(stop=False, save=False), is_nonfinite=False)
-    state, progress = TrainState(step=10), Progress(NonFiniteSteps(20))
-    due = [what_is_due(run.config, state, progress, result, evaluates) for evaluates in (False, True)]
+    result, state, progress = SimpleNamespace(is_nonfinite=False), TrainState(step=10), Progress(NonFiniteSteps(20))
+    due = [what_is_due(run.config, state, progress, result, StepRequests(), each) for each in (False, True)]
     assert [each.evaluation for each in due] == [False, True] and due[0].save and due[0].log
 
 

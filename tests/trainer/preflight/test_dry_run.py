@@ -55,7 +55,7 @@ def test_closed_form_and_count_stand_side_by_side_and_agree(preset):
 
 def test_batches_are_reckoned_over_the_steps_that_the_run_takes():
     config = load_config("bert_large_phased", ["training.max_steps=900010"])
-    first, second = batch_lines(config, 8)
+    first, second = (line for line in batch_lines(config, 8) if "upper bound" not in line)
     assert "32 sequences x 128 tokens x 8 ranks x 1 gradient accumulation step" in first
     assert second.endswith("10 steps = 1,310,720 tokens")
 
