@@ -37,9 +37,19 @@ def lead_to_nowhere(*descriptors: int) -> None:
 
 
 def guarded(stream: TextIO, raises: bool) -> TextIO:
-    """Return a stream on the same descriptor whose write errors raise `OutputLost` (`raises`) or are dropped."""
+    """Return a stream on the same descriptor whose write errors raise `OutputLost` (`raises`) or are dropped.
+
+    What was printed to the given one is written first: Python's exit need not do so any more.
+    """
     assert isinstance(stream, io.TextIOWrapper)
     raw = _Guarded(stream.fileno(), raises)
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if raises:
+            raise OutputLost(error.errno, error.strerror) from None
     return io.TextIOWrapper(
         raw if stream.write_through else io.BufferedWriter(raw),  # as Python does with -u
         encoding=stream.encoding,

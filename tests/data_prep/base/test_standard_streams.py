@@ -96,3 +96,10 @@ def test_a_stream_that_tells_raises_and_one_that_does_not_goes_on(monkeypatch: p
         with pytest.raises(OutputLost, match="Bad file descriptor"):
             telling.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), write)
+
+
+def test_what_was_printed_before_a_command_is_written_too() -> None:
+    code = "print('before'); from data_prep.base.errors import run_command; run_command(lambda: print('after'))"
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == "before\nafter\n"
