@@ -11,7 +11,7 @@ launch. Every case has two sides:
 
 A third figure (`now_slow`) is that of `now` with the lower ends of the rates. Left out are communication (it is one
 GPU), the host (at these sizes it queues faster than the device works) and waiting for data. `--shards` counts the
-sequences of micro-batches anew instead of taking those of `SEQUENCES`.
+sequences of micro-batches again instead of taking those of `SEQUENCES`.
 """
 
 from __future__ import annotations

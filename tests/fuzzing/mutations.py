@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 EXAMPLES = int(os.environ.get("CLOZEWORKS_FUZZ_EXAMPLES", "0"))
-"""Examples of a test, of a slow one a tenth; 0: the few that the default run has time for."""
+"""Examples of a test, of a slow one a tenth; 0: the few that continuous integration has time for."""
 
 DEEP = 100_000
 _DIGITS = 5_000  # more than Python turns into a number
@@ -63,7 +63,7 @@ _INTERESTING = [
 
 
 def fuzz(examples: int, slow: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Settings of a fuzzing test: so many examples in the default run, `EXAMPLES` where that is set.
+    """Settings of a fuzzing test: so many examples in continuous integration, `EXAMPLES` where that is set.
 
     A test that is `slow` (tens of milliseconds an example) takes a tenth of these, and none fewer than by default. The
     time of an example is bounded by `tests.fuzzing.watching`, in seconds of CPU, which a busy machine does not change.
@@ -72,7 +72,7 @@ def fuzz(examples: int, slow: bool = False) -> Callable[[Callable[..., None]], C
     return settings(
         max_examples=most,
         deadline=None,
-        derandomize=not EXAMPLES,  # the default run finds today what it found yesterday
+        derandomize=not EXAMPLES,  # finds today what it found yesterday
         database=None,
         print_blob=bool(EXAMPLES),  # what another run does not find again by itself
         report_multiple_bugs=False,

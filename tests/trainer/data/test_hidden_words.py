@@ -11,6 +11,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.foreign_tokenizers import write_byte_level, write_wordpiece
 from tests.support.preparations import prepared, read_texts, trained, write_texts
 from trainer.data import hidden_words
+from trainer.data.assembly import longest_sequence
 from trainer.data.batch import IGNORED
 from trainer.data.hidden_words import HiddenWords, hide_words, word_batches
 from trainer.data.shard_set import ShardSet, open_shard_set
@@ -104,6 +105,8 @@ def test_ranks_share_the_passages_and_get_equally_many_micro_batches(by_tokenize
         used = micro.labels != IGNORED
         assert (micro.input_ids[micro.masked_positions[used]] == words.special_tokens.mask).all()
         assert micro.num_rows == 2 and int(micro.position_ids.max()) < words.row_length
+        longest = int(micro.cu_seqlens.diff().max())
+        assert micro.longest_sequence == longest_sequence(longest, words.row_length) >= longest
 
 
 def test_a_row_reads_each_passage_on_its_own(by_tokenizer: dict) -> None:

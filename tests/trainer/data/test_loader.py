@@ -24,6 +24,7 @@ from tests.support.error_codes import coded
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.training_settings import BatchWarmup
+from trainer.data.assembly import longest_sequence
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.loader import GlobalBatch, Loader, Position
@@ -60,6 +61,15 @@ def loader_of(
 def rows_of_batches(batches: list[GlobalBatch], rows_of: Callable) -> list[list]:
     """The rows of each global batch of one rank."""
     return [[row for batch in global_batch.micro_batches for row in rows_of(batch)] for global_batch in batches]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_micro_batch_knows_a_bound_of_its_longest_sequence(corpus, num_workers: int) -> None:
+    """Flash attention leaves out what lies beyond it."""
+    for batch in itertools.islice(loader_of(corpus, num_workers=num_workers), 8):
+        for micro in batch.micro_batches:
+            longest = int(micro.cu_seqlens.diff().max())
+            assert micro.longest_sequence == longest_sequence(longest, micro.sequence_length) >= longest
 
 
 @pytest.fixture(scope="module", params=MODES)

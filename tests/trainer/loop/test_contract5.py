@@ -54,7 +54,7 @@ FIRST_STAGES = {name: 1 for name in JOBS if "bf16" in name} | {"offloaded": 1, "
 LAST_STAGES = {"bf16 reduced after": 1, "bf16 exchanged in fp32": 1, "bf16 in buckets": 2}
 GROUPS = [(stage, world_size) for stage in range(4) for world_size in (1, 2, 3)]
 DEFAULT_GROUPS = ((1, 2), (3, 2))
-"""Groups of processes in the default run; stages 0 and 2 train there in test_engine.py."""
+"""Groups of processes in continuous integration; stages 0 and 2 train there in test_engine.py."""
 
 # fp32 sums in another order: losses of about 7, norms of about 2, weights below 1 that have moved by 3e-3 a step.
 FP32 = {"rtol": 5e-6, "atol": 2e-6}
