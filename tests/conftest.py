@@ -85,7 +85,7 @@ trainer/distributed/test_deepspeed_launcher.py trainer/evaluation/test_suite.py 
 
 
 LONG_FOLDERS = ("fuzzing", "system")
-"""Real runs, and thousands of damaged files: all of their tests are `long`, or `slow`."""
+"""Real runs, and thousands of damaged files. Their tests, and those marked `spawn`, are `long` if not `slow`."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
@@ -94,8 +94,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {tests / name: place for place, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
+        markers = {marker.name for marker in item.iter_markers()}
         in_folder = any(item.path.is_relative_to(tests / name) for name in LONG_FOLDERS)
-        if in_folder and not item.get_closest_marker("slow"):
+        if (in_folder or "spawn" in markers) and "slow" not in markers:
             item.add_marker("long")
 
 

@@ -20,6 +20,8 @@ from trainer.loop.api import open_loader, train
 from trainer.loop.finished import find_finished_run
 from trainer.metrics.status import HISTORY_NAME
 
+pytestmark = pytest.mark.long
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 SMALL = {
     "data.sequence_length": 32,
@@ -93,7 +95,6 @@ def ran(folder: Path, settings: dict[str, object]) -> subprocess.CompletedProces
     return done
 
 
-@pytest.mark.long
 def test_training_returns_its_result_and_may_be_called_again(ran: subprocess.CompletedProcess[str]) -> None:
     result = json.loads(ran.stdout.splitlines()[-1])
     assert result["steps"] == [4, 4, 8] and set(result["status"]) == {"finished"}

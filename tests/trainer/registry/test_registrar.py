@@ -235,6 +235,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 def test_what_registers_ends_with_the_training_even_by_sigkill() -> None:
     """It waits for its request, which the test could still give."""
     command = [sys.executable, "-c", TRAINING]

@@ -16,6 +16,8 @@ from trainer.tracking.mlflow_server import connect
 from trainer.tracking.sync import sync, tracking_folders
 from trainer.tracking.tracker import Tracker
 
+pytestmark = pytest.mark.long
+
 
 def untracked(folder: Path, **more: str) -> None:
     """A run that reached no server."""
@@ -131,7 +133,6 @@ def test_artifacts_that_were_moved_to_another_disk_are_sent(database: str, tmp_p
     assert synced.num_artifacts == 1 and not told
 
 
-@pytest.mark.long
 def test_what_cannot_be_sent_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.tracking.sync.MAX_RETRIES", 0)
     untracked(tmp_path / "run")
