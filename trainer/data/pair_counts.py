@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 LOG = logger(__name__)
 
 NUM_COUNTS = len(fields(PairCounts))
-_MOST_EPOCHS = 64
-"""How many epochs are kept, of all components."""
+_MOST_NUMBERS, _MOST_BYTES = 1 << 25, 1 << 30
+"""Numbers kept in memory, and bytes of files. A mixture needs every epoch of each component since the start of its own:
+there is room for 250 of 15,625 shards."""
 
 
 @dataclass(frozen=True)
@@ -123,15 +124,21 @@ class KeptPairCounts:
         content = {"identity": identity, "sha256": _digest(counts), "counts": counts.tolist()}
         try:
             storage.write_bytes(self._folder / name, json.dumps(content).encode())
-            files = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-            for path in files[:-_MOST_EPOCHS]:
-                path.unlink()
+            newest_first = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+            left = _MOST_BYTES
+            for path in newest_first:
+                left -= path.stat().st_size
+                if left < 0 and path.name != name:
+                    path.unlink()
         except (OSError, UserError) as error:
-            LOG.warning(f"the counts of sentence pairs are not kept for the next start: {error}")
+            LOG.warning(
+                "the counts of sentence pairs are kept in memory alone, so the next start, and each data worker for the "
+                f"next epoch, counts again: {error}"
+            )
 
     def _remember(self, name: str, counts: np.ndarray) -> np.ndarray:
         self._known[name] = counts
-        if len(self._known) > _MOST_EPOCHS:
+        while len(self._known) > 1 and sum(each.size for each in self._known.values()) > _MOST_NUMBERS:
             del self._known[next(iter(self._known))]
         return counts
 
