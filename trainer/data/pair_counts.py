@@ -132,8 +132,8 @@ class KeptPairCounts:
                     path.unlink()
         except (OSError, UserError) as error:
             LOG.warning(
-                "the counts of sentence pairs are kept in memory alone, so the next start, and each data worker for the "
-                f"next epoch, counts again: {error}"
+                "the counts of sentence pairs are kept in memory alone, so the next start, and each data worker for "
+                f"the next epoch, counts again: {error}"
             )
 
     def _remember(self, name: str, counts: np.ndarray) -> np.ndarray:
