@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from data_prep.base.errors import UsageError, UserError
 from tests.support.data_prep_command import files_of
@@ -293,6 +294,20 @@ def test_a_server_that_calls_a_versions_source_otherwise_is_believed() -> None:
     )
     model: Any = SimpleNamespace(model_id="m-1", source_run_id=None)
     assert registration._create_version(client, "birds", model, {}, "") == "3"
+
+
+def test_a_version_that_the_server_refuses_is_that_servers_error() -> None:
+    def refuse(*given: Any, **named: Any) -> None:
+        raise MlflowException("no room")
+
+    client: Any = SimpleNamespace(
+        create_registered_model=lambda name, description: None,
+        create_model_version=refuse,
+        search_model_versions=lambda query: [],
+    )
+    model: Any = SimpleNamespace(model_id="m-1", source_run_id=None)
+    with pytest.raises(MlflowException, match="no room"):
+        registration._create_version(client, "birds", model, {}, "")
 
 
 STRANGE_FILES = {
