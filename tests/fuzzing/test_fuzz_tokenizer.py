@@ -136,6 +136,6 @@ def test_a_foreign_tokenizer_with_information_is_refused_or_gives_the_same_ids(
     folder = copied(tiny_foreign_tokenizer, tmp_path_factory)
     original(tiny_foreign_tokenizer)[0].write(folder)
     name = data.draw(st.sampled_from((TOKENIZER_NAME, INFO_NAME)))
-    damage(data, folder / name)
+    is_changed = data.draw(st.booleans()) and damage(data, folder / name)
     found = read_or_refuse(lambda: ids_of(folder), folder)
-    assert found is None or found == original(tiny_foreign_tokenizer)[1]
+    assert found == original(tiny_foreign_tokenizer)[1] or (is_changed and found is None)
