@@ -23,10 +23,11 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=launch/environment.sh
 source "$root/launch/environment.sh"
 
-# The caller's own modules and options of Python, pytest and coverage must not reach the tests.
+# The caller's own modules and options of Python, pytest and coverage must not reach the tests. Without bytecode on disk
+# (PYTHONDONTWRITEBYTECODE) every process compiles what it imports, which doubles the CPU time of an import.
 while IFS= read -r name; do
     unset "$name"
-done < <(compgen -e | grep -E '^(PYTEST_|COVERAGE_|PYTHON(PATH|OPTIMIZE|WARNINGS|STARTUP|USERBASE|BREAKPOINT)$)' || true)
+done < <(compgen -e | grep -E '^(PYTEST_|COVERAGE_|PYTHON[A-Z])' || true)
 
 for word in "$@"; do
     if [[ $word == -h || $word == --help ]]; then
@@ -84,8 +85,6 @@ while IFS= read -r name; do
 done < <(compgen -e | grep -E '^(MLFLOW|_MLFLOW|HF_|HUGGING_FACE_|TRANSFORMERS_|DATABRICKS_)' || true)
 export HF_HUB_OFFLINE=1 MLFLOW_DISABLE_TELEMETRY=true
 export OMP_NUM_THREADS=1 # the tests start ranks, which share the cores
-# Without bytecode on disk every process compiles what it imports, which doubles the CPU time of an import.
-unset PYTHONDONTWRITEBYTECODE
 if [[ $(count_gpus) -eq 0 ]]; then
     export DS_ACCELERATOR=cpu
 fi

@@ -21,7 +21,7 @@ count_gpus() { echo 0; }
 _die() { echo "$*" >&2; exit 1; }
 """
 PYTHON = """#!/bin/sh
-[ -z "${PYTHONDONTWRITEBYTECODE:-}${PYTHONPATH:-}${PYTHONOPTIMIZE:-}${PYTEST_ADDOPTS:-}${PYTEST_PLUGINS:-}" ] || exit 3
+! env | grep -qE '^(PYTHON|PYTEST)' || exit 3
 echo "$COVERAGE_FILE"
 shift 3
 for word in "$@"; do echo "$word"; done
@@ -33,8 +33,10 @@ case $* in *"$FAILING"*) exit 1 ;; esac
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository that holds run.sh and stand-ins for what it calls."""
     monkeypatch.delenv("CI", raising=False)
-    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONOPTIMIZE", "PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
-        monkeypatch.setenv(name, "1")  # which run.sh removes
+    for name in ("DONTWRITEBYTECODE", "PATH", "OPTIMIZE", "HOME", "SAFEPATH", "INSPECT", "WARNINGS"):
+        monkeypatch.setenv(f"PYTHON{name}", "1")  # which run.sh removes
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
+        monkeypatch.setenv(name, "1")
     for folder in ("tests", "launch", "venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(REPOSITORY / "tests" / "run.sh", tmp_path / "tests")

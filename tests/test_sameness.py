@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests import sameness
 from tests.sameness import CONFIG, DATA_PARTS, OF_ONE_RUN, QUICK, RUN_PARTS, RUNS, SCORES, compare
 from trainer import load_config
 from trainer.metrics.process_identity import ProcessIdentity
@@ -43,6 +45,26 @@ def test_fine_tuned_models_are_the_same_within_the_spread_of_the_seeds(
     before: list[float], now: list[float], verdict: str
 ) -> None:
     assert compare({"fit": SCORES + json.dumps(before)}, {"fit": SCORES + json.dumps(now)}) == {"fit": verdict}
+
+
+@pytest.mark.parametrize("accuracies", [[0.5, 0.5, 0.53], [0.8, 0.8, 0.8]])
+def test_fine_tuning_that_learns_nothing_or_has_no_spread_proves_nothing_and_fails(
+    accuracies: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fitted").mkdir()
+    fits = [{"scores": {"accuracy": accuracy}} for accuracy in accuracies]
+    (tmp_path / "fitted" / "scores.json").write_text(json.dumps({"variants": {"full": {"fits": fits}}}))
+    monkeypatch.setattr(sameness, "call", lambda *words: None)
+    with pytest.raises(sameness.Failed, match="learned nothing"):
+        sameness.finetuned_scores(tmp_path, tmp_path, "model")
+
+
+def test_half_of_the_labeled_sentences_have_either_label(tmp_path: Path) -> None:
+    sameness.write_corpus(tmp_path / "corpus.jsonl")
+    sameness.write_tables(tmp_path)
+    labels = [line.rpartition("\t")[2] for line in (tmp_path / "labeled.tsv").read_text().splitlines()[1:]]
+    assert Counter(labels) == {"long": sameness.LABELED // 2, "short": sameness.LABELED // 2}
+    assert (tmp_path / "pairs.jsonl").read_text().count("\n") == 39
 
 
 def test_three_runs_are_compared_for_a_commit_and_all_have_valid_settings(tmp_path: Path) -> None:

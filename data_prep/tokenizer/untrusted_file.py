@@ -38,8 +38,8 @@ def check_steps(data: bytes, where: str) -> None:
     try:
         values = json.loads(data)
         growths = {name: _growth(values.get(name)) for name in _STEPS}
-    except (ValueError, RecursionError, AttributeError, TypeError):
-        return  # the library refuses what is no JSON, nested without end, or of other types
+    except (ValueError, RecursionError, AttributeError, TypeError, KeyError):
+        return  # the library refuses what is no JSON, nested without end, of other types, or lacks a field
     for name, growth in growths.items():
         if growth > LARGEST_GROWTH:
             what = "tokens" if name == "post_processor" else "characters"

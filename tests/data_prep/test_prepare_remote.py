@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.pipeline.units import ShardRange
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
@@ -88,7 +87,7 @@ def test_two_runs_at_once_and_the_same_range_twice_are_refused(plan: Planned, s3
             plan.make(output)
         with pytest.raises(UserError, match="another command .* is using"):
             plan.make_range(1, 2, output)
-    with storage.hold_lock(output, ShardRange(1, 2).name):
+    with storage.hold_lock(output, "range-001-of-002"):
         with pytest.raises(UserError, match="another command .* is using"):
             plan.make_range(1, 2, output)
         assert plan.make_range(2, 2, output)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fuzzing.watching import something_is_read
 from tests.support.foreign_tokenizers import write_wordpiece
 from tests.support.preparations import prepared, trained, write_texts
 
@@ -19,6 +21,13 @@ _TEXTS = [
 @pytest.fixture(autouse=True)
 def right_advice() -> None:
     """In a damaged file the value beside a misspelled name may be wrong too, so that no advice heals it."""
+
+
+@pytest.fixture(autouse=True)
+def finding_reader() -> Iterator[None]:
+    """Fails a test in which a reader finds nothing in hundreds of files that are damaged a little."""
+    with something_is_read():
+        yield
 
 
 @pytest.fixture(scope="session")

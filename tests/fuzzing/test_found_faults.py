@@ -203,6 +203,15 @@ def test_a_foreign_tokenizer_without_a_piece_for_the_unknown_is_refused(foreign_
         Tokenizer.load(foreign_tokenizer).encode_text("\u6f22")
 
 
+def test_a_foreign_tokenizer_with_a_special_token_without_ids_is_refused(foreign_tokenizer: Path) -> None:
+    def rename(values: dict[str, Any]) -> None:
+        values["post_processor"]["special_tokens"]["[SEP]"] = {"id": "[SEP]", "hds": [102]}
+
+    changed_json(foreign_tokenizer / TOKENIZER_NAME, rename)
+    with pytest.raises(UserError, match="cannot be read as a tokenizer"):
+        Tokenizer.load(foreign_tokenizer)
+
+
 @pytest.mark.parametrize(
     "line",
     [

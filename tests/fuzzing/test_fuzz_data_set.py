@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, read_manifest
+from data_prep import open_dataset
+from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER
 from data_prep.dataset.shard_index import ShardIndex, read_index
 from data_prep.dataset.shards import read_records
 from data_prep.dataset.verification import verify_shards
@@ -74,7 +75,7 @@ def test_an_index_with_a_checksum_of_its_own_is_consistent_or_refused(
     data: st.DataObject, tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Whoever made the index made the manifest too: sha256 and size agree."""
-    record = read_manifest(str(tiny_shards)).train.shards[0]
+    record = open_dataset(tiny_shards).manifest.train.shards[0]
     changed = data.draw(damaged_tensors((tiny_shards / INDEX).read_bytes()))
     folder = tmp_path_factory.mktemp("index")
     (folder / INDEX).write_bytes(changed)

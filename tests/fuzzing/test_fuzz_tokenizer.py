@@ -64,6 +64,7 @@ def test_no_damaged_model_crashes_the_process_that_opens_it(tiny_tokenizer: Path
     folder = tmp_path / "models"
     folder.mkdir()
     whole = (tiny_tokenizer / MODEL_NAME).read_bytes()
+    (folder / "whole").write_bytes(whole)
     written: list[bytes] = []
 
     @fuzz(500)
@@ -78,7 +79,7 @@ def test_no_damaged_model_crashes_the_process_that_opens_it(tiny_tokenizer: Path
     answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60 + EXAMPLES)
     lines = answer.stdout.split("\n")
     assert answer.returncode == 0, f"{lines[-2]} of {folder}: status {answer.returncode}\n{answer.stderr[-2000:]}"
-    assert lines[-2].startswith("opened") and len(written) >= 200
+    assert int(lines[-2].removeprefix("opened ")) > 0 and len(written) >= 200
 
 
 @fuzz(100)
@@ -87,9 +88,9 @@ def test_a_damaged_model_is_refused_or_gives_the_same_ids(
     data: st.DataObject, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = copied(tiny_tokenizer, tmp_path_factory)
-    damage(data, folder / MODEL_NAME)
+    is_changed = data.draw(st.booleans()) and damage(data, folder / MODEL_NAME)
     found = read_or_refuse(lambda: ids_of(folder), folder)
-    assert found is None or found == original(tiny_tokenizer)[1]
+    assert found == original(tiny_tokenizer)[1] or (is_changed and found is None)
 
 
 @fuzz(150)
@@ -135,6 +136,6 @@ def test_a_foreign_tokenizer_with_information_is_refused_or_gives_the_same_ids(
     folder = copied(tiny_foreign_tokenizer, tmp_path_factory)
     original(tiny_foreign_tokenizer)[0].write(folder)
     name = data.draw(st.sampled_from((TOKENIZER_NAME, INFO_NAME)))
-    damage(data, folder / name)
+    is_changed = data.draw(st.booleans()) and damage(data, folder / name)
     found = read_or_refuse(lambda: ids_of(folder), folder)
-    assert found is None or found == original(tiny_foreign_tokenizer)[1]
+    assert found == original(tiny_foreign_tokenizer)[1] or (is_changed and found is None)

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep import open_dataset
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shard_index import read_index
 from data_prep.dataset.verification import verify_shards
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -112,6 +112,25 @@ def test_a_refusal_hides_no_trespass(tmp_path: Path, monkeypatch: pytest.MonkeyP
             read_or_refuse(lambda trespass=trespass: refuse_after(trespass), tmp_path)
 
 
+@pytest.mark.parametrize("nothing", [lambda: None, list[int], dict[str, int]])
+def test_a_reader_that_finds_nothing_in_many_files_fails_the_test(
+    nothing: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching._Watch, "found", {})
+
+    def read_often() -> None:
+        for _ in range(20):
+            read_or_refuse(nothing, tmp_path)
+
+    with watching.something_is_read(20):
+        read_often()
+    with pytest.raises(AssertionError, match="finds nothing"), watching.something_is_read(19):
+        read_often()
+    with watching.something_is_read(0):
+        for found in (None, [], [1]):
+            read_or_refuse(lambda found=found: found, tmp_path)
+
+
 def test_the_timer_of_pytest_goes_on(tmp_path: Path) -> None:
     handler, seconds_before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0]
     read_or_refuse(lambda: time.sleep(0.1), tmp_path)
@@ -122,7 +141,7 @@ def test_the_timer_of_pytest_goes_on(tmp_path: Path) -> None:
 
 def test_whole_files_pass(tiny_shards: Path, tiny_tokenizer: Path, tiny_foreign_tokenizer: Path) -> None:
     def read() -> int:
-        manifest = read_manifest(str(tiny_shards))
+        manifest = open_dataset(tiny_shards).manifest
         read_index(str(tiny_shards), manifest.train.shards[0])
         return len(records_of(tiny_shards / "train-000000.tar"))
 

@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -44,14 +44,31 @@ class _Watch:
     folders: tuple[str, ...] | None = None  # None: nobody is watched
     readable: tuple[str, ...] = ()
     trespasses: ClassVar[list[str]] = []
+    found: ClassVar[dict[Any, list[bool]]] = {}  # of each reader of a test, whether its calls gave something
+
+
+@contextlib.contextmanager
+def something_is_read(most_refusals: int = 20) -> Iterator[None]:
+    """Fail if the block calls a reader more often than that, and it never gives anything but None or what is empty.
+
+    Else a test of damaged files would pass with a reader that refuses everything, or finds nothing in it.
+    """
+    _Watch.found = {}
+    yield
+    for read, found in _Watch.found.items():
+        assert len(found) <= most_refusals or any(found), f"{read} finds nothing in any of {len(found)} examples"
 
 
 def read_or_refuse(read: Callable[[], Result], *folders: Path) -> Result | None:
     """What `read` gives, or None where it raises a `UserError`; any other error, and any trespass, is a failure."""
+    results = _Watch.found.setdefault(getattr(read, "__code__", read), [])
     try:
         with _watched(folders):
-            return read()
+            result = read()
+        results.append(result is not None and (not isinstance(result, Sized) or len(result) > 0))
+        return result
     except UserError as error:
+        results.append(False)
         message = paragraph(error)  # as it is printed
         assert message and not set(message) & set("\n\r\x1b\x00\u202e"), f"not one paragraph: {message[:300]!r}"
         assert len(message) <= _LONGEST_MESSAGE, f"a message of {len(message)} characters: {message[:300]!r}"

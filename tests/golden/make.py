@@ -186,12 +186,12 @@ def write_corpus(path: Path) -> None:
 
 def expected(folder: Path) -> dict[str, Any]:
     """What the files of `folder` give."""
-    from data_prep.dataset.manifest import read_manifest
+    from data_prep import open_dataset
     from data_prep.tokenizer.tokenizer import Tokenizer
     from trainer.checkpoint.format import CheckpointFolder, step_folder
     from trainer.checkpoint.pieces import read_weights
 
-    manifest = read_manifest(str(folder / "shards"))
+    manifest = open_dataset(folder / "shards").manifest
     tokenizer = Tokenizer.load(folder / "shards" / "tokenizer")
     checkpoint = step_folder(folder / "run", RESUMED_STEP)
     return {

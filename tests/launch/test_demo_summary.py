@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest import Manifest, write_manifest
+from data_prep.dataset.manifest import Manifest
 from launch import demo_summary
 from tests.support.error_codes import coded
 
@@ -73,7 +73,7 @@ def demo(tmp_path: Path) -> Path:
         "environment\t95\ncorpus\t20\npretraining-run\t4000\npretraining-run-full\t9000\n"
     )
     (tmp_path / "results-run.json").write_text(json.dumps(RESULTS))
-    write_manifest(str(tmp_path / "shards"), manifest())
+    (tmp_path / "shards" / "manifest.json").write_text(manifest().to_json(), encoding="utf-8")
     return tmp_path
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest import Manifest, write_manifest
-from data_prep.dataset.shards import Record, write_shard
+from data_prep.dataset.shards import Record
 from launch import held_out
 from tests.support.error_codes import coded
+from tests.support.living_data_sets import write_data_set
 
 GOOD = "The reader gives every line of the file in the order that it has."
 SENTENCES = [
@@ -61,21 +61,7 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         np.zeros(count, np.uint16),
         np.arange(count, dtype=np.uint64),
     )
-    shard = write_shard(str(tmp_path), "valid-000000", [record])
-    empty = {"shards": [], "documents": 0, "sentences": 0, "tokens": 0, "unigram_entropy_nats": None}
-    counts = {"documents": count, "sentences": len(sentences), "tokens": len(tokens)}
-    manifest = {
-        "format_version": 2,
-        "clozeworks_version": "0",
-        "config": {},
-        "inputs": [],
-        "sources": [],
-        "tokenizer": {"fingerprint": "0" * 64, "vocab_size": 8192, "token_dtype": "uint16"},
-        "train": empty,
-        "valid": {**empty, "shards": [shard], **counts},
-        "token_counts": {"name": "token_counts.safetensors", "bytes": 0, "sha256": "0" * 64},
-    }
-    write_manifest(str(tmp_path), Manifest.model_validate(manifest))
+    write_data_set(tmp_path, {"valid": [[record]]})
     monkeypatch.setattr(held_out.Tokenizer, "load", lambda folder: tokenizer)
     return str(tmp_path)
 

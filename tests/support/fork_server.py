@@ -51,6 +51,7 @@ trainer.loop.train trainer.loop.finished trainer.tracking.curves launch.pretrain
 _READ_BY_USE = "MLFLOW_TRACKING_"
 _READ_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "MKL_", "DS_", "TORCH", "HF_", "TRANSFORMERS_", "MLFLOW_", "NUMEXPR")
 FIXED = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+"""Of scripts of this tree; those of another one (`tree`) have its PYTHONPATH, and a server of their own."""
 
 
 class ForkedProcess:
@@ -117,18 +118,24 @@ class ForkedProcess:
 Started = ForkedProcess | subprocess.Popen[str]
 
 
-def can_fork(environment: Mapping[str, str]) -> bool:
+def can_fork(environment: Mapping[str, str], tree: Path = ROOT) -> bool:
     """Whether a script with this environment finds torch and DeepSpeed imported as it would import them."""
-    return _of_imports(environment) == _of_imports(os.environ | FIXED)
+    return _of_imports(environment) == _of_imports(os.environ | FIXED | {"PYTHONPATH": str(tree)})
 
 
-def start(arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: int | None = None) -> Started:
+def start(
+    arguments: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    output: int | None = None,
+    tree: Path = ROOT,
+) -> Started:
     """Run `python ARGUMENTS`, in a fork if `can_fork`, with nothing on standard input.
 
     The arguments are a script, `-m` and a module, or `-c` and code, with its words. Both output streams go to the file
     descriptor `output`, or each into a pipe of its own.
     """
-    if not can_fork(environment):
+    if not can_fork(environment, tree):
         return subprocess.Popen(
             [sys.executable, "-W", "ignore", *arguments],
             cwd=folder,
@@ -141,7 +148,7 @@ def start(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
     pipes = [os.pipe() for _ in range(2)] if output is None else []
     files = [write for _, write in pipes] or [output, output]
     with open(os.devnull) as null:
-        connection, pid = _request(_address(), arguments, folder, environment, [null.fileno(), *files])
+        connection, pid = _request(_address(tree), arguments, folder, environment, [null.fileno(), *files])
     for _, write in pipes:
         os.close(write)
     return ForkedProcess(connection, pid, [read for read, _ in pipes])
@@ -236,18 +243,19 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
     return folder
 
 
-def _address() -> str:
-    return os.environ.get(ADDRESS_VARIABLE) or _own_server()
+def _address(tree: Path = ROOT) -> str:
+    return (os.environ.get(ADDRESS_VARIABLE) if tree == ROOT else None) or _own_server(tree)
 
 
 @functools.cache
-def _own_server() -> str:
+def _own_server(tree: Path = ROOT) -> str:
     """Start this process's server and return its address, where it listens while it still imports."""
     address = f"clozeworks-tests-{os.getpid()}-{time.monotonic_ns()}"
+    environment = os.environ | FIXED | {"PYTHONPATH": str(tree)}
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", __file__, address],
-        cwd=ROOT,
-        env={name: value for name, value in (os.environ | FIXED).items() if not name.startswith("COVERAGE_PROCESS")},
+        cwd=tree,
+        env={name: value for name, value in environment.items() if not name.startswith("COVERAGE_PROCESS")},
         stdin=subprocess.PIPE,  # its end tells the server that the tests are gone
         stdout=subprocess.PIPE,
         text=True,
@@ -269,7 +277,8 @@ def _serve(address: str) -> dict[str, Any] | None:
     print("listening", flush=True)
     os.environ["TORCH_WARM_POOL"] = "0"  # no processes of torch's compiler
     for name in _IMPORTED:
-        __import__(name)
+        with contextlib.suppress(Exception):  # a script that cannot import it either says so itself
+            __import__(name)
     assert threading.active_count() == 1, f"threads do not survive a fork: {threading.enumerate()}"
     gc.collect()
     gc.freeze()  # a fork's collections do not touch, and so copy, what is imported

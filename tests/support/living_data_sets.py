@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from data_prep import UserError, verify
-from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep import UserError, open_dataset, verify
+from data_prep.dataset.manifest import Manifest, write_manifest
 from data_prep.dataset.removal import remove_documents
 from data_prep.dataset.removal_request import RemovalRequest
-from data_prep.dataset.shards import Record, read_records
+from data_prep.dataset.shards import Record, read_records, write_shard
 from data_prep.executors.executors import Executor
 from tests.support.preparations import prepared, write_texts
 
 Contents = Counter[tuple[str, str, int, tuple[int, ...], tuple[int, ...]]]
 """Split, source, id, tokens and sentence starts of every document."""
+NO_FILE = {"name": "token_counts.safetensors", "bytes": 0, "sha256": "0" * 64}
 
 
 def make_data_set(
@@ -45,9 +47,45 @@ def make_data_set(
     return prepared(sources, tokenizer_folder, folder, fresh=fresh, add=add, **settings)
 
 
+def write_data_set(folder: Path, records: Mapping[str, Sequence[Sequence[Record]]], **values: Any) -> Manifest:
+    """Write the records of each shard of `train` and `valid` as they are, and a manifest that vouches for them.
+
+    Args:
+        values: what its manifest has instead of no sources, inputs and token counts, and a vocabulary of 8,192.
+    """
+    splits = {}
+    for split in ("train", "valid"):
+        shards = [
+            write_shard(str(folder), f"{split}-{number:06d}", blocks)
+            for number, blocks in enumerate(records.get(split, ()))
+        ]
+        counts = {name: sum(getattr(shard, name) for shard in shards) for name in ("documents", "sentences", "tokens")}
+        splits[split] = {"shards": shards, "unigram_entropy_nats": None, **counts}
+    tokenizer = {"fingerprint": "0" * 64, "vocab_size": 8192, "token_dtype": "uint16"}
+    nothing = {"config": {}, "inputs": (), "sources": (), "tokenizer": tokenizer, "token_counts": NO_FILE}
+    manifest = Manifest.model_validate({"format_version": 2, "clozeworks_version": "0", **nothing, **splits, **values})
+    write_manifest(str(folder), manifest)
+    return manifest
+
+
+def change_manifest(folder: str | Path, **changes: Any) -> None:
+    """Write the manifest with other values, as if this project had written it so."""
+    write_manifest(str(folder), open_dataset(folder).manifest.model_copy(update=changes))
+
+
+def forge_shard(folder: Path, number: int, change: Callable[[Record], Record]) -> None:
+    """Rewrite a train shard from changed records, with a manifest that vouches for it."""
+    train = open_dataset(folder).manifest.train
+    name = train.shards[number].name
+    shard = write_shard(str(folder), name.removesuffix(".tar"), list(map(change, records_of(folder / name))))
+    values = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    values["train"]["shards"][number] = shard.model_dump(mode="json")
+    (folder / "manifest.json").write_text(json.dumps(values), encoding="utf-8")
+
+
 def contents(folder: Path, digest: str | None = None) -> Contents:
     """What a version of the data set holds, read record by record."""
-    manifest = read_manifest(str(folder), digest)
+    manifest = open_dataset(folder, digest).manifest
     names = [source.name for source in manifest.sources]
     found: Contents = Counter()
     for shard in manifest.shards:

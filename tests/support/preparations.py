@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep import prepare, train_tokenizer
+from data_prep import open_dataset, prepare, train_tokenizer
 from data_prep.api.configuration import resolve_config
 from data_prep.config.preparation_config import PreparationConfig
-from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep.dataset.manifest import Manifest
 from data_prep.executors.executors import Executor
 from data_prep.filters.registry import Step, described_filters, filter_settings, load_filters
 from data_prep.pipeline import preparation
@@ -20,9 +20,11 @@ from data_prep.pipeline import repair as repairing
 from data_prep.pipeline.encoding import document_id
 from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.units import ShardRange
-from data_prep.text.cleaning import Normalization, normalize
+from data_prep.text.cleaning import Normalization, clean_paragraphs, normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 
+NORMALIZATION = Normalization()
+"""That is the default."""
 Inputs = str | Path | Sequence[str | Path] | Mapping[str, Any]
 """The files of one source, or the files or settings of every source by its name."""
 
@@ -37,9 +39,14 @@ def write_texts(path: Path, texts: Iterable[str]) -> Path:
     return path
 
 
-def normalized(text: str) -> str:
-    """The text under the normalization that is the default."""
-    return normalize(text, Normalization())
+def normalized(text: str, normalization: Normalization = NORMALIZATION) -> str:
+    """The text under a normalization, such as that of a tokenizer, or under the default."""
+    return normalize(text, normalization)
+
+
+def paragraphs_of(text: str, normalization: Normalization = NORMALIZATION) -> list[str]:
+    """The paragraphs of a text that are prepared, under a normalization or the default."""
+    return clean_paragraphs(text, normalization)
 
 
 def id_of(text: str) -> int:
@@ -121,7 +128,7 @@ def planned(
     """A preparation, or an addition to the data set `parent`, that is yet to be made."""
     config = inputs if isinstance(inputs, PreparationConfig) else config_of(inputs, *overrides, **sections)
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
-    known = read_manifest(str(parent)) if isinstance(parent, (str, Path)) else parent
+    known = open_dataset(parent).manifest if isinstance(parent, (str, Path)) else parent
     return Planned(make_plan(config, loaded, known), loaded)
 
 

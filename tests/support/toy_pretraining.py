@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from data_prep.dataset.manifest import read_manifest
+from data_prep import open_dataset
 from trainer.checkpoint import writer as checkpoints
 from trainer.checkpoint.format import DataIdentity, TrainState
 from trainer.checkpoint.restore import find_latest, load
@@ -52,7 +52,7 @@ def make_config(shards: str, job: dict[str, Any]) -> RunConfig:
         {
             "output_dir": job.get("output_dir", "none"),
             "model": {
-                "vocab_size": read_manifest(shards).tokenizer.vocab_size,
+                "vocab_size": open_dataset(shards).manifest.tokenizer.vocab_size,
                 "hidden_size": 36,
                 "num_hidden_layers": 2,
                 "num_attention_heads": 2,

@@ -18,11 +18,10 @@ import pytest
 
 from data_prep import open_dataset
 from data_prep.base.errors import UserError
-from data_prep.dataset.shards import write_shard
 from data_prep.storage import storage
 from tests.support import plain_ranks
 from tests.support.fault_proxy import Fault, FaultProxy, run_store_proxy
-from tests.support.living_data_sets import make_data_set, records_of
+from tests.support.living_data_sets import forge_shard, make_data_set
 from tests.support.preparations import read_texts, trained
 from tests.support.s3_server import S3Bucket
 from tests.system.conftest import Training
@@ -233,13 +232,8 @@ def test_row_20_token_ids_beyond_the_models_vocabulary(shards: Path, refused: Ca
     required="refused when read, never a device-side assert",
 )
 def test_row_20_a_forged_shard_of_foreign_ids(shards: Path, training: Callable[..., Training]) -> None:
-    records = records_of(shards / SHARD)
-    foreign = np.uint16(60_000)
-    forged = [dataclasses.replace(record, tokens=record.tokens + foreign) for record in records]
-    shard = write_shard(str(shards), SHARD.removesuffix(".tar"), forged)
-    values = json.loads((shards / "manifest.json").read_text())
-    values["train"]["shards"][1] = shard.model_dump(mode="json")
-    (shards / "manifest.json").write_text(json.dumps(values))
+    assert open_dataset(shards).manifest.train.shards[1].name == SHARD
+    forge_shard(shards, 1, lambda record: dataclasses.replace(record, tokens=record.tokens + np.uint16(60_000)))
     run = training(*SHORT)
     run.shards = shards
     output = plain_ranks.run(run, 1, status=1)

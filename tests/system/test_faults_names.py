@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.dataset.manifest import read_manifest
+from data_prep import open_dataset
 from tests.support import plain_ranks
 from tests.support.data_prep_command import Command, files_of
 from tests.support.s3_server import S3Bucket, make_client
@@ -43,7 +43,7 @@ def test_row_48_files_and_experiments_keep_their_names(
     words = ["-m", "data_prep", "shards", "--input", str(corpus), "--tokenizer", str(small_tokenizer)]
     made = run(folder, *words, "--output", str(shards), "--workers", "2", "shards.min_shards=2")
     assert made.returncode == 0, made.stderr
-    assert STRANGE in json.dumps(read_manifest(str(shards)).model_dump(mode="json"), ensure_ascii=False)
+    assert STRANGE in json.dumps(open_dataset(shards).manifest.model_dump(mode="json"), ensure_ascii=False)
     names = (f"tracking.experiment={STRANGE}", f"tracking.run_name={STRANGE}", "training.max_steps=6")
     training = Training(folder, shards, names)
     plain_ranks.run(training, 2)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.dataset.manifest import read_manifest
+from data_prep import open_dataset
 from data_prep.storage import storage
 from tests.soak import ALIAS, MAX_STEPS, MODEL_NAME, Round, Soak
 from tests.support import plain_ranks
@@ -58,9 +58,9 @@ class Left:
 
 def left_by(training: Training) -> Left:
     shards = files_of(training.shards)
-    for shard in read_manifest(str(training.shards)).shards:
+    for shard in open_dataset(training.shards).manifest.shards:
         assert storage.sha256_of(training.shards / shard.name) == shard.sha256
-    digest = read_manifest(str(training.shards)).digest
+    digest = open_dataset(training.shards).manifest.digest
     return Left(digest, shards, curve_on_disk(training), plain_ranks.final_tensors(training))
 
 

@@ -81,8 +81,10 @@ def find_latest(
         report(f"checkpoint {folder} is damaged and skipped: {problems[0]}")
     if steps:
         raise UserError(
-            f"all {len(steps)} checkpoints in {checkpoints_folder(output_dir)} are damaged, so the run cannot resume",
-            fix="restore one from a copy, or move the directory away to start from the beginning",
+            f"all {len(steps)} checkpoints in {checkpoints_folder(output_dir)} are damaged, so the run cannot resume; "
+            f"the last one: {problems[0]}",
+            fix="restore one from a copy, use the release that wrote them if they are of another format version, or "
+            "move the directory away to start from the beginning",
             code="no-intact-checkpoint",
         )
     return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.dataset.manifest import read_manifest
+from data_prep import open_dataset
 from tests.support.data_prep_command import Command
 from tests.support.living_data_sets import document_ids, make_data_set
 from tests.support.preparations import read_texts
@@ -104,7 +104,7 @@ def test_mistakes_change_nothing(
     before = files(folder)
     assert command("remove", folder, *arguments) == status
     assert message in command.errors and files(folder) == before
-    assert read_manifest(str(folder)).version == 1
+    assert open_dataset(folder).manifest.version == 1
 
 
 def test_verify_names_every_problem_and_fails(command: Command, folder: Path) -> None:

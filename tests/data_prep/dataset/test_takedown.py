@@ -13,7 +13,7 @@ from data_prep import open_dataset, prepare
 from data_prep.base.errors import UserError
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.data_card import write_data_card
-from data_prep.dataset.manifest import Manifest, write_manifest
+from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance, write_provenance
 from data_prep.dataset.removal_request import RemovalRequest, find_listed
 from data_prep.dataset.takedown_lists import ID_NAMES, URL_NAMES, read_list
@@ -21,7 +21,15 @@ from data_prep.storage import storage
 from tests.support.data_prep_command import Command
 from tests.support.error_codes import coded
 from tests.support.kill_points import stopped_after
-from tests.support.living_data_sets import document_ids, file_bytes, make_data_set, problems_of, records_of, remove
+from tests.support.living_data_sets import (
+    change_manifest,
+    document_ids,
+    file_bytes,
+    make_data_set,
+    problems_of,
+    records_of,
+    remove,
+)
 from tests.support.preparations import read_texts
 
 NEAR = 77
@@ -67,9 +75,8 @@ def original(small_corpus: Path, small_tokenizer: Path, tmp_path_factory: pytest
         record = manifest.split(split)  # type: ignore[arg-type]
         shards = tuple(item.model_copy(update={"provenance": written[item.name]}) for item in record.shards)
         splits[split] = record.model_copy(update={"shards": shards})
-    manifest = manifest.model_copy(update=splits)
-    write_data_card(str(folder), manifest)
-    write_manifest(str(folder), manifest)
+    change_manifest(folder, **splits)
+    write_data_card(str(folder), open_dataset(folder).manifest)
     assert problems_of(folder) == []
     return folder
 
@@ -133,7 +140,7 @@ def test_a_shard_that_is_emptied_leaves_its_other_rows_detached(folder: Path) ->
         item.model_copy(update={"provenance": record}) if item == shard else item for item in manifest.train.shards
     )
     train = manifest.train.model_copy(update={"shards": shards})
-    write_manifest(str(folder), manifest.model_copy(update={"train": train}))
+    change_manifest(folder, train=train)
     write_data_card(str(folder), open_dataset(folder).manifest)
     manifest = take_down(folder, *(url_of(row["document_id"]) for row in table))
     assert [file.name[:5] for file in manifest.detached_provenance] == ["train"]
@@ -181,7 +188,7 @@ def test_verify_finds_sidecars_that_lie(folder: Path, original: Path) -> None:
         )
         shards = (shard.model_copy(update={"provenance": record}), *manifest.train.shards[1:])
         train = manifest.train.model_copy(update={"shards": shards})
-        write_manifest(str(folder), manifest.model_copy(update={"train": train}))
+        change_manifest(folder, train=train)
         write_data_card(str(folder), open_dataset(folder).manifest)
         return problems_of(folder)
 
@@ -401,7 +408,7 @@ def test_several_documents_of_one_url_are_all_shown(command: Command, folder: Pa
     record = write_provenance(str(folder), shard.name.partition(".")[0], rows)
     shards = (shard.model_copy(update={"provenance": record}), *manifest.train.shards[1:])
     train = manifest.train.model_copy(update={"shards": shards})
-    write_manifest(str(folder), manifest.model_copy(update={"train": train}))
+    change_manifest(folder, train=train)
     with pytest.raises(UserError, match=f"{min(kept):016x}", check=coded("several-documents")):
         open_dataset(folder).document(url="https://same.org/")
     assert command("inspect", folder, "--url", "https://same.org/") == 0

@@ -19,12 +19,11 @@ from data_prep import open_dataset
 from data_prep.base.errors import UserError
 from data_prep.dataset import verification
 from data_prep.dataset.data_card import write_data_card
-from data_prep.dataset.manifest import write_manifest
 from data_prep.dataset.shards import Record, write_shard
 from data_prep.dataset.verification import verify_shards
 from data_prep.storage import storage
 from tests.support.error_codes import coded
-from tests.support.living_data_sets import records_of, remove
+from tests.support.living_data_sets import change_manifest, forge_shard, records_of, remove
 from tests.support.preparations import read_texts, trained
 
 
@@ -42,13 +41,6 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     values = json.loads((folder / "manifest.json").read_text())
     edit(values)
     (folder / "manifest.json").write_text(json.dumps(values))
-
-
-def forge_shard(folder: Path, change: Callable[[Record], Record]) -> None:
-    """Rewrite the first train shard from changed records, with a manifest that vouches for it."""
-    records = [change(record) for record in records_of(folder / "train-000000.tar")]
-    shard = write_shard(str(folder), "train-000000", records)
-    edit_manifest(folder, lambda values: values["train"]["shards"].__setitem__(0, shard.model_dump(mode="json")))
 
 
 def test_a_sound_set_has_no_problems(folder: Path) -> None:
@@ -140,7 +132,7 @@ def test_a_shard_that_the_manifest_does_not_name_is_reported(folder: Path) -> No
 def test_shards_that_lie_are_found_though_their_hashes_agree(
     folder: Path, change: Callable[[Record], Record], message: str
 ) -> None:
-    forge_shard(folder, change)
+    forge_shard(folder, 0, change)
     assert message in problems(folder)
 
 
@@ -152,13 +144,13 @@ def test_words_and_bytes_are_those_of_the_text(folder: Path) -> None:
         tokens[record.tokens == 270], tokens[record.tokens == 600] = 600, 270
         return dataclasses.replace(record, tokens=tokens)
 
-    forge_shard(folder, swapped)
+    forge_shard(folder, 0, swapped)
     found = problems(folder)
     assert re.search(r"has \d+ (words|text_bytes), and the manifest names", found)
 
 
 def test_duplicates_are_a_problem_only_where_they_were_dropped(folder: Path) -> None:
-    forge_shard(folder, lambda record: _with(record, document_ids=record.document_ids * np.uint64(0)))
+    forge_shard(folder, 0, lambda record: _with(record, document_ids=record.document_ids * np.uint64(0)))
     assert "documents twice" in problems(folder)
     edit_manifest(folder, lambda values: values["config"]["deduplication"].__setitem__("exact", False))
     assert "documents twice" not in problems(folder)
@@ -207,7 +199,7 @@ def test_an_edit_that_changes_no_count_is_found(folder: Path) -> None:
     found = problems(folder)
     assert "manifest.json was edited" in found
     assert "DATA_CARD.md does not name the digest" in found
-    write_manifest(str(folder), open_dataset(folder).manifest)  # as if we had written it
+    change_manifest(folder)  # as if we had written it
     assert "manifest.json was edited" not in problems(folder)
     assert "DATA_CARD.md does not name the digest" in problems(folder)
     write_data_card(str(folder), open_dataset(folder).manifest)

@@ -31,10 +31,11 @@ from data_prep.documents.documents import BadInput, DocumentReader, unit_sha256
 from data_prep.documents.input_units import cannot_be_split, file_format, split_into_units
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.storage import storage
-from data_prep.text.cleaning import TOO_MANY_MARKS, Normalization, clean_paragraphs
+from data_prep.text.cleaning import TOO_MANY_MARKS
 from tests.support.compressions import COMPRESS
 from tests.support.error_codes import coded
 from tests.support.peak_memory import read_in_a_process
+from tests.support.preparations import paragraphs_of
 from tests.support.reading import DEFAULTS, SKIP, read_and_count, units_of
 
 TEXTS = ["One sentence. Another.\n\nA paragraph.", "Ünïcode 漢字 🙂", "third"]
@@ -101,7 +102,7 @@ def test_hard_characters_come_through_and_lone_surrogates_are_replaced_by_cleani
     (tmp_path / "a.jsonl").write_bytes(json_lines([hard]))
     assert r"\udc00" in (tmp_path / "a.jsonl").read_text()
     assert read(tmp_path / "a.jsonl") == [hard]
-    (paragraph,) = clean_paragraphs(hard, Normalization())
+    (paragraph,) = paragraphs_of(hard)
     assert paragraph.encode() and paragraph.endswith("[MASK] [SEP] \ufffd end")
 
 

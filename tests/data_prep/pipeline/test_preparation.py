@@ -28,14 +28,22 @@ from data_prep.pipeline.reduce_task import seeded_order
 from data_prep.reports.stats import read_statistics
 from data_prep.reports.tables import stats_report
 from data_prep.storage import storage
-from data_prep.text.cleaning import Normalization, clean_paragraphs
 from data_prep.text.sentences import sentence_starts
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.kill_points import before_writing, stopped_after
 from tests.support.living_data_sets import problems_of, records_of
-from tests.support.preparations import id_of, normalized, planned, prepared, read_texts, trained, write_texts
+from tests.support.preparations import (
+    id_of,
+    normalized,
+    paragraphs_of,
+    planned,
+    prepared,
+    read_texts,
+    trained,
+    write_texts,
+)
 
 OVERRIDES = [
     "shards.min_shards=3",
@@ -73,7 +81,7 @@ def test_every_text_comes_back_exactly_once(small_corpus: Path, tokenizer: Token
 
 def test_ids_and_sentences_are_those_of_the_text(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     make([small_corpus], tokenizer, tmp_path)
-    paragraphs = {id_of(text): clean_paragraphs(text, Normalization()) for text in read_texts(small_corpus)}
+    paragraphs = {id_of(text): paragraphs_of(text) for text in read_texts(small_corpus)}
     for path in tmp_path.glob("*.tar"):
         for record in records_of(path):
             stops = [*record.documents.tolist()[1:], len(record.tokens)]

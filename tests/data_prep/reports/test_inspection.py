@@ -10,17 +10,14 @@ import pytest
 
 from data_prep import open_dataset
 from data_prep.base.errors import UsageError
-from data_prep.dataset.manifest import write_manifest
-from data_prep.dataset.manifest_records import FileRecord, SplitRecord
 from data_prep.dataset.shard_documents import ShardDocuments
-from data_prep.dataset.shards import Record, write_shard
-from data_prep.pipeline.encoding import document_id
+from data_prep.dataset.shards import Record
 from data_prep.reports.inspection import document_report, inspect_report, parse_document_id
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.hostile_shards import NAMES, write_hostile_shards
-from tests.support.living_data_sets import remove
-from tests.support.preparations import normalized, read_texts
+from tests.support.living_data_sets import remove, write_data_set
+from tests.support.preparations import id_of, normalized, read_texts
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +35,10 @@ def test_a_document_is_shown_whole_with_its_source_by_the_hash_of_its_text(folde
     texts = read_texts(small_corpus)
     longest = max(texts[150:], key=len)
     cleaned = normalized(longest)
-    lines = list(document_report(str(folder), document_id(cleaned)))
+    lines = list(document_report(str(folder), id_of(longest)))
     assert shown_text(lines) == cleaned.strip()
     assert sum(line.startswith("  | ") for line in lines) > 12
-    assert f"document id   {document_id(cleaned):016x}" in lines
+    assert f"document id   {id_of(longest):016x}" in lines
     assert any(line.startswith("source        $\\frac{$ \\u202e\\x1b[31m") for line in lines)
     assert "license       CC0-1.0" in lines and "language      fr" in lines and "source url    -" in lines
     assert not any(NAMES[2] in line or "\x1b" in line for line in lines)
@@ -53,12 +50,8 @@ def test_all_pieces_of_a_split_document_are_shown_in_order(folder: Path, tmp_pat
     ids = np.array([7, 7, 8], np.uint64)
     starts = np.cumsum([0, *map(len, pieces)])[:3].astype(np.uint32)
     record = Record(np.concatenate(pieces), starts, starts, np.array([1, 1, 0], np.uint16), ids)
-    shard = write_shard(str(tmp_path), "train-000000", [record])
-    manifest = open_dataset(folder).manifest
-    split = SplitRecord(shards=(shard,), documents=3, sentences=3, tokens=shard.tokens, unigram_entropy_nats=None)
-    none = SplitRecord(shards=(), documents=0, sentences=0, tokens=0, unigram_entropy_nats=None)
-    counts = FileRecord(name="x", bytes=0, sha256="0" * 64)
-    write_manifest(str(tmp_path), manifest.model_copy(update={"train": split, "valid": none, "token_counts": counts}))
+    like = open_dataset(folder).manifest
+    write_data_set(tmp_path, {"train": [[record]]}, tokenizer=like.tokenizer, sources=like.sources)
     (tmp_path / "tokenizer").symlink_to(folder / "tokenizer")
     lines = list(document_report(str(tmp_path), 7))
     assert shown_text(lines) == "The first piece. The second piece."

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError
 from data_prep.text import sentences as splitting
-from data_prep.text.cleaning import Normalization, clean_paragraphs
 from data_prep.text.language_codes import TWO_LETTER_CODES
 from data_prep.text.sentences import batch_sentence_starts, check_language, known_language, sentence_starts
 from data_prep.text.text_batch import normalize_batch
-from tests.support.preparations import normalized
+from tests.support.preparations import NORMALIZATION, normalized, paragraphs_of
 
 
 def sentences(paragraphs: list[str], language: str) -> list[str]:
@@ -84,7 +83,7 @@ def test_an_unknown_language_is_a_usage_error_that_says_what_to_write(language: 
 )
 def test_offsets_rise_from_zero_and_every_paragraph_begins_a_sentence(language: str, texts: list[str]) -> None:
     raw = "\n\n".join(texts)
-    paragraphs = clean_paragraphs(raw, Normalization())
+    paragraphs = paragraphs_of(raw)
     encoded = normalized(raw).encode()
     starts = sentence_starts(paragraphs, language)
     assert starts == sorted(set(starts))
@@ -99,12 +98,12 @@ def test_offsets_rise_from_zero_and_every_paragraph_begins_a_sentence(language: 
 
 @given(st.lists(st.text(st.sampled_from("aB .!?\"')\u3002\uff01\u300d\u00e9\U0001f600\n"), max_size=80), max_size=5))
 def test_a_batch_has_the_sentences_of_its_documents(texts: list[str]) -> None:
-    batch = normalize_batch(texts, Normalization())
+    batch = normalize_batch(texts, NORMALIZATION)
     languages = ["en", "zh", "de-AT", "ja", "ar"][: len(texts)]
     expected = [
         int(start) + offset
         for text, language, start in zip(texts, languages, batch.document_starts, strict=False)
-        for offset in sentence_starts(clean_paragraphs(text, Normalization()), language)
+        for offset in sentence_starts(paragraphs_of(text), language)
     ]
     assert batch_sentence_starts(batch, languages).tolist() == expected
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.text.cleaning import normalize
 from data_prep.tokenizer.explanation import WordMerges, explain, vocabulary_lines
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
@@ -58,7 +57,7 @@ def test_symbols_stand_alone_from_the_beginning(tokenizer: Tokenizer) -> None:
 @given(st.text(st.one_of(st.sampled_from("lownersti \u5c71\u00e9\u2581"), st.characters(codec="utf-8")), max_size=30))
 def test_any_text_is_explained_and_the_end_is_sentencepieces(tokenizer: Tokenizer, text: str) -> None:
     lines = list(explain(tokenizer, text))
-    ids = tokenizer.encode(normalize(text, tokenizer.normalization)).tolist()
+    ids = tokenizer.encode(normalized(text, tokenizer.normalization)).tolist()
     assert lines[2].split()[1:] == [str(number) for number in ids]
     assert len(lines) >= 6 + len(ids)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data_prep.base.errors import UserError
-from data_prep.text.cleaning import Normalization, normalize, replace_surrogates
+from data_prep.text.cleaning import Normalization, replace_surrogates
 from data_prep.tokenizer.hugging_face_tokenizer import ADVERSARIAL_LINES, check_parity, write_hugging_face_tokenizer
 from data_prep.tokenizer.tokenizer import (
     CLS_TOKEN_ID,
@@ -23,6 +23,7 @@ from data_prep.tokenizer.tokenizer import (
     TokenizerSettings,
 )
 from data_prep.tokenizer_training.training import train_tokenizer
+from tests.support.preparations import normalized
 
 TEXT = [
     "The first rule of the house: nobody reads the letters of the others, and nobody hides them either.",
@@ -56,7 +57,7 @@ def both(
 
 
 def prepared(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode(normalize(text, tokenizer.normalization)).tolist()
+    return tokenizer.encode(normalized(text, tokenizer.normalization)).tolist()
 
 
 def plain(line: str) -> str:
@@ -115,7 +116,7 @@ def test_decoding_gives_the_text_back(both: tuple[Tokenizer, PreTrainedTokenizer
     for line in TEXT:
         assert (
             auto.decode(auto(line)["input_ids"], skip_special_tokens=True)
-            == normalize(line, tokenizer.normalization).strip()
+            == normalized(line, tokenizer.normalization).strip()
         )
 
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.text.cleaning import clean_paragraphs
 from data_prep.text.sentences import sentence_starts
 from data_prep.tokenizer.tokenizer import (
     FILE_NAMES,
@@ -31,7 +30,7 @@ from data_prep.tokenizer.tokenizer import (
 from data_prep.tokenizer_training.training import train_tokenizer
 from tests.support.error_codes import coded
 from tests.support.made_up_documents import SMALL, documents
-from tests.support.preparations import normalized
+from tests.support.preparations import normalized, paragraphs_of
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def test_any_text_gets_sentencepieces_ids_and_comes_back(
 
 
 def test_sentences_snap_to_tokens(made_up_tokenizer: Tokenizer) -> None:
-    paragraphs = clean_paragraphs(documents(1)[0] + "\n\n\u4f60\u597d\u3002\u4f60\u597d\u3002", SMALL.normalization)
+    paragraphs = paragraphs_of(documents(1)[0] + "\n\n\u4f60\u597d\u3002\u4f60\u597d\u3002", SMALL.normalization)
     text = "".join(" " + paragraph for paragraph in paragraphs)
     ids, starts = made_up_tokenizer.encode(text), sentence_starts(paragraphs, "zh")
     snapped = made_up_tokenizer.sentence_token_starts(ids, starts)

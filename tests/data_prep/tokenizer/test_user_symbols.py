@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from data_prep.text.cleaning import Normalization, normalize
 from data_prep.tokenizer.adversarial_lines import lines_with_symbols
 from data_prep.tokenizer.hugging_face_tokenizer import check_parity, cuts_of_unreachable_pieces
 from data_prep.tokenizer.tokenizer import MASK_TOKEN_ID, SPECIAL_TOKENS, Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
+from tests.support.preparations import normalized
 
 SYMBOLS = ("<sep>", "@user", "\u2603", "\u4e2dx", "ab", "abc", "b", "[mask]", "<0x", "\\d", "(?:", "x]", "-^", "][")
 TEXT = [
@@ -45,8 +45,8 @@ def both(
 
 
 def prepared(tokenizer: Tokenizer, text: str) -> list[int]:
-    ids = tokenizer.encode(normalize(text, tokenizer.normalization)).tolist()
-    assert ids == [span.token_id for span in tokenizer.spans(normalize(text, tokenizer.normalization))]
+    ids = tokenizer.encode(normalized(text, tokenizer.normalization)).tolist()
+    assert ids == [span.token_id for span in tokenizer.spans(normalized(text, tokenizer.normalization))]
     return ids
 
 
@@ -116,7 +116,7 @@ def test_a_real_vocabulary_agrees_on_shuffled_symbols(tmp_path: Path) -> None:
         vocab_size=900,
         character_coverage=1.0,
         user_symbols=("ba", "##", "<k>"),
-        normalization=Normalization(form="NFKC"),
+        normalization={"form": "NFKC"},
     )
     train_tokenizer(texts, tmp_path, settings)
     lines = ["".join(draw.choices(["ba", "##", "<k>", " ", *words[:20]], k=30)) for _ in range(300)]

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.text.cleaning import normalize
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer.tokenizer_report import REPORT_NAME, GroupReport, read_report
 from data_prep.tokenizer_training.quality import report_lines
 from data_prep.tokenizer_training.sampling import CorpusCounts
 from data_prep.tokenizer_training.training import train_on_sample
 from data_prep.tokenizer_training.training_sample import TrainingSample, lines_of
+from tests.support.preparations import normalized
 
 ENGLISH = [f"the house number {number} stands by the river, and the other house does not" for number in range(60)]
 CHINESE = [f"\u4f60\u597d\u4e16\u754c\u3002\u6211\u5f88\u597d\u5c71{number}" for number in range(20)]
@@ -47,7 +47,7 @@ def test_the_figures_are_those_of_the_held_out_text(folder: Path) -> None:
     assert 0.3 < chinese.tokens_per_character < 2
     if report.held_out_in_sample == 0 and everything.documents == 80 - report.sample_documents:
         texts = [*ENGLISH, *CHINESE]
-        encoded = tokenizer.encode_many([normalize(text, tokenizer.normalization) for text in texts])
+        encoded = tokenizer.encode_many([normalized(text, tokenizer.normalization) for text in texts])
         assert everything.tokens < sum(map(len, encoded))
     has_bytes = tokenizer.info.settings.byte_fallback
     assert (everything.unknown_tokens == 0) is has_bytes or everything.byte_tokens == 0

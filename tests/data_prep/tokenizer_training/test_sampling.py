@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import PreparationConfig
 from data_prep.documents.input_files import find_inputs, find_units
-from data_prep.text.cleaning import Normalization, clean_paragraphs
 from data_prep.tokenizer_training import sampling
 from data_prep.tokenizer_training.sampling import CorpusCounts, _cleaned, draw_sample, language_label
 from data_prep.tokenizer_training.training_sample import TrainingSample, lines_of
-from tests.support.preparations import config_of
+from tests.support.preparations import NORMALIZATION, config_of, paragraphs_of
 
 WORDS = "river village teacher engine letter garden winter morning harbour library \u4f60\u597d caf\u00e9".split()
 
@@ -208,5 +207,5 @@ def test_the_command_line_source_is_one_source(tmp_path: Path) -> None:
     )
 )
 def test_documents_are_cleaned_together_as_one_by_one(texts: list[str]) -> None:
-    expected = ["\n".join(clean_paragraphs(text, Normalization())) for text in texts]
-    assert list(_cleaned(texts, Normalization())) == expected
+    expected = ["\n".join(paragraphs_of(text)) for text in texts]
+    assert list(_cleaned(texts, NORMALIZATION)) == expected

@@ -11,7 +11,6 @@ import fsspec
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.text.cleaning import Normalization
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerInfo, TokenizerSettings
 from data_prep.tokenizer_training import training
 from data_prep.tokenizer_training.training import train_tokenizer
@@ -41,7 +40,7 @@ def test_the_trainers_reading_is_shown_and_the_phase_without_an_estimate_is_name
 
 
 def test_the_fingerprint_knows_the_normalization(made_up_tokenizer: Tokenizer, tmp_path: Path) -> None:
-    uncased = SMALL.model_copy(update={"normalization": Normalization(form="NFKC")})
+    uncased = SMALL.model_copy(update={"normalization": SMALL.normalization.model_copy(update={"form": "NFKC"})})
     info = train_tokenizer(documents(), tmp_path, uncased)
     assert Tokenizer.load(tmp_path).pieces == made_up_tokenizer.pieces
     assert info.fingerprint != made_up_tokenizer.fingerprint

@@ -265,6 +265,8 @@ def test_a_newer_format_is_named(tmp_path):
     marker.write_text(json.dumps(json.loads(marker.read_text()) | {"format_version": 9}))
     with pytest.raises(UserError, match="version 9.*version 1", check=coded("checkpoint-of-another-release")):
         CheckpointFolder(marker.parent).read_state()
+    with pytest.raises(UserError, match="version 9.*version 1", check=coded("no-intact-checkpoint")):
+        find_latest(tmp_path, warn=lambda message: None)
 
 
 def test_only_the_newest_are_kept(tmp_path):

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from data_prep.dataset.manifest import Manifest, write_manifest
-from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SourceRecord, SplitRecord, TokenizerRecord
 from data_prep.dataset.shard_index import ShardIndex
-from data_prep.dataset.shards import Record, write_shard
+from data_prep.dataset.shards import Record
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import CLS_TOKEN_ID
+from tests.support.living_data_sets import write_data_set
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.shard_set import ShardSet, open_shard_set
 
@@ -94,10 +93,9 @@ def write_corpus(
 
     The vocabulary is as large as the ids ask for, or `vocab_size`, such as that of a mixture's other data sets.
     """
-    document_of, sentence_of, shard_of, splits = [], [], [], {}
+    document_of, sentence_of, shard_of, records = [], [], [], {"train": [], "valid": []}
     num_tokens = num_documents = num_sentences = num_train = 0
     for split, shards in (("train", train), ("valid", valid)):
-        records: list[ShardRecord] = []
         for number, documents in enumerate(shards):
             blocks = []
             for first in range(0, len(documents), documents_a_record):
@@ -112,31 +110,15 @@ def write_corpus(
                         num_sentences += 1
                     num_documents += 1
                 num_tokens += sum(map(sum, block))
-            records.append(write_shard(str(folder), f"{split}-{number:06d}", blocks))
+            records[split].append(blocks)
         num_train = num_tokens if split == "train" else num_train
-        splits[split] = SplitRecord(
-            shards=tuple(records),
-            documents=sum(record.documents for record in records),
-            sentences=sum(record.sentences for record in records),
-            tokens=sum(record.tokens for record in records),
-            unigram_entropy_nats=None,
-        )
-    manifest = Manifest(
-        format_version=2,
-        clozeworks_version="0",
-        tokenizer=TokenizerRecord(
-            fingerprint=fingerprint, vocab_size=max(first_id + num_tokens, vocab_size), token_dtype=dtype
-        ),
-        config={},
-        inputs=(),
-        sources=tuple(
-            SourceRecord(name=name, dropped={}, documents=0, sentences=0, tokens=0, words=0, text_bytes=0)
-            for name in sources
-        ),
-        token_counts=FileRecord(name="token_counts.safetensors", bytes=0, sha256="0" * 64),
-        **splits,
-    )
-    write_manifest(str(folder), manifest)
+    tokenizer = {
+        "fingerprint": fingerprint,
+        "vocab_size": max(first_id + num_tokens, vocab_size),
+        "token_dtype": dtype,
+    }
+    nothing = {"dropped": {}} | dict.fromkeys(("documents", "sentences", "tokens", "words", "text_bytes"), 0)
+    write_data_set(folder, records, tokenizer=tokenizer, sources=[{"name": name, **nothing} for name in sources])
     assert storage.exists(folder / "manifest.json")
     return Corpus(
         open_shard_set(str(folder)),

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data_prep.text.cleaning import normalize
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.foreign_tokenizers import WRITERS
+from tests.support.preparations import normalized
 from trainer.data.words import PieceKind, piece_kinds, word_starts
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -47,7 +47,7 @@ def test_words_are_told_from_pieces(pieces: str, words: str) -> None:
 
 def test_words_of_a_real_tokenizer_are_those_between_spaces(small_tokenizer) -> None:
     tokenizer = Tokenizer.load(small_tokenizer)
-    text = normalize(
+    text = normalized(
         "Every word, however long-winded or strange (xylographically speaking), stays whole.", tokenizer.normalization
     )
     ids = tokenizer.encode(text).astype(np.int64)[None]

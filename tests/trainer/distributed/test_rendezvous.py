@@ -50,8 +50,7 @@ def start(tmp_path: Path) -> Start:
 )
 def test_a_rank_that_waits_for_a_dead_peer_leaves_on_a_signal(number, absent, start):
     (rank,) = start("all is well", 600, world_size=2, absent=absent)
-    time.sleep(1.5)
-    assert rank.poll() is None
+    time.sleep(1.5)  # most likely it waits by then; its exit status says that the signal ended it
     rank.send_signal(number)
     at = time.monotonic()
     ((status, _, stderr),) = finish([rank], timeout=300)
@@ -65,8 +64,7 @@ def test_a_rank_that_waits_outside_python_leaves_on_a_signal(start):
     """Of two ranks that have met one dies, and the other waits in torch for the group, where no handler runs."""
     ranks = start("dies after the meeting", 600, world_size=2)
     assert ranks[1].wait(timeout=300) == 3
-    time.sleep(2)
-    assert ranks[0].poll() is None
+    time.sleep(2)  # as above
     ranks[0].send_signal(signal.SIGTERM)
     at = time.monotonic()
     (status, _, stderr), _ = finish(ranks, timeout=300)

@@ -16,10 +16,10 @@ import torch
 from data_prep import open_dataset
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.processor import Processor
-from data_prep.dataset.manifest import write_manifest
 from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
+from tests.support.living_data_sets import change_manifest
 from tests.support.toy_run import tiny_config
 from trainer.checkpoint import writer
 from trainer.checkpoint.compatibility import check_compatible
@@ -150,7 +150,7 @@ def save(begun: tuple[Run, TrainState, Progress], step: int) -> Path:
 def on_other_data(config: RunConfig, folder: Path) -> RunConfig:
     """The run with a copy of its shards whose manifest says other things, and so has another digest."""
     shutil.copytree(config.data.shards, folder)
-    write_manifest(str(folder), open_dataset(folder).manifest.model_copy(update={"clozeworks_version": "another"}))
+    change_manifest(folder, clozeworks_version="another")
     return config.model_copy(update={"data": config.data.model_copy(update={"shards": str(folder)})})
 
 

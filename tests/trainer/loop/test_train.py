@@ -108,7 +108,7 @@ def test_a_rank_whose_copy_is_done_is_watched_while_another_still_copies(meeting
 
     def copy(mark: Any) -> None:
         seen.append(done.begun.wait(SECONDS))  # the other waits for this one
-        seen.append(quick.watchdog.closed.wait(0.05))
+        seen.append(quick.watchdog.closed.is_set())
         mark("copying")
 
     slow = make_run(0, uploader=SimpleNamespace(close=copy))
@@ -131,7 +131,7 @@ def test_the_ranks_of_a_stopped_run_leave_once_the_registration_under_way_is_don
     done, _ = meetings
     seen: list[bool] = []
     registrar = SimpleNamespace(
-        stop_after_current=lambda mark: seen.extend((done.begun.wait(SECONDS), done.over.wait(0.05)))
+        stop_after_current=lambda mark: seen.extend((done.begun.wait(SECONDS), done.over.is_set()))
     )
     assert leave_all([make_run(0, registrar=registrar), make_run(1)], "stopped") == [True, True]
     assert seen == [True, False], "the other rank waited"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.dataset.manifest import read_manifest
+from data_prep import open_dataset
 from data_prep.documents.formats import format_registry
 from tests.support.data_prep_command import Command
 
@@ -67,8 +67,8 @@ def test_reasons_of_a_format_are_accepted_by_every_command(
         "format .poem: prose": 1,
         "too many bytes": 1,
     }
-    assert read_manifest(str(output)).dropped == expected
-    assert {step.name: step.dropped for step in read_manifest(str(output)).steps}["reading"] == expected
+    assert open_dataset(output).manifest.dropped == expected
+    assert {step.name: step.dropped for step in open_dataset(output).manifest.steps}["reading"] == expected
     assert command("verify", output) == 0, command.output
     for words in (("stats", output), ("inspect", output, "--documents", 1)):
         assert command(*words) == 0, command.errors
@@ -85,7 +85,7 @@ def test_reasons_of_a_format_are_accepted_by_every_command(
     merge = ["merge", *shards[1:], "--output", merged]
     assert command(*merge) == 0, command.errors
     assert command("verify", merged) == 0, command.output
-    assert read_manifest(str(merged)).dropped == expected
+    assert open_dataset(merged).manifest.dropped == expected
 
 
 def test_a_set_of_an_earlier_release_with_such_reasons_is_sound(
