@@ -169,9 +169,24 @@ def test_a_rank_that_wants_what_its_own_file_holds_opens_no_other(opened: list[s
     assert sum(left) == 0 and opened == names[:1]
 
 
-def test_a_file_that_one_rank_cannot_read_is_the_error_of_all(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("is_torn_later", [False, True])
+def test_a_file_that_one_rank_cannot_read_is_the_error_of_all(
+    is_torn_later: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Whether its header is damaged, or it ends before a piece that the header names, in one of several exchanges."""
     names, wanted = write_files(tmp_path, 3), shares(2)
-    (tmp_path / names[1]).write_bytes(b"x" * 50)
+    if is_torn_later:
+        monkeypatch.setattr(pieces, "_MOST_ELEMENTS", 100)
+        read = Piece.read
+
+        def ends(self: Piece, start: int, stop: int) -> torch.Tensor:
+            if self.path.name == names[1] and self.kind == "exp_avg":
+                os.truncate(self.path, self.offset)
+            return read(self, start, stop)
+
+        monkeypatch.setattr(Piece, "read", ends)
+    else:
+        (tmp_path / names[1]).write_bytes(b"x" * 50)
 
     def fails(ranks: Ranks) -> str:
         with pytest.raises(UserError, match="file-1", check=coded("damaged-checkpoint")):
