@@ -143,11 +143,19 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("most_elements", [1 << 24, 100])
+@pytest.mark.parametrize("is_divided", [True, False])
 @pytest.mark.parametrize(("num_files", "world_size"), [(4, 3), (3, 4), (1, 5), (9, 2)])
 def test_ranks_of_another_number_open_each_file_once_and_get_what_they_want(
-    num_files: int, world_size: int, most_elements: int, opened: list[str], tmp_path: Path, monkeypatch: Any
+    num_files: int,
+    world_size: int,
+    is_divided: bool,
+    most_elements: int,
+    opened: list[str],
+    tmp_path: Path,
+    monkeypatch: Any,
 ) -> None:
-    names, wanted = write_files(tmp_path, num_files), shares(world_size)
+    """At ZeRO 0 every rank wants everything."""
+    names, wanted = write_files(tmp_path, num_files), shares(world_size) if is_divided else shares(1) * world_size
     monkeypatch.setattr(pieces, "_MOST_ELEMENTS", most_elements)
     group = ThreadedRanks(world_size, (pieces,), monkeypatch)
     found = group.run(lambda ranks: list(read_shared(tmp_path, names, wanted[ranks.rank], ranks)))
