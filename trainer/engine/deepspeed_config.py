@@ -201,10 +201,7 @@ def _without_effect(given: dict[str, Any], config: RunConfig) -> Iterator[str]:
             continue
         present, value = _look_up(given, path)
         if present and value not in (None, key.exchanged):
-            yield (
-                f"{path}={value!r} has no effect at ZeRO 1 in bf16, where this project sums gradients itself, as with "
-                f"{key.exchanged!r}: remove it, or let DeepSpeed sum them (bf16.immediate_grad_update=false)"
-            )
+            yield f"{path}={value!r} has no effect at ZeRO 1 in bf16, where this project sums gradients: remove it"
 
 
 def _look_up(values: dict[str, Any], path: str) -> tuple[bool, Any]:
