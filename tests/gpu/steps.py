@@ -167,13 +167,17 @@ def digest(folder: Path) -> str:
 
 
 def cuda_tests(kit: Kit) -> dict[str, Any]:
-    """The tests marked `gpu`; only their files are collected, for others import what this machine lacks."""
+    """The tests marked `gpu`; only their files are collected, for others import what this machine lacks.
+
+    What they found that is no error, such as bits that differ within rounding, is told by name.
+    """
     marked = [
         path for path in (wheels.REPOSITORY / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()
     ]
     files = [path for path in sorted(marked) if path.parent != Path(__file__).parent]
-    command = kit.python("-m", "pytest", "-v", "-rs", "-m", "gpu", "-p", "no:cacheprovider", "--timeout", "100")
-    return {"result": kit.call([*command, *files]).strip().splitlines()[-1]}
+    command = kit.python("-m", "pytest", "-v", "-rsx", "-m", "gpu", "-p", "no:cacheprovider", "--timeout", "100")
+    lines = kit.call([*command, *files]).strip().splitlines()
+    return {"result": lines[-1], "found": [line for line in lines if line.startswith("XFAIL ")]}
 
 
 def encoder(kit: Kit) -> dict[str, Any]:
@@ -202,8 +206,8 @@ PART1 = [
     Step("encoder", 200, encoder),
     # Those above fit into the 530 s together. What follows is worth less, and runs where they need less.
     Step("cuda tests", 90, cuda_tests),
-    Step("long rows", 60, variants("modern_large 8192", "modern_large 8192 whole rows")),
-    Step("compilation", 90, compilation),
+    Step("long rows", 120, variants("modern_large 8192", "modern_large 8192 whole rows")),
+    Step("compilation", 140, compilation),
     Step("deterministic", 50, variants("bert_large deterministic")),
     Step("pairs and optimizer", 90, variants("bert_large pairs", "bert_large StableAdamW", "bert_large eager")),
     Step("probe", 40, probe),

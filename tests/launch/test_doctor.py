@@ -105,14 +105,19 @@ def test_only_compiled_blocks_on_the_cpu_need_a_cpp_compiler(override, device, t
     assert found.level == level
 
 
-def test_a_batch_warmup_that_the_ranks_cannot_share_is_warned_of(tmp_path):
-    sizes = ["training.global_batch_tokens=4096", "training.micro_batch_tokens=512"]
-    config = tracked("none", tmp_path, *sizes, "training.batch_warmup={initial_tokens: 1024, steps: 9}")
-    assert levels(list(machine_checks.check_batches(config, 2))) == ["ok", "ok"]
-    fits, warmup = machine_checks.check_batches(config, 8)
+def test_a_batch_warmup_that_the_ranks_cannot_share_is_warned_of_if_it_costs_much_of_its_stage(tmp_path):
+    def found(steps: int, ranks: int) -> list[Finding]:
+        sizes = ["training.global_batch_tokens=4096", "training.micro_batch_tokens=512", "training.max_steps=1000"]
+        config = tracked("none", tmp_path, *sizes, f"training.batch_warmup={{initial_tokens: 1024, steps: {steps}}}")
+        return list(machine_checks.check_batches(config, ranks))
+
+    assert levels(found(300, 2)) == ["ok", "ok"]
+    fits, warmup = found(300, 8)
     assert (fits.level, warmup.level) == ("ok", "warn")
-    assert "4 sizes from 1,024 to 4,096 tokens, with 37.5% padding rows" in warmup.text
+    assert "4 sizes from 1,024 to 4,096 tokens, with 37.5% padding rows, 17.6% of the stage" in warmup.text
     assert "a multiple of the 4,096 that the ranks take at once" in warmup.text
+    _, short = found(9, 8)
+    assert short.level == "ok" and "37.5% padding rows, 0.5% of the stage" in short.text
 
 
 @pytest.mark.long

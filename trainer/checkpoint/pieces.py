@@ -29,6 +29,8 @@ _ALIGNMENT = 8
 _FLOAT32_BYTES = 4
 _MOST_ELEMENTS = 1 << 24
 """How many elements a rank reads and sends at a time, about."""
+_Problem = tuple[str, str, str]
+"""What a rank tells the others of its error: problem, fix and code."""
 
 Part = tuple[str, int, Callable[[], torch.Tensor]]
 """Key, number of elements, and how to get the 1-D float32 tensor."""
@@ -172,7 +174,8 @@ def read_shared(folder: Path, names: Sequence[str], wanted: Sequence[Wanted], ra
         UserError: a rank cannot read a file; on all ranks.
     """
     bundles: list[list[_Transfer]] = []
-    size, problem = _MOST_ELEMENTS, None
+    size = _MOST_ELEMENTS
+    problem: _Problem | None = None
     holders: dict[str, list[tuple[int, Wanted]]] = {}
     for rank, of_rank in enumerate(gather_objects(list(wanted), ranks)):
         for each in of_rank:
@@ -188,9 +191,7 @@ def read_shared(folder: Path, names: Sequence[str], wanted: Sequence[Wanted], ra
     except UserError as error:
         problem = (error.problem, error.fix, error.code)
     found = gather_objects((len(bundles), problem), ranks)
-    for _, other in found:
-        if other is not None:
-            raise UserError(other[0], fix=other[1], code=other[2])
+    _raise_first(problem for _, problem in found)
     for number in range(max(count for count, _ in found)):
         yield from _exchange(bundles[number] if number < len(bundles) else [], ranks)
 
@@ -214,20 +215,35 @@ def _transfers(pieces: Iterable[Piece], holders: dict[str, list[tuple[int, Wante
 
 
 def _exchange(bundle: Sequence[_Transfer], ranks: Ranks) -> Iterator[Values]:
-    """Send these parts to their ranks, and yield what all ranks send here; first what it is, then the elements."""
+    """Send these parts to their ranks, and yield what all ranks send here; first what it is, then the elements.
+
+    A rank that cannot read a part tells it in place of what it sends.
+    """
     heads: list[list[tuple[str, str, int, int]]] = [[] for _ in range(ranks.world_size)]
     parts: list[list[torch.Tensor]] = [[torch.empty(0)] for _ in range(ranks.world_size)]
-    for each in bundle:
-        heads[each.rank].append((each.piece.kind, each.piece.name, each.start, each.stop - each.start))
-        parts[each.rank].append(each.piece.read(each.start, each.stop))
-    texts = [torch.frombuffer(bytearray(json.dumps(head).encode()), dtype=torch.uint8) for head in heads]
+    problem: _Problem | None = None
+    try:
+        for each in bundle:
+            heads[each.rank].append((each.piece.kind, each.piece.name, each.start, each.stop - each.start))
+            parts[each.rank].append(each.piece.read(each.start, each.stop))
+    except UserError as error:
+        problem = (error.problem, error.fix, error.code)
+    texts = [torch.frombuffer(bytearray(json.dumps([problem, head]).encode()), dtype=torch.uint8) for head in heads]
     sizes = exchange([torch.tensor([len(text)]) for text in texts], [1] * ranks.world_size, ranks)
     texts = exchange(texts, torch.cat(sizes).tolist(), ranks)
-    heads = [json.loads(text.cpu().numpy().tobytes()) for text in texts]
+    told = [json.loads(text.cpu().numpy().tobytes()) for text in texts]
+    _raise_first(problem for problem, _ in told)
+    heads = [head for _, head in told]
     received = exchange([torch.cat(own) for own in parts], [sum(each[3] for each in head) for head in heads], ranks)
     for head, values in zip(heads, received, strict=True):
         for (kind, name, start, _), part in zip(head, values.split([each[3] for each in head]), strict=True):
             yield kind, name, start, part
+
+
+def _raise_first(problems: Iterable[_Problem | None]) -> None:
+    """Raise the first of all ranks' problems, on all ranks."""
+    for problem in filter(None, problems):
+        raise UserError(problem[0], fix=problem[1], code=problem[2])
 
 
 def write_tensors(path: Path, parts: Iterable[Part]) -> FileRecord:

@@ -25,6 +25,7 @@ from trainer.checkpoint.format import (
 from trainer.checkpoint.late_scores import SCORE_FILES
 from trainer.checkpoint.pieces import check_coverage, own_first, read_alone, read_shared
 from trainer.checkpoint.writer import ALONE, Warn, bring_back_replaced, ignore, in_turn
+from trainer.distributed.agreement import raise_error_of_any
 from trainer.distributed.process_group import Ranks, broadcast_object, gather_objects
 from trainer.engine.engine import Engine
 from trainer.engine.fragments import parameter_shapes
@@ -245,7 +246,7 @@ def load(engine: Engine, checkpoint: Checkpoint) -> None:
     read by one rank of all, which sends the others their parts.
 
     Raises:
-        UserError: the checkpoint's model has other parameters.
+        UserError: the checkpoint's model has other parameters, or a rank cannot read a file: on all ranks.
     """
     _check_shapes(parameter_shapes(engine.module), checkpoint)
     fragments, ranks, saved = engine.fragments(), engine.ranks, checkpoint.saved
@@ -258,10 +259,15 @@ def load(engine: Engine, checkpoint: Checkpoint) -> None:
         found = read_alone(checkpoint.folder, names, wanted, lambda: any(missing.values()))
     else:
         found = read_shared(checkpoint.folder, checkpoint.tensor_files, wanted, ranks)
-    for kind, name, start, values in found:
-        by_name[name].write(kind, start, values)
-        missing[f"{kind} of {name}"] -= len(values)
-    check_coverage(missing, checkpoint.folder)
+    error: UserError | None = None
+    try:
+        for kind, name, start, values in found:
+            by_name[name].write(kind, start, values)
+            missing[f"{kind} of {name}"] -= len(values)
+        check_coverage(missing, checkpoint.folder)
+    except UserError as problem:
+        error = problem
+    raise_error_of_any(error, ranks)
     engine.set_loss_scaler_state(checkpoint.saved.loss_scaler)
     engine.finish_setting(checkpoint.saved.optimizer_steps)
 

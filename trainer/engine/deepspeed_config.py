@@ -44,6 +44,7 @@ def deepspeed_config(config: RunConfig, world_size: int, user: dict[str, Any] | 
     if _is_schedule_of_yaml(given.get("scheduler"), config):
         given.pop("scheduler")
     problems = [*_unknown(given), *_refused(given), *_contradictions(given, config, batch)]
+    problems += _without_effect(given, config)
     if problems:
         raise UsageError(
             f"the DeepSpeed settings contradict the configuration or are not supported: {'; '.join(problems)}",
@@ -190,6 +191,17 @@ def _contradictions(given: dict[str, Any], config: RunConfig, batch: BatchArithm
     for name in parameters if isinstance(parameters, dict) else ():
         if f"optimizer.params.{name}" not in KEYS:
             yield f"optimizer.params.{name} is not supported: set optimizer.* of the YAML"
+
+
+def _without_effect(given: dict[str, Any], config: RunConfig) -> Iterator[str]:
+    if not gradient_sum(config, user=given).is_exchanged:
+        return
+    for path, key in KEYS.items():
+        if not isinstance(key, Passed) or key.exchanged is None:
+            continue
+        present, value = _look_up(given, path)
+        if present and value not in (None, key.exchanged):
+            yield f"{path}={value!r} has no effect at ZeRO 1 in bf16, where this project sums gradients: remove it"
 
 
 def _look_up(values: dict[str, Any], path: str) -> tuple[bool, Any]:

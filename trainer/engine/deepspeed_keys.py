@@ -28,6 +28,8 @@ class Passed(NamedTuple):
     is_switch: bool = False
     package: str | None = None
     """What DeepSpeed imports once the section is enabled."""
+    exchanged: bool | float | None = None
+    """What holds where this project exchanges gradients (`trainer/config/gradient_sum.py`), whatever the key says."""
 
 
 class Refused(NamedTuple):
@@ -98,8 +100,16 @@ KEYS: Mapping[str, Owned | Passed | Refused] = {
     "optimizer.params.weight_decay": Owned(
         "optimizer.weight_decay", lambda config, batch: (config.optimizer.weight_decay,)
     ),
-    "prescale_gradients": _SWITCH,
-    "gradient_predivide_factor": Passed(),
+    "zero_optimization.overlap_comm": Passed(exchanged=True),
+    "zero_optimization.reduce_scatter": Passed(exchanged=True),
+    "zero_optimization.contiguous_gradients": Passed(exchanged=True),
+    "zero_optimization.use_multi_rank_bucket_allreduce": Passed(exchanged=True),
+    "zero_optimization.ignore_unused_parameters": Passed(exchanged=True),
+    "zero_optimization.allgather_partitions": Passed(exchanged=True),
+    "zero_optimization.round_robin_gradients": Passed(exchanged=False),
+    "zero_optimization.parameter_alignment": Passed(exchanged=False),
+    "prescale_gradients": Passed(is_switch=True, exchanged=False),
+    "gradient_predivide_factor": Passed(exchanged=1.0),
     "wall_clock_breakdown": _SWITCH,
     "memory_breakdown": _SWITCH,
     "dump_state": _SWITCH,

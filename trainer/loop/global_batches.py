@@ -51,14 +51,16 @@ def batches_from(
     for number, stage in enumerate(config.stages):
         position = first_position(config, number, position) if number else position
         start, steps = stage.first_step, stage.taken_steps
-        loader = open_loader(shard_sets, stage, position, seed, ranks, start)
         first = min(max(step - start, 0), steps)
-        for spec in itertools.islice(loader.specs(), first):
-            position = spec.next_position
-        loader = open_loader(shard_sets, stage, position, seed, ranks, start + first)
-        for batch in itertools.islice(loader, steps - first):
-            position = batch.next_position
-            yield batch
+        if first:
+            passed = open_loader(shard_sets, stage, position, seed, ranks, start)
+            for spec in itertools.islice(passed.specs(), first):
+                position = spec.next_position
+        if first < steps:
+            loader = open_loader(shard_sets, stage, position, seed, ranks, start + first)
+            for batch in itertools.islice(loader, steps - first):
+                position = batch.next_position
+                yield batch
 
 
 def count_first_epoch(

@@ -50,7 +50,8 @@ def _refuse(problems: list[str]) -> None:
 
 def _wrong_values(given: dict[str, Any]) -> Iterator[str]:
     """What DeepSpeed takes as it comes, and would fail at when it uses it, or misunderstand: "no" is true."""
-    for name in sorted(name for name in given if KEYS.get(name, Passed()) == Passed(is_switch=True)):
+    switches = {name for name, key in KEYS.items() if isinstance(key, Passed) and key.is_switch}
+    for name in sorted(switches & given.keys()):
         if given[name] not in (True, False):
             yield f"{name}={given[name]!r} must be true or false"
     steps = given.get("steps_per_print")

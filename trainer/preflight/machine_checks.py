@@ -23,7 +23,7 @@ from data_prep.base.urls import has_password
 from trainer.checkpoint.format import list_steps
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.config.schedule import global_batch_sizes
+from trainer.config.schedule import global_batch_sizes, tokens_of_stage
 from trainer.config.stages import Stage
 from trainer.distributed.process_group import extensions_folder
 from trainer.distributed.rank_environment import DESCRIPTORS_PER_RANK, local_world_size, raise_descriptor_limit
@@ -36,6 +36,10 @@ from trainer.registry.starting_weights import look_at_initial_weights
 
 GIB = 1 << 30
 NOTABLE_PADDING = 0.05
+NOTABLE_LOSS = 0.02
+"""Padding rows of a ramp-up, of its whole stage; a smaller micro-batch has fewer of them and costs every step more."""
+NOTABLE_MEMORY = 0.9
+"""Share of a device's memory: the estimate has neither buffers of NCCL nor gaps of the allocator."""
 STALE_LOCK_SECONDS = 600
 
 
@@ -54,18 +58,24 @@ def check_batches(config: RunConfig, world_size: int) -> Iterator[Finding]:
 
 
 def _check_batch_warmup(stage: Stage, world_size: int, where: str) -> Finding:
-    """What of the batches that grow is computed for nothing."""
-    sizes = [tokens for _, tokens in global_batch_sizes(stage)]
-    computed = sum(
-        batch_arithmetic(stage, world_size, tokens).computed_rows * stage.sequence_length for tokens in sizes
+    """What of the batches that grow is computed for nothing: of themselves, and of all that the stage computes."""
+    sizes = global_batch_sizes(stage)
+    tokens = [size for _, size in sizes]
+    computed = [batch_arithmetic(stage, world_size, size).computed_rows * stage.sequence_length for size in tokens]
+    starts = [min(start, stage.taken_steps) for start, _ in sizes]
+    lost = sum(
+        (stop - start) * (most - size)
+        for start, stop, most, size in zip(starts, starts[1:], computed, tokens, strict=False)
     )
-    share = 1.0 - sum(sizes) / computed
-    text = f"{where}batch-size ramp-up in {len(sizes)} sizes from {sizes[0]:,} to {sizes[-1]:,} tokens"
-    if share <= NOTABLE_PADDING:
+    share, of_stage = 1.0 - sum(tokens) / sum(computed), lost / tokens_of_stage(stage, 0, stage.taken_steps)
+    text = f"{where}batch-size ramp-up in {len(sizes)} sizes from {tokens[0]:,} to {tokens[-1]:,} tokens"
+    if share > NOTABLE_PADDING:
+        text += f", with {share:.1%} padding rows, {of_stage:.1%} of the stage"
+    if share <= NOTABLE_PADDING or of_stage <= NOTABLE_LOSS:
         return Finding("ok", "batch", text)
     needed = world_size * batch_arithmetic(stage, world_size).micro_batch_tokens
     remedy = f"choose batch_warmup.initial_tokens as a multiple of the {needed:,} that the ranks take at once"
-    return Finding("warn", "batch", f"{text}, with {share:.1%} padding rows; {remedy}")
+    return Finding("warn", "batch", f"{text}; {remedy}")
 
 
 def check_memory(config: RunConfig, world_size: int, device: torch.device) -> Iterator[Finding]:
@@ -81,7 +91,7 @@ def check_memory(config: RunConfig, world_size: int, device: torch.device) -> It
         f"({TENSORS_ONLY})"
     )
     remedy = "; lower training.micro_batch_tokens, set training.activation_checkpointing=true, or raise zero.stage"
-    level: Level = "ok" if needed <= 0.85 * there else "warn" if needed <= there else "fail"
+    level: Level = "ok" if needed <= NOTABLE_MEMORY * there else "warn" if needed <= there else "fail"
     yield Finding(level, "memory", text + ("" if level == "ok" else remedy))
 
 

@@ -143,11 +143,19 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("most_elements", [1 << 24, 100])
+@pytest.mark.parametrize("is_divided", [True, False])
 @pytest.mark.parametrize(("num_files", "world_size"), [(4, 3), (3, 4), (1, 5), (9, 2)])
 def test_ranks_of_another_number_open_each_file_once_and_get_what_they_want(
-    num_files: int, world_size: int, most_elements: int, opened: list[str], tmp_path: Path, monkeypatch: Any
+    num_files: int,
+    world_size: int,
+    is_divided: bool,
+    most_elements: int,
+    opened: list[str],
+    tmp_path: Path,
+    monkeypatch: Any,
 ) -> None:
-    names, wanted = write_files(tmp_path, num_files), shares(world_size)
+    """At ZeRO 0 every rank wants everything."""
+    names, wanted = write_files(tmp_path, num_files), shares(world_size) if is_divided else shares(1) * world_size
     monkeypatch.setattr(pieces, "_MOST_ELEMENTS", most_elements)
     group = ThreadedRanks(world_size, (pieces,), monkeypatch)
     found = group.run(lambda ranks: list(read_shared(tmp_path, names, wanted[ranks.rank], ranks)))
@@ -169,9 +177,24 @@ def test_a_rank_that_wants_what_its_own_file_holds_opens_no_other(opened: list[s
     assert sum(left) == 0 and opened == names[:1]
 
 
-def test_a_file_that_one_rank_cannot_read_is_the_error_of_all(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("is_torn_later", [False, True])
+def test_a_file_that_one_rank_cannot_read_is_the_error_of_all(
+    is_torn_later: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Whether its header is damaged, or it ends before a piece that the header names, in one of several exchanges."""
     names, wanted = write_files(tmp_path, 3), shares(2)
-    (tmp_path / names[1]).write_bytes(b"x" * 50)
+    if is_torn_later:
+        monkeypatch.setattr(pieces, "_MOST_ELEMENTS", 100)
+        read = Piece.read
+
+        def ends(self: Piece, start: int, stop: int) -> torch.Tensor:
+            if self.path.name == names[1] and self.kind == "exp_avg":
+                os.truncate(self.path, self.offset)
+            return read(self, start, stop)
+
+        monkeypatch.setattr(Piece, "read", ends)
+    else:
+        (tmp_path / names[1]).write_bytes(b"x" * 50)
 
     def fails(ranks: Ranks) -> str:
         with pytest.raises(UserError, match="file-1", check=coded("damaged-checkpoint")):

@@ -18,6 +18,7 @@ from tests.trainer.checkpoint.test_writer import StillEngine, flip_bytes, refuse
 from trainer.checkpoint import restore, writer
 from trainer.checkpoint.format import MARKER_NAME, CheckpointFolder
 from trainer.checkpoint.pieces import read_weights
+from trainer.distributed import agreement
 from trainer.distributed.process_group import Ranks
 
 
@@ -50,6 +51,29 @@ def test_a_damaged_step_that_was_asked_for_is_named_with_those_beside_it(tmp_pat
     with pytest.raises(UserError, match=r"step-00000009 .*\(.*\).*: 7, 3\. Fix: ", check=coded("damaged-checkpoint")):
         restore.find_latest(tmp_path / "run", warn=refuse, step=9)
     assert restore.find_latest(tmp_path / "run", warn=refuse, step=7).step == 7
+
+
+def test_a_file_that_one_rank_cannot_read_when_it_loads_ends_all_ranks_with_that_error(tmp_path, monkeypatch):
+    """Each rank reads its own file there; the others would wait for a lost one."""
+    save(tmp_path / "run", 1)
+    checkpoint, engines = restore.find_latest(tmp_path / "run"), [StillEngine(), StillEngine()]
+    read = restore.read_alone
+
+    def read_own(folder, names, wanted, ranks):
+        if ranks.rank == 1:
+            raise UserError("its file is gone", fix="use another checkpoint", code="damaged-checkpoint")
+        yield from read(folder, names, wanted, lambda: True)
+
+    monkeypatch.setattr(restore, "read_shared", read_own)
+
+    def load(ranks: Ranks) -> str:
+        engines[ranks.rank].ranks = ranks
+        with pytest.raises(UserError, match="its file is gone", check=coded("damaged-checkpoint")) as raised:
+            restore.load(engines[ranks.rank], checkpoint)
+        return raised.value.problem
+
+    told = ThreadedRanks(2, (agreement,), monkeypatch).run(load)
+    assert told == ["rank 1 ended the run: its file is gone", "its file is gone"]
 
 
 STEP = 10

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from tests.trainer.checkpoint.test_compatibility import IDENTITY, NUMERICS, saved_with
 from trainer import load_config
@@ -13,7 +14,10 @@ from trainer.checkpoint.compatibility import check_compatible
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.config.schedule import global_batch_tokens
+from trainer.model.numerics import with_own_precision
 from trainer.model.sizes import num_parameters
+from trainer.preflight import machine_checks
+from trainer.preflight.machine_checks import check_batches, check_memory
 from trainer.preflight.memory_estimate import memory_in_stage
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -126,6 +130,26 @@ def test_micro_batches_of_published_recipes_fill_8_gpus_of_80_gb_and_leave_few_r
         alone, on_eight = (sum(memory_in_stage(config, stage, 1, ranks).values()) for ranks in (1, 8))
         assert on_eight <= 0.9 * H100_BYTES and 0.45 * H100_BYTES <= alone <= H100_BYTES
         assert batch_arithmetic(stage, 8).padding_share <= 0.045
+
+
+GPU_PRESETS = [
+    *PUBLISHED,
+    "bert_base",
+    "bert_large",
+    "bert_large_phased",
+    "bert_large_64gpu",
+    "modern_large",
+    "small_gpu",
+]
+
+
+@pytest.mark.parametrize("name", GPU_PRESETS)
+def test_the_doctor_warns_of_no_preset_on_8_gpus_of_80_gb(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks, "device_memory_bytes", lambda device, world_size: H100_BYTES)
+    config = with_own_precision(load_config(name), "cuda")
+    ranks = 64 if name.endswith("_64gpu") else 8
+    found = [*check_batches(config, ranks), *check_memory(config, ranks, torch.device("cuda"))]
+    assert [finding for finding in found if finding.level != "ok"] == []
 
 
 BEFORE = {

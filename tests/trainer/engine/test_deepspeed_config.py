@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from data_prep.base.errors import UsageError
@@ -9,7 +11,7 @@ from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import OptimizerSettings, StageSettings, TrainingSettings, ZeroSettings
 from trainer.engine.deepspeed_config import deepspeed_config, with_deepspeed_file
-from trainer.engine.deepspeed_keys import KEYS, Owned, Refused
+from trainer.engine.deepspeed_keys import KEYS, Owned, Passed, Refused
 
 
 def make_config(stage: int = 1, precision: str = "bf16", offload: bool = False, **training) -> RunConfig:
@@ -231,6 +233,40 @@ def test_every_key_that_is_refused_or_follows_from_the_yaml_is_refused_where_it_
                 user = {part: user}
             with pytest.raises(UsageError, match=f"[ ;]{path}='odd' ", check=coded("deepspeed-settings")):
                 deepspeed_config(make_config(), 2, user)
+
+
+EXCHANGED = {path: key.exchanged for path, key in KEYS.items() if isinstance(key, Passed) and key.exchanged is not None}
+
+
+@pytest.mark.parametrize("path", EXCHANGED)
+def test_what_the_exchange_of_gradients_would_ignore_is_refused_there_alone(path):
+    def settings(value, stage=1, precision="bf16", **section):
+        user: object = value
+        for part in reversed(path.split(".")):
+            user = {part: user}
+        return deepspeed_config(make_config(stage, precision), 2, {**user, **section})
+
+    other = 2.0 if path == "gradient_predivide_factor" else not EXCHANGED[path]
+    with pytest.raises(UsageError, match=f" {path}={other} has no effect at ZeRO 1", check=coded("deepspeed-settings")):
+        settings(other)
+    for value in ("auto", None, EXCHANGED[path]):
+        settings(value)
+    settings(other, bf16={"immediate_grad_update": False})
+    for stage, precision in ((2, "bf16"), (3, "bf16"), (1, "fp32")):
+        settings(other, stage, precision)
+
+
+def test_every_key_of_deepspeeds_reduction_is_read_by_the_exchange_or_in_the_list_of_keys():
+    """What DeepSpeed's own optimizer of ZeRO 1 and 2 is built with: a key that a later version adds is found here."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    read = {"reduce_bucket_size", "allgather_bucket_size"}
+    elsewhere = {"elastic_checkpoint"}  # of checkpoints, which are this project's own
+    arguments = set(inspect.signature(DeepSpeedZeroOptimizer).parameters)
+    known = {path.rpartition(".")[2] for path in KEYS}
+    assert arguments & DeepSpeedZeroConfig.model_fields.keys() <= known | read | elsewhere
+    assert {"overlap_comm", "round_robin_gradients", "reduce_scatter"} <= arguments
 
 
 def test_the_file_stands_for_the_block(tmp_path):

@@ -13,6 +13,7 @@ from trainer.data.batch import IGNORED
 from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.sample_range import Branch, SampleRange
 from trainer.data.shard_set import open_shard_set
+from trainer.loop import global_batches
 from trainer.loop.global_batches import without_skipped
 from trainer.loop.start import branched, is_on
 from trainer.loop.step import poisoned_unless_finite
@@ -55,6 +56,25 @@ def test_the_skipped_samples_and_no_others_lose_their_predictions_on_any_number_
     assert all(labels > 0 and pairs > 0 for rows in steps for labels, pairs in rows.values())
     for world_size, micro_rows in ((2, 3), (3, 2), (4, 1)):
         assert labeled_rows(small_shards, world_size, micro_rows) == steps
+
+
+def test_no_loader_is_opened_for_a_stage_without_steps(small_shards, monkeypatch):
+    stage = "{steps: 2, sequence_length: 64, micro_batch_tokens: 256, global_batch_tokens: 512}"
+    sizes = ["training.max_steps=4", "data.num_workers=0", f"training.stages=[{stage}, {stage}, {stage}]"]
+    config = load_config("tiny_cpu", [f"data.shards={small_shards}", *sizes])
+    opened, open_loader = [], global_batches.open_loader
+
+    def noted(shard_sets, stage, position, seed, ranks, start):
+        opened.append((config.stages.index(stage), start))
+        return open_loader(shard_sets, stage, position, seed, ranks, start)
+
+    monkeypatch.setattr(global_batches, "open_loader", noted)
+    shard_sets = [open_shard_set(str(small_shards))]
+    every = [batch.first_sample for batch in global_batches.batches_from(config, shard_sets, 0, (0, 1))]
+    assert len(every) == 4 and opened == [(0, 0), (1, 2)]
+    opened.clear()
+    last = [batch.first_sample for batch in global_batches.batches_from(config, shard_sets, 3, (0, 1))]
+    assert last == every[3:] and opened == [(0, 0), (1, 2), (1, 3)]
 
 
 def test_what_is_not_skipped_is_the_same_batch(small_shards):

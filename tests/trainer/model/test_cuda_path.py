@@ -97,10 +97,13 @@ def test_attention_gets_the_capacity_of_the_batch_and_its_longest_sequence(tiny_
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize(("family", "equal"), [("bert", None), ("modernbert", None), ("bert", 0), ("bert", 3)])
 def test_compiled_blocks_are_whole_graphs_and_documents_of_other_lengths_compile_nothing(
-    tiny_config, modern_config, make_model, batches, varlen, family
+    tiny_config, modern_config, make_model, batches, varlen, family, equal
 ):
+    """Also where a batch has a bound of as many positions as the number of its sequences' starts."""
+    if equal is not None:
+        batches[equal] = replace(batches[equal], longest_sequence=batches[equal].cu_seqlens.numel())
     config = tiny_config if family == "bert" else modern_config
     model = make_model(config, next_sentence=False)
     engine = PlainEngine(model, OptimizerSettings(), CPU, torch.bfloat16)

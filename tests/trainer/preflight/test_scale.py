@@ -58,7 +58,7 @@ def test_the_table_has_a_line_for_every_number_and_stage():
     ],
 )
 def test_the_micro_batches_of_presets_fill_a_card_of_80_gb(preset: str, pairs: str) -> None:
-    """On one rank, where nothing is divided, with the share that the doctor leaves to buffers and the allocator."""
+    """On one rank, where nothing is divided, with room for buffers and the allocator."""
     config = load_config(preset, [f"data.sentence_pairs={pairs}"])
     for stage in config.stages:
         parts = memory_in_stage(config, stage, config.zero.stage, world_size=1)
