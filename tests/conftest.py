@@ -20,7 +20,7 @@ from tests.support import advice, fork_server
 from tests.support.data_prep_command import Command
 from tests.support.mlflow_servers import Server, run_mlflow_server
 from tests.support.preparations import prepared, read_texts, trained
-from tests.support.s3_server import S3Bucket, S3Server, run_server
+from tests.support.s3_server import S3Bucket, S3Server, shared_server
 
 NUM_DOCUMENTS = 200
 
@@ -70,16 +70,19 @@ _NAMES = "Müller Okafor Tanaka García Johansson O'Neill Petrović Zhang Dubois
 
 
 LONGEST_FILES = """
-system/test_demo.py test_static.py trainer/engine/test_engine.py trainer/checkpoint/test_writer.py
-trainer/evaluation/test_suites_in_training.py system/test_faults_preparation_kill.py system/test_stop_in_evaluation.py
-test_readme_example.py system/test_faults_training_signals.py trainer/loop/test_setup.py trainer/loop/test_contract5.py
-trainer/finetuning/test_regression_task.py system/test_faults_training_kill.py system/test_faults_training_disk.py
-system/test_faults_ranks_differ.py launch/test_finetune.py system/test_stages.py system/test_lost_rank.py
-trainer/distributed/test_watchdog.py fuzzing/test_fuzz_tokenizer.py system/test_faults_registry.py
-trainer/registry/test_registrar.py system/test_kill_and_resume.py system/test_faults_training_change.py
-trainer/data/test_loader.py system/test_faults_many_ranks.py benchmarks/test_roofline.py test_benchmarks_page.py
-system/test_faults_training_numbers.py trainer/loop/test_api.py system/test_ranks.py system/test_faults_tracking.py
-trainer/distributed/test_deepspeed_launcher.py trainer/evaluation/test_suite.py system/test_end_to_end.py
+system/test_demo.py test_static.py test_readme_example.py trainer/data/test_loader.py launch/test_finetune.py
+system/test_lost_rank.py trainer/model/test_compilation.py system/test_faults_preparation_kill.py
+system/test_stop_in_evaluation.py system/test_faults_registry.py system/test_kill_and_resume.py launch/test_pretrain.py
+system/test_end_to_end.py benchmarks/test_roofline.py trainer/registry/test_registrar.py launch/test_kubernetes.py
+system/test_faults_training_numbers.py system/test_faults_training_signals.py fuzzing/test_fuzz_checkpoint.py
+system/test_faults_preparation_input.py data_prep/dataset/test_removal.py data_prep/storage/test_remote_files.py
+trainer/loop/test_contract5.py trainer/loop/test_api.py trainer/evaluation/test_suites_in_training.py
+test_benchmarks_page.py system/test_faults_tracking.py fuzzing/test_fuzz_tokenizer.py
+trainer/finetuning/test_regression_task.py trainer/data/test_components.py trainer/finetuning/test_fit.py
+system/test_faults_training_disk.py trainer/engine/test_engine.py trainer/checkpoint/test_writer.py
+launch/test_command_table.py trainer/registry/test_registration.py system/test_faults_training_change.py
+system/test_stages.py system/test_faults_ranks_differ.py data_prep/executors/test_dask_executor.py
+trainer/distributed/test_watchdog.py system/test_faults_training_kill.py system/test_faults_many_ranks.py
 """.split()
 """The files that take longest, by `--durations`: started first, so that no worker has a long one at the end."""
 
@@ -240,6 +243,14 @@ def run_folder(tokenizer_folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def forking_python(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A `python` whose processes are forks (`fork_server.stand_in`) if they have this process's environment."""
+    for name, value in fork_server.FIXED.items():
+        monkeypatch.setenv(name, value)
+    return str(fork_server.stand_in(tmp_path_factory.mktemp("python")))
+
+
+@pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
     """`python -m data_prep ...`, run in this process."""
     return Command(monkeypatch, capfd)
@@ -277,10 +288,9 @@ def _sentence(generator: random.Random) -> str:
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
-    """One moto server for the whole run."""
-    with run_server() as server:
-        yield server
+def s3_server() -> S3Server:
+    """One moto server for the whole run and all its workers."""
+    return shared_server()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@
 #   bash tests/run.sh --all                        all tests, and the fault table (hours on two cores)
 #   bash tests/run.sh --constraints FILE ...       with the versions of FILE, in a separate environment
 #
-# In continuous integration (CI is set) both lanes run, with the long tests. A whole run with coverage fails if the
+# In continuous integration (CI is set) both lanes run as one, with the long tests. A whole run with coverage fails if the
 # coverage of data_prep and trainer is below the minimum in pyproject.toml (tool.coverage.report). Ranks and other
 # processes are included, except killed ones. The last line names the command that lists uncovered lines by file.
 # CLOZEWORKS_VENV is the folder of the environment (default: .venv in the repository root).
@@ -58,7 +58,8 @@ whole=1 # 1: run whole lanes
 long= # not empty: with the long tests, as in continuous integration
 [[ -z ${CI:-} ]] || long=1
 coverage=
-lanes=product${CI:+ project}
+lane=${CI:+both}
+lane=${lane:-product}
 while (($#)); do
     case $1 in
         --all) arguments+=(-m "" -p tests.fault_table --timeout 3600) whole=0 ;;
@@ -71,7 +72,7 @@ while (($#)); do
             ;;
         --cov) coverage=--cov long=1 ;;
         --long) long=1 ;;
-        --project) lanes=project ;;
+        --project) lane=project ;;
         *) arguments+=("$1") whole=0 ;;
     esac
     shift
@@ -104,20 +105,29 @@ workers=$((cores + 2))
 # What is about this project rather than about what it makes. Everything else, also new folders, is of the product.
 project=(tests/test_*.py tests/benchmarks tests/gpu tests/workarounds tests/fuzzing/test_watching.py
     tests/system/test_demo.py)
-status=0
-for lane in $lanes; do
-    chosen="not slow" files=("${project[@]}")
-    if [[ $lane == product ]]; then
+chosen="not slow" files=()
+case $lane in
+    both)
+        # In a new environment every worker would compile the libraries that it imports, and there is no cache of mypy.
+        # So a server of forks imports them first, which ends with its standard input. What fails fails in tests too.
+        python -m mypy >/dev/null 2>&1 &
+        PYTHONPATH=$root python -W ignore tests/support/fork_server.py first </dev/null >/dev/null 2>&1 || true
+        wait
+        ;;
+    project) files=("${project[@]}") ;;
+    product)
         [[ $long ]] || chosen+=" and not long"
-        files=(${coverage:+--cov} "${project[@]/#/--ignore=}")
-    fi
-    # A worker runs whole files, the longest ones first (tests/conftest.py).
-    pytest -m "$chosen" --numprocesses "$workers" --dist loadfile --no-loadscope-reorder "${files[@]}" || status=1
-done
-if [[ $lanes == product* && $coverage ]]; then
+        files=("${project[@]/#/--ignore=}")
+        ;;
+esac
+[[ $lane == project || ! $coverage ]] || files=(--cov "${files[@]}")
+status=0
+# A worker runs whole files, the longest ones first (tests/conftest.py).
+pytest -m "$chosen" --numprocesses "$workers" --dist loadfile --no-loadscope-reorder "${files[@]}" || status=1
+if [[ $lane != project && $coverage ]]; then
     echo "uncovered lines by file: COVERAGE_FILE=$COVERAGE_FILE python -m coverage report --show-missing"
 fi
-if [[ $lanes == product ]]; then
+if [[ $lane == product ]]; then
     [[ $long ]] || echo "not run: long tests, such as those of faults. Run bash tests/run.sh --long"
     echo "not run: pages, layout, ruff, mypy, benchmarks and tools. Run bash tests/run.sh --project"
 fi

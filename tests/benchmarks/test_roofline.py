@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 from dataclasses import replace
@@ -29,10 +30,16 @@ def config(request: pytest.FixtureRequest) -> ModelSettings:
     return ModelSettings(family=request.param, vocab_size=500, max_position_embeddings=512, **sizes)
 
 
+@functools.cache
+def kernels_of(config: ModelSettings, compiled: bool) -> list[Kernel]:
+    """Of a step of two rows, a few of whose tokens are predicted."""
+    return trace(config, shapes(2, 256, 64, 0.125), next_sentence=False, compiled=compiled)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_products_and_attention_are_those_of_the_formula(config: ModelSettings, compiled: bool) -> None:
     """Eager or compiled, whole rows: what the roofline multiplies is what MFU counts, but for a window's blocks."""
-    kernels = trace(config, shapes(2, 256, 64, 0.125), next_sentence=False, compiled=compiled)
+    kernels = kernels_of(config, compiled)
     flops = {kind: sum(k.flops for k in kernels if k.kind == kind) for kind in ("matmul", "attention")}
     attention = 12 * config.hidden_size * 256 * config.num_hidden_layers * 512
     if config.family == "modernbert":
@@ -45,8 +52,7 @@ def test_products_and_attention_are_those_of_the_formula(config: ModelSettings, 
 
 def test_what_a_kernel_reads_and_writes_is_counted_and_compiling_leaves_fewer(config: ModelSettings) -> None:
     eager, compiled = (
-        [kernel for kernel in trace(config, shapes(2, 256, 64, 0.125), False, compiled=way) if kernel.kind != "matmul"]
-        for way in (False, True)
+        [kernel for kernel in kernels_of(config, way) if kernel.kind != "matmul"] for way in (False, True)
     )
     gelus = [kernel.num_bytes for kernel in eager if kernel.name == "gelu"]
     values = 512 * config.intermediate_size * 2  # bf16

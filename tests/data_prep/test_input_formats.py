@@ -99,6 +99,7 @@ def test_a_named_format_is_part_of_the_identity_only_where_it_changes_what_is_re
     assert other["sources"][0]["format"] == "txt"
 
 
+@pytest.mark.long
 def test_every_command_reads_the_inputs_in_the_named_format(
     command: Command, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:

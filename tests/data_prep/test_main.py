@@ -45,6 +45,7 @@ def test_a_corpus_goes_all_the_way(command: Command, small_corpus: Path, tmp_pat
     assert command.output.startswith("ok: 4 shards, 200 documents")
 
 
+@pytest.mark.long
 def test_the_tokenizer_command_again_does_nothing_or_refuses(
     command: Command, small_corpus: Path, tmp_path: Path
 ) -> None:
@@ -333,6 +334,7 @@ def open_mine(options):
 """
 
 
+@pytest.mark.long
 def test_every_command_runs_its_work_on_an_executor_of_the_working_folder(
     command: Command, small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_name_is_relative_to_the_pattern(pattern: str, url: str, name: str) ->
     assert relative_name(pattern, url) == name
 
 
+@pytest.mark.long
 def test_names_and_shards_do_not_depend_on_where_the_files_lie(
     texts: list[str], small_tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_text_file_is_taken_down_by_its_name_and_stays_out(
     assert problems_of(output) == []
 
 
+@pytest.mark.long
 def test_documents_of_one_file_have_its_name_with_the_byte_where_they_begin(
     command: Command, texts: list[str], small_tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -201,6 +203,7 @@ def test_two_sources_with_one_file_name_are_reported_and_both_are_found(
     assert {document.id for document in open_dataset(output)} == {f"{n}.txt" for n in range(10) if n != 3}
 
 
+@pytest.mark.long
 def test_a_source_without_ids_and_urls_is_warned_about_once(
     command: Command, texts: list[str], small_tokenizer: Path, tmp_path: Path
 ) -> None:

@@ -139,7 +139,6 @@ def test_the_export_fills_a_mask(release: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.spawn
 def test_the_run_resumes_bitwise(release: Path, expected: dict[str, Any], empty_database: Path) -> None:
     """Other processors and other versions of torch order the sums of their kernels otherwise."""
     shutil.copy(empty_database, release / "mlflow.db")

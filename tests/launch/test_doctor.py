@@ -35,6 +35,7 @@ def levels(findings: list[Finding]) -> list[str]:
     return [finding.level for finding in findings]
 
 
+@pytest.mark.long
 def test_a_sound_run_on_this_machine_is_ok_in_every_line(small_shards, empty_database, tmp_path, monkeypatch):
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
@@ -186,7 +187,8 @@ def test_a_password_on_the_command_line_fails_and_is_not_repeated():
 
 @pytest.mark.long
 @pytest.mark.spawn
-def test_ranks_of_this_machine_reduce_together_and_tell_their_bandwidth(monkeypatch):
+def test_ranks_of_this_machine_reduce_together_and_tell_their_bandwidth(monkeypatch, forking_python):
+    monkeypatch.setattr(sys, "executable", forking_python)
     monkeypatch.setattr(service_checks, "COLLECTIVE_SECONDS", 500)
     (finding,) = service_checks.check_collective(2, "cpu")
     assert finding.level == "ok" and "2 ranks over gloo: all-reduce of 64 MiB" in finding.text, finding

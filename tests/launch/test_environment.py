@@ -117,6 +117,7 @@ def test_the_script_knows_the_extras_of_the_project_and_refuses_others(machine: 
     assert all(f" {name}," in result.stderr for name in ("core", *extras))
 
 
+@pytest.mark.long
 def test_what_a_larger_installation_contains_is_not_installed_again(machine: Machine) -> None:
     assert machine.run("test").returncode == 0
     assert len(machine.pip_calls()) == 2
@@ -134,6 +135,7 @@ exit {status}
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", [0, 1])
 def test_uv_installs_the_project_with_pips_settings_and_pip_follows_if_it_fails(
     machine: Machine, torch_version: str, status: int
@@ -150,6 +152,7 @@ def test_uv_installs_the_project_with_pips_settings_and_pip_follows_if_it_fails(
     assert len(rest) == status and all(line.endswith(f" -e {machine.root}[train]") for line in rest)
 
 
+@pytest.mark.long
 def test_settings_of_pip_that_uv_does_not_have_keep_uv_away(machine: Machine) -> None:
     machine.add_command("uv", UV.format(bash=shutil.which("bash"), calls=machine.calls, status=0))
     result = machine.run("train", CLOZEWORKS_INSTALLER="uv", PIP_CONFIG_FILE="/dev/null", PIP_REQUIRE_HASHES="1")
@@ -188,6 +191,7 @@ def test_a_failing_network_does_not_draw_the_ordinary_build(machine: Machine) ->
     assert "connection broken" in result.stderr and "install.log" in result.stderr
 
 
+@pytest.mark.long
 def test_it_installs_once_and_again_when_a_pin_changes(machine: Machine) -> None:
     assert machine.run("test").returncode == 0
     assert len(machine.pip_calls()) == 2
@@ -199,6 +203,7 @@ def test_it_installs_once_and_again_when_a_pin_changes(machine: Machine) -> None
     assert len(machine.pip_calls()) == 2
 
 
+@pytest.mark.long
 def test_it_installs_again_where_a_package_is_gone_or_has_another_version(machine: Machine) -> None:
     packages = machine.venv / "lib" / "python3.12" / "site-packages"
     for name in ("numpy-2.4.0", "torch-2.13.0", "pip-26.0"):

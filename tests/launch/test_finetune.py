@@ -80,7 +80,9 @@ def test_from_a_file_to_a_registered_model_and_its_predictions(
     labeled: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    empty_database: Path,
 ) -> None:
+    shutil.copy(empty_database, "mlflow.db")
     options = ["--learning-rates", "1e-2", "--epochs", "4", "--seeds", "2", "--batch-size", "16"]
     options += ["--tracking-uri", "sqlite:///mlflow.db"]
     run(monkeypatch, tiny_hugging_face, labeled, *options, "--register", "animals", "--alias", "champion")

@@ -45,6 +45,7 @@ ALL_OPTIONS = ("--nodes", "4", "--gpus", "2", "--claim", "data:/data", "--secret
                "--memory", "1.5Ti", "--", "--config", "bert_large", "output_dir=/data/it's here")  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_runtime_and_the_job_hold_what_trainer_looks_for():
     """Names and labels are those of pkg/constants of kubeflow/trainer."""
     runtime, train_job = manifests(*ALL_OPTIONS)
@@ -61,6 +62,7 @@ def test_the_runtime_and_the_job_hold_what_trainer_looks_for():
     assert [container["name"] for container in pod["containers"]] == ["node"]
 
 
+@pytest.mark.long
 def test_the_job_runs_the_ranks_on_the_gpus_of_every_node():
     trainer = manifests(*ALL_OPTIONS)[1]["spec"]["trainer"]
     assert (trainer["numNodes"], trainer["numProcPerNode"], trainer["image"]) == (4, 2, "registry/clozeworks:1")
@@ -89,6 +91,7 @@ def test_row_68_arguments_arrive_in_the_pod_as_typed() -> None:
     assert all(f"'{word}'" in printed for word in ("1e3", "y", "0o17")), "other readers of YAML take them for texts"
 
 
+@pytest.mark.long
 def test_the_pods_save_before_they_end_and_see_volumes_and_secrets():
     pod = parts(manifests(*ALL_OPTIONS)[0])[2]
     (container,) = pod["containers"]
@@ -122,6 +125,7 @@ def outcome(runtime: dict[str, Any], status: int, disrupted: bool = False) -> st
     return "RestartJobSet"
 
 
+@pytest.mark.long
 def test_a_run_that_can_resume_is_restarted_and_no_other():
     runtime = manifests("--restarts", "7", "--", "--config", "bert_large")[0]
     job_set, job, pod = parts(runtime)
@@ -145,7 +149,7 @@ def test_slurm_and_kubernetes_resume_after_the_same_statuses():
 
 @pytest.mark.long
 @pytest.mark.spawn
-def test_the_variables_of_trainer_tell_torchrun_nodes_ranks_and_the_first_host(tmp_path):
+def test_the_variables_of_trainer_tell_torchrun_nodes_ranks_and_the_first_host(tmp_path, forking_python):
     """The PET_ variables are those that pkg/runtime/framework/plugins/torch of kubeflow/trainer sets."""
     (tmp_path / "rank.py").write_text(
         "import os, pathlib, sys, time\n"
@@ -158,7 +162,7 @@ def test_the_variables_of_trainer_tell_torchrun_nodes_ranks_and_the_first_host(t
         "sys.exit(75)\n"
     )
     trainer = manifests("--nodes", "2", "--gpus", "2", "--", "--config", "bert_large")[1]["spec"]["trainer"]
-    replaced = {"/srv/clozeworks/.venv/bin/python": sys.executable,
+    replaced = {"/srv/clozeworks/.venv/bin/python": forking_python,
                 "/srv/clozeworks/launch/ranks.py": str(REPOSITORY / "launch" / "ranks.py"),
                 "/srv/clozeworks/launch/pretrain.py": "rank.py"}  # fmt: skip
     command = [*trainer["command"], *(replaced.get(word, word) for word in trainer["args"])]
@@ -263,6 +267,7 @@ def refusals(runtime: dict[str, Any], train_job: dict[str, Any]) -> list[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [ALL_OPTIONS, ("--", "--config", "bert_large")])
 def test_every_field_is_one_of_the_schema_and_of_its_type(options):
     assert refusals(*manifests(*options)) == []

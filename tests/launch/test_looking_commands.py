@@ -143,6 +143,7 @@ def test_pairs_come_from_the_command_line_or_line_by_line(
         run(monkeypatch, next_sentence, *model, "a", "b", "c")
 
 
+@pytest.mark.long
 def test_heads_are_drawn_all_or_some(
     tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,9 +111,7 @@ def test_a_host_is_here_where_its_address_is():
 def test_a_dry_run_shows_what_would_be_started_and_mistakes_are_told(tmp_path):
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "HF_TOKEN": "hf_secret_word"}
-        return subprocess.run(
-            [sys.executable, SCRIPT, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
+        return fork_server.run([SCRIPT, *words], tmp_path, environment)
 
     (tmp_path / "hosts").write_text("one slots=8\ntwo slots=8\n")
     done = run(

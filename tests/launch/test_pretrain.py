@@ -83,6 +83,7 @@ def test_a_wrong_configuration_is_refused_before_anything_starts(tmp_path, overr
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("local_rank", "speaks"), [("0", True), ("1", False)])
 def test_a_wrong_configuration_is_told_by_the_first_rank_of_each_host(tmp_path, local_rank, speaks):
     """The file of another host may be wrong where rank 0's is not."""
@@ -108,6 +109,7 @@ def test_a_password_in_a_url_is_in_no_output(tmp_path):
     assert "hunter2" not in refused.stderr + refused.stdout + explained.stdout + explained.stderr
 
 
+@pytest.mark.long
 def test_a_tokenizer_that_is_not_the_shards_own_is_refused_with_both_fingerprints(tmp_path, small_corpus, small_shards):
     other = tmp_path / "other"
     subprocess.run(
@@ -130,6 +132,7 @@ def test_a_run_refused_for_its_initial_weights_leaves_no_folder_and_its_dry_run_
         assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_print_config_gives_yaml_that_is_the_same_configuration(tmp_path):
     result = pretrain("--config", "tiny_cpu", "training.seed=5", "--print-config", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -138,6 +141,7 @@ def test_print_config_gives_yaml_that_is_the_same_configuration(tmp_path):
     assert yaml.safe_load(result.stdout)["training"]["seed"] == 5
 
 
+@pytest.mark.long
 def test_dry_run_explains_a_run_without_shards(tmp_path):
     result = pretrain("--config", "configs/bert_large.yaml", "--dry-run", "--ranks", "8", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -153,11 +157,13 @@ def test_dry_run_explains_a_run_without_shards(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_dry_run_tells_the_shards_there_are(tmp_path, small_shards):
     result = pretrain("--config", "tiny_cpu", f"data.shards={small_shards}", "--dry-run", cwd=tmp_path, WORLD_SIZE="2")
     assert "4 train shards for 2 ranks" in result.stdout, result.stderr
 
 
+@pytest.mark.long
 def test_a_deepspeed_file_beside_a_deepspeed_block_is_refused(tmp_path):
     (tmp_path / "ds.json").write_text("{}")
     result = pretrain(
@@ -166,6 +172,7 @@ def test_a_deepspeed_file_beside_a_deepspeed_block_is_refused(tmp_path):
     assert_refused(result, 2, "keep one of them")
 
 
+@pytest.mark.long
 def test_a_deepspeed_setting_that_contradicts_the_yaml_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_clipping": 5}')
     result = pretrain("--config", "tiny_cpu", "--deepspeed_config", "ds.json", cwd=tmp_path)
@@ -182,6 +189,7 @@ def test_a_deepspeed_block_is_checked_against_the_number_of_ranks(tmp_path):
     assert_refused(pretrain(*arguments, "--ranks", "1", cwd=tmp_path), 2, "gradient_accumulation_steps=2 contradicts")
 
 
+@pytest.mark.long
 def test_help_names_every_setting(tmp_path):
     result = pretrain("--help", cwd=tmp_path)
     assert result.returncode == 0

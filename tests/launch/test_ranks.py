@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from launch.ranks import status_of
+from tests.support import fork_server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -30,12 +29,11 @@ def test_the_rank_that_ended_badly_first_decides():
 def test_torchrun_ends_with_the_status_of_its_ranks(program, status, tmp_path):
     (tmp_path / "rank.py").write_text(program)
     command = [
-        sys.executable,
         str(REPOSITORY / "launch" / "ranks.py"),
         "--standalone",
         "--nproc_per_node",
         "2",
         "rank.py",
     ]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=200)
+    done = fork_server.run(command, tmp_path, os.environ | fork_server.FIXED, timeout=200)
     assert done.returncode == status, done.stderr

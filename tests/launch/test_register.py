@@ -100,6 +100,7 @@ def test_one_source_and_a_name_are_required(monkeypatch: pytest.MonkeyPatch, arg
     assert stopped.value.code == 2
 
 
+@pytest.mark.long
 def test_a_version_is_promoted_past_its_gate_and_listed(
     tiny_hugging_face: Path,
     database: str,

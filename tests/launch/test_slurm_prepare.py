@@ -122,6 +122,7 @@ def test_mistakes_are_reported_before_anything_is_submitted(
     assert not list(Path(slurm["STUB_STATE"]).iterdir())
 
 
+@pytest.mark.long
 def test_help_shows_an_example_and_a_dry_run_the_jobs(slurm: dict[str, str], tmp_path: Path) -> None:
     shown = prepare(slurm, "--help")
     assert shown.returncode == 0 and "--ranges 16" in shown.stdout and "set -euo" not in shown.stdout

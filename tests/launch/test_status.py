@@ -270,6 +270,7 @@ def test_a_file_of_the_run_is_answered_with_its_folder(tmp_path, monkeypatch):
         main()
 
 
+@pytest.mark.long
 def test_the_command_reads_the_folder_alone_and_imports_no_torch(tmp_path):
     write_status(tmp_path, "running", STATUS.model_dump(exclude_unset=True))
     code = "import sys; sys.modules['torch'] = None; from launch.status import main; main()"

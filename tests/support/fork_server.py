@@ -9,7 +9,7 @@ The workers of pytest-xdist share one server, which tests/conftest.py starts; wi
 its own with the first script. It ends with the process that started it. They share what `made_once` makes too.
 
 `stand_in` makes a command that is called as Python is and hands its process over to a fork: scripts that start Python
-many times, and DeepSpeed's launcher, run as they stand.
+many times, and DeepSpeed's launcher, run as they stand. The fork gets its signals, and is killed when it is killed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ torch torch.distributed torch._dynamo torch._inductor.compile_fx deepspeed trans
 mlflow mlflow.store.tracking.sqlalchemy_store mlflow.store.model_registry.sqlalchemy_store sqlalchemy.dialects.sqlite
 trainer.loop.train trainer.loop.finished trainer.tracking.curves launch.pretrain
 """.split()
-_READ_BY_USE = "MLFLOW_TRACKING_"
+_READ_BY_USE = ("DS_BUILD_", "MLFLOW_TRACKING_", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_EXT", "TORCHINDUCTOR_CACHE_")
 _READ_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "MKL_", "DS_", "TORCH", "HF_", "TRANSFORMERS_", "MLFLOW_", "NUMEXPR")
 FIXED = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 """Of scripts of this tree; those of another one (`tree`) have its PYTHONPATH, and a server of their own."""
@@ -177,6 +177,12 @@ def stand_in(folder: Path) -> Path:
     return path
 
 
+def beside(command: Sequence[str], folder: Path) -> list[str]:
+    """A command that ends with its parent, whose process id is its last word, as a fork, whose parent is the server."""
+    parent = run(["-c", "import os; print(os.getppid())"], folder, os.environ | FIXED).stdout.strip()
+    return [str(stand_in(folder)), *command[1:-1], parent]
+
+
 def _hand_over(address: str, imported: str, own_path: str, *arguments: str) -> None:
     """Run the arguments in a fork with this process's streams, pass signals on, and end as it ends."""
     rest = list(arguments)
@@ -287,11 +293,15 @@ def _serve(address: str) -> dict[str, Any] | None:
     signal.set_wakeup_fd(wakes.fileno())
     signal.signal(signal.SIGCHLD, lambda *_: None)
     running: dict[int, socket.socket] = {}
+    handed_over: dict[socket.socket, int] = {}
     while True:
-        ready, _, _ = select.select([listener, woken, sys.stdin], [], [])
+        ready, _, _ = select.select([listener, woken, sys.stdin, *handed_over], [], [])
         if woken in ready:
             woken.recv(4096)
             _tell_the_ended(running)
+            handed_over = {connection: pid for connection, pid in handed_over.items() if pid in running}
+        for connection in handed_over.keys() & ready:  # whose stand-in was killed, and can pass no signal on
+            os.kill(handed_over.pop(connection), signal.SIGKILL)
         if listener in ready:
             connection, _ = listener.accept()
             request, files = _receive(connection)
@@ -302,6 +312,8 @@ def _serve(address: str) -> dict[str, Any] | None:
             for file in files:
                 os.close(file)
             running[pid] = connection
+            if STAND_IN_VARIABLE in request["environment"]:
+                handed_over[connection] = pid
             connection.send(str(pid).encode())
         if sys.stdin in ready:
             return None
@@ -354,7 +366,8 @@ def main() -> None:
         return
     first, *words = request["arguments"]
     stand_in_path = os.environ.pop(STAND_IN_VARIABLE, None)
-    if stand_in_path and (Path(first).name == "deepspeed" or (words and words[0].startswith("deepspeed.launcher."))):
+    launchers = ("deepspeed.launcher.", "torch.distributed.run")
+    if stand_in_path and (Path(first).name == "deepspeed" or (words and words[0].startswith(launchers))):
         sys.executable = stand_in_path  # the launcher starts its second half and the ranks with it
     if first == "-c":
         sys.argv, sys.path[0] = ["-c", *words[1:]], ""

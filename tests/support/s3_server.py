@@ -1,29 +1,39 @@
-"""A real S3 API for tests: moto's server in a process of its own, so that every process of a test reaches it."""
+"""A real S3 API for tests: moto's server in a process of its own, so that every process of a test reaches it.
+
+All workers share one, which starts once and in which each bucket is new.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import os
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from tests.support import fork_server
 
 REGION = "us-east-1"
 # No word of the command lines above the tests: a run refuses to start below a process that shows a login.
 KEY_ID = "AKIA4CLOZEWORKSTEST1"
 SECRET = "test-secret-access-key"
 
-# The server ends with the test run, however that ends: its standard input closes then.
+# The server ends with the test run, however that ends: its parent is gone then.
 _PROGRAM = """
-import logging, sys
+import logging, os, sys, time
+from pathlib import Path
 from moto.server import ThreadedMotoServer
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
 server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
 server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
+path, parent = Path(sys.argv[1]), os.getppid()
+path.with_name("new").write_text(str(server.get_host_and_port()[1]))
+path.with_name("new").rename(path)
+while os.getppid() == parent:
+    time.sleep(1)
+os._exit(0)
 """
 
 
@@ -70,33 +80,32 @@ class S3Bucket:
         return [upload["Key"] for upload in answer.get("Uploads", [])]
 
 
-@dataclass
+@dataclass(frozen=True)
 class S3Server:
     """The running server; every bucket it gives is new."""
 
     endpoint: str
-    _names: list[str] = field(default_factory=list)
 
     def make_bucket(self) -> S3Bucket:
-        self._names.append(f"bucket-{len(self._names)}")
-        make_client(self.endpoint).create_bucket(Bucket=self._names[-1])
-        return S3Bucket(self._names[-1], self.endpoint)
+        name = f"bucket-{uuid.uuid4().hex[:12]}"
+        make_client(self.endpoint).create_bucket(Bucket=name)
+        return S3Bucket(name, self.endpoint)
 
 
-@contextlib.contextmanager
-def run_server() -> Iterator[S3Server]:
-    """Run the server while the block runs."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        port = process.stdout.readline().strip()
-        assert port, "moto's server did not start"
-        yield S3Server(f"http://127.0.0.1:{port}")
-    finally:
-        process.kill()
-        process.communicate()
+def shared_server() -> S3Server:
+    """The server of this test run."""
+    port = fork_server.made_once("s3", _start) / "port"
+    return S3Server(f"http://127.0.0.1:{port.read_text()}")
+
+
+def _start(folder: Path) -> None:
+    words = ["-c", _PROGRAM, str(folder / "port")]
+    with open(folder / "log", "wb") as log:
+        process = fork_server.start(words, folder, os.environ | fork_server.FIXED, log.fileno())
+    deadline = time.monotonic() + 300
+    while not (folder / "port").exists():
+        assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+        time.sleep(0.05)
 
 
 @functools.cache

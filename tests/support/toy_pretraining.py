@@ -41,6 +41,8 @@ from trainer.model.pretraining import PretrainingModel
 
 LENGTH, GLOBAL_ROWS, MICRO_ROWS, STEPS = 64, 13, 4, 5
 """13 rows are 4 micro-batches: 1 rank x 4 or 2 ranks x 2 of 3 or 4 rows; 3 ranks take 6 micro-batches of 2 or 3."""
+VALID_TOKENS = 37 * LENGTH
+"""Of one evaluation: rows that neither ranks nor micro-batches divide."""
 WARMUP = {"initial_tokens": 4 * LENGTH, "steps": 3}
 """Global batches of 4, 8, 12 and then 13 rows."""
 CPU = torch.device("cpu")
@@ -106,7 +108,7 @@ def make_model(config: RunConfig) -> PretrainingModel:
 def evaluated(engine: Any, config: RunConfig, ranks: Ranks) -> dict[str, float]:
     shard_sets = [open_shard_set(config.data.shards)]
     batches = evaluation_batches(
-        shard_sets, config.data, config.stages[0], config.training.seed, ranks.rank, ranks.world_size, None
+        shard_sets, config.data, config.stages[0], config.training.seed, ranks.rank, ranks.world_size, VALID_TOKENS
     )
     return evaluate(engine, batches, ranks, origins_of(shard_sets), config.evaluation)
 

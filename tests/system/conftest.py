@@ -35,7 +35,7 @@ optimizer: {learning_rate: 2.0e-3}
 schedule: {warmup_steps: 4}
 zero: {stage: 1}
 checkpoint: {every_steps: 7}
-evaluation: {every_steps: 12}
+evaluation: {every_steps: 12, max_tokens: 2112}
 logging: {every_steps: 1}
 """
 
@@ -59,9 +59,9 @@ class Training:
     def tracking_uri(self) -> str:
         return f"sqlite:///{self.folder}/mlflow.db"
 
-    def start(self, num_ranks: int = 2, *more: str) -> subprocess.Popen[str]:
+    def start(self, num_ranks: int = 2, *more: str, python: str = sys.executable) -> subprocess.Popen[str]:
         """Start under the deepspeed launcher."""
-        launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(num_ranks)]
+        launcher = [python, "-m", "deepspeed.launcher.runner", "--num_gpus", str(num_ranks)]
         return self._popen([*launcher, "--master_port", str(free_port()), PRETRAIN, *self.arguments(), *more])
 
     def run(self, num_ranks: int = 2, *more: str) -> str:

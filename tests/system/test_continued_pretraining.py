@@ -106,6 +106,7 @@ def write_config(folder: Path, shards: Path, init_from: str, kind: str, vocab_si
         "optimizer": {"learning_rate": 1.0e-3},
         "schedule": {"warmup_steps": 0},
         "logging": {"every_steps": 1},
+        "evaluation": {"max_tokens": 2112},
         "tracking": {"uri": "sqlite:///mlflow.db"},
     }
     (folder / "run.yaml").write_text(json.dumps(values), encoding="utf-8")

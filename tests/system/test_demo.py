@@ -9,15 +9,33 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import fork_server
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.launcher, pytest.mark.spawn]
 
 
+def forking_environment(folder: Path) -> Path:
+    """This environment, but that its `python` and `deepspeed` are forks; made once."""
+    if folder.exists():
+        return folder
+    binaries = folder / "bin"
+    binaries.mkdir(parents=True)
+    python = fork_server.stand_in(binaries)
+    (binaries / "deepspeed").write_text(f'#!/bin/sh\nexec {python} {sys.prefix}/bin/deepspeed "$@"\n')
+    (binaries / "deepspeed").chmod(0o755)
+    for path in (*Path(sys.prefix).iterdir(), *Path(sys.prefix, "bin").iterdir()):
+        link = folder / path.relative_to(sys.prefix)
+        if not link.exists():
+            link.symlink_to(path)
+    return folder
+
+
 def demo(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_TRACKING")}
     return subprocess.run(
         ["bash", str(REPOSITORY / "launch" / "demo.sh"), "--output", str(output), *arguments],
-        env=env | {"CLOZEWORKS_VENV": sys.prefix},
+        env=env | fork_server.FIXED | {"CLOZEWORKS_VENV": str(forking_environment(output.with_name("environment")))},
         capture_output=True,
         text=True,
         timeout=1500,

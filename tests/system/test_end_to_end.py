@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from tests.test_readme_example import desk as desk
 
 
 @pytest.mark.spawn
-def test_the_python_example_runs_from_text_to_scores(desk: Path) -> None:
+def test_the_python_example_runs_from_text_to_scores(desk: Path, empty_database: Path) -> None:
+    shutil.copy(empty_database, desk / "mlflow.db")
     (desk / "example.py").write_text(example("python"), encoding="utf-8")
     variables = {"DS_ACCELERATOR": "cpu", "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db"}
     environment = os.environ | variables | {"PYTHONPATH": str(REPOSITORY)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import time
 
 import pytest
@@ -37,9 +38,12 @@ LEAVING_SECONDS = 90
     ],
     ids=["stopped", "killed"],
 )
-def test_row_29_the_last_rank_is_named_and_the_job_ends_with_a_failure(number, said, training, observed):
+def test_row_29_the_last_rank_is_named_and_the_job_ends_with_a_failure(
+    number, said, training, observed, forking_python
+):
     run = training(*MANY_STEPS, f"health.heartbeat_timeout_seconds={HEARTBEAT_SECONDS}")
-    process = run.start()
+    # A stand-in that is stopped does not stop its fork.
+    process = run.start(python=forking_python if number == signal.SIGKILL else sys.executable)
     deadline = time.monotonic() + 900
     while run.last_logged_step() < 3:
         assert process.poll() is None, process.communicate()[0]

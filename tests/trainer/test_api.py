@@ -17,6 +17,7 @@ import trainer
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import hub
 from data_prep.storage.hub import hub_download_command, hub_name
+from tests.support import fork_server
 from tests.support.error_codes import coded
 from trainer import Embedder, FillMask
 from trainer.hf_export.export_source import ExportSource
@@ -49,7 +50,8 @@ def test_functions_stay_functions_when_the_modules_behind_them_are_imported() ->
     packages = {path.parent.name for path in (REPOSITORY / "trainer").glob("*/__init__.py")}
     assert packages and not packages & set(trainer.__all__)
     code = "import trainer.hf_export.export, trainer.finetuning.finetune as f; from trainer import export, finetune\n"
-    assert run_python("-c", code + "assert finetune is f.finetune and callable(export)").returncode == 0
+    code += "assert finetune is f.finetune and callable(export)"
+    assert fork_server.run(["-c", code], REPOSITORY, os.environ | fork_server.FIXED).returncode == 0
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -73,6 +75,7 @@ def test_models_open_from_a_directory_as_string_or_path(tiny_hugging_face: Path,
     assert vectors.shape == (2, 16) and vectors.dtype == np.float32
 
 
+@pytest.mark.long
 def test_a_run_fills_masks_and_embeds_as_its_export_does(
     small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

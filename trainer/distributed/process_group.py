@@ -93,8 +93,9 @@ def initialize_distributed(
         torch.cuda.set_device(local_rank)
     else:
         keep_freed_memory()
-        # By default the first start compiles a shared-memory op for minutes, and fails without a compiler.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # By default the first start compiles a shared-memory op for minutes, and fails without a compiler. DeepSpeed
+        # asks for no other op here, but each rank would try them all, with a compiler, to make this dictionary.
+        vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     host_group = _start_groups("nccl" if use_cuda else "gloo", rank, world_size, settings)
     device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     return Ranks(rank, world_size, local_rank, device, host_group)

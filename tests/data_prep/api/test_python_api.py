@@ -159,6 +159,7 @@ def test_train_tokenizer_gives_a_tokenizer_and_refuses_another(small_corpus: Pat
         data_prep.train_tokenizer(small_corpus, output=tmp_path / "t", vocab_size=601)
 
 
+@pytest.mark.long
 def test_an_executor_may_be_given_itself(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
     with ProcessExecutor(1) as executor:
         dataset = data_prep.prepare(

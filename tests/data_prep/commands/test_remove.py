@@ -45,6 +45,7 @@ def test_a_note_that_is_not_utf_8_is_refused_before_anything_is_removed(command:
     assert r"bad\udcff" in command.errors and files(folder) == before
 
 
+@pytest.mark.long
 def test_a_source_goes_in_two_steps(command: Command, folder: Path) -> None:
     before = files(folder)
     assert command("remove", folder, "--source", "south", "--dry-run") == 0

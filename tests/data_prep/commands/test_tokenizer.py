@@ -160,6 +160,7 @@ def _assert_sane(languages: dict[str, GroupReport]) -> None:
     assert languages["zh"].tokens_per_word > 2 * languages["fr"].tokens_per_word  # it writes no spaces
 
 
+@pytest.mark.long
 def test_five_languages_are_learned_evenly_and_reported(
     corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_new_training_that_fails_leaves_the_tokenizer_that_is_there(small_corp
     assert Tokenizer.load(tmp_path / "out").vocab_size == 600
 
 
+@pytest.mark.long
 def test_tempering_that_changes_nothing_is_told(
     small_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

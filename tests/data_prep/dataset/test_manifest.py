@@ -96,6 +96,7 @@ def _name(node: ast.expr | None) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
+@pytest.mark.long
 def test_every_reason_belongs_to_a_step() -> None:
     """A new reason cannot be forgotten in the table of steps."""
     reasons = reasons_in_the_source()

@@ -96,6 +96,7 @@ def take_down(folder: Path, *urls: str) -> Manifest:
     return remove(folder, ids=found.ids, absent=found.absent)[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("url", ["own", "https://copy.org/", "https://near.org/"])
 def test_a_text_goes_by_the_url_of_any_of_its_copies(folder: Path, url: str) -> None:
     first = document_ids(folder, "north")[0]
@@ -169,6 +170,7 @@ def test_stopped_anywhere_it_ends_with_the_same_bytes(folder: Path, tmp_path: Pa
     assert file_bytes(folder) == file_bytes(other)
 
 
+@pytest.mark.long
 def test_verify_finds_sidecars_that_lie(folder: Path, original: Path) -> None:
     manifest = open_dataset(folder).manifest
     name = manifest.provenance_files[0].name
@@ -237,6 +239,7 @@ def test_lists_that_are_wrong_are_named(tmp_path: Path, name: str, data: bytes, 
         read_list(str(tmp_path / name), ID_NAMES + URL_NAMES)
 
 
+@pytest.mark.long
 def test_the_command_takes_lists_and_shows_what_it_takes(command: Command, folder: Path, tmp_path: Path) -> None:
     first, second = document_ids(folder, "north")[:2]
     assert command("inspect", folder, "--document", f"{first:016x}") == 0
@@ -272,6 +275,7 @@ def test_ids_of_absent_copies_are_excluded_later_too() -> None:
     assert excluded is not None and excluded.tolist() == [1, 3, 9]
 
 
+@pytest.mark.long
 def test_a_prepared_corpus_loses_the_kept_document_of_a_dropped_copy(
     command: Command, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -313,6 +317,7 @@ def test_values_that_are_not_found_are_listed(command: Command, folder: Path, tm
     assert {name for name in before if name.endswith(".tar")} == {n for n in file_bytes(folder) if n.endswith(".tar")}
 
 
+@pytest.mark.long
 def test_a_removed_url_or_id_does_not_come_back_with_another_text(
     command: Command, texts_of_corpus: list[str], small_tokenizer: Path, tmp_path: Path
 ) -> None:

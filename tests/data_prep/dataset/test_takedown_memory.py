@@ -59,6 +59,7 @@ def last_removal(folder: Path) -> tuple[int, int, str]:
     return removal.documents, removal.not_present, removal.kind
 
 
+@pytest.mark.long
 @pytest.mark.fault(
     row="66",
     fault="a takedown of URLs and ids that no document has",

@@ -244,6 +244,7 @@ def test_several_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     assert several.done > 2
 
 
+@pytest.mark.long
 def test_signatures_and_pairs_may_lie_in_a_store(s3_bucket: S3Bucket) -> None:
     files = corpus(num_files=2)
     assert found(f"{s3_bucket.url}/work", files) == expected_ids(files, SETTINGS)

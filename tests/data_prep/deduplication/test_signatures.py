@@ -37,6 +37,7 @@ def test_a_document_has_one_ngram_for_each_place_that_it_can_begin_at() -> None:
     assert [len(hashes) for hashes in hashes_of(documents, 3)] == [5, 1, 1, 1, 2]
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     documents=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=8),

@@ -134,6 +134,7 @@ def test_parts_of_a_file_give_its_documents_once_and_in_order(
     assert read(path, unit_bytes=unit_bytes) == texts
 
 
+@pytest.mark.long
 @given(
     blocks=st.lists(st.lists(st.sampled_from(["a", "bé", " indented", "a longer line"]), min_size=1, max_size=4)),
     gaps=st.lists(st.sampled_from(["\n", "\n\n", " \t\n", "\r\n\n"]), min_size=1),

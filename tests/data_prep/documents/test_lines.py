@@ -62,6 +62,7 @@ def test_the_parts_of_a_file_hold_each_line_once_and_in_order(data: bytes, cuts:
     assert all(data[line.start :].startswith(line.data) for line in found)
 
 
+@pytest.mark.long
 @given(data=st.lists(pieces, max_size=25).map(b"".join), cuts=cut_places)
 @example(data=b"a\n\nb\n\nc", cuts=[2, 3])
 @example(data=b"a\n\n\n\nb", cuts=[1, 2, 3, 4, 5])

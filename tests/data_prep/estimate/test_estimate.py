@@ -45,6 +45,7 @@ def formats_of(corpus: Path, folder: Path) -> dict[str, list[Path]]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_small_corpus_is_read_whole_and_counted_exactly(
     exact: bool, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -75,6 +76,7 @@ def test_a_small_corpus_is_read_whole_and_counted_exactly(
     assert list(tmp_path.glob("out/.work")) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("sample_characters", "sampled_units"), [(500_000, 1000), (200_000, 20)])
 def test_of_a_larger_corpus_the_estimate_of_every_format_is_near_what_is_made(
     sample_characters: int,

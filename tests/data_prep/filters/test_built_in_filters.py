@@ -122,6 +122,7 @@ def test_languages_are_kept_dropped_and_assigned() -> None:
     assert outcome(Document("\ud800"), name="language", min_probability=0.9) == "uncertain"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "entry", [{}, {"keep": "xx"}, {"keep": "en", "min_probability": 2}, {"keep": "en", "characters": 0}]
 )

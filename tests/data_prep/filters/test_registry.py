@@ -112,6 +112,7 @@ def test_a_refused_entry_comes_with_what_to_write(tmp_path: Path) -> None:
         config_of("a.jsonl", "documents.filters=[language]")
 
 
+@pytest.mark.long
 def test_the_identity_has_name_parameters_version_and_source(module: Path) -> None:
     (before,) = described_filters([FilterSettings(name="own_filters:Shorter", characters=3)])  # type: ignore[call-arg]
     assert before["name"] == "own_filters:Shorter" and before["parameters"] == {"characters": 3}
@@ -302,6 +303,7 @@ def test_a_worker_makes_the_steps_of_a_plan_and_no_others(tmp_path: Path) -> Non
         planned_filters(settings, before)
 
 
+@pytest.mark.long
 def test_what_a_function_holds_costs_nothing_for_each_file_that_it_filters() -> None:
     domains = {f"{number}.example.org" for number in range(200_000)}
 

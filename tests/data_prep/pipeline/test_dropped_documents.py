@@ -110,6 +110,7 @@ def test_dropped_documents_of_another_data_set_are_not_replaced(
         prepared(corpus, small_tokenizer, tmp_path / "two", *other)
 
 
+@pytest.mark.long
 def test_a_fresh_start_replaces_the_dropped_documents_of_its_own_output(
     corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:

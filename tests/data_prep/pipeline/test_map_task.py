@@ -103,6 +103,7 @@ def test_of_a_file_damaged_at_its_end_nothing_is_kept(
     assert not list((tmp_path / "other").iterdir())
 
 
+@pytest.mark.long
 def test_batches_of_any_size_give_the_same_documents(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

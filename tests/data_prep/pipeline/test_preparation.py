@@ -310,6 +310,7 @@ def test_the_same_command_again_does_nothing(small_corpus: Path, tokenizer: Toke
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unit_bytes", [40_000, 1 << 20])
 def test_a_changed_input_is_named_and_fresh_starts_over(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, unit_bytes: int
@@ -330,6 +331,7 @@ def test_a_changed_input_is_named_and_fresh_starts_over(
     assert files_of(tmp_path / "out") == files_of(tmp_path / "other")
 
 
+@pytest.mark.long
 def test_other_settings_inputs_or_tokenizer_are_named(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     make([small_corpus], tokenizer, tmp_path / "out")
     with pytest.raises(UserError, match="shards.seed was 0 and is now 3"):
@@ -393,6 +395,7 @@ def test_shards_without_a_manifest_are_not_overwritten_unasked(
     assert (tmp_path / "notes.md").read_text() == "mine"
 
 
+@pytest.mark.long
 def test_a_full_disk_stops_clearly_and_the_same_command_ends_right(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

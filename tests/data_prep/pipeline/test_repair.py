@@ -80,6 +80,7 @@ def test_what_is_damaged_is_rebuilt_and_nothing_else_is_touched(
     assert plan.repair(output) == []
 
 
+@pytest.mark.long
 def test_near_duplicates_are_left_out_of_a_rebuilt_shard_too(
     corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_shard_of_an_addition_is_named_and_the_others_are_rebuilt(
     assert [name for name, data in files_of(output).items() if data != whole[name]] == [added]
 
 
+@pytest.mark.long
 def test_the_command_repairs_and_says_what(corpus: Path, small_tokenizer: Path, output: Path, command: Command) -> None:
     words = ["shards", "--input", corpus, "--tokenizer", small_tokenizer, "--output", output, "--workers", 1]
     assert command(*words, *OVERRIDES) == 0 and "'clozeworks verify'" in command.output

@@ -109,6 +109,7 @@ def test_a_run_opens_as_many_files_as_the_formula_says(
         assert large < small * large_units / small_units * 1.2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("near", [False, True])
 def test_an_addition_reads_each_index_of_the_data_set_once_in_tasks_of_a_few(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: bool
@@ -152,6 +153,7 @@ def test_gathering_changes_no_byte(tokenizer: Tokenizer, tmp_path: Path, monkeyp
     assert made[0] == made[1]
 
 
+@pytest.mark.long
 def test_small_files_share_a_unit_and_units_grow_with_the_corpus(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

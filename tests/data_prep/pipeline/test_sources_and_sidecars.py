@@ -181,6 +181,7 @@ def test_without_a_budget_sources_share_shards(tokenizer: Tokenizer, tmp_path: P
     assert max(len(counts) - 2 for counts in recounted(tmp_path / "out").values()) >= 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", ["direct", "gathered", "sources"])
 def test_every_document_read_has_a_row_that_names_what_stands_for_it(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
@@ -255,6 +256,7 @@ def test_a_held_out_document_takes_its_row_along(tokenizer: Tokenizer, tmp_path:
         assert manifest.dropped == ({} if repeats == 1 else {"duplicate": 8})
 
 
+@pytest.mark.long
 def test_an_addition_has_shards_of_its_source_where_the_data_set_has(tokenizer: Tokenizer, tmp_path: Path) -> None:
     make(tokenizer, tmp_path / "out", weighted(tmp_path))
     new = [{"name": "new", "input": write(tmp_path, "new", [*texts(30, 9), texts(60, 1)[3]])}]

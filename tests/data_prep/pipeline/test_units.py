@@ -50,6 +50,7 @@ def test_files_of_no_size_are_shared_out_by_number() -> None:
     assert sorted(Counter(assign_ranges([0] * 100, 8)).values()) == [12, 12, 12, 12, 13, 13, 13, 13]
 
 
+@pytest.mark.long
 def test_ranges_in_any_order_and_a_merge_give_the_bytes_of_one_run(plan: Planned, tmp_path: Path) -> None:
     plan.make(tmp_path / "whole")
     output = str(tmp_path / "out")
@@ -72,6 +73,7 @@ def test_ranges_in_any_order_and_a_merge_give_the_bytes_of_one_run(plan: Planned
     assert not plan.make_range(2, 3, output)
 
 
+@pytest.mark.long
 def test_a_merge_before_all_ranges_stands_in_the_way_of_none(
     plan: Planned, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -98,6 +100,7 @@ def test_ranges_run_together_and_the_same_twice_or_the_whole_does_not(plan: Plan
         plan.make_range(3, 3, output)
 
 
+@pytest.mark.long
 def test_ranges_that_begin_at_the_same_moment_all_end_well(plan: Planned, tmp_path: Path) -> None:
     start, errors = threading.Barrier(4), []
 

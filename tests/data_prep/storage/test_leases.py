@@ -85,6 +85,7 @@ def refused(folder: str, name: str = "", shared: bool = False) -> str:
     return str(caught.value)
 
 
+@pytest.mark.long
 def test_the_whole_folder_and_ranges_exclude_each_other_as_locally(folder: str, s3_bucket: S3Bucket) -> None:
     with storage.hold_lock(folder) as lock:
         lock.check()

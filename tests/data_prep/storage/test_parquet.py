@@ -72,6 +72,7 @@ def test_every_kind_of_text_column_is_read(
     assert texts(path, unit_bytes=1) == [*TEXTS, *TEXTS[:50]]
 
 
+@pytest.mark.long
 @given(
     lengths=st.lists(st.integers(0, 3000), min_size=1, max_size=60),
     row_group_size=st.integers(1, 70),

@@ -257,6 +257,7 @@ def test_an_upload_that_dies_in_the_middle_leaves_no_object_and_no_parts(
     assert s3_bucket.objects() == {"shards/train-000000.tar": data}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "concerns"), [("refuse", is_part(2)), ("lose_answer", completes)], ids=["a part", "the completion"]
 )

@@ -166,6 +166,7 @@ def test_plain_text_is_only_composed_and_spaced(text: str) -> None:
     assert normalize(text, PLAIN) == (" " + composed if composed else "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["NFC", "NFKC"])
 def test_characters_that_stay_compose_with_no_others(form: Literal["NFC", "NFKC"]) -> None:
     """Only characters that end a composition, or that reordering moves, are looked at: all that could be wrong."""

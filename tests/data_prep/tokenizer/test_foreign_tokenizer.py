@@ -75,6 +75,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
 
 
+@pytest.mark.long
 def test_ids_are_those_of_transformers_for_the_text_as_it_was_written(folder, texts):
     tokenizer = Tokenizer.load(folder)
     for text in (*RAW, *ADVERSARIAL_LINES, *texts[:20]):
@@ -176,6 +177,7 @@ def test_a_folder_with_a_vocabulary_alone_is_no_tokenizer(tmp_path):
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.long
 def test_shards_hold_every_documents_own_ids(data_set, folder, texts):
     manifest = open_dataset(data_set).manifest
     tokenizer = Tokenizer.load(folder)

@@ -80,6 +80,7 @@ NORMALIZED = st.text(
 ).map(normalized)
 
 
+@pytest.mark.long
 @given(st.lists(NORMALIZED, max_size=5))
 def test_any_text_gets_sentencepieces_ids_and_comes_back(
     made_up_tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor, texts: list[str]
@@ -108,6 +109,7 @@ def test_an_offset_inside_a_token_moves_back_and_two_in_one_token_are_one(made_u
     assert made_up_tokenizer.sentence_token_starts(ids[:0], []).tolist() == []
 
 
+@pytest.mark.long
 @given(st.lists(NORMALIZED.filter(bool), min_size=1, max_size=3), st.data())
 def test_snapped_starts_rise_from_zero(made_up_tokenizer: Tokenizer, texts: list[str], data: st.DataObject) -> None:
     text = "".join(texts)
@@ -188,6 +190,7 @@ def test_a_foreign_sentencepiece_model_is_refused(made_up_tokenizer: Tokenizer, 
         Tokenizer.load(folder)
 
 
+@pytest.mark.long
 def test_real_text_gets_sentencepieces_ids(
     made_up_tokenizer: Tokenizer, processor: sentencepiece.SentencePieceProcessor, corpora: Path
 ) -> None:
@@ -209,6 +212,7 @@ UNKNOWN_TEXT = st.text(st.sampled_from("abdeknu  .,!?\u4f60\u597d\u00e9\U0001f60
 )
 
 
+@pytest.mark.long
 @given(st.lists(UNKNOWN_TEXT, max_size=5))
 def test_without_bytes_unknown_characters_are_sentencepieces_unk(without_bytes: Tokenizer, texts: list[str]) -> None:
     encoded = without_bytes.encode_many(texts)

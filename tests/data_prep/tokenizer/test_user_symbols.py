@@ -56,6 +56,7 @@ def without_special_tokens(text: str) -> str:
     return text
 
 
+@pytest.mark.long
 @settings(max_examples=150)
 @given(text=TEXTS)
 def test_any_text_with_symbols_gets_the_ids_of_preparation(

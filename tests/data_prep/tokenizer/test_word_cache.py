@@ -125,6 +125,7 @@ def test_two_words_of_one_pair_of_slots_stay_both() -> None:
         assert asked.words == [first, second]
 
 
+@pytest.mark.long
 def test_small_pieces_give_the_same_ids(
     processor: sentencepiece.SentencePieceProcessor, small_corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

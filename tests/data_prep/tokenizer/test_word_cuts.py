@@ -71,6 +71,7 @@ def processor(request: pytest.FixtureRequest) -> sentencepiece.SentencePieceProc
     return _model(scripts, 1, symbols)
 
 
+@pytest.mark.long
 @settings(max_examples=200)
 @given(text=_TEXTS)
 def test_the_ids_of_the_parts_are_those_of_the_text(processor: sentencepiece.SentencePieceProcessor, text: str) -> None:
@@ -81,6 +82,7 @@ def test_the_ids_of_the_parts_are_those_of_the_text(processor: sentencepiece.Sen
     assert [i for part in parts for i in processor.encode(part)] == processor.encode(data)
 
 
+@pytest.mark.long
 @settings(max_examples=100)
 @given(texts=st.lists(_TEXTS, min_size=1, max_size=4))
 def test_the_cache_gives_the_ids_of_the_text(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) -> None:

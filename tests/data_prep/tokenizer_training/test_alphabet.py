@@ -173,6 +173,7 @@ def test_a_character_that_the_text_lacks_has_a_token_in_text_of_forty_million_ch
     assert set(PRINTABLE_ASCII) <= set(Tokenizer.load(tmp_path).pieces)
 
 
+@pytest.mark.long
 @given(st.lists(st.text(st.sampled_from("ab \n\u00e9\u4e2d\U0001f600"), max_size=20), max_size=5))
 def test_characters_are_counted_as_one_by_one(texts: list[str]) -> None:
     expected = Counter("".join(texts).replace("\n", " ").replace(" ", "\u2581"))

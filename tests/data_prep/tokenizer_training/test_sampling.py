@@ -152,6 +152,7 @@ def test_a_damaged_file_gives_nothing_and_is_named_or_ends_the_run(
         assert not (tmp_path / "work").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["source", "language"])
 def test_a_source_of_damaged_files_alone_gives_nothing(tmp_path: Path, by: str) -> None:
     good = write(tmp_path, "good.jsonl", SMALL)

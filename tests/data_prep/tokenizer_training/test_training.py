@@ -18,6 +18,7 @@ from tests.support.error_codes import coded
 from tests.support.made_up_documents import SMALL, documents
 
 
+@pytest.mark.long
 def test_training_depends_on_the_documents_not_on_their_order(made_up_tokenizer: Tokenizer, tmp_path: Path) -> None:
     shuffled = documents()
     random.Random(1).shuffle(shuffled)

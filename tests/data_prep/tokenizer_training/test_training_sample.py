@@ -194,6 +194,7 @@ def test_a_text_offered_again_counts_once_with_its_smallest_key() -> None:
 OFFERS = st.dictionaries(st.integers(0, 2**64 - 1), st.integers(1, 50), max_size=40).map(lambda d: list(d.items()))
 
 
+@pytest.mark.long
 @given(OFFERS, st.integers(1, 400), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_parts_merge_into_the_choice_of_the_whole(offers: Offers, budget: int, parts: int, draw: random.Random) -> None:
     multipliers = {document_hash: draw.choice((1 << 30, 1 << 32)) for document_hash, _ in offers}

@@ -60,6 +60,7 @@ def test_the_clock_gives_the_time_between_marks(device: str) -> None:
     assert len(seconds) == 2 and min(seconds) >= 0.015
 
 
+@pytest.mark.long
 def test_steps_are_measured_with_the_plain_engine(tmp_path: Path) -> None:
     config = with_micro_batch(tiny_config("logging.peak_flops_per_device=1e12"), 0, 1024, 1)
     write_synthetic_shards(tmp_path, 300, 50_000, DocumentLengths(30, 0.5))

@@ -77,6 +77,7 @@ def rows(config: RunConfig) -> list[np.ndarray]:
     return batches
 
 
+@pytest.mark.long
 def test_a_new_run_takes_the_current_version_and_a_resumed_one_its_own(config: RunConfig, shards: Path) -> None:
     first = open_dataset(shards).manifest
     assert run_digests(config.output_dir) == ()

@@ -103,6 +103,7 @@ def test_the_bound_counts_padding_too_and_follows_what_the_rows_hold(documents: 
     assert rows.longest_sequence == bound >= np.diff(rows.cu_seqlens).max()
 
 
+@pytest.mark.long
 @given(st.lists(st.lists(st.integers(1, 6), min_size=0, max_size=4), min_size=1, max_size=40))
 def test_no_row_has_more_sequences_than_there_is_room_for(rows: list[list[int]]) -> None:
     """Documents of one token included: the shortest sequence has three positions, and a row's rest is one more."""

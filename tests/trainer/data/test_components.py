@@ -98,6 +98,7 @@ def test_a_run_over_all_budgets_uses_each_source_by_its_own(
         assert used[name] == pytest.approx(number, rel=0.03), (used, expected)
 
 
+@pytest.mark.long
 def test_a_run_over_a_total_uses_each_source_as_the_yaml_says(small_tokenizer: Path, tmp_path: Path) -> None:
     """Wikipedia three times, the web deduplicated against it, and a total, from text to batches.
 

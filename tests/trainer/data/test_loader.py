@@ -124,6 +124,7 @@ def test_global_batches_are_the_same_with_workers(
     assert own == [rows[GLOBAL_ROWS // 2 :] for rows in expected[start : start + 5]]
 
 
+@pytest.mark.long
 def test_every_token_comes_once_an_epoch(corpus, rows_of: Callable) -> None:
     loader = loader_of(corpus, micro_rows=1, global_rows=1)
     num_samples = loader.num_samples(0)
@@ -176,6 +177,7 @@ def test_a_sequence_is_a_piece_of_one_document_in_its_order(corpus, rows_of: Cal
                     assert len(tokens) + 2 == stop - start
 
 
+@pytest.mark.long
 def test_pairs_are_adjacent_or_from_different_documents_of_one_shard(corpus, rows_of: Callable) -> None:
     labels: Counter = Counter()
     for global_batch in itertools.islice(loader_of(corpus, "next_sentence"), 60):
@@ -203,6 +205,7 @@ def test_pairs_are_adjacent_or_from_different_documents_of_one_shard(corpus, row
     assert labels[0] > 50 and labels[1] > 50
 
 
+@pytest.mark.long
 def test_pairs_in_order_or_swapped_follow_each_other_in_one_document(corpus, rows_of: Callable) -> None:
     labels: Counter = Counter()
     for global_batch in itertools.islice(loader_of(corpus, "sentence_order"), 60):
@@ -254,6 +257,7 @@ def test_room_for_sequences_is_near_their_number_with_documents_of_one_token(
         assert capacity < 32 * 20
 
 
+@pytest.mark.long
 def test_slices_of_many_ranks_are_disjoint_complete_and_equal(corpus) -> None:
     ranks, global_rows = 1024, 250
     slices = []
@@ -462,6 +466,7 @@ def damaged_copy(corpus, folder: Path, name: str) -> DataSettings:
     return DataSettings(shards=str(folder), num_workers=0, on_corrupt_shard="skip")
 
 
+@pytest.mark.long
 def test_rows_of_a_damaged_shard_keep_their_places_without_predictions(
     corpus, rows_of: Callable, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -502,6 +507,7 @@ def test_a_damaged_shard_is_an_error_by_default(corpus, tmp_path: Path) -> None:
         list(itertools.islice(loader, 30))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_remote_shards_give_the_same_batches_through_a_cache_that_holds_few(
     corpus, rows_of: Callable, tmp_path: Path, mode: str

@@ -88,6 +88,7 @@ def test_the_longer_of_two_exchanged_halves_is_cut_and_its_tail_stands_alone(ind
 documents = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_size=2, max_size=12)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(documents, st.integers(16, 64), st.integers(0, 100))
 def test_every_sentence_is_used_once_and_pairs_are_what_they_say(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 
 import pytest
+
+from tests.support import fork_server
 
 PROGRAM = """
 import resource, sys, torch
@@ -28,8 +30,8 @@ PAGES = 5 * (64 << 20) // 4096
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs glibc's mallopt")
 def test_kept_memory_is_not_mapped_again() -> None:
     def run(mode: str) -> tuple[int, int]:
-        output = subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, check=True)
-        total, faults = map(int, output.stdout.split())
+        done = fork_server.run(["-c", PROGRAM, mode], fork_server.ROOT, os.environ | fork_server.FIXED)
+        total, faults = map(int, done.stdout.split())
         return total, faults
 
     by_default, kept = run("default"), run("kept")

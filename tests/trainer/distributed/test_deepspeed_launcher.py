@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+from tests.support import fork_server
+
 PROGRAM = """
 import sys, time
 from trainer.distributed import deepspeed_launcher as launcher
@@ -24,10 +23,9 @@ launcher.main()
 
 @pytest.mark.long
 @pytest.mark.spawn
-def test_what_the_launcher_starts_ends_with_it_even_by_sigkill():
+def test_what_the_launcher_starts_ends_with_it_even_by_sigkill(tmp_path):
     """As pdsh, which deepspeed's launcher starts by the name `subprocess.Popen` of its module."""
-    env = os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu"}
-    launcher = subprocess.Popen([sys.executable, "-c", PROGRAM], env=env, stdout=subprocess.PIPE, text=True)
+    launcher = fork_server.start(["-c", PROGRAM], tmp_path, os.environ | fork_server.FIXED)
     assert launcher.stdout is not None
     child = psutil.Process(int(launcher.stdout.readline()))
     assert child.name() == "sleep"
@@ -68,9 +66,8 @@ def test_a_host_that_ssh_never_reached_ends_the_launch_and_one_that_was_lost_lat
     """The ranks end a run that loses a host later, and say which rank it was."""
     (tmp_path / "pdsh").write_text(FAKE_PDSH.format(middle='echo "node-c: step 1"; sleep 0.5' if was_reached else ""))
     (tmp_path / "pdsh").chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    env = os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu", "PATH": path}
-    done = subprocess.run([sys.executable, "-c", LAUNCH], env=env, capture_output=True, text=True, timeout=200)
+    env = os.environ | fork_server.FIXED | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = fork_server.run(["-c", LAUNCH], tmp_path, env, timeout=200)
     assert "node-a: [launch.py] starts\n" in done.stdout and "pdsh@here: node-c: ssh exited" in done.stderr
     assert ("node-a: all is done" in done.stdout) is was_reached
     assert done.returncode == (3 if was_reached else 76), done.stderr

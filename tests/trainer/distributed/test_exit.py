@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 
+from tests.support import fork_server
 from trainer.distributed import exit
-
-REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 class Ended(Exception):
@@ -84,6 +82,6 @@ end_with_last_line("the verdict", 76)
 @pytest.mark.long
 @pytest.mark.spawn
 def test_no_other_thread_prints_after_the_last_line() -> None:
-    done = subprocess.run([sys.executable, "-c", NOISY], cwd=REPOSITORY, capture_output=True, text=True, timeout=200)
+    done = fork_server.run(["-c", NOISY], fork_server.ROOT, os.environ | fork_server.FIXED, timeout=200)
     assert done.returncode == 76 and done.stdout == "kept"
     assert done.stderr.splitlines()[-1] == "the verdict" and done.stderr.splitlines()[0] == "noise"

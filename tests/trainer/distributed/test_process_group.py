@@ -112,14 +112,10 @@ def test_a_process_outlives_the_reader_of_its_output(tmp_path):
         "print('ready'); done = pathlib.Path(sys.argv[1]); print('to stderr', file=sys.stderr); "
         "[(time.sleep(0.01), print('x' * 999), print('y', file=sys.stderr)) for _ in range(50)]; done.touch()"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / "done")],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    words = ["-c", program, str(tmp_path / "done")]
+    process = fork_server.start(words, tmp_path, os.environ | fork_server.FIXED)
     assert process.stdout is not None and process.stderr is not None
-    assert process.stdout.readline() == b"ready\n"
+    assert process.stdout.readline() == "ready\n"
     process.stdout.close()
     process.stderr.close()
     assert process.wait(timeout=300) == 0 and (tmp_path / "done").exists()
@@ -140,11 +136,12 @@ def test_a_process_outlives_a_full_disk_under_its_output():
 
 @pytest.mark.long
 @pytest.mark.spawn
-def test_a_rank_reports_nothing_to_mlflow(tmp_path):
+def test_a_rank_reports_nothing_to_mlflow_and_tries_no_op_of_deepspeed(tmp_path):
     program = (
         "from trainer.distributed.process_group import initialize_distributed; "
         "from trainer.config.training_settings import DistributedSettings; "
-        "initialize_distributed(DistributedSettings())"
+        "initialize_distributed(DistributedSettings()); "
+        "import deepspeed; assert {*vars(deepspeed.ops)['__compatible_ops__']} == {'deepspeed_shm_comm'}"
     )
     # Nothing else, for MLflow takes the variables of a test and of any CI for a no.
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "DS_ACCELERATOR": "cpu"}

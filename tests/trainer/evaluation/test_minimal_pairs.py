@@ -163,6 +163,7 @@ def test_a_tie_is_wrong_and_groups_are_counted_apart() -> None:
     assert any(line.startswith("overall") and " 50.00 " in line for line in report_lines(report))
 
 
+@pytest.mark.long
 def test_the_interval_is_that_of_resampled_pairs() -> None:
     """Against a plain bootstrap that draws pairs; the bounds of 10,000 resamples vary by less than a pair's share."""
     generator = np.random.default_rng(1)
@@ -192,6 +193,7 @@ def test_only_the_sentence_itself_is_masked(exported: FillMask) -> None:
     assert not set(exported.tokenizer.all_special_ids) & set(found.ids[found.own].tolist())
 
 
+@pytest.mark.long
 def test_a_run_and_transformers_score_alike(tmp_path: Path, exported: FillMask) -> None:
     """The golden run and its export differ in steps, so the run's weights are exported again."""
     from trainer.hf_export.export import export_checkpoint

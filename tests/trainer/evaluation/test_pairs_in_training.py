@@ -89,6 +89,7 @@ def test_shares_are_those_of_the_command(trained: Any, pairs: MinimalPairs, stag
     assert engine.shapes == {(stage.micro_batch_tokens,)}, "the shape of the stage, for which its graphs are compiled"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 3, 7])
 def test_every_copy_is_scored_by_one_rank_and_all_ranks_take_as_many_micro_batches(
     trained: Any, pairs: MinimalPairs, world_size: int, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -174,10 +175,14 @@ def test_wrong_settings_of_suites_are_refused(section: str, values: dict[str, An
 
 
 SCRIPT = """
-import json, sys
+import json, os, sys
+from trainer.evaluation import suites_in_training
 from trainer.loop.api import train
 
-settings, more = json.loads(sys.argv[1])
+settings, more, command = json.loads(sys.argv[1])
+environment = dict(os.environ)  # in which its process is a fork, before the training adds to it
+suites_in_training.command_line = lambda: command
+suites_in_training.side_environment = lambda: environment
 plain = train("tiny_cpu", settings | {"output_dir": "plain"})
 scored = train("tiny_cpu", settings | more)
 again = train("tiny_cpu", settings | more)
@@ -186,7 +191,9 @@ print(json.dumps([plain.status, scored.status, again.status, dict(plain.metrics)
 
 
 @pytest.mark.long
-def test_a_run_with_suites_and_minimal_pairs_has_the_losses_of_one_without(small_shards: Path, tmp_path: Path) -> None:
+def test_a_run_with_suites_and_minimal_pairs_has_the_losses_of_one_without(
+    small_shards: Path, tmp_path: Path, empty_database: Path
+) -> None:
     """And their scores are in MLflow at the checkpoints' steps, in status, history, checkpoints and exports."""
     from trainer.hf_export.export import export_checkpoint
 
@@ -224,7 +231,9 @@ def test_a_run_with_suites_and_minimal_pairs_has_the_losses_of_one_without(small
         "checkpoint.best_metric": "suite/own/order",
     }
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    done = fork_server.run(["-c", SCRIPT, json.dumps([settings, more])], tmp_path, environment)
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    command = fork_server.beside(module.command_line(), tmp_path)
+    done = fork_server.run(["-c", SCRIPT, json.dumps([settings, more, command])], tmp_path, environment)
     assert done.returncode == 0, done.stderr
     *statuses, plain, scored = json.loads(done.stdout.splitlines()[-1])
     assert statuses == ["finished"] * 3
@@ -236,7 +245,7 @@ def test_a_run_with_suites_and_minimal_pairs_has_the_losses_of_one_without(small
         for step, metrics in points_of(tmp_path / "scored")
         if "suite/own/order" in metrics
     ]
-    assert [step for step, _ in points] == [3, 6], "once each, though the same command ran again"
+    assert [step for step, _ in points] == [3, 6], f"once each, though the same command ran again\n{done.stderr}"
     assert done.stdout.count("suite own/order") == 2
     status = json.loads((tmp_path / "scored" / "status.json").read_text())
     assert status["state"] == "finished" and status["metrics"]["suite/own/order"] == points[-1][1]

@@ -193,6 +193,7 @@ OTHER_WAYS_TO_TRAIN = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", OTHER_WAYS_TO_TRAIN)
 def test_one_model_has_one_score_however_its_run_trains(setting, small_shards: Path, changes: tuple[str, ...]) -> None:
     """The weights are the same, so are valid/mlm_* and valid/pair_*; what the run trains with is another metric."""

@@ -22,6 +22,7 @@ def fit(runs: ExperimentRuns, seed: int) -> None:
     run.finish({"accuracy": 0.75}, best_epoch=1, seconds=2.0)
 
 
+@pytest.mark.long
 def test_a_server_that_is_away_holds_up_no_fit_and_is_told_once(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

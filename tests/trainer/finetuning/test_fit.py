@@ -143,6 +143,7 @@ def test_predictions_are_those_of_plain_transformers(setting: Experiment, data: 
     assert loss == pytest.approx(np.mean(losses), abs=1e-6)
 
 
+@pytest.mark.long
 def test_the_best_epoch_is_kept_and_patience_ends_the_fit(setting: Experiment, data: TaskData) -> None:
     model = make_model(setting, "full", 0)
     scores = iter([0.5, 0.9, 0.7, 0.6, 1.0])
@@ -161,6 +162,7 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_fit(setting: Experiment, d
     assert {point.name for point in result.points} >= {"train/loss", "train/learning_rate", "valid/loss"}
 
 
+@pytest.mark.long
 def test_of_epochs_alike_by_the_metric_the_one_of_lower_loss_is_kept_and_patience_is_the_metrics(
     setting: Experiment, data: TaskData
 ) -> None:
@@ -230,6 +232,7 @@ def test_a_later_seed_that_diverges_is_told_and_left_out(
     assert "warning: full, seed 1: the fit diverged; this seed is excluded" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_fit_that_diverges_late_keeps_its_best_epoch(setting: Experiment) -> None:
     scores = iter([{"loss": 0.5, "accuracy": 0.7}])
 
@@ -246,6 +249,7 @@ def test_a_fit_that_diverges_late_keeps_its_best_epoch(setting: Experiment) -> N
     assert found.best_epoch == 1 and found.scores == {"loss": 0.5, "accuracy": 0.7}
 
 
+@pytest.mark.long
 def test_a_fit_whose_outputs_are_not_finite_has_failed(setting: Experiment) -> None:
     failed: list[str] = []
 
@@ -258,6 +262,7 @@ def test_a_fit_whose_outputs_are_not_finite_has_failed(setting: Experiment) -> N
     assert failed == ["FAILED"]
 
 
+@pytest.mark.long
 def test_several_gpus_do_not_multiply_the_batch(
     setting: Experiment, data: TaskData, monkeypatch: pytest.MonkeyPatch
 ) -> None:

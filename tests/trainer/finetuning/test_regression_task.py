@@ -206,6 +206,7 @@ def test_the_error_can_select_and_lower_is_better() -> None:
     assert max(epochs, key=lambda one: order(one, "spearman")) is epochs[0]
 
 
+@pytest.mark.long
 def test_the_report_shows_the_error_beside_that_of_the_mean_and_warns_of_predictions_that_hardly_vary(
     tiny_hugging_face: Path, preprocessor: Preprocessor
 ) -> None:

@@ -94,6 +94,7 @@ def left_behind(output: Path) -> list[Path]:
     return list(output.parent.iterdir()) if output.parent.exists() else []
 
 
+@pytest.mark.long
 def test_the_folder_loads_as_model_masked_model_pretraining_model_and_pipeline(exported, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with quiet_transformers():
@@ -131,6 +132,7 @@ def test_shards_made_with_an_exports_tokenizer_are_sound(kind, tokenizer_folder,
     assert command.output.startswith("ok: ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", WRITERS)
 def test_the_model_card_knows_a_foreign_tokenizer_and_its_mask(kind, small_corpus, tmp_path):
     folder = WRITERS[kind](tmp_path / "foreign", small_corpus.read_text().splitlines(), 600)

@@ -40,6 +40,7 @@ def open_run(source: ExportSource, folder: Path, monkeypatch: pytest.MonkeyPatch
     return open_model(str(folder), None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_a_checkpoint_fills_masks_as_its_export_does(small_tokenizer, tmp_path, monkeypatch, family):
     source = make_source(small_tokenizer, family=family)

@@ -34,6 +34,7 @@ def test_mean_pooling_is_the_plain_mean_of_hidden_states(
     assert found.dtype == np.float32 and found.shape == (4, 16)
 
 
+@pytest.mark.long
 def test_mean_pooling_is_sentence_transformers(embedder: Embedder, tiny_hugging_face: Path) -> None:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer

@@ -173,6 +173,7 @@ def with_tokenizer(source: Path, folder: Path, change: dict[str, Any]) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_a_regular_expression_that_panics_is_one_error_without_a_backtrace(
     tiny_hugging_face: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

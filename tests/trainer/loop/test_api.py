@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,8 +79,10 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("api")
+def folder(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path:
+    folder = tmp_path_factory.mktemp("api")
+    shutil.copy(empty_database, folder / "mlflow.db")
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -107,6 +107,7 @@ def config(small_shards: Path, tmp_path: Path) -> RunConfig:
     )
 
 
+@pytest.mark.long
 def test_a_run_without_a_valid_split_is_set_up_on_train_rows_and_evaluates_nothing(
     shards_without_valid: Path, config: RunConfig, tracker: TagTracker, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,6 +155,7 @@ def on_other_data(config: RunConfig, folder: Path) -> RunConfig:
     return config.model_copy(update={"data": config.data.model_copy(update={"shards": str(folder)})})
 
 
+@pytest.mark.long
 def test_the_data_of_the_weights_that_a_run_begins_with_counts_as_seen(
     config: RunConfig, base: Path, tracker: TagTracker
 ) -> None:
@@ -182,6 +184,7 @@ def test_data_that_was_changed_on_the_way_stays_seen(config: RunConfig, tmp_path
     assert back.data_lineage == (first,), "the course that was left saw more than the new one"
 
 
+@pytest.mark.long
 def test_a_checkpoint_without_a_lineage_saw_its_shards(config: RunConfig, tmp_path: Path, tracker: TagTracker) -> None:
     """As those of earlier releases are."""
     run, state, progress = set_up(config)
@@ -202,6 +205,7 @@ def branching(config: RunConfig, output_dir: Path, **changes: Any) -> RunConfig:
     return RunConfig.model_validate(values | {"output_dir": str(output_dir), "branch": branch})
 
 
+@pytest.mark.long
 def test_a_branch_reads_on_where_the_other_run_stood_if_its_samples_are_the_same(
     config: RunConfig, tmp_path: Path, tracker: TagTracker, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,6 +234,7 @@ def test_a_branch_of_another_model_or_from_a_missing_step_is_refused(
         set_up(other)
 
 
+@pytest.mark.long
 def test_a_damaged_status_hinders_no_resume(config: RunConfig, tracker: TagTracker) -> None:
     save(set_up(config), 2)
     (Path(config.output_dir) / "status.json").write_text('{"state": "failed", "written_at": 1, "step": 2}')
@@ -316,6 +321,7 @@ def test_a_checkpoint_that_was_not_evaluated_is_evaluated_first(config: RunConfi
     assert state.evaluation == {"valid/mlm_loss": 5.0}, "a branch that saves this step again keeps them"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step", "metrics"), [(2, {"train/loss": 5.0}), (3, {}), (None, {})])
 def test_the_last_metrics_are_kept_where_the_last_start_ended_at_this_step(
     step: int | None, metrics: dict[str, float], config: RunConfig, tracker: TagTracker
@@ -326,6 +332,7 @@ def test_the_last_metrics_are_kept_where_the_last_start_ended_at_this_step(
     assert set_up(config)[2].metrics == metrics
 
 
+@pytest.mark.long
 def test_a_branch_from_another_run_does_not_evaluate_what_that_run_left(
     config: RunConfig, tmp_path: Path, tracker: TagTracker
 ) -> None:
@@ -411,6 +418,7 @@ def test_edited_source_is_a_warning_at_the_resume_and_once(config, tracker, monk
     assert not warnings_of_sources(caplog)
 
 
+@pytest.mark.long
 def test_other_edited_files_are_listed_with_verbose_alone(config, tracker, monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setattr(runs, "running_sources", lambda config: {"launch/options.py": "1"})
@@ -422,6 +430,7 @@ def test_other_edited_files_are_listed_with_verbose_alone(config, tracker, monke
     assert "other source files: launch/options.py" in caplog.text and not warnings_of_sources(caplog)
 
 
+@pytest.mark.long
 def test_branches_compare_the_source_with_that_of_their_checkpoint(config, tracker, monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(runs, "running_sources", lambda config: SOURCES)
     save(set_up(config), 2)

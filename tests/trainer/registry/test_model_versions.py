@@ -55,6 +55,7 @@ def aliases(store: str) -> dict[str, int]:
     return {alias: int(number) for alias, number in connect(store).get_registered_model("birds").aliases.items()}
 
 
+@pytest.mark.long
 def test_an_alias_moves_past_its_gate_and_the_one_before_is_kept(store: str) -> None:
     promote("birds", "1", "champion", BETTER, store)
     assert aliases(store) == {"champion": 1}
@@ -112,6 +113,7 @@ def test_versions_that_were_evaluated_differently_are_not_compared(
     assert aliases(store)["champion"] == 2 and named in " ".join(verdict.reasons)
 
 
+@pytest.mark.long
 def test_bits_per_byte_of_the_same_words_compare_across_tokenizers(store: str) -> None:
     client, better = connect(store), parse_conditions("valid/word_bits_per_byte < champion")
     for version, bits in (("1", "2.5"), ("2", "2.0"), ("3", "1.5")):
@@ -125,6 +127,7 @@ def test_bits_per_byte_of_the_same_words_compare_across_tokenizers(store: str) -
         promote("birds", "3", "champion", better, store)
 
 
+@pytest.mark.long
 def test_a_number_is_compared_with_any_version(store: str) -> None:
     connect(store).delete_model_version_tag("birds", "2", "clozeworks.evaluation.seed")
     promote("birds", "2", "champion", parse_conditions("valid/mlm_loss < 2.2"), store)
@@ -132,6 +135,7 @@ def test_a_number_is_compared_with_any_version(store: str) -> None:
     assert aliases(store) == {"champion": 2}
 
 
+@pytest.mark.long
 def test_a_slip_in_the_alias_of_a_condition_moves_nothing(store: str) -> None:
     promote("birds", "2", "champion", (), store)
     with pytest.raises(NotPromoted, match="champio", check=coded("condition-not-met")):
@@ -197,6 +201,7 @@ def test_the_table_shows_what_versions_are_compared_by(store: str) -> None:
     assert SECOND[:12] in cells and "0123456789-dirty" in cells
 
 
+@pytest.mark.long
 def test_the_table_of_fitted_models_shows_their_scores(database: str, tmp_path: Path) -> None:
     client = connect(database)
     client.create_registered_model("moods")

@@ -133,6 +133,7 @@ def test_one_that_was_taken_for_dead_leaves_the_lock_of_the_next(
     assert tags_of(client) == []
 
 
+@pytest.mark.long
 def test_many_at_once_are_in_the_block_one_after_another(database: str) -> None:
     connect(database).create_registered_model("birds")
     inside: list[int] = []

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from data_prep.base.errors import UsageError
+from tests.support import fork_server
 from tests.support.settings import validated
 from tests.support.toy_run import tiny_config
 from tests.support.tracked_runs import Warnings
@@ -250,17 +251,22 @@ def test_what_registers_ends_with_the_training_even_by_sigkill() -> None:
 
 
 @pytest.mark.long
-def test_what_registers_does_nothing_where_the_training_is_gone_already(tmp_path: Path) -> None:
+def test_what_registers_does_nothing_where_the_training_is_gone_already(tmp_path: Path, forking_python: str) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     request = json.dumps({"checkpoint": str(tmp_path), "name": "birds"})
-    command = [sys.executable, "-m", "trainer.registry.register_checkpoint", str(gone.pid)]
+    command = [forking_python, "-m", "trainer.registry.register_checkpoint", str(gone.pid)]
     ended = subprocess.run(command, input=request, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == -signal.SIGTERM and not ended.stderr
 
 
 @pytest.mark.long
-def test_a_failure_is_told_and_the_next_start_registers(run_folder: Path, database: str) -> None:
+@pytest.mark.usefixtures("forking_python")
+def test_a_failure_is_told_and_the_next_start_registers(
+    run_folder: Path, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = fork_server.beside(registrar_module.command_line(), tmp_path)
+    monkeypatch.setattr(registrar_module, "command_line", lambda: command)
     folder = step_folder(run_folder, 20)
     state = folder / "state.json"
     kept = state.read_bytes()

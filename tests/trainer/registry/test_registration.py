@@ -60,6 +60,7 @@ def registered(exported: Path, store: str) -> registration.Registration:
     return register(str(exported), "birds", "champion", store)
 
 
+@pytest.mark.long
 def test_what_is_pulled_is_what_was_registered(
     registered: registration.Registration, exported: Path, store: str, tmp_path: Path
 ) -> None:
@@ -152,6 +153,7 @@ def test_names_that_are_not_there_are_answered_with_those_that_are(
             pull(model_uri, None, store)
 
 
+@pytest.mark.long
 def test_a_file_changed_in_the_store_is_noticed(exported: Path, store: str, tmp_path: Path) -> None:
     registration = register(exported, "changed", None, store)
     source = connect(store).get_model_version("changed", registration.version).source
@@ -207,6 +209,7 @@ def test_weights_that_no_digest_tells_of_are_registered_each_time(exported: Path
     assert [register(exported, "untold", None, store, once=True).version for _ in range(2)] == ["1", "2"]
 
 
+@pytest.mark.long
 def test_the_training_run_is_linked_where_the_server_knows_it(exported: Path, store: str, tmp_path: Path) -> None:
     client = connect(store)
     run = client.create_run(client.get_experiment_by_name("clozeworks").experiment_id)
@@ -219,6 +222,7 @@ def test_the_training_run_is_linked_where_the_server_knows_it(exported: Path, st
         register(exported, "linked", None, store, run_id="0" * 32)
 
 
+@pytest.mark.long
 def test_a_model_that_others_logged_is_pulled_from_its_pipeline(
     tiny_hugging_face: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +350,7 @@ def test_a_link_to_a_file_is_registered_as_its_content(exported: Path, store: st
     assert (pull(registration.model_uri, tmp_path / "pulled", store) / "copy.txt").read_text().endswith("# A model\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("was_there", [False, True])
 def test_a_registration_that_fails_leaves_nothing_behind(
     was_there: bool, exported: Path, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -68,6 +68,7 @@ def test_a_model_of_pairs_reads_both_texts(registered: Register) -> None:
         answer(TEXT)
 
 
+@pytest.mark.long
 def test_a_long_text_is_cut_where_fitting_cut_it(registered: Register) -> None:
     folder, answer = registered(AutoModelForSequenceClassification, num_labels=2)
     cut = load_served(folder).pipeline()(LONG, truncation=True, max_length=20)
@@ -115,12 +116,14 @@ def test_a_long_text_and_rows_without_a_text_leave_the_answers_of_the_others(
         answer(table.iloc[[1, 2]])
 
 
+@pytest.mark.long
 def test_a_tagger_gives_every_piece_a_tag(registered: Register) -> None:
     _, answer = registered(AutoModelForTokenClassification, id2label={0: "O", 1: "O"}, label2id={"O": 0})
     assert answer("the cat sat") == ["O,O,O"]  # by themselves MLflow and transformers leave O out, or fail
     assert answer(LONG) == [",".join("O" * 30)]  # between [CLS] and [SEP]
 
 
+@pytest.mark.long
 def test_masks_of_a_long_text_are_filled_and_texts_without_a_mask_leave_the_others_theirs(
     registered: Register,
 ) -> None:

@@ -64,6 +64,7 @@ def test_the_smoothed_line_is_the_mean_of_neighbors_and_no_longer_than_the_curve
     assert len(smooth(noisy)) == 1000 and np.abs(smooth(noisy) - 1.0).max() < 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("largest", [3e-7, 2e-4, 0.05, 1.0, 12.5, 987.6, 123_456.0, 1_234_567.0])
 def test_labels_of_any_size_fit_beside_each_other(largest: float, monkeypatch: pytest.MonkeyPatch) -> None:
     pictures: list[Figure] = []

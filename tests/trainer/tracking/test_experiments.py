@@ -137,6 +137,7 @@ def restore_as_advised(message: str, **environment: str) -> None:
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.long
 def test_the_advice_about_a_deleted_experiment_works_for_a_new_run_and_for_a_known_one(
     database: str, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_step_is_taken_once_over_all_processes(tmp_path: Path) -> None:
     assert [point.step for point in points if point.key == "valid/loss"] == [5, 6]
 
 
+@pytest.mark.long
 @given(cut=st.integers(0, 200))
 def test_a_torn_last_line_loses_only_its_own_step(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     folder = tmp_path_factory.mktemp("journal")

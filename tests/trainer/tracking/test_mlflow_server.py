@@ -124,6 +124,7 @@ def test_a_new_database_is_made_whole_and_leaves_nothing_else(
     assert [path.name for path in tmp_path.iterdir()] == ["new.db"]
 
 
+@pytest.mark.long
 def test_a_database_that_cannot_be_opened_is_told_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("no database " * 100)
     half_made = half_made_database(tmp_path / "half.db")
@@ -201,6 +202,7 @@ def test_passwords_are_in_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "s3cret" not in view_hint(uri, "1", "abc")
 
 
+@pytest.mark.long
 def test_an_mlflow_that_is_not_installed_is_told_and_one_that_is_broken_is_not_taken_for_it(tmp_path: Path) -> None:
     environment = environment_without_mlflow(tmp_path / "blocked")
     script = "from trainer.tracking.mlflow_server import import_mlflow; import_mlflow()"

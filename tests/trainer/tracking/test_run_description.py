@@ -62,6 +62,7 @@ def test_the_environment_is_versions_and_no_variables(monkeypatch: pytest.Monkey
     assert "open-sesame" not in str(environment)
 
 
+@pytest.mark.long
 def test_the_packages_are_those_that_their_metadata_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     described = {
         "plain-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: Plain\nVersion: 1.0\n\nName: no field\n",

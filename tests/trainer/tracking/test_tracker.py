@@ -74,6 +74,7 @@ def test_a_resumed_run_goes_on_and_repeats_no_step(database: str, tmp_path: Path
     assert len(told) == 1 and "seed (was 1, is 2)" in told[0]
 
 
+@pytest.mark.long
 def test_a_copied_folder_is_a_run_of_its_own_and_a_moved_one_is_not(database: str, tmp_path: Path) -> None:
     def resume(name: str, steps: range, warn: Warnings | None = None, params: Mapping[str, str] = {}) -> str | None:
         tracker = open_tracker(database, tmp_path / name, warn)
@@ -176,6 +177,7 @@ def test_curves_that_cannot_be_drawn_are_told_and_fail_nothing(
     assert connect(database).get_run(tracker.run_id).info.status == "FINISHED"
 
 
+@pytest.mark.long
 def test_another_server_gets_the_whole_curve(database: str, empty_database: Path, tmp_path: Path) -> None:
     first = open_tracker(database, tmp_path / "run")
     log_steps(first, range(1, 6))
@@ -189,6 +191,7 @@ def test_another_server_gets_the_whole_curve(database: str, empty_database: Path
     assert len(told) == 1 and database in told[0]
 
 
+@pytest.mark.long
 def test_a_server_that_is_tracked_at_again_gets_only_what_it_lacks(
     database: str, empty_database: Path, tmp_path: Path
 ) -> None:
@@ -211,6 +214,7 @@ def test_a_server_that_is_tracked_at_again_gets_only_what_it_lacks(
     assert (run.info.status, run.data.tags["last_step"]) == ("FINISHED", "10")
 
 
+@pytest.mark.long
 def test_a_kill_before_the_cursor_is_noted_delivers_nothing_twice(database: str, tmp_path: Path) -> None:
     """Also where each value, file and status is sent again from the beginning, or from before the last changes."""
     for last_step in (5, 10, 15):
@@ -286,6 +290,7 @@ def test_a_server_that_is_away_is_told_once(tmp_path: Path) -> None:
     assert len(told) == 2 and "Training continues" in told[0] and "points.jsonl" in told[1]
 
 
+@pytest.mark.long
 def test_a_half_made_database_stops_nothing_and_gets_all_once_it_is_whole(empty_database: Path, tmp_path: Path) -> None:
     told = Warnings()
     uri = half_made_database(tmp_path / "half.db")

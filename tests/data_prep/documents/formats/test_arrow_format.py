@@ -72,6 +72,7 @@ def test_a_folder_that_datasets_saved_stands_for_its_files(tmp_path: Path) -> No
         files_of_input(str(tmp_path))
 
 
+@pytest.mark.long
 def test_a_stream_that_was_cut_short_or_damaged_is_refused(tmp_path: Path) -> None:
     whole = arrow()
     path = tmp_path / "a.arrow"
