@@ -51,13 +51,13 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("benchmark", "measure training throughput", "launch.benchmark", "train"),
         Command("nodes", "start pretraining on the hosts of a hostfile", "launch.nodes", "train"),
         Command("ranks", "start the ranks of this node with torchrun", "launch.ranks", "train"),
-        Command("train-job", "print a Kubeflow TrainJob for Kubernetes", "launch.kubernetes.train_job"),
         Command("sync-tracking", "send the metrics of a run to MLflow from here", "launch.sync_tracking", "registry"),
     ),
 }  # fmt: skip
 
 REMOVED = {
     "docstrings": "run python launch/demo/collect_docstrings.py in the checkout, as the demo does",
+    "train-job": "edit a copy of launch/kubernetes/train_job.yaml, then kubectl apply -f it",
     "held-out": "see documents of a data set with 'clozeworks inspect'",
 }
 """Commands of earlier releases, and what to do instead."""

@@ -66,7 +66,7 @@ WRITING = (
 def test_every_command_module_is_in_the_table() -> None:
     scripts = {path.stem for path in (REPOSITORY / "launch").glob("*.py")} - SHARED
     named = {command.module.removeprefix("launch.") for command in COMMANDS.values()}
-    assert scripts | {"kubernetes.train_job", DATA_PREP} == named
+    assert scripts | {DATA_PREP} == named
     from data_prep.__main__ import COMMANDS as preparing
 
     assert {command.name for command in COMMANDS.values() if command.module == DATA_PREP} == set(preparing)

@@ -72,7 +72,6 @@ ARGUMENTS: dict[str, list[list[str]]] = {
     "benchmark": [["--config", STORE]],
     "nodes": [["--hostfile", STORE, "--", "--config", "tiny_cpu", f"data.shards={STORE}"]],
     "ranks": [["--nproc-per-node", STORE, "text.txt", STORE]],
-    "train-job": [["--name", "x", "--image", STORE, "--", "--config", "tiny_cpu", f"data.shards={STORE}"]],
     "sync-tracking": [[STORE], ["run", "--tracking-uri", FTP]],
 }
 
