@@ -13,7 +13,7 @@ import textwrap
 from pathlib import Path
 
 from data_prep.base.errors import UsageError, run_command
-from launch.command_table import COMMANDS, GROUPS, Command
+from launch.command_table import COMMANDS, GROUPS, REMOVED, Command
 from trainer.distributed.rank_environment import local_rank
 
 ENTRY_POINT = "clozeworks"
@@ -76,7 +76,7 @@ def _answer(prog: str, words: list[str]) -> None:
     else:
         near = difflib.get_close_matches(words[0], COMMANDS, n=1)
         closest = f"; the closest name is {near[0]!r}" if near else ""
-        fix = f"choose from the list of '{prog} --help'{closest}"
+        fix = REMOVED.get(words[0].replace("_", "-"), f"choose from the list of '{prog} --help'{closest}")
         raise UsageError(f"unknown command {words[0]!r}", fix=fix, code="unknown-command")
 
 

@@ -26,7 +26,6 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("inspect", "print documents of a data set, or the tokens of a text", DATA_PREP),
         Command("stats", "report counts, lengths and frequencies of a data set", DATA_PREP),
         Command("remove", "remove a source or documents from a data set (takedown)", DATA_PREP),
-        Command("docstrings", "collect a small corpus from installed Python packages", "launch.collect_docstrings"),
     ),
     "train": (
         Command("pretrain", "pretrain an encoder, or resume a run", "launch.pretrain", "train"),
@@ -35,7 +34,6 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "inspect": (
         Command("status", "report the state of a run", "launch.status"),
         Command("show-batch", "print training rows as text, with masks and labels", "launch.show_batch", "train"),
-        Command("held-out", "print sentences of the valid split", "launch.held_out"),
         Command("attention", "draw the attention maps of a text", "launch.show_attention", "registry"),
         Command("evaluate", "score a model on minimal pairs, or on a suite of tasks", "launch.evaluate", "registry"),
     ),
@@ -53,9 +51,15 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("benchmark", "measure training throughput", "launch.benchmark", "train"),
         Command("nodes", "start pretraining on the hosts of a hostfile", "launch.nodes", "train"),
         Command("ranks", "start the ranks of this node with torchrun", "launch.ranks", "train"),
-        Command("train-job", "print a Kubeflow TrainJob for Kubernetes", "launch.kubernetes.train_job"),
         Command("sync-tracking", "send the metrics of a run to MLflow from here", "launch.sync_tracking", "registry"),
     ),
 }  # fmt: skip
+
+REMOVED = {
+    "docstrings": "run python launch/demo/collect_docstrings.py in the checkout, as the demo does",
+    "train-job": "edit a copy of launch/kubernetes/train_job.yaml, then kubectl apply -f it",
+    "held-out": "see documents of a data set with 'clozeworks inspect'",
+}
+"""Commands of earlier releases, and what to do instead."""
 
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}

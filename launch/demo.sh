@@ -56,7 +56,7 @@ main() {
     if [[ -z $corpus ]]; then
         corpus=$output/corpus/docstrings.jsonl corpus_settings=(documents.id_field=module)
         run_step corpus "$corpus" "corpus: the docstrings of the installed Python packages" ' documents from ' \
-            python "$root/launch/collect_docstrings.py" --output "$corpus"
+            python "$root/launch/demo/collect_docstrings.py" --output "$corpus"
     else
         announce "corpus: your text, $corpus"
     fi
@@ -72,9 +72,9 @@ main() {
     run_step "results-$run" "$output/results-$run.json" \
         "export, registry (models:/$MODEL_NAME@$MODEL_ALIAS) and filled masks" \
         '^(exported|registered|masked|predicted|ACTUAL|MASKED|MODEL)' \
-        python "$root/launch/demo_results.py" --demo "$output" --run "$run" --name "$MODEL_NAME" --alias "$MODEL_ALIAS"
+        python "$root/launch/demo/demo_results.py" --demo "$output" --run "$run" --name "$MODEL_NAME" --alias "$MODEL_ALIAS"
     echo
-    python "$root/launch/demo_summary.py" --demo "$output" --run "$run" --model "models:/$MODEL_NAME@$MODEL_ALIAS" \
+    python "$root/launch/demo/demo_summary.py" --demo "$output" --run "$run" --model "models:/$MODEL_NAME@$MODEL_ALIAS" \
         --ranks "$num_ranks"
 }
 

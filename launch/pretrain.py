@@ -54,12 +54,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="number of ranks for --dry-run (default: those of the launcher, else 1)",
     )
     parser.add_argument(
-        "--gpus",
-        action=Joined,
-        metavar="N[,N]",
-        help="with --dry-run: memory and traffic per step with these numbers of GPUs as well",
-    )
-    parser.add_argument(
         "--tokens-per-second",
         type=float,
         metavar="N",
@@ -125,6 +119,10 @@ def explain_unknown_option(option: str, words: list[str]) -> UsageError:
     dotted = name.replace("-", "_")
     if dotted in set(setting_names(RunConfig)) and ("." in dotted or dotted in ("output_dir", "init_from")):
         fix = f"write {dotted}={value or 'VALUE'}: settings have no dashes"
+    elif name == "gpus":  # of earlier releases
+        fix = (
+            "add --ranks N to --dry-run for the memory per rank on N GPUs; tests/benchmarks/predictions.py has traffic"
+        )
     else:
         fix = explain_synonym(name, value) or "write settings as section.field=value without dashes; --help lists all"
     return UsageError(f"unknown option {option.partition('=')[0]}", fix=fix, code="unknown-option")
@@ -181,8 +179,6 @@ def check_has_dry_run(arguments: argparse.Namespace) -> None:
             fix="add --dry-run, or start that many ranks with the launcher",
             code="option-needs-dry-run",
         )
-    if arguments.gpus is not None and not arguments.dry_run:
-        raise UsageError(f"--gpus {arguments.gpus} needs --dry-run", fix="add --dry-run", code="option-needs-dry-run")
     if (speed := arguments.tokens_per_second) is not None and not arguments.dry_run:
         raise UsageError(f"--tokens-per-second {speed:g} needs --dry-run", fix="add it", code="option-needs-dry-run")
     if speed is not None and not 0 < speed < math.inf:
@@ -199,16 +195,6 @@ def world_size(arguments: argparse.Namespace) -> int:
     if ranks < 1:
         raise UsageError(f"--ranks {ranks} is less than 1", fix="give 1 or more", code="invalid-number-of-ranks")
     return ranks
-
-
-def gpu_numbers(text: str) -> list[int]:
-    """Parse the numbers of --gpus."""
-    words = text.split(",")
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise UsageError(
-            f"--gpus {text} is not a list of numbers", fix="write it as in --gpus 8,64,512", code="invalid-gpus"
-        )
-    return [int(word) for word in words]
 
 
 def branch_of(arguments: argparse.Namespace) -> Branch | None:
@@ -266,7 +252,6 @@ def is_first_rank() -> bool:
 
 
 def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
-    others = gpu_numbers(arguments.gpus) if arguments.gpus else []
     if arguments.print_config:
         print(to_yaml(without_secrets(config)), end="")
     if arguments.dry_run:
@@ -279,10 +264,6 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
         print(explain(config, world_size(arguments), expects_shards, arguments.tokens_per_second))
         if arguments.resume_from is not None:
             print("", resume_line(config, arguments.resume_from), sep="\n")
-        if others:
-            from trainer.preflight.scale import scale_lines
-
-            print("", "Other numbers of GPUs (estimates)", *scale_lines(config, others), sep="\n")
 
 
 if __name__ == "__main__":

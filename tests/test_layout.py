@@ -91,7 +91,6 @@ PRINTS = {
     "trainer/evaluation/evaluate_checkpoint.py": "its result as JSON",
     "trainer/preflight/service_checks.py": "its result as JSON",
     "trainer/registry/register_checkpoint.py": "its result as JSON",
-    "trainer/distributed/deepspeed_launcher.py": "the end of a process",
     "trainer/distributed/exit.py": "the end of a process",
     "trainer/distributed/stacks.py": "the end of a process",
     "trainer/distributed/watchdog.py": "the end of a process",

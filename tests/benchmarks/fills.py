@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.demo_results import mask_one_word, most_frequent_words
-from launch.held_out import held_out_sentences
+from launch.demo.demo_results import mask_one_word, most_frequent_words
+from launch.demo.held_out import held_out_sentences
 from trainer.inference.fill_mask import FillMask, MaskedText
 
 NUM_MASKS, NUM_SHOWN, TOP_K, SEED = 500, 50, 5, 1

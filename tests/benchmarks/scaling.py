@@ -4,10 +4,10 @@
 
 Two network namespaces are two hosts of one core each, joined by a link whose rate `tc` limits. A small BERT trains on
 them in bf16 at ZeRO 1, one thread per rank, every rank on a core of its own. The rate makes communication take the same
-share of the computation as for bert_large on 64 H200 with 400 Gb/s per node, by `trainer/preflight/efficiency.py`: for
-the 4,194,304 tokens per step of the preset bert_large_64gpu, and for 1,048,576. Efficiency is the time of a step of two
-ranks that send nothing (each alone in a world of one, both at work) over that of the same step on the link; medians
-over the runs, whose configurations take turns. Needs root, `ip`, `tc` and `taskset`.
+share of the computation as for bert_large on 64 H200 with 400 Gb/s per node, by `predictions.py`: for the 4,194,304
+tokens per step of the preset bert_large_64gpu, and for 1,048,576. Efficiency is the time of a step of two ranks that
+send nothing (each alone in a world of one, both at work) over that of the same step on the link; medians over the runs,
+whose configurations take turns. Needs root, `ip`, `tc` and `taskset`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from typing import Any
 
 import machine
 import reports
+from predictions import ACHIEVED_FLOPS, GPUS_PER_NODE, link_bytes_per_second, step_traffic
 from reports import Row
 
 from trainer import load_config
 from trainer.config.run_config import RunConfig
-from trainer.preflight.efficiency import ACHIEVED_FLOPS, link_bytes_per_second, step_traffic
-from trainer.preflight.scale import GPUS_PER_NODE
 
 GPUS, NETWORK_GBITS = 64, 400.0
 BATCHES = (4_194_304, 1_048_576)

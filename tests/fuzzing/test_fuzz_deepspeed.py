@@ -29,7 +29,6 @@ GIVEN = {
     "log_level": "info",
     "flops_profiler": {"enabled": False, "profile_step": 3},
     "comms_logger": {"enabled": False, "prof_ops": ["all_reduce"]},
-    "csv_monitor": {"enabled": False, "output_path": "monitor", "job_name": "one"},
 }
 OWNED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 _RENAMED = {"bfloat16": "bf16"}

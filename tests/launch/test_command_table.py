@@ -19,7 +19,6 @@ from tests.support.error_codes import coded
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "deepspeed", "mlflow", "transformers", "pandas", "sklearn", "scipy", "matplotlib"}
-OF_THE_DEMO = {"demo_results", "demo_summary"}  # called by launch/demo.sh alone
 SHARED = {"__init__", "__main__", "command_table", "options", "benchmark_session"}
 
 
@@ -60,14 +59,14 @@ def test_the_help_of_a_command_names_it_and_imports_nothing_heavy(command: str) 
 
 WRITING = (
     "tokenizer shards merge remove pretrain finetune export register embed predict attention benchmark nodes "
-    "sync-tracking docstrings stats average evaluate".split()
+    "sync-tracking stats average evaluate".split()
 )
 
 
 def test_every_command_module_is_in_the_table() -> None:
-    scripts = {path.stem for path in (REPOSITORY / "launch").glob("*.py")} - SHARED - OF_THE_DEMO
+    scripts = {path.stem for path in (REPOSITORY / "launch").glob("*.py")} - SHARED
     named = {command.module.removeprefix("launch.") for command in COMMANDS.values()}
-    assert scripts | {"kubernetes.train_job", DATA_PREP} == named
+    assert scripts | {DATA_PREP} == named
     from data_prep.__main__ import COMMANDS as preparing
 
     assert {command.name for command in COMMANDS.values() if command.module == DATA_PREP} == set(preparing)

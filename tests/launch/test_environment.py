@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TOOLS = "bash cat cp cut date dirname du flock grep id ls mkdir mv sed tail timeout uname".split()
+TOOLS = "bash cat cut date dirname du flock grep id ls mkdir mv sed sha256sum tail timeout uname".split()
 
 # Stands in for the environment's Python: pip writes its arguments to a file and answers as the test wants.
 PYTHON = """#!{bash}
@@ -22,7 +22,6 @@ case "$*" in
         if [[ "$*" == *"+cpu"* && -n "{cpu_answer}" ]]; then echo "{cpu_answer}"; exit 1; fi
         if [[ "$*" == *" -e "* && -n "{project_answer}" ]]; then echo "{project_answer}"; exit 1; fi
         exit 0 ;;
-    -c*importlib.metadata*) exit 1 ;;
     *) exec {python} "$@" ;;
 esac
 """
@@ -42,6 +41,7 @@ class Machine:
         for tool in TOOLS:
             if found := shutil.which(tool):
                 (self.commands / tool).symlink_to(found)
+        (self.venv / "pyvenv.cfg").touch()
         self.write_python()
 
     def write_python(self, cpu_answer: str = "", project_answer: str = "") -> None:
@@ -208,7 +208,7 @@ def test_it_installs_again_where_a_package_is_gone_or_has_another_version(machin
     packages = machine.venv / "lib" / "python3.12" / "site-packages"
     for name in ("numpy-2.4.0", "torch-2.13.0", "pip-26.0"):
         (packages / f"{name}.dist-info").mkdir(parents=True)
-    assert machine.run("test").returncode == 0 and len(machine.pip_calls()) == 2
+    assert machine.run("test").returncode == 0 and len(machine.pip_calls()) == 1, "torch is there"
     (packages / "ipython-9.0.0.dist-info").mkdir()  # which is nobody's business
     (packages / "pip-26.0.dist-info").rename(packages / "pip-26.1.dist-info")
     for extras in ("test", "core", "train"):

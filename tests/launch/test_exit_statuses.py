@@ -15,7 +15,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = [path for folder in ("data_prep", "trainer", "launch") for path in (REPOSITORY / folder).rglob("*.py")]
 WRONG = (
     ("unknown-command", "inspekt gone"),
-    ("usage", "docstrings"),
+    ("unknown-command", "docstrings"),
+    ("usage", "status"),
     ("missing-path", "verify gone"),
     ("missing-path", "inspect gone"),
     ("missing-path", "stats gone"),
@@ -23,7 +24,6 @@ WRONG = (
     ("input-not-found", "shards --input gone.txt --tokenizer gone --output new"),
     ("input-not-found", "tokenizer --input gone.txt --output new"),
     ("missing-path", "status gone"),
-    ("missing-path", "held-out --shards gone"),
     ("missing-config", "pretrain --config gone"),
     ("config-without-option", "pretrain mine.yaml"),
     ("unknown-option", "pretrain --config tiny_cpu --learning_rate 1e-4"),

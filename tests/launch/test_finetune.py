@@ -173,7 +173,11 @@ def test_a_dry_run_estimates_and_writes_nothing(
 ) -> None:
     run(monkeypatch, tiny_hugging_face, labeled, "--dry-run")
     out = capsys.readouterr().out
-    assert "full: 5 fits of 3 epochs" in out and "nothing was written" in out and "tokens per word" in out
+    assert (
+        "full: 5 fits of 3 epochs" in out
+        and "nothing was written" in out
+        and "full: trained parameters: encoder " in out
+    )
     assert [path.name for path in labeled.parent.iterdir()] == ["animals.tsv"]
 
 

@@ -48,7 +48,6 @@ ARGUMENTS: dict[str, list[list[str]]] = {
     "inspect": [[STORE], [STORE, "--tokenizer", "x"]],
     "stats": [[STORE]],
     "remove": [[STORE, "--purge"], [STORE, "--urls", STORE]],
-    "docstrings": [["--output", STORE]],
     "pretrain": [
         ["--config", "tiny_cpu", f"data.shards={STORE}", "output_dir=run"],
         ["--config", "tiny_cpu", f"output_dir={STORE}"],
@@ -60,7 +59,6 @@ ARGUMENTS: dict[str, list[list[str]]] = {
     ],
     "status": [[STORE]],
     "show-batch": [["--config", "tiny_cpu", f"data.shards={STORE}"]],
-    "held-out": [["--shards", STORE]],
     "attention": [["--model", STORE, "x", "--output", "a.png"]],
     "evaluate": [["--model", STORE, "--minimal-pairs", STORE]],
     "export": [["--checkpoint", STORE, "--output", "out"]],
@@ -74,7 +72,6 @@ ARGUMENTS: dict[str, list[list[str]]] = {
     "benchmark": [["--config", STORE]],
     "nodes": [["--hostfile", STORE, "--", "--config", "tiny_cpu", f"data.shards={STORE}"]],
     "ranks": [["--nproc-per-node", STORE, "text.txt", STORE]],
-    "train-job": [["--name", "x", "--image", STORE, "--", "--config", "tiny_cpu", f"data.shards={STORE}"]],
     "sync-tracking": [[STORE], ["run", "--tracking-uri", FTP]],
 }
 

@@ -48,7 +48,12 @@ def test_the_demo_goes_from_a_corpus_to_filled_masks_and_skips_what_is_done(corp
     options: tuple[str, ...] = ()
     if corpus == "text":
         text = tmp_path / "part.jsonl"
-        collect = [sys.executable, str(REPOSITORY / "launch" / "collect_docstrings.py"), "--max-bytes", "1000000"]
+        collect = [
+            sys.executable,
+            str(REPOSITORY / "launch" / "demo" / "collect_docstrings.py"),
+            "--max-bytes",
+            "1000000",
+        ]
         subprocess.run([*collect, "--output", str(text)], check=True)
         options = ("--corpus", str(text), "--vocab-size", "2000")
     options = (*options, "--", "training.max_steps=20", "evaluation.max_tokens=4096")

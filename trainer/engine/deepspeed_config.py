@@ -15,6 +15,7 @@ from typing import Any
 
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted
+from data_prep.storage.storage import redacted_settings
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.config.gradient_sum import gradient_sum
 from trainer.config.run_config import RunConfig
@@ -51,9 +52,10 @@ def deepspeed_config(config: RunConfig, world_size: int, user: dict[str, Any] | 
             fix="change the settings above in the `deepspeed:` block or in --deepspeed_config",
             code="deepspeed-settings",
         )
-    for name in (*BATCH_KEYS, "optimizer"):
-        given.pop(name, None)
-    settings = _merge(_own_settings(config, batch), given)
+    of_yaml = (*BATCH_KEYS, "optimizer", *(name for name, key in KEYS.items() if isinstance(key, Refused)))
+    settings = _merge(
+        _own_settings(config, batch), {name: value for name, value in given.items() if name not in of_yaml}
+    )
     if world_size > 1:
         settings["communication_data_type"] = gradient_sum(config, user=given).sent
     return settings
@@ -162,7 +164,7 @@ def _refused(given: dict[str, Any]) -> Iterator[str]:
     for path, key in KEYS.items():
         present, value = _look_up(given, path)
         if present and isinstance(key, Refused) and not _is_off(value, key):
-            yield f"{path}={value!r} is not supported: {key.reason}"
+            yield f"{path}={redacted_settings({path: value})[path]!r} is not supported: {key.reason}"
 
 
 def _is_schedule_of_yaml(scheduler: Any, config: RunConfig) -> bool:

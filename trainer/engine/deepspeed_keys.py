@@ -26,8 +26,6 @@ class Passed(NamedTuple):
 
     is_section: bool = False
     is_switch: bool = False
-    package: str | None = None
-    """What DeepSpeed imports once the section is enabled."""
     exchanged: bool | float | None = None
     """What holds where this project exchanges gradients (`trainer/config/gradient_sum.py`), whatever the key says."""
 
@@ -118,10 +116,6 @@ KEYS: Mapping[str, Owned | Passed | Refused] = {
     "flops_profiler": _SECTION,
     "comms_logger": _SECTION,
     "timers": _SECTION,
-    "tensorboard": Passed(is_section=True, package="tensorboard"),
-    "wandb": Passed(is_section=True, package="wandb"),
-    "csv_monitor": _SECTION,
-    "comet": Passed(is_section=True, package="comet_ml"),
     "disable_python_gc": _SWITCH,
     "zero_force_ds_cpu_optimizer": _SWITCH,
     "zero_allow_untested_optimizer": _SWITCH,
@@ -129,6 +123,10 @@ KEYS: Mapping[str, Owned | Passed | Refused] = {
     "activation_checkpointing": Refused("set training.activation_checkpointing"),
     "checkpoint": Refused("checkpoints are this project's own (checkpoint.* of the YAML)"),
     "elasticity": Refused("DeepSpeed 0.19 has removed it; run the same command on another number of ranks instead"),
+    **dict.fromkeys(
+        ("tensorboard", "wandb", "csv_monitor", "comet"),
+        Refused("remove it, MLflow tracks the run (tracking.* of the YAML)"),
+    ),
     "amp": Refused("set training.precision"),
     "torch_autocast": Refused("set training.precision"),
     "gradient_allreduce_op": Refused("the loss is scaled for gradients that are averaged over ranks", off=("mean",)),

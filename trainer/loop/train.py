@@ -215,7 +215,7 @@ def closed_if_it_fails(run: Run) -> Iterator[None]:
         run.bar.close()
         if run.suites is not None:
             run.suites.stop()
-        run.tracker.log_pictures()
+        run.tracker.log_picture()
         run.tracker.close("FAILED")
         raise
 
@@ -240,7 +240,7 @@ def finish(run: Run, ended: State) -> bool:
     run.log(f"peak memory per rank: {spread} ({where})")
     if ended == "stopped":  # all is saved: whoever kills this process in what follows leaves a record of it
         report_end(run, ended, run.stop_signal.cause)
-    run.tracker.log_pictures()
+    run.tracker.log_picture()
     run.tracker.close("FINISHED" if ended == "finished" else "KILLED")
     run.log(f"metrics: {run.tracker.view_hint}")
     if run.uploader is not None:

@@ -24,7 +24,7 @@ from trainer.evaluation.minimal_pairs import read_minimal_pairs
 from trainer.evaluation.pairs_in_training import minimal_pairs_of
 from trainer.evaluation.suites_in_training import check_suite_of
 from trainer.preflight.data_checks import check_data, look_at_data
-from trainer.preflight.deepspeed_sections import check_output_files, check_packages
+from trainer.preflight.deepspeed_sections import check_output_file
 from trainer.preflight.disk_checks import check_clock, check_disk
 from trainer.preflight.finding import Finding, guarded
 from trainer.preflight.launch_checks import check_starters
@@ -119,8 +119,7 @@ CHECKS = (
         lambda run: check_device(run.config, run.world_size, run.device),
         lambda run: [describe_device(run.config, run.device)],
     ),
-    Check("deepspeed", lambda run: check_packages(run.config, run.world_size), of_host=True),
-    Check("deepspeed", lambda run: check_output_files(run.config, run.world_size), of_host=True, of_first_rank=True),
+    Check("deepspeed", lambda run: check_output_file(run.config), of_host=True, of_first_rank=True),
     Check("optimizer", lambda run: optimizer_version(run.config.optimizer.name)),
     Check("init_from", look=lambda run: check_initial_weights(run.config)),  # a start reads them once, on rank 0
     Check(

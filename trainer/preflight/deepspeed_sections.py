@@ -1,14 +1,13 @@
 """Report settings that DeepSpeed itself would reject, before any process group starts.
 
 DeepSpeed refuses an unknown nested key or a wrong type in `deepspeed.initialize`, when all ranks have met and the model
-is built, or when it first uses the value, as a package or a folder that is not there. Its own schemas are asked here
-instead, where it has any; importing them takes seconds, so they are only where a user gives sections.
+is built, or when it first uses the value, as a folder that is not there. Its own schemas are asked here instead, where
+it has any; importing them takes seconds, so they are only where a user gives sections.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import math
 import os
 import tempfile
@@ -82,56 +81,17 @@ def _problem_of_the_whole(settings: dict[str, Any]) -> list[str]:
     return []
 
 
-def check_packages(config: RunConfig, world_size: int) -> None:
-    """Refuse monitors of DeepSpeed's without their packages.
+def check_output_file(config: RunConfig) -> None:
+    """Refuse a file that DeepSpeed's profiler could not write from this host.
 
-    On every rank, although rank 0 alone reports: one that ended alone would have the others wait for it.
-
-    Raises:
-        UsageError: naming the packages.
-    """
-    _refuse(list(_missing_packages(config, world_size)))
-
-
-def _missing_packages(config: RunConfig, world_size: int) -> Iterator[str]:
-    enabled = _enabled_monitors(config, world_size)
-    for section, key in KEYS.items():
-        package = key.package if section in enabled and isinstance(key, Passed) else None
-        if package is not None and importlib.util.find_spec(package) is None:
-            yield f"{section}.enabled=True needs the package {package}: install it, or leave the section out"
-
-
-def check_output_files(config: RunConfig, world_size: int) -> None:
-    """Refuse folders and files that DeepSpeed's monitors and profiler could not write from this host.
-
-    Rank 0 writes them, and would fail alone while the others wait for it.
+    Rank 0 writes it, and would fail alone while the others wait for it.
 
     Raises:
-        UsageError: naming all of them.
+        UsageError: with the name of the file.
     """
-    _refuse(list(_unwritable_output(config, world_size)))
-
-
-def _unwritable_output(config: RunConfig, world_size: int) -> Iterator[str]:
-    for section, monitor in _enabled_monitors(config, world_size).items():
-        if section not in ("tensorboard", "csv_monitor"):
-            continue
-        if reason := _why_unwritable(Path(monitor.output_path, monitor.job_name)):
-            yield f"{section}.output_path={monitor.output_path!r} cannot be written ({reason}): name another folder"
     profiler = (config.deepspeed or {}).get("flops_profiler", {})
     if profiler.get("enabled") and (name := profiler.get("output_file")) and (reason := _why_no_file(Path(name))):
-        yield f"flops_profiler.output_file={name!r} cannot be written ({reason}): name another file"
-
-
-def _enabled_monitors(config: RunConfig, world_size: int) -> dict[str, Any]:
-    """DeepSpeed's own reading of the sections of its monitors, where they are enabled."""
-    names = ("tensorboard", "wandb", "csv_monitor", "comet")
-    if not any(name in (config.deepspeed or {}) for name in names):
-        return {}
-    from deepspeed.monitor.config import get_monitor_config
-
-    monitors = get_monitor_config(deepspeed_config(config, world_size))
-    return {name: getattr(monitors, name) for name in names if getattr(monitors, name).enabled}
+        _refuse([f"flops_profiler.output_file={name!r} cannot be written ({reason}): name another file"])
 
 
 def _why_no_file(path: Path) -> str | None:
@@ -159,7 +119,6 @@ def _why_unwritable(folder: Path) -> str | None:
 def problems_of(settings: dict[str, Any], names: set[str]) -> list[str]:
     """What DeepSpeed's schemas say against the sections of these names."""
     from deepspeed.comm.config import CommsLoggerConfig
-    from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
     from deepspeed.profiling.config import DeepSpeedFlopsProfilerConfig
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
@@ -175,10 +134,6 @@ def problems_of(settings: dict[str, Any], names: set[str]) -> list[str]:
         "fp16": DeepSpeedFP16Config,
         "bf16": DeepSpeedBF16Config,
         "comms_logger": CommsLoggerConfig,
-        "tensorboard": TensorBoardConfig,
-        "wandb": WandbConfig,
-        "csv_monitor": CSVConfig,
-        "comet": CometConfig,
     }
     problems = []
     for name, schema in schemas.items():

@@ -30,7 +30,6 @@ from trainer.model.sizes import (
     parameter_table,
 )
 from trainer.preflight.data_checks import EVALUATION_IS_OFF, check_needs_no_evaluation, format_epochs
-from trainer.preflight.efficiency import WORLD_SIZES, efficiency_lines, gpus_per_node
 from trainer.preflight.memory_estimate import TENSORS_ONLY, heaviest_stage, memory_in_stage
 from trainer.registry.starting_weights import look_at_initial_weights
 
@@ -67,10 +66,6 @@ def explain(
         (
             "Activations of a micro-batch by part, GiB (activations and logits above)",
             activation_lines(config, world_size),
-        ),
-        (
-            "Scaling efficiency by network per node",
-            list(efficiency_lines(config, sorted({*WORLD_SIZES, world_size}), gpus_per_node())),
         ),
         ("Shards", list(shard_lines(config, world_size, expects_shards))),
     ]

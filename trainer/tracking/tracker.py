@@ -55,7 +55,7 @@ class MetricLog(Protocol):
     def log_artifact_text(self, name: str, text: str) -> None: ...
     def log_artifact(self, name: str, data: bytes) -> None: ...
     def log_data_set(self, data_set: DataSetInput) -> None: ...
-    def log_pictures(self) -> None: ...
+    def log_picture(self) -> None: ...
     def close(self, status: MlflowStatus) -> None: ...
 
 
@@ -72,7 +72,7 @@ class NullTracker:
     def log_artifact_text(self, name: str, text: str) -> None: ...
     def log_artifact(self, name: str, data: bytes) -> None: ...
     def log_data_set(self, data_set: DataSetInput) -> None: ...
-    def log_pictures(self) -> None: ...
+    def log_picture(self) -> None: ...
     def close(self, status: MlflowStatus) -> None: ...
 
 
@@ -226,17 +226,17 @@ class Tracker:
         """Log a data set as an input of the run."""
         self._best_effort(lambda: self._journal.put_data_set(data_set))
 
-    def log_pictures(self) -> None:
-        """Draw the curves of the whole run and log them as PNG artifacts under curves/; failures are warnings."""
+    def log_picture(self) -> None:
+        """Draw the losses of the whole run and log them as a PNG artifact; failures are warnings."""
         try:
-            from trainer.tracking.curves import draw_run  # matplotlib takes half a second to import
+            from trainer.tracking.curves import PICTURE, draw_run  # matplotlib takes half a second to import
 
-            pictures = draw_run(self._journal)
+            picture = draw_run(self._journal)
         except Exception as error:  # noqa: BLE001 - a picture must not fail a run
-            self._warn(f"the curves of {self._journal.folder} cannot be drawn ({short(error)}); the metrics are saved")
+            self._warn(f"the losses of {self._journal.folder} cannot be drawn ({short(error)}); the metrics are saved")
             return
-        for name, picture in pictures.items():
-            self.log_artifact(name, picture)
+        if picture is not None:
+            self.log_artifact(PICTURE, picture)
 
     @property
     def is_complete(self) -> bool:

@@ -184,7 +184,12 @@ def test_an_unknown_key_is_refused_with_the_nearest_name():
         ({"optimizer": {"params": {"adam_w_mode": True}}}, "adam_w_mode"),
         ({"hybrid_engine": {"enabled": True}}, "hybrid_engine"),
         ({"zero_optimization": 3}, "must be a mapping"),
-        ({"tensorboard": True}, "must be a mapping"),
+        ({"comms_logger": True}, "must be a mapping"),
+        ({"tensorboard": {"output_path": "logs"}}, "MLflow tracks the run"),
+        (
+            {"comet": {"enabled": True, "api_key": "hunter2"}},
+            r"comet={'enabled': True, 'api_key': '\(hidden\)'} is not",
+        ),
         ({"communication_data_type": "fp16"}, "communication_data_type='fp16' contradicts the YAML, which sets 'bf16'"),
     ],
 )
@@ -205,6 +210,7 @@ def test_a_scheduler_that_is_all_auto_is_that_of_the_yaml(kind):
 def test_sections_that_are_switched_off_are_accepted():
     user = {
         "amp": {"enabled": False},
+        "wandb": {"enabled": False, "project": "birds"},
         "hybrid_engine": {"enabled": False},
         "gradient_allreduce_op": "mean",
         "zero_optimization": {"offload_param": {"device": "none"}, "zero_hpz_partition_size": 1},
@@ -212,6 +218,7 @@ def test_sections_that_are_switched_off_are_accepted():
     }
     merged = deepspeed_config(make_config(), 1, user)
     without = deepspeed_config(make_config(), 1)
+    assert merged.keys() == without.keys()
     assert merged["zero_optimization"]["stage"] == without["zero_optimization"]["stage"]
     assert {name: merged[name] for name in without if name != "zero_optimization"} == {
         name: without[name] for name in without if name != "zero_optimization"

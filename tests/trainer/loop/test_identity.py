@@ -98,7 +98,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "data that one host lacks": {"overrides": ["data.shards=NOWHERE"]},
     "data that no host has": {"all": ["data.shards=NOWHERE"]},
     "a file that the first rank cannot write": {
-        "all": ["deepspeed={csv_monitor: {enabled: true, output_path: /proc/logs}}"]
+        "all": ["deepspeed={flops_profiler: {enabled: true, output_file: /proc/logs}}"]
     },
 }
 
@@ -190,7 +190,7 @@ def test_what_one_host_cannot_do_ends_all_at_once_and_names_it(outcomes, places)
 def test_what_the_first_rank_cannot_write_ends_all(outcomes):
     (found, *others) = (each["a file that the first rank cannot write"] for each in outcomes)
     assert [found[0], found[2]] == ["RankCannotRun", 2] and others == [found] * 2
-    assert found[1].startswith(f"rank 0 ({HOST}): ") and "csv_monitor.output_path='/proc/logs' cannot" in found[1]
+    assert found[1].startswith(f"rank 0 ({HOST}): ") and "flops_profiler.output_file='/proc/logs' cannot" in found[1]
 
 
 def test_every_setting_that_may_differ_is_one_of_the_schema_and_has_a_reason():

@@ -9,7 +9,7 @@ from data_prep.base.errors import UsageError
 from tests.support.doctor import findings_of
 from trainer import load_config
 from trainer.config.run_config import RunConfig
-from trainer.preflight.deepspeed_sections import check_output_files, check_packages, check_values
+from trainer.preflight.deepspeed_sections import check_output_file, check_values
 
 
 def config_with(deepspeed: dict) -> RunConfig:
@@ -23,7 +23,6 @@ def config_with(deepspeed: dict) -> RunConfig:
         ({"zero_optimization": {"reduce_bucket_size": "x"}}, "zero_optimization.reduce_bucket_size='x'"),
         ({"bf16": {"enabld": False}}, "bf16.enabld .*did you mean enabled"),
         ({"bfloat16": {"enabld": False}}, "bf16.enabld"),
-        ({"tensorboard": {"outputpath": "x"}}, "tensorboard.outputpath .*output_path"),
         ({"flops_profiler": {"profile_stepp": 2}}, "flops_profiler.profile_stepp .*did you mean profile_step"),
     ],
 )
@@ -51,49 +50,30 @@ def test_values_of_a_wrong_type_are_told_before_the_ranks_meet(deepspeed, said):
         check_values(config_with(deepspeed), 2, "cpu")
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
-@pytest.mark.parametrize("section", ["wandb", "comet", "tensorboard"])
-def test_a_monitor_whose_package_is_not_installed_is_refused_by_all_ranks(section, rank, monkeypatch):
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=f"{section}.enabled=True needs the package {section}"):
-        check_packages(config_with({section: {"enabled": True}}), 2)
-    check_packages(config_with({section: {"enabled": False}}), 2)
-
-
 def test_output_that_cannot_be_written_is_refused_and_nothing_is_left_of_the_attempt(tmp_path):
     (tmp_path / "file").touch()
-    for sections in (
-        {"csv_monitor": {"enabled": True, "output_path": str(tmp_path / "file" / "logs")}},
-        {"csv_monitor": {"enabled": True, "output_path": "/proc/logs"}},
-        {"flops_profiler": {"enabled": True, "output_file": str(tmp_path)}},
-        {"flops_profiler": {"enabled": True, "output_file": str(tmp_path / "file" / "profile.txt")}},
-    ):
-        check_values(config_with(sections), 2, "cpu")
-        check_packages(config_with(sections), 2)
-        with pytest.raises(UsageError, match="output_(path|file)=.* cannot be written .*: name another"):
-            check_output_files(config_with(sections), 2)
-    new = config_with({"csv_monitor": {"enabled": True, "output_path": str(tmp_path / "new")}})
-    check_output_files(new, 2)
+    for name in (tmp_path, tmp_path / "file" / "profile.txt", "/proc/logs/profile.txt"):
+        config = config_with({"flops_profiler": {"enabled": True, "output_file": str(name)}})
+        check_values(config, 2, "cpu")
+        with pytest.raises(UsageError, match="output_file=.* cannot be written .*: name another"):
+            check_output_file(config)
+    check_output_file(config_with({"flops_profiler": {"enabled": True, "output_file": str(tmp_path / "new" / "a")}}))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_file_that_is_there_is_asked_itself_and_not_its_folder(monkeypatch):
     monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: pytest.fail(f"tries {dir}"))
     profile = {"flops_profiler": {"enabled": True, "output_file": "/dev/null"}}
-    check_output_files(config_with(profile), 2)
+    check_output_file(config_with(profile))
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(UsageError, match="permission denied"):
-        check_output_files(config_with(profile), 2)
+        check_output_file(config_with(profile))
 
 
-def test_the_doctor_only_warns_of_what_the_hosts_of_the_run_may_have(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    config = config_with({"tensorboard": {"enabled": True, "output_path": "/proc/logs"}})
-    found = findings_of(config, "deepspeed")
-    assert [finding.level for finding in found] == ["ok", "warn", "warn"]
-    assert "needs the package tensorboard" in found[1].text and "cannot be written" in found[2].text
-    assert all("ignore this if the run starts on hosts that have it" in finding.text for finding in found[1:])
+def test_the_doctor_only_warns_of_what_the_hosts_of_the_run_may_have():
+    found = findings_of(config_with({"flops_profiler": {"enabled": True, "output_file": "/proc/logs"}}), "deepspeed")
+    assert [finding.level for finding in found] == ["ok", "warn"] and "cannot be written" in found[1].text
+    assert "ignore this if the run starts on hosts that have it" in found[1].text
 
 
 def test_known_settings_and_auto_pass():

@@ -28,24 +28,23 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, TrainingPanel]:
     return found
 
 
-def test_figures_show_the_metrics_that_a_run_has(tmp_path: Path, drawn: dict[str, TrainingPanel]) -> None:
+def test_the_picture_shows_the_losses_that_a_run_has(tmp_path: Path, drawn: dict[str, TrainingPanel]) -> None:
     journal = JournalWriter(tmp_path, "experiment", "a run for $5")
     for step in range(1, 31):
         journal.append(step, {"train/mlm_loss": 5 / step, "train/learning_rate": 1e-3, "other": 1.0})
-    journal.append(10, {"valid/mlm_loss": 2.0, "train/tokens_per_second": 5.0})
+    journal.append(10, {"valid/mlm_loss": 2.0, "valid/pair_loss": 0.7})
     journal.append(20, {"valid/mlm_loss": 1.0})
     journal.update(params={ENTROPY_PARAM: "6.97"})
-    figures = draw_run(journal)
-    assert set(figures) == {"curves/loss.png", "curves/optimization.png"}
-    assert all(figure.startswith(b"\x89PNG") for figure in figures.values())
-    assert set(drawn) == {"MLM loss (nats)", "learning rate"}
+    picture = draw_run(journal)
+    assert picture is not None and picture.startswith(b"\x89PNG")
+    assert set(drawn) == {"MLM loss (nats)"}, "one point is no curve"
     loss = drawn["MLM loss (nats)"]
     assert loss.valid is not None and list(loss.valid.y) == [2.0, 1.0]
-    assert loss.baseline == ("unigram entropy", 6.97) and drawn["learning rate"].baseline is None
+    assert loss.baseline == ("unigram entropy", 6.97)
 
 
-def test_a_run_without_metrics_has_no_figures(tmp_path: Path) -> None:
-    assert draw_run(JournalWriter(tmp_path, "experiment", "run")) == {}
+def test_a_run_without_metrics_has_no_picture(tmp_path: Path) -> None:
+    assert draw_run(JournalWriter(tmp_path, "experiment", "run")) is None
 
 
 def test_a_long_curve_is_thinned_out_and_keeps_its_values(tmp_path: Path, drawn: dict[str, TrainingPanel]) -> None:

@@ -165,13 +165,13 @@ def test_a_value_that_mlflow_refuses_holds_up_no_other(database: str, tmp_path: 
 def test_curves_that_cannot_be_drawn_are_told_and_fail_nothing(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(journal: object) -> dict[str, bytes]:
+    def fail(journal: object) -> bytes:
         raise ValueError("arange: cannot compute length")  # as matplotlib does over values of +-1e308
 
-    monkeypatch.setitem(sys.modules, "trainer.tracking.curves", SimpleNamespace(draw_run=fail))
+    monkeypatch.setitem(sys.modules, "trainer.tracking.curves", SimpleNamespace(draw_run=fail, PICTURE=""))
     told = Warnings()
     tracker = open_tracker(database, tmp_path / "run", told)
-    tracker.log_pictures()
+    tracker.log_picture()
     tracker.close("FINISHED")
     assert len(told) == 1 and f"{tmp_path}/run/tracking cannot be drawn (arange: cannot compute length)" in told[0]
     assert connect(database).get_run(tracker.run_id).info.status == "FINISHED"

@@ -17,7 +17,7 @@ from data_prep.base.errors import UsageError, run_command
 from data_prep.dataset.counts import read_token_counts
 from data_prep.dataset.manifest import read_manifest
 from data_prep.storage import storage
-from launch.held_out import held_out_sentences
+from launch.demo.held_out import held_out_sentences
 from launch.options import command_parser
 from trainer.hf_export.export import export_checkpoint
 from trainer.inference.fill_mask import FillMask, MaskedText, is_right, mask_random_word, report

@@ -1,8 +1,25 @@
-"""How well a run would scale: the share of the GPUs' speed that is left after communication; estimated, not measured.
+"""How well a run would scale: the share of the GPUs' speed that is left after communication; predicted, not measured.
 
-Efficiency is tokens/s over what as many GPUs would reach that sent nothing. A ring of W ranks passes 2 b N (W - 1) / W
-bytes through every link for an all-reduce of N numbers of b bytes, and half of that for a gather; between nodes the
-link is a node's network, within a node a GPU's share of NVLink. ZeRO decides what the computation hides:
+    python tests/benchmarks/predictions.py --config bert_large_64gpu [--gpus 8,64,256] [section.field=value ...]
+
+Efficiency is tokens/s over what as many GPUs would reach that sent nothing. With N parameters, T of them in the word
+matrix (the decoder's too), W ranks on M nodes of L, b bytes per weight and g per gradient on the wire
+(trainer/config/gradient_sum.py) and A accumulation steps, a rank sends in one optimizer step (rings send (W - 1) / W of
+a tensor for a gather or a reduction, twice that for an all-reduce):
+
+- ZeRO 0: gradients all-reduced once: 2 g N (W - 1) / W.
+- ZeRO 1 in bf16 (trainer/distributed/gradient_exchange.py): gradients exchanged within the node (g N (L - 1) / L), fp32
+  sums among nodes (4 N (M - 1) / (M L)) and to their owners (at most 4 N (W - 1) / W^2), and the new weights gathered
+  once (b N (W - 1) / W). Each rank receives as much.
+- ZeRO 1 otherwise: gradients all-reduced once, and the new weights gathered once: (2 g + b) N (W - 1) / W.
+- ZeRO 2: gradients all-reduced after every micro-batch, the new weights once: (2 g A + b) N (W - 1) / W.
+- ZeRO 3: weights gathered in every forward and every backward, the word matrix twice in each, gradients reduced to
+  their owners after every micro-batch: A (2 b (N + T) + g N) (W - 1) / W.
+
+The paper (Rajbhandari et al. 2020, section 7) reduces to the owners in stage 2 as well, which is g N less each time;
+deepspeed 0.19.8 all-reduces whole buckets there (its use_multi_rank_bucket_allreduce). Measured by
+tests/benchmarks/test_predictions.py. Between nodes the link is a node's network, within a node a GPU's share of
+NVLink. ZeRO decides what the computation hides:
 
 - 1 in bf16: the exchange of gradients (trainer/distributed/gradient_exchange.py), by the last backward of a step; not
   its last bucket, which holds the word embeddings, whose gradient comes last; and not the gather of the new weights.
@@ -16,19 +33,22 @@ Not counted: latency, the optimizer, other traffic on the network, steps of uneq
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from trainer import load_config
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.config.gradient_sum import gradient_sum
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
-from trainer.distributed.rank_environment import local_world_size
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.deepspeed_keys import BATCH_KEYS
 from trainer.model.sizes import flops_per_token, num_parameters
-from trainer.preflight.scale import GPUS_PER_NODE, SUM_BYTES, sent_bytes
 
+GPUS_PER_NODE = 8
+SUM_BYTES = 4
+"""Of a number on the wire in fp32."""
 ACHIEVED_FLOPS = 450e12
 """Operations per second that one H100 or H200 is assumed to reach in bf16: 45% of its data sheet's 989e12."""
 NVLINK_BYTES_PER_SECOND = 400e9
@@ -37,6 +57,17 @@ NETWORKS_GBITS = (100.0, 400.0, 3200.0)
 """Gb/s of a node: one slow card, one fast card, one fast card per GPU."""
 WORLD_SIZES = (1, 8, 64, 256)
 _BACKWARD_SHARE = 2 / 3
+
+
+def main() -> None:
+    """Print the table of a configuration."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True, metavar="FILE")
+    parser.add_argument("--gpus", default=",".join(map(str, WORLD_SIZES)), metavar="N[,N]")
+    parser.add_argument("overrides", nargs="*", metavar="section.field=value")
+    arguments = parser.parse_args()
+    config = load_config(arguments.config, arguments.overrides)
+    print(*efficiency_lines(config, [int(word) for word in arguments.gpus.split(",")], GPUS_PER_NODE), sep="\n")
 
 
 @dataclass(frozen=True)
@@ -66,6 +97,38 @@ class StepTraffic:
         return self.useful_seconds / self.seconds(bytes_per_second)
 
 
+def sent_bytes(
+    num_numbers: int,
+    num_tied: int,
+    number_bytes: int,
+    gradient_bytes: int,
+    zero_stage: int,
+    world_size: int,
+    accumulation_steps: int,
+    exchanged_on: int | None = None,
+) -> int:
+    """What a rank sends in one optimizer step, by the formulas above.
+
+    Args:
+        num_tied: numbers in the word matrix.
+        number_bytes: of a weight on the wire.
+        gradient_bytes: of a gradient.
+        exchanged_on: ranks per node, where ranks exchange gradients (ZeRO 1 in bf16).
+    """
+    reduced, sums = gradient_bytes * num_numbers, SUM_BYTES * num_numbers
+    if zero_stage == 3:
+        total = accumulation_steps * (2 * number_bytes * (num_numbers + num_tied) + reduced)
+    elif exchanged_on is None:
+        total = 2 * reduced * (accumulation_steps if zero_stage == 2 else 1)
+        total += number_bytes * num_numbers if zero_stage else 0
+    else:
+        nodes = max(1, world_size // exchanged_on) if exchanged_on > 1 else 1
+        local = world_size // nodes
+        exchanged = reduced * (local - 1) // local + sums * (nodes - 1) // world_size
+        return exchanged + (sums // world_size + number_bytes * num_numbers) * (world_size - 1) // world_size
+    return total * (world_size - 1) // world_size
+
+
 def step_traffic(
     config: RunConfig, stage: Stage, world_size: int, achieved_flops: float, node_gpus: int = GPUS_PER_NODE
 ) -> StepTraffic:
@@ -81,7 +144,7 @@ def step_traffic(
     tied = config.model.padded_vocab_size * config.model.hidden_size
     of_ring = (world_size - 1) / world_size
     hiding, hidden, last = 0.0, 0.0, 0.0
-    zero_stage, gradient_bytes = config.zero.stage, gradient_sum(config).sent_bytes
+    zero_stage, gradient_bytes = config.zero.stage, 4 if gradient_sum(config).sent == "fp32" else 2
     sizes = parameters, tied, number_bytes, gradient_bytes
     total: float = sent_bytes(*sizes, zero_stage, world_size, cut.accumulation_steps)
     if zero_stage == 3:
@@ -128,13 +191,8 @@ def link_bytes_per_second(world_size: int, gpus_per_node: int, network_gbits: fl
     return min(NVLINK_BYTES_PER_SECOND, network_gbits * 1e9 / 8)
 
 
-def gpus_per_node() -> int:
-    """By the launcher's environment, else 8."""
-    return local_world_size() or GPUS_PER_NODE
-
-
 def efficiency_lines(config: RunConfig, world_sizes: Sequence[int], node_gpus: int) -> Iterator[str]:
-    """The table for people, of the stage with the largest global batch; a sentence instead for fp32."""
+    """Yield the table of the stage with the largest global batch; a sentence instead for fp32."""
     if config.training.precision == "fp32":
         yield f"No prediction for fp32: the assumed {ACHIEVED_FLOPS / 1e12:.0f} TFLOP/s per GPU are those of bf16."
         return
@@ -158,3 +216,7 @@ def efficiency_lines(config: RunConfig, world_sizes: Sequence[int], node_gpus: i
         f"{stage.global_batch_tokens:,} tokens per step at ZeRO {config.zero.stage} in {config.training.precision}; "
         "without latency and the optimizer's time"
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,20 +1,36 @@
+"""The prediction's arithmetic by hand, and what DeepSpeed's ranks really send in a step beside its formulas."""
+
 from __future__ import annotations
+
+import json
 
 import pytest
 
-from trainer import load_config
-from trainer.config.run_config import RunConfig
-from trainer.model.sizes import flops_per_token, num_parameters
-from trainer.preflight.efficiency import (
+from tests.benchmarks.predictions import (
     NVLINK_BYTES_PER_SECOND,
     StepTraffic,
     efficiency_lines,
-    gpus_per_node,
     link_bytes_per_second,
+    sent_bytes,
     step_traffic,
 )
+from tests.support import toy_traffic
+from tests.support.toy_processes import finish, start_ranks
+from trainer import load_config
+from trainer.config.run_config import RunConfig
+from trainer.model.sizes import flops_per_token, num_parameters
 
 MILLION = ["training.global_batch_tokens=1048576"]
+LIKE_A_LARGE_MODEL = {
+    1: {"zero_optimization": {"reduce_bucket_size": 50_000}},
+    2: None,
+    3: {"zero_optimization": {"stage3_prefetch_bucket_size": 0}},
+}
+"""Owners get sums of a few buckets of many. DeepSpeed fetches 50 million numbers ahead and keeps them: all of a model
+as small as this."""
+TOLERANCE = 0.02
+"""Small parameters that stage 3 keeps whole, padding, the counts of a batch and the gradient norm."""
+WORLD_SIZE = 2
 AFTER = ["deepspeed={bf16: {immediate_grad_update: false}}"]
 
 
@@ -24,6 +40,23 @@ def preset(*overrides: str) -> RunConfig:
 
 def efficiency(config: RunConfig, world_size: int, bytes_per_second: float) -> float:
     return step_traffic(config, config.stages[0], world_size, 450e12).efficiency(bytes_per_second)
+
+
+def test_traffic_by_hand():
+    """A thousand numbers of 2 bytes, 100 of them tied, on 4 ranks: rings send three quarters of a tensor."""
+    sizes = {"num_numbers": 1000, "num_tied": 100, "number_bytes": 2, "gradient_bytes": 4, "accumulation_steps": 8}
+    assert sent_bytes(**sizes, zero_stage=1, world_size=4) == (2 * 4 + 2) * 750
+    assert sent_bytes(**sizes, zero_stage=2, world_size=4) == (8 * 2 * 4 + 2) * 750
+    assert sent_bytes(**sizes, zero_stage=3, world_size=4) == 8 * (2 * 2 + 4) * 750 + 8 * 2 * 2 * 75
+    assert sent_bytes(**sizes, zero_stage=3, world_size=1) == 0
+    sizes["gradient_bytes"] = 2
+    assert sent_bytes(**sizes, zero_stage=2, world_size=4) == (4 * 2 * 4 + 2) * 750, "where the user wants bf16"
+    # Exchanged: of what a rank computed three quarters; of its quarter of the sums three quarters; then its weights.
+    for node in (1, 4):
+        assert sent_bytes(**sizes, zero_stage=1, world_size=4, exchanged_on=node) == 2 * 750 + 4 * 187.5 + 2 * 750
+    # On nodes of two half goes to the neighbor, and half of half the sums to the other node.
+    assert sent_bytes(**sizes, zero_stage=1, world_size=4, exchanged_on=2) == 2 * 500 + 4 * 250 + 4 * 187.5 + 2 * 750
+    assert sent_bytes(**sizes, zero_stage=1, world_size=1, exchanged_on=8) == 0
 
 
 def test_a_step_by_hand():
@@ -116,14 +149,6 @@ def test_the_preset_keeps_nine_tenths_at_64_gpus_from_400_gigabits_on():
     assert "Predicted, not measured: 450 TFLOP/s per GPU" in lines[-1]
 
 
-@pytest.mark.parametrize(("launched", "expected"), [(None, 8), ("4", 4), ("0", 8), ("many", 8)])
-def test_gpus_per_node_are_the_launchers_or_eight(monkeypatch, launched, expected):
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    if launched is not None:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", launched)
-    assert gpus_per_node() == expected
-
-
 def test_batch_sizes_of_a_deepspeed_file_are_those_of_the_runs_own_ranks():
     """They fit 64 ranks, and the table asks about other numbers too."""
     sizes = "train_batch_size: 8192, train_micro_batch_size_per_gpu: 128, gradient_accumulation_steps: 1"
@@ -134,3 +159,33 @@ def test_batch_sizes_of_a_deepspeed_file_are_those_of_the_runs_own_ranks():
 def test_fp32_has_no_prediction_from_the_speed_of_bf16():
     (line,) = efficiency_lines(preset("training.precision=fp32"), [64], 8)
     assert line.startswith("No prediction for fp32")
+
+
+@pytest.mark.slow
+@pytest.mark.spawn
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_step_sends_what_the_formula_says(stage, tmp_path, small_shards):
+    jobs = [
+        {
+            "stage": stage,
+            "deepspeed": LIKE_A_LARGE_MODEL[stage],
+            "precision": precision,
+            "rows": toy_traffic.MICRO_ROWS * WORLD_SIZE * accumulation,
+        }
+        for precision in ("fp32", "bf16")
+        for accumulation in (1, 3)
+    ]
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"shards": str(small_shards), "jobs": jobs}))
+    for status, stdout, stderr in finish(start_ranks([toy_traffic.__file__, str(plan)], WORLD_SIZE)):
+        assert status == 0, f"exit status {status}\n{stdout}\n{stderr}"
+    reports = json.loads(plan.with_suffix(".out").read_text())
+    for job, report in zip(jobs, reports, strict=True):
+        number_bytes = 4 if job["precision"] == "fp32" else 2
+        exchanged_on = WORLD_SIZE if stage == 1 and job["precision"] == "bf16" else None
+        expected = sent_bytes(
+            *(report["parameters"], report["tied"], number_bytes, 4 if exchanged_on is None else 2),
+            *(stage, WORLD_SIZE, report["micro_batches"], exchanged_on),
+        )
+        assert report["micro_batches"] == job["rows"] // (toy_traffic.MICRO_ROWS * WORLD_SIZE)
+        assert sum(report["sent"].values()) == pytest.approx(expected, rel=TOLERANCE), (job, report)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UserError
-from launch import collect_docstrings
-from launch.collect_docstrings import docstrings, find_modules, is_prose, prose_paragraphs, write_corpus
+from launch.demo import collect_docstrings
+from launch.demo.collect_docstrings import docstrings, find_modules, is_prose, prose_paragraphs, write_corpus
 from tests.support.error_codes import coded
 
 LONG = " ".join(["The reader returns the next block of the file that was opened for it."] * 6)

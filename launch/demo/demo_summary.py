@@ -15,7 +15,7 @@ from data_prep.base.terminal import duration
 from data_prep.dataset.manifest import Manifest, read_manifest
 from launch.options import command_parser
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

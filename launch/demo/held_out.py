@@ -1,46 +1,23 @@
-"""Print sentences of the valid split, which training never reads, one per line.
-
-They are whole sentences of 8 to 30 words from different documents, chosen by a seeded hash.
-"""
+"""Sentences of the valid split, which training never reads: whole ones of 8 to 30 words from different documents."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from data_prep.base.arguments import at_least
-from data_prep.base.errors import UserError, run_command
-from data_prep.base.logs import logger
+from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import read_manifest
 from data_prep.dataset.shards import Record, read_records
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
-from launch.options import command_parser
-
-LOG = logger(__name__)
 
 MIN_WORDS, MAX_WORDS = 8, 30
 SENTENCE = re.compile(r"[A-Z][A-Za-z0-9 ,;:'()’-]*[a-z)][.?!]")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = command_parser("held_out.py", __doc__)
-    parser.add_argument("--shards", required=True, metavar="DIR", help="folder or URL of a data set")
-    parser.add_argument(
-        "--num-sentences", type=at_least(1), default=8, metavar="N", help="number of sentences (default %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the choice (default %(default)s)")
-    options = parser.parse_args(arguments)
-    sentences = held_out_sentences(options.shards, options.num_sentences, options.seed)
-    if len(sentences) < options.num_sentences:
-        LOG.warning(f"the valid split holds only {len(sentences):,} such sentences")
-    for sentence in sentences:
-        print(sentence)
-
-
 def held_out_sentences(shards: str, num_sentences: int, seed: int) -> list[str]:
-    """Return `num_sentences` sentences of the valid split, or as many as it has.
+    """Return `num_sentences` sentences of the valid split, or as many as it has, chosen by a seeded hash.
 
     Raises:
         UserError: the valid split has no sentence that can stand alone.
@@ -82,7 +59,3 @@ def reads_alone(sentence: str) -> bool:
 
 def _rank(seed: int, sentence: str) -> bytes:
     return hashlib.blake2b(f"{seed} {sentence}".encode(), digest_size=8).digest()
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -10,7 +10,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.shards import Record
-from launch import held_out
+from launch.demo import held_out
 from tests.support.error_codes import coded
 from tests.support.living_data_sets import write_data_set
 
@@ -71,14 +71,6 @@ def test_whole_plain_sentences_are_taken_one_a_document(shards: str) -> None:
     assert len(found) == 3 and GOOD in found
     documents = [{sentence.strip() for sentence in document} for document in SENTENCES]
     assert [number for number, document in enumerate(documents) if document & set(found)] == [0, 1, 4]
-
-
-def test_fewer_than_were_asked_for_are_told(shards: str, capsys: pytest.CaptureFixture[str]) -> None:
-    held_out.main(["--shards", shards, "--num-sentences", "3"])
-    assert capsys.readouterr().err == ""
-    held_out.main(["--shards", shards, "--num-sentences", "4"])
-    said = capsys.readouterr()
-    assert said.err == "warning: the valid split holds only 3 such sentences\n" and len(said.out.splitlines()) == 3
 
 
 def test_the_seed_decides_which(shards: str) -> None:

@@ -22,6 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_prep.base.arguments import at_least
 from data_prep.base.errors import UserError, run_command
 from data_prep.base.progress import Progress
 from data_prep.storage import storage
@@ -60,15 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", required=True, metavar="FILE.jsonl", help="the file to write")
     parser.add_argument(
         "--max-bytes",
-        type=int,
+        type=at_least(1),
         default=20_000_000,
         metavar="N",
         help="stop after this many bytes of text (default %(default)s)",
     )
     add_dry_run(parser, "find the modules, but read and write nothing")
     options = parser.parse_args(arguments)
-    if options.max_bytes <= 0:
-        parser.error("--max-bytes must be over 0")
     modules = find_modules(Path(sysconfig.get_path("stdlib")), _site_packages())
     if options.dry_run:
         print(f"{options.output}: would read {len(modules):,} modules")

@@ -11,7 +11,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from data_prep.dataset.manifest import Manifest
-from launch import demo_summary
+from launch.demo import demo_summary
 from tests.support.error_codes import coded
 
 STATUS = {
