@@ -170,6 +170,7 @@ THREADS_THAT_END = (
     "registrar",
     "status",
     "suites",
+    "sum",
     "watchdog",
 )
 THREADS_THAT_STAY = ("launcher-watch", "meeting", "read", "stop-signal")

@@ -22,7 +22,6 @@ _OPERATIONS = (
     "gather_bytes",
     "broadcast_bytes",
     "all_reduce_sum",
-    "sum_on_hosts",
     "begin_sum_on_hosts",
     "exchange",
     "patient_collectives",
@@ -67,9 +66,6 @@ class ThreadedRanks:
 
     def all_reduce_sum(self, values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
         return torch.stack(self.gather_objects(values, ranks)).sum(0)
-
-    def sum_on_hosts(self, values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-        return self.all_reduce_sum(values, ranks)
 
     def begin_sum_on_hosts(self, values: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tensor]:
         return lambda: self.all_reduce_sum(values, ranks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -33,6 +34,7 @@ NUM_COUNTS = len(fields(PairCounts))
 _MOST_NUMBERS, _MOST_BYTES = 1 << 25, 1 << 30
 """Numbers kept in memory, and bytes of files. A mixture needs every epoch of each component since the start of its own:
 there is room for 250 of 15,625 shards."""
+RETRY_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class KeptPairCounts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, np.ndarray] = {}
+        self._unwritten: dict[str, bytes] = {}
+        self._retry_at, self._is_failing = 0.0, False
 
     def find(self, planner: PairPlanner) -> np.ndarray | None:
         """Return the counts of all shards, (num_shards, `NUM_COUNTS`) int64; None if they are unknown.
@@ -115,26 +119,44 @@ class KeptPairCounts:
         return self._remember(name, counts)
 
     def keep(self, planner: PairPlanner, counts: np.ndarray, writes: bool) -> None:
-        """Remember the counts; with `writes` for other processes too, atomically."""
+        """Remember the counts; with `writes` for other processes too, atomically, and later if that fails."""
         identity = planner.identity()
         name = _name(identity)
         self._remember(name, counts)
-        if not writes:
+        if writes:
+            content = {"identity": identity, "sha256": _digest(counts), "counts": counts.tolist()}
+            self._unwritten[name] = json.dumps(content).encode()
+            self._retry_at = 0.0
+            self.write_late()
+
+    def write_late(self) -> None:
+        """Write what could not be written before, at most once in `RETRY_SECONDS`."""
+        if not self._unwritten or time.monotonic() < self._retry_at:
             return
-        content = {"identity": identity, "sha256": _digest(counts), "counts": counts.tolist()}
         try:
-            storage.write_bytes(self._folder / name, json.dumps(content).encode())
-            newest_first = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-            left = _MOST_BYTES
-            for path in newest_first:
-                left -= path.stat().st_size
-                if left < 0 and path.name != name:
-                    path.unlink()
+            while self._unwritten:
+                name = next(iter(self._unwritten))
+                storage.write_bytes(self._folder / name, self._unwritten[name])
+                del self._unwritten[name]
+            self._is_failing = False
+            self._remove_oldest(kept=name)
         except (OSError, UserError) as error:
-            LOG.warning(
-                "the counts of sentence pairs are kept in memory alone, so the next start, and each data worker for "
-                f"the next epoch, counts again: {error}"
-            )
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            if not self._is_failing:
+                problem = error.problem if isinstance(error, UserError) else error
+                LOG.warning(
+                    "counts of sentence pairs cannot be written, which is tried again every minute; until it succeeds, "
+                    f"the next start and each data worker that comes to their epoch count again: {problem}"
+                )
+            self._is_failing = True
+
+    def _remove_oldest(self, kept: str) -> None:
+        newest_first = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        left = _MOST_BYTES
+        for path in newest_first:
+            left -= path.stat().st_size
+            if left < 0 and path.name != kept:
+                path.unlink()
 
     def _remember(self, name: str, counts: np.ndarray) -> np.ndarray:
         self._known[name] = counts

@@ -70,10 +70,11 @@ class SampleSpace:
         # Without sentence pairs all epochs of a component are equally long.
         self._rows_of_pass = [sum(num_shard_rows(shard, settings) for shard in shards) for shards in components]
         self._pass_starts: dict[tuple[int, int], list[int]] = {}
+        self._num_rows: dict[ReadEpoch, int] = {}
 
     def num_samples(self, epoch: int) -> int | None:
         """Return the number of samples of an epoch; None for a mixture, whose epochs do not end."""
-        return None if self._mixture else self.open_pass(epoch).num_rows
+        return None if self._mixture else self.num_rows(ReadEpoch(epoch, 0))
 
     def open_pass(self, epoch: int, component: int = 0, number: int = 0) -> ComponentEpoch:
         """Return epoch `number` of a component within `epoch`; without a mixture `number` is 0."""
@@ -118,8 +119,10 @@ class SampleSpace:
         return replace(read, number=read.number + 1, first=read.first + self.num_rows(read))
 
     def num_rows(self, read: ReadEpoch) -> int:
-        """Return the number of rows of an epoch of a component."""
-        return self.open_pass(read.epoch, read.component, read.number).num_rows
+        """Return the number of rows of an epoch of a component, which is planned for it once at most."""
+        if read not in self._num_rows:
+            self._num_rows[read] = self.open_pass(read.epoch, read.component, read.number).num_rows
+        return self._num_rows[read]
 
     def is_over(self, read: ReadEpoch, epoch: int, sample: int) -> bool:
         """Return whether an epoch of a component ends before `sample` of `epoch`."""

@@ -160,7 +160,7 @@ class ShardCache:
         """Hold the lock of that name; yield False if another process holds it."""
         with contextlib.ExitStack() as held:
             try:
-                mine = held.enter_context(_lock(self._folder / _LOCKS / name, wait))
+                mine = held.enter_context(_lock(self._folder / _LOCKS / name, wait)) is not None
             except OSError as error:
                 raise UserError(
                     f"the cache {self._folder} cannot be written: {error.strerror}",
@@ -171,21 +171,21 @@ class ShardCache:
 
 
 @contextlib.contextmanager
-def _lock(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold the lock of a file, which the system frees at a kill; yield False if another process holds it.
+def _lock(path: Path, wait: bool) -> Iterator[int | None]:
+    """Hold the lock of a file, which the system frees at a kill; yield its descriptor, or None if another holds it.
 
     Raises:
         OSError: the file cannot be written, or its file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb") as file:
+    with open(path, "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            yield False
+            yield None
             return
         try:
-            yield True
+            yield file.fileno()
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)  # a child forked meanwhile has the file open too
 
@@ -267,31 +267,30 @@ def is_sound(path: Path, sha256: str, marks: Path, wait: bool = True) -> bool:
     One that was verified before and not written since is not read again: not every rank and worker hashes every shard.
     A mark in the folder `marks` names the file by path, inode, size and times of change; copying times does not reset
     the last of these. While one process reads the file, the others wait for its mark; without `wait` they get False.
+    The mark is the file that they lock, and counts once something is written in it: a network file system may hide a
+    new file from a host that looked for it, and never what was written in a file that the host locks afterwards.
 
     Raises:
         OSError: the file is missing or cannot be read.
     """
     mark = marks / _name(path, sha256)
-    if mark.exists():
-        return True
-    lock = marks / _LOCKS / mark.name
+    with contextlib.suppress(OSError):
+        if mark.stat().st_size:
+            return True
     with contextlib.ExitStack() as held:
-        try:
-            mine = held.enter_context(_lock(lock, wait))
-        except OSError:
-            mine = True  # without locks and marks the other processes read the file too
-        if not mine or mark.exists():
-            return mine
+        with contextlib.suppress(OSError):  # without locks the other processes read the file too
+            locked = held.enter_context(_lock(mark, wait))
+            if locked is None or os.fstat(locked).st_size:
+                return locked is not None
         if storage.sha256_of(path) != sha256:
             return False
         with contextlib.suppress(OSError):
             marks.mkdir(parents=True, exist_ok=True)
-            mark.touch()
-            lock.unlink(missing_ok=True)  # whoever opens it after this finds the mark
+            mark.write_bytes(b"verified")
     return True
 
 
 def _name(path: Path, sha256: str) -> str:
     status = path.stat()
-    facts = (path.resolve(), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, sha256)
+    facts = ("written", path.resolve(), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, sha256)
     return hashlib.sha256(repr(facts).encode()).hexdigest()

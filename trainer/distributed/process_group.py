@@ -14,8 +14,9 @@ import socket
 import stat
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,7 +48,9 @@ class Ranks:
     local_rank: int
     device: torch.device
     host_group: torch.distributed.ProcessGroup | None = None
-    """All ranks over gloo, for tensors on the CPU; None if the default group uses gloo."""
+    """All ranks over gloo, for the sums of `host_sums.py` alone; None on one rank."""
+    last_sum: list[Future[torch.Tensor]] = field(default_factory=list, compare=False, repr=False)
+    """Of rank 0: the sum that was begun last."""
 
     @property
     def is_first(self) -> bool:
@@ -114,7 +117,7 @@ def _start_groups(
     timeout = timedelta(seconds=seconds)
     try:
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=timeout, verbose=False)
-        if backend != "gloo" and world_size > 1:
+        if world_size > 1:
             host_group = torch.distributed.new_group(backend="gloo", timeout=timeout, group_desc="hosts")
     except RuntimeError as error:
         if not isinstance(error, torch.distributed.DistError) and not reports_lost_peer(str(error)):
@@ -174,26 +177,6 @@ def all_reduce_sum(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     if ranks.world_size > 1:
         torch.distributed.all_reduce(total)
     return total
-
-
-def sum_on_hosts(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    """Return the sum over ranks of a tensor on the CPU, independent of work on the device; `values` is unchanged."""
-    return begin_sum_on_hosts(values, ranks)()
-
-
-def begin_sum_on_hosts(values: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tensor]:
-    """Begin `sum_on_hosts` in other threads, and return what waits for the sum; all ranks begin theirs in one order."""
-    total = values.clone()
-    if ranks.world_size == 1:
-        return lambda: total
-    work = torch.distributed.all_reduce(total, group=ranks.host_group, async_op=True)
-    assert work is not None, "asynchronous"
-
-    def wait() -> torch.Tensor:
-        work.wait()
-        return total
-
-    return wait
 
 
 def min_over_ranks(value: int, ranks: Ranks) -> int:

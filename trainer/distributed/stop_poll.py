@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from trainer.distributed.process_group import Ranks, begin_sum_on_hosts
+from trainer.distributed.host_sums import begin_sum_on_hosts
+from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_signal import StopSignal
 
 POLL_SECONDS = 0.5

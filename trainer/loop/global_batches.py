@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -19,8 +20,9 @@ from trainer.data.pair_counts import KeptPairCounts
 from trainer.data.pair_rows import PairCounts
 from trainer.data.sample_range import SampleRange
 from trainer.data.shard_set import ShardSet
-from trainer.data.workers import explain_lost_workers
+from trainer.data.workers import ReadingStopped, explain_lost_workers
 from trainer.distributed.process_group import Ranks
+from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.loop.pair_counting import PAIR_COUNTS, PairCounting
 from trainer.loop.run import Run
@@ -69,8 +71,11 @@ def count_first_epoch(
     state: TrainState,
     ranks: Ranks,
     watchdog: Watchdog,
+    stop_signal: StopSignal,
 ) -> KeptPairCounts:
     """Count the sentence pairs of the epoch from which `GlobalBatches` reads on, on all ranks together.
+
+    A stop ends it; `GlobalBatches`, which needs these counts, then ends the run before its first step.
 
     Raises:
         UserError: a shard cannot be planned.
@@ -81,8 +86,10 @@ def count_first_epoch(
         if state.step < min(stage.last_step, config.max_steps):
             start = first_position(config, number, position) if position.stage != number else position
             if stage.data.sentence_pairs != "none":
-                with explain_lost_workers(ranks.rank, stage.data.num_workers, watchdog.end_run):
-                    PairCounting(config, stage, shard_sets, kept, ranks, watchdog.mark).open(start)
+                counting = PairCounting(config, stage, shard_sets, kept, ranks, watchdog.mark, stop_signal)
+                lost = explain_lost_workers(ranks.rank, stage.data.num_workers, watchdog.end_run)
+                with contextlib.suppress(ReadingStopped), lost:
+                    counting.open(start)
             break
     return kept
 
@@ -127,7 +134,9 @@ class GlobalBatches:
                 notes.append(f"{stage.label}: {arithmetic}; {data}")
             pin_memory = run.ranks.device.type == "cuda"
             ranks = run.ranks.rank, run.ranks.world_size
-            counting = PairCounting(config, stage, run.shard_sets, run.pair_counts, run.ranks, run.watchdog.mark)
+            counting = PairCounting(
+                config, stage, run.shard_sets, run.pair_counts, run.ranks, run.watchdog.mark, run.stop_signal
+            )
             counting.open(position)
             loader = open_loader(
                 run.shard_sets,

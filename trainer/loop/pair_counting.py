@@ -9,7 +9,7 @@ in a very short epoch, plans all shards itself, with the same result.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -25,9 +25,11 @@ from trainer.data.loader import Position
 from trainer.data.pair_counts import NUM_COUNTS, KeptPairCounts, PairPlanner
 from trainer.data.samples import ReadEpoch, training_samples
 from trainer.data.shard_set import ShardSet
-from trainer.data.workers import block_scheduler_signals, initialize_worker
+from trainer.data.workers import ReadingStopped, block_scheduler_signals, initialize_worker, next_or_stop
 from trainer.distributed.agreement import raise_error_of_any
-from trainer.distributed.process_group import Ranks, broadcast_object, patient_collectives, sum_on_hosts
+from trainer.distributed.process_group import Ranks, all_reduce_sum, broadcast_object, patient_collectives
+from trainer.distributed.stop_poll import StopPoll
+from trainer.distributed.stop_signal import StopSignal
 
 LOG = logger(__name__)
 
@@ -56,8 +58,10 @@ class PairCounting:
         kept: KeptPairCounts,
         ranks: Ranks,
         mark: Callable[[str, int], object],
+        stop_signal: StopSignal,
     ) -> None:
         """`mark` records what this rank does and for how many seconds it may (`Watchdog.mark`)."""
+        self._stop_signal = stop_signal
         self._samples = training_samples(stage.select(shard_sets), stage.data, stage, config.training.seed, kept)
         self._has_pairs = stage.data.sentence_pairs != "none"
         self._kept, self._ranks, self._mark, self._settings = kept, ranks, mark, config.distributed
@@ -66,6 +70,7 @@ class PairCounting:
         # Each node keeps the counts where nodes have disks of their own.
         self._writes = ranks.is_first or (config.checkpoint.upload_to is not None and ranks.local_rank == 0)
         self._reading: dict[int, ReadEpoch] = {}
+        """What is read of each component whose epochs are long enough to count the next one together."""
         self._ahead: dict[ReadEpoch, tuple[Iterable[Counted], int]] = {}
         """What is counted in the background, and how many rows of the present epoch are left when it must be done."""
         self._counted: set[ReadEpoch] = set()
@@ -75,10 +80,17 @@ class PairCounting:
 
         Raises:
             UserError: a rank cannot plan a shard of its share; on all ranks.
+            ReadingStopped: a rank was asked to stop before all was counted; on all ranks.
         """
-        for read in self._samples.epochs_until(position.epoch, position.next_sample) if self._has_pairs else ():
-            self._reading[read.component] = read
+        samples, reading = self._samples, dict[int, ReadEpoch]()
+        for read in samples.epochs_until(position.epoch, position.next_sample) if self._has_pairs else ():
+            reading[read.component] = read
             self._count(read)
+        self._reading = {
+            component: read
+            for component, read in reading.items()
+            if samples.num_rows(read) >= self._few_rows(component)
+        }
 
     def advance(self, position: Position, num_steps: int) -> None:
         """Begin to count the next epochs, and end it when half of the rest of the present ones is read.
@@ -88,8 +100,9 @@ class PairCounting:
             num_steps: how many steps of the stage are left.
 
         Raises:
-            UserError: as `open`.
+            UserError, ReadingStopped: as `open`.
         """
+        self._kept.write_late()
         samples = self._samples
         for component, read in self._reading.items() if num_steps else ():
             while samples.is_over(read, position.epoch, position.next_sample):
@@ -97,14 +110,16 @@ class PairCounting:
             self._reading[component] = read
             left, following = samples.num_rows_left(read, position.next_sample), samples.following(read)
             is_last = samples.num_rows_of(component, (num_steps + 1) * self._global_rows) <= left
-            few_rows = samples.num_rows_of(component, _SHORTEST_EPOCH * self._global_rows)
-            if is_last or following in self._counted or samples.num_rows(read) < few_rows:
+            if is_last or following in self._counted:
                 continue
             if following not in self._ahead and not self._find(following):
                 ahead = self._begin(samples.planner(following), min(1, self._num_workers))
-                self._ahead[following] = ahead, left // 2 if left >= few_rows else left
+                self._ahead[following] = ahead, left // 2 if left >= self._few_rows(component) else left
             if following in self._ahead and left <= self._ahead[following][1]:
                 self._count(following)
+
+    def _few_rows(self, component: int) -> int:
+        return self._samples.num_rows_of(component, _SHORTEST_EPOCH * self._global_rows)
 
     def _find(self, read: ReadEpoch) -> bool:
         """Whether rank 0 knows the counts, which all ranks know then."""
@@ -127,20 +142,35 @@ class PairCounting:
         seconds = 600 + self._tokens_of_share(planner) // _SLOWEST_TOKENS_PER_SECOND
         self._mark("counting sentence pairs", seconds)
         with patient_collectives(seconds, self._settings, self._ranks):
-            self._kept.keep(planner, self._sum(planner, ahead), self._writes)
-        self._counted.add(read)
+            counts = self._sum(planner, iter(ahead))
+            if counts is not None:
+                self._kept.keep(planner, counts, self._writes)
         self._mark("counted sentence pairs", 0)
+        if counts is None:
+            raise ReadingStopped
+        self._counted.add(read)
 
-    def _sum(self, planner: PairPlanner, share: Iterable[Counted]) -> np.ndarray:
+    def _sum(self, planner: PairPlanner, share: Iterator[Counted]) -> np.ndarray | None:
+        """Return the counts of all ranks; None, on all of them, once one was asked to stop."""
         own = np.zeros((len(planner.shards), NUM_COUNTS), np.int64)
         problem: UserError | None = None
-        for number, counts in share:
-            if isinstance(counts, UserError):
-                problem = counts
-                break
-            own[number] = counts
+        poll, has_left, is_stopped = StopPoll(self._stop_signal, self._ranks), True, False
+        for _ in range(-(-len(planner.shards) // self._ranks.world_size)):
+            if poll():
+                return None
+            try:  # a rank that has no more to count stays with the others, which may be asked to stop
+                found = next_or_stop(share, lambda: self._stop_signal.asked) if has_left else None
+            except (StopIteration, ReadingStopped) as ended:
+                has_left, is_stopped, found = False, isinstance(ended, ReadingStopped), None
+            if found is not None and isinstance(found[1], UserError):
+                has_left, problem = False, found[1]
+            elif found is not None:
+                own[found[0]] = found[1]
+        poll.conclude()
+        if poll.asked or is_stopped:
+            return None
         raise_error_of_any(problem, self._ranks)
-        return sum_on_hosts(torch.from_numpy(own), self._ranks).numpy()
+        return all_reduce_sum(torch.from_numpy(own), self._ranks).cpu().numpy()
 
     def _tokens_of_share(self, planner: PairPlanner) -> int:
         return sum(shard.record.tokens for shard in planner.shards) // self._ranks.world_size

@@ -208,7 +208,7 @@ def open_run(
         config=config,
         ranks=ranks,
         shard_sets=shard_sets,
-        pair_counts=count_first_epoch(config, shard_sets, state, ranks, watchdog),
+        pair_counts=count_first_epoch(config, shard_sets, state, ranks, watchdog, stop_signal),
         engine=engine,
         uploader=open_uploader(start, config, ranks),
         tracker=open_tracker(config, ranks, state, begin=start.branch is not None),

@@ -1,8 +1,8 @@
 """One optimizer step: the gradient of one global batch, the same on any number of ranks.
 
 The loss is the sum over predicted tokens divided by their number in the *global* batch, next-sentence loss likewise
-by pairs. One all-reduce carries these counts (and the ranks' requests) while the step before runs, so every rank scales
-its sums alike; DeepSpeed averages gradients over ranks, hence the factor `world_size`.
+by pairs. One sum carries these counts (and the ranks' requests) while the step before runs, so every rank scales its
+sums alike; DeepSpeed averages gradients over ranks, hence the factor `world_size`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch
 
 from trainer.data.batch import on_device
 from trainer.data.loader import GlobalBatch
-from trainer.distributed.process_group import Ranks, begin_sum_on_hosts
+from trainer.distributed.host_sums import begin_sum_on_hosts
+from trainer.distributed.process_group import Ranks
 from trainer.metrics.throughput import WorkClock
 
 

@@ -111,7 +111,7 @@ def fetch(run: Run, batches: GlobalBatches, state: TrainState, progress: Progres
     error: UserError | None = None
     try:
         fetched = run.recorder.clock.fetch(batches)
-    except (StopIteration, ReadingStopped):  # the latter on a rank that asks for a stop
+    except (StopIteration, ReadingStopped):  # the latter where this rank, or any in a count, asks for a stop
         pass
     except UserError as problem:
         error = problem
@@ -127,7 +127,7 @@ def read_by_all(run: Run, upcoming: Upcoming) -> FetchedBatch:
     """
     if upcoming.counting.requests.fail:
         raise_error_of_any(upcoming.error, run.ranks)
-    assert upcoming.fetched is not None, "a rank that stopped reading asked for a stop"
+    assert upcoming.fetched is not None, "whoever stopped reading knows of a request"
     for note in upcoming.fetched.notes:
         run.log(note)
     return upcoming.fetched

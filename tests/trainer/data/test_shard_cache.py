@@ -255,9 +255,33 @@ def test_one_process_of_a_machine_verifies_a_file_also_after_others_were_killed_
 def test_a_file_that_another_process_verifies_need_not_be_waited_for(store: Store, tmp_path: Path) -> None:
     file, path = store.put(0), store.folder / "train-000000.tar"
     mark = shard_cache._name(path, file.sha256)
-    with shard_cache._lock(tmp_path / ".locks" / mark, wait=True):
+    with shard_cache._lock(tmp_path / mark, wait=True):
         assert not is_sound(path, file.sha256, tmp_path, wait=False)
     assert is_sound(path, file.sha256, tmp_path, wait=False)
+
+
+def test_a_mark_that_this_host_does_not_see_yet_is_found_by_its_lock(
+    store: Store, hashed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where NFS still says that a file which another host made does not exist."""
+    file, path, stat = store.put(0), store.folder / "train-000000.tar", Path.stat
+
+    def hidden(self: Path, **options: Any) -> os.stat_result:
+        if self.parent == tmp_path:
+            raise FileNotFoundError(self)
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", hidden)
+    for _ in range(2):
+        assert is_sound(path, file.sha256, tmp_path)
+    assert len(hashed.read_text().split()) == 1
+
+
+def test_a_file_that_was_damaged_is_read_again(store: Store, hashed: Path, tmp_path: Path) -> None:
+    file, path = store.put(0), store.folder / "train-000000.tar"
+    for _ in range(2):
+        assert not is_sound(path, "0" * 64, tmp_path)
+    assert is_sound(path, file.sha256, tmp_path) and len(hashed.read_text().split()) == 3
 
 
 def test_a_machine_without_a_folder_for_marks_verifies_each_time(store: Store, hashed: Path, tmp_path: Path) -> None:

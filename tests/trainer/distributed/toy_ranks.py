@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import replace
 
 import torch
 
 from data_prep.base.errors import UserError
 from trainer.config.training_settings import DistributedSettings
 from trainer.distributed.exit import run_rank
+from trainer.distributed.host_sums import begin_sum_on_hosts
 from trainer.distributed.process_group import (
     Ranks,
     all_agree,
@@ -24,7 +24,6 @@ from trainer.distributed.process_group import (
     min_over_ranks,
     set_timeout_on_all_groups,
     shut_down,
-    sum_on_hosts,
 )
 
 SETTINGS = DistributedSettings(timeout_seconds=400)
@@ -44,10 +43,9 @@ def collectives(ranks: Ranks) -> None:
     assert gather_bytes(bytes([rank, 0, 255]), ranks) == [bytes([number, 0, 255]) for number in range(world_size)]
     last = world_size - 1
     assert broadcast_bytes(b"" if rank != last else b"of the last\0", ranks, source=last) == b"of the last\0"
-    group = torch.distributed.new_group()
-    assert sum_on_hosts(local, replace(ranks, host_group=group)).tolist() == [sum(range(world_size)), world_size]
-    assert sum_on_hosts(local, ranks).tolist() == [sum(range(world_size)), world_size]
+    assert begin_sum_on_hosts(local, ranks)().tolist() == [sum(range(world_size)), world_size]
     assert local.tolist() == [rank, 1]
+    group = torch.distributed.new_group()
     set_timeout_on_all_groups(SETTINGS.timeout_seconds)
     backend = group._get_backend(torch.device("cpu"))
     assert backend.options._timeout.total_seconds() == SETTINGS.timeout_seconds, backend.options._timeout

@@ -6,7 +6,9 @@ import itertools
 import json
 import multiprocessing
 import os
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,20 +20,24 @@ from tests.support.kill_points import before_writing
 from tests.support.threaded_ranks import ThreadedRanks
 from tests.support.toy_run import preset_config
 from tests.trainer.data.conftest import draw_documents, write_corpus
+from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
+from trainer.data import pair_counts
 from trainer.data.loader import Loader, Position
 from trainer.data.pair_counts import KeptPairCounts, PairPlanner
 from trainer.data.samples import ReadEpoch, training_samples
 from trainer.data.shard_set import open_shard_set
-from trainer.distributed import agreement
+from trainer.data.workers import ReadingStopped
+from trainer.distributed import agreement, stop_poll
 from trainer.loop import pair_counting
+from trainer.loop.global_batches import count_first_epoch
 from trainer.loop.pair_counting import PairCounting
 
 NUM_SHARDS = 20
 EPOCH_ROWS = 12
 """Fewer than half of the rows of an epoch."""
 START = Position(0, 0, 0)
-TOGETHER = (pair_counting, agreement)
+TOGETHER = (pair_counting, agreement, stop_poll)
 """Modules that call what ranks do together."""
 
 
@@ -67,9 +73,14 @@ def config_of(folders: list[Path], *overrides: str) -> RunConfig:
     return preset_config(*sizes, *model, *pairs, *overrides, shards=shards)
 
 
-def counting_of(config: RunConfig, kept: KeptPairCounts, ranks: Any) -> PairCounting:
+def stop_signal(asked: bool = False) -> Any:
+    return SimpleNamespace(asked=asked)
+
+
+def counting_of(config: RunConfig, kept: KeptPairCounts, ranks: Any, signal: Any = None) -> PairCounting:
     sets = [open_shard_set(url) for url in config.data_sets]
-    return PairCounting(config, config.stages[0], sets, kept, ranks, lambda doing, seconds: None)
+    signal = signal or stop_signal()
+    return PairCounting(config, config.stages[0], sets, kept, ranks, lambda doing, seconds: None, signal)
 
 
 def opened(
@@ -234,13 +245,21 @@ def test_a_killed_count_leaves_nothing_that_the_next_start_trusts(
     assert rows_of(config, KeptPairCounts(tmp_path), 3) == rows_of(config, None, 3)
 
 
-def test_a_folder_that_cannot_be_written_costs_the_next_start_its_time_alone(
+def test_counts_that_could_not_be_written_are_warned_of_once_and_written_later(
     data: list[Path], tmp_path: Path, planned: list, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     (tmp_path / "file").touch()
-    config = config_of(data[:1])
-    ((_, kept),) = opened(config, tmp_path / "file" / "folder", monkeypatch)
-    assert "in memory alone" in caplog.text and rows_of(config, kept, 3) == rows_of(config, None, 3)
+    config, clock = config_of(data[:1]), [1000.0]
+    monkeypatch.setattr(pair_counts, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    ((counting, kept),) = opened(config, tmp_path / "file" / "folder", monkeypatch)
+    assert rows_of(config, kept, 3) == rows_of(config, None, 3)
+    for seconds, is_repaired, is_written in ((61, False, False), (30, True, False), (31, True, True)):
+        if is_repaired:
+            (tmp_path / "file").unlink(missing_ok=True)
+        clock[0] += seconds
+        counting.advance(START, num_steps=1)
+        assert (KeptPairCounts(tmp_path / "file" / "folder").find(planner_of(config)) is not None) is is_written
+    assert caplog.text.count("tried again every minute") == 1
 
 
 def test_an_error_in_the_share_of_one_rank_is_the_error_of_all(
@@ -262,6 +281,87 @@ def test_an_error_in_the_share_of_one_rank_is_the_error_of_all(
 
     assert ThreadedRanks(3, TOGETHER, monkeypatch).run(fails) == ["failed"] * 3
     assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_stop_of_one_rank_ends_the_count_on_all(
+    world_size: int, hangs: bool, data: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the shard that the rank plans is in a store that does not answer."""
+    config, plan, answered = config_of(data[:1]), PairPlanner.plan, threading.Event()
+    signals = [stop_signal() for _ in range(world_size)]
+
+    def plan_and_ask(self: PairPlanner, number: int) -> Any:
+        if number == 10:
+            signals[number % world_size].asked = True
+            assert not hangs or answered.wait(20)
+        return plan(self, number)
+
+    monkeypatch.setattr(PairPlanner, "plan", plan_and_ask)
+
+    def stops(ranks: Any) -> str:
+        with pytest.raises(ReadingStopped):
+            counting_of(config, KeptPairCounts(tmp_path), ranks, signals[ranks.rank]).open(START)
+        return "stopped"
+
+    assert ThreadedRanks(world_size, TOGETHER, monkeypatch).run(stops) == ["stopped"] * world_size
+    assert not list(tmp_path.glob("*.json")) and not answered.is_set()
+    answered.set()
+
+
+def test_a_stop_before_the_first_step_ends_the_count_and_not_the_set_up(
+    data: list[Path], tmp_path: Path, planned: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop, which needs the counts, then finds the request and ends the run."""
+    config = config_of(data[:1]).model_copy(update={"output_dir": str(tmp_path)})
+    sets = [open_shard_set(url) for url in config.data_sets]
+    watchdog: Any = SimpleNamespace(mark=print, end_run=print)
+
+    def count(ranks: Any) -> KeptPairCounts:
+        return count_first_epoch(config, sets, TrainState(), ranks, watchdog, stop_signal(asked=True))
+
+    (kept,) = ThreadedRanks(1, TOGETHER, monkeypatch).run(count)
+    assert kept.find(planner_of(config)) is None and len(planned) < NUM_SHARDS
+
+
+def test_ranks_plan_no_shard_alone_to_know_what_they_count_together(
+    data: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epochs of the first data set are short: each reader plans them, and may fail there while others do not."""
+    few_rows = {0: 1 << 30, 1: 1}
+    monkeypatch.setattr(PairCounting, "_few_rows", lambda self, component: few_rows[component])
+    config, plan, group = config_of(data), PairPlanner.plan, ThreadedRanks(2, TOGETHER, monkeypatch)
+    sets = [open_shard_set(url) for url in config.data_sets]
+    samples = training_samples(sets, config.data, config.stages[0], config.training.seed)
+    counted = [samples.planner(ReadEpoch(0, 1, number)) for number in range(9)]
+    keys = {int(planner.key) for planner in counted}
+    failed = threading.Lock()
+
+    def plan_what_is_counted(self: PairPlanner, number: int) -> Any:
+        if int(self.key) not in keys and failed.acquire(blocking=False):  # one rank alone
+            raise UserError("its index is damaged", fix="restore it", code="damaged-index")
+        return plan(self, number)
+
+    def read_on(ranks: Any) -> bool:
+        kept = KeptPairCounts(tmp_path)
+        counting = counting_of(config, kept, ranks)
+        counting.open(START)
+        group.barrier(ranks)
+        monkeypatch.setattr(PairPlanner, "plan", plan_what_is_counted)
+        for sample in range(0, 700, 5):  # an epoch of each has about 175 rows
+            counting.advance(Position(0, 0, sample), num_steps=1000)
+        return kept.find(counted[2]) is not None
+
+    assert group.run(read_on) == [True, True] and not failed.locked()
+
+
+def test_the_rows_of_an_epoch_are_counted_once(data: list[Path], planned: list) -> None:
+    config = config_of(data[:1])
+    sets = [open_shard_set(url) for url in config.data_sets]
+    samples = training_samples(sets, config.data, config.stages[0], config.training.seed)
+    found = [samples.num_samples(epoch) for epoch in (0, 1, 2, 3, 0, 1)]
+    assert found[4:] == found[:2] and len(planned) == len(set(planned)) == 4 * NUM_SHARDS
 
 
 @pytest.mark.spawn

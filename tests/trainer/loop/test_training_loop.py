@@ -209,6 +209,21 @@ def test_a_step_is_taken_although_the_batch_after_it_is_not_read_before_a_stop(
     assert Training(config, tmp_path, stop_reading).train() == ("stopped", 3)
 
 
+@pytest.mark.parametrize("config", ["data.sentence_pairs=next_sentence"], indirect=True)
+@pytest.mark.parametrize(("count", "last"), [(1, 0), (2, 5)])
+def test_a_request_while_sentence_pairs_are_counted_ends_the_count_and_the_run(
+    count: int, last: int, config: RunConfig, tmp_path: Path
+) -> None:
+    """The second count is that of the second stage, which begins with step 6."""
+
+    def ask(run: Training, doing: str) -> None:
+        run.stop_signal.asked = run.doing.count("counting sentence pairs") == count
+
+    stopped = Training(config, tmp_path, ask)
+    assert stopped.train() == ("stopped", last)
+    assert list(stopped.saved) == list(range(1, last + 1)) and len([*tmp_path.glob("*.json")]) == count - 1
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_an_error_of_one_rank_in_reading_ends_all_once_the_step_before_it_is_done(
     asked: bool, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
