@@ -40,10 +40,13 @@ prepare_environment() {
     export DS_BUILD_OPS=0 # DeepSpeed is a source distribution: copy its Python files, compile nothing
     unset PYTHONHOME
     _make_venv
+    local wanted stamp
+    wanted=$("$CLOZEWORKS_VENV/bin/python" -c 'import hashlib, sys
+parts = [sys.version, sys.prefix, sys.argv[1], *(open(name, encoding="utf-8").read() for name in sys.argv[2:])]
+print(hashlib.sha256("\0".join(parts).encode()).hexdigest())' \
+        "$CLOZEWORKS_ROOT" "$CLOZEWORKS_ROOT/pyproject.toml" "$CLOZEWORKS_CONSTRAINTS")
     ( # a lock serializes commands that share the environment
         if command -v flock >/dev/null 2>&1; then flock 9; fi
-        wanted=$(printf '%s' "$CLOZEWORKS_ROOT" |
-            cat - "$CLOZEWORKS_ROOT/pyproject.toml" "$CLOZEWORKS_CONSTRAINTS" "$CLOZEWORKS_VENV/pyvenv.cfg" | sha256sum)
         if _is_installed "$extras" "$wanted"; then exit 0; fi
         _install "$extras"
         stamp=$CLOZEWORKS_VENV/clozeworks-$extras.stamp
@@ -161,29 +164,39 @@ _install() {
 # _uv LOG REQUIREMENT...: install with uv, which takes a third of pip's time; false if it is missing, fails, or lacks a
 # setting that pip has.
 _uv() {
-    local uv name value options=(--index-strategy unsafe-best-match)
+    local uv options
     [[ ${CLOZEWORKS_INSTALLER:-uv} == uv ]] || return 1
     uv=$(command -v uv) || uv=$CLOZEWORKS_VENV/bin/uv
     [[ -x $uv ]] || { _pip "$1" uv && [[ -x $uv ]]; } || return 1
-    while IFS== read -r name value; do # such as global.index-url='https://...'; several values are words or lines
-        value=${value//\\n/ }
-        for value in ${value//\'/}; do
-            case ${name##*.} in
-                index-url) [[ ${options[*]} == *--default-index* ]] || options+=(--default-index "$value") ;;
-                extra-index-url) options+=(--index "$value") ;;
-                find-links) options+=(--find-links "$value") ;;
-                constraint) options+=(-c "$value") ;;
-                trusted-host) options+=(--allow-insecure-host "$value") ;;
-                cert | timeout | default-timeout | retries | quiet | verbose | disable-pip-version-check | no-input) ;;
-                no-color | progress-bar | cache-dir | no-cache-dir | root-user-action | no-compile | config-file) ;;
-                *) return 1 ;;
-            esac
-        done
-    done < <("$CLOZEWORKS_VENV/bin/python" -m pip config list 2>/dev/null)
+    options=$(_uv_options) || return 1
     # The system's certificates, as pip uses them: a company's own authority is among them.
+    # shellcheck disable=SC2086 # words of options
     UV_NATIVE_TLS=${UV_NATIVE_TLS:-true} "$uv" pip install --python "$CLOZEWORKS_VENV/bin/python" \
-        -c "$CLOZEWORKS_CONSTRAINTS" "${options[@]}" "${@:2}" >>"$1" 2>&1 ||
+        -c "$CLOZEWORKS_CONSTRAINTS" $options "${@:2}" >>"$1" 2>&1 ||
         { _say "uv failed; continuing with pip" && return 1; }
+}
+
+# Print the options of uv for pip's settings, one word per line; false for settings that uv does not have.
+_uv_options() {
+    "$CLOZEWORKS_VENV/bin/python" -m pip config list 2>/dev/null | "$CLOZEWORKS_VENV/bin/python" -c '
+import ast, sys
+
+OPTIONS = {"index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links",
+           "trusted-host": "--allow-insecure-host", "constraint": "-c"}
+WITHOUT_EFFECT = {"cert", "timeout", "default-timeout", "disable-pip-version-check", "no-input", "retries", "quiet",
+                  "verbose", "progress-bar", "no-color", "cache-dir", "no-cache-dir", "root-user-action", "no-compile",
+                  "config-file"}
+found = [line.strip().partition("=")[::2] for line in sys.stdin]
+settings = {}
+for section in ("global", "install", ":env:"):  # the later one counts
+    settings |= {name.rpartition(".")[2]: value for name, value in found if name.rpartition(".")[0] == section}
+words = ["--index-strategy", "unsafe-best-match"]
+for name, value in settings.items():
+    if name in OPTIONS:
+        words += [word for item in ast.literal_eval(value).split() for word in (OPTIONS[name], item)]
+    elif name not in WITHOUT_EFFECT:
+        sys.exit(1)
+print(*words, sep="\n")'
 }
 
 # The CPU build if there is no GPU: the default Linux build pulls several GB of CUDA libraries. Always by pip, because

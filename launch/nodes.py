@@ -9,9 +9,11 @@ launch/pretrain.py ...` and takes care of what the launcher leaves to its user:
 - It forwards the environment variables that the ranks need, and no secrets (the launcher puts them on command lines).
 - It passes all arguments unchanged, whatever characters they contain.
 - It reaches a single remote host by ssh too, where deepspeed would train on this one.
-- If the launcher ends for any reason, the ranks end too. If a host cannot be reached, the launch ends.
+- If the launcher ends for any reason, the ranks end too. If a host cannot be reached, ssh says so, and the ranks of the
+  others leave after distributed.meeting_timeout_seconds.
 
-Exit status: that of the launcher, or 76 if a host was not reached. output_dir/status.json has the state of the run.
+Exit status: that of the launcher, or 76 if ssh did not reach a host or lost it. output_dir/status.json has the state of
+the run.
 """
 
 from __future__ import annotations

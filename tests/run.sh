@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Creates the environment with the extra [test] and runs the tests. Other arguments are passed on to pytest.
 #
-#   bash tests/run.sh                              tests of the product that take a second or less each
+#   bash tests/run.sh                              tests of the product, of about half a second or less each
 #   bash tests/run.sh --long                       those and the long ones: real runs that fail, are killed and resume
 #   bash tests/run.sh --project                    the second lane: pages, layout, ruff, mypy, benchmarks, demo,
 #                                                  workarounds and the tests' own tools
@@ -27,7 +27,7 @@ source "$root/launch/environment.sh"
 # (PYTHONDONTWRITEBYTECODE) every process compiles what it imports, which doubles the CPU time of an import.
 while IFS= read -r name; do
     unset "$name"
-done < <(compgen -e | grep -E '^(PYTEST_|COVERAGE_|PYTHON[A-Z])' || true)
+done < <(compgen -e | grep -E '^(PYTEST_|COVERAGE_|PYTHON[A-Z_])' || true)
 
 for word in "$@"; do
     if [[ $word == -h || $word == --help ]]; then
@@ -120,10 +120,10 @@ case $lane in
         files=("${project[@]/#/--ignore=}")
         ;;
 esac
-[[ $lane == project || ! $coverage ]] || files=(--cov "${files[@]}")
+[[ $lane == project || ! $coverage ]] || files=(--cov ${files[@]+"${files[@]}"})
 status=0
 # A worker runs whole files, the longest ones first (tests/conftest.py).
-pytest -m "$chosen" --numprocesses "$workers" --dist loadfile --no-loadscope-reorder "${files[@]}" || status=1
+pytest -m "$chosen" --numprocesses "$workers" --dist loadfile --no-loadscope-reorder ${files[@]+"${files[@]}"} || status=1
 if [[ $lane != project && $coverage ]]; then
     echo "uncovered lines by file: COVERAGE_FILE=$COVERAGE_FILE python -m coverage report --show-missing"
 fi

@@ -34,7 +34,7 @@ case $* in *"$FAILING"*) exit 1 ;; esac
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository that holds run.sh and stand-ins for what it calls."""
     monkeypatch.delenv("CI", raising=False)
-    for name in ("DONTWRITEBYTECODE", "PATH", "OPTIMIZE", "HOME", "SAFEPATH", "INSPECT", "WARNINGS"):
+    for name in ("DONTWRITEBYTECODE", "PATH", "OPTIMIZE", "HOME", "SAFEPATH", "INSPECT", "WARNINGS", "_CPU_COUNT"):
         monkeypatch.setenv(f"PYTHON{name}", "1")  # which run.sh removes
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
         monkeypatch.setenv(name, "1")

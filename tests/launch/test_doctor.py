@@ -121,6 +121,12 @@ def test_a_batch_warmup_that_the_ranks_cannot_share_is_warned_of_if_it_costs_muc
     assert short.level == "ok" and "37.5% padding rows, 0.5% of the stage" in short.text
 
 
+def test_a_stage_that_the_run_ends_before_has_no_batch_warmup_to_judge(tmp_path):
+    stages = "training.stages=[{steps: 10}, {steps: 10, batch_warmup: {initial_tokens: 1024, steps: 5}}]"
+    sizes = ["training.global_batch_tokens=4096", "training.micro_batch_tokens=512", "training.max_steps=5"]
+    assert levels(list(machine_checks.check_batches(tracked("none", tmp_path, *sizes, stages), 8))) == ["ok", "ok"]
+
+
 @pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.fault(

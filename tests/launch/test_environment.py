@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-TOOLS = "bash cat cut date dirname du flock grep id ls mkdir mv sed sha256sum tail timeout uname".split()
+TOOLS = "bash cat cut date dirname du flock grep id ls mkdir mv sed tail timeout uname".split()
 
 # Stands in for the environment's Python: pip writes its arguments to a file and answers as the test wants.
 PYTHON = """#!{bash}
@@ -41,7 +41,6 @@ class Machine:
         for tool in TOOLS:
             if found := shutil.which(tool):
                 (self.commands / tool).symlink_to(found)
-        (self.venv / "pyvenv.cfg").touch()
         self.write_python()
 
     def write_python(self, cpu_answer: str = "", project_answer: str = "") -> None:
@@ -141,13 +140,18 @@ def test_uv_installs_the_project_with_pips_settings_and_pip_follows_if_it_fails(
     machine: Machine, torch_version: str, status: int
 ) -> None:
     machine.add_command("uv", UV.format(bash=shutil.which("bash"), calls=machine.calls, status=status))
-    settings = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": "https://mirror/simple", "PIP_FIND_LINKS": "/a /b"}
+    (machine.root / "pip.conf").write_text(
+        "[global]\nindex-url = https://third\nextra-index-url = https://second\n[list]\nformat = columns\n"
+        "[install]\nindex-url = https://second\nextra-index-url = https://more\nfind-links = /z\n"
+    )
+    settings = {"PIP_CONFIG_FILE": "pip.conf", "PIP_INDEX_URL": "https://mirror/simple", "PIP_FIND_LINKS": "/a /b"}
     result = machine.run("train", CLOZEWORKS_INSTALLER="uv", **settings)
     assert result.returncode == 0, result.stderr
     torch, uv, *rest = machine.calls.read_text().splitlines()
     assert torch.endswith(f" torch=={torch_version}+cpu")
     assert uv.startswith(f"uv pip install --python {machine.venv}/bin/python -c {machine.root}/constraints.txt ")
-    assert " --default-index https://mirror/simple" in uv and " --find-links /a --find-links /b" in uv
+    assert " --default-index https://mirror/simple " in uv and " --find-links /a --find-links /b " in uv
+    assert " --index https://more " in uv and "second" not in uv and "third" not in uv and "/z" not in uv
     assert uv.endswith(f" -e {machine.root}[train]")
     assert len(rest) == status and all(line.endswith(f" -e {machine.root}[train]") for line in rest)
 

@@ -31,7 +31,6 @@ def parts(runtime: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict
     return job_set, replicated["template"]["spec"], replicated["template"]["spec"]["template"]["spec"]
 
 
-@pytest.mark.long
 def test_the_runtime_and_the_job_hold_what_trainer_looks_for():
     """Names and labels are those of pkg/constants of kubeflow/trainer."""
     runtime, train_job = manifests()
@@ -48,7 +47,6 @@ def test_the_runtime_and_the_job_hold_what_trainer_looks_for():
     assert [container["name"] for container in pod["containers"]] == ["node"]
 
 
-@pytest.mark.long
 def test_the_job_runs_the_ranks_on_the_gpus_of_every_node():
     trainer = manifests()[1]["spec"]["trainer"]
     assert trainer["args"][:4] == [
@@ -60,10 +58,11 @@ def test_the_job_runs_the_ranks_on_the_gpus_of_every_node():
     )
 
 
-@pytest.mark.long
 def test_the_pods_save_before_they_end_and_see_volumes_and_secrets():
     pod = parts(manifests()[0])[2]
     (container,) = pod["containers"]
+    assert pod["terminationGracePeriodSeconds"] == 600
+    assert container["envFrom"] == [{"secretRef": {"name": "training-keys"}}]
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]} == {"shared-memory", "data"}
     # A hook that finds its own shell signals itself and ends at once, while the ranks still save.
@@ -98,7 +97,6 @@ def outcome(runtime: dict[str, Any], status: int, disrupted: bool = False) -> st
     return "RestartJobSet"
 
 
-@pytest.mark.long
 def test_a_run_that_can_resume_is_restarted_and_no_other():
     runtime = manifests()[0]
     _, job, pod = parts(runtime)

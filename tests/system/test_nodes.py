@@ -265,7 +265,7 @@ def test_row_52_a_host_that_ssh_does_not_reach_ends_the_launch(training, nodes):
     words = [sys.executable, str(REPOSITORY / "launch" / "nodes.py"), "--hostfile", "hosts", "--interface", "eth0"]
     words += ["--master-addr", nodes.nodes[0].address, "--master-port", str(free_port()), "--", *run.arguments()]
     process = start_on_first(run, nodes, [*words, "distributed.meeting_timeout_seconds=20"], env)
-    assert process.wait(timeout=200) != 0, output_of(run)
+    assert process.wait(timeout=200) == 76, output_of(run)
     assert "rank 2 of 3 did not join within distributed.meeting_timeout_seconds=20" in output_of(run)
     assert "node-c: ssh exited with exit code 255" in output_of(run)
     wait_until_all_left(run, nodes, LEAVING_SECONDS)

@@ -231,9 +231,9 @@ def _exchange(bundle: Sequence[_Transfer], ranks: Ranks) -> Iterator[Values]:
     texts = [torch.frombuffer(bytearray(json.dumps([problem, head]).encode()), dtype=torch.uint8) for head in heads]
     sizes = exchange([torch.tensor([len(text)]) for text in texts], [1] * ranks.world_size, ranks)
     texts = exchange(texts, torch.cat(sizes).tolist(), ranks)
-    told = [json.loads(text.cpu().numpy().tobytes()) for text in texts]
-    _raise_first(problem for problem, _ in told)
-    heads = [head for _, head in told]
+    messages = [json.loads(text.cpu().numpy().tobytes()) for text in texts]
+    _raise_first(problem for problem, _ in messages)
+    heads = [head for _, head in messages]
     received = exchange([torch.cat(own) for own in parts], [sum(each[3] for each in head) for head in heads], ranks)
     for head, values in zip(heads, received, strict=True):
         for (kind, name, start, _), part in zip(head, values.split([each[3] for each in head]), strict=True):

@@ -63,6 +63,7 @@ def find_latest(
             fix="give one of the existing steps",
             code="unknown-checkpoint-step",
         )
+    newest_problem = ""
     for candidate in steps if step is None else [step]:
         folder = CheckpointFolder(step_folder(output_dir, candidate))
         if remote is None:
@@ -80,10 +81,11 @@ def find_latest(
                 code="damaged-checkpoint",
             )
         report(f"checkpoint {folder} is damaged and skipped: {problems[0]}")
+        newest_problem = newest_problem or problems[0]
     if steps:
         raise UserError(
             f"all {len(steps)} checkpoints in {checkpoints_folder(output_dir)} are damaged, so the run cannot resume; "
-            f"the last one: {problems[0]}",
+            f"the newest one: {newest_problem}",
             fix="restore one from a copy, use the release that wrote them if they are of another format version, or "
             "move the directory away to start from the beginning",
             code="no-intact-checkpoint",

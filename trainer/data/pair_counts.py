@@ -6,6 +6,7 @@ run and for workers that were forked before they were known.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -139,7 +140,6 @@ class KeptPairCounts:
                 storage.write_bytes(self._folder / name, self._unwritten[name])
                 del self._unwritten[name]
             self._is_failing = False
-            self._remove_oldest(kept=name)
         except (OSError, UserError) as error:
             self._retry_at = time.monotonic() + RETRY_SECONDS
             if not self._is_failing:
@@ -149,6 +149,9 @@ class KeptPairCounts:
                     f"the next start and each data worker that comes to their epoch count again: {problem}"
                 )
             self._is_failing = True
+            return
+        with contextlib.suppress(OSError):  # another node may remove them too
+            self._remove_oldest(kept=name)
 
     def _remove_oldest(self, kept: str) -> None:
         newest_first = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)

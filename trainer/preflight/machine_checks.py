@@ -53,7 +53,7 @@ def check_batches(config: RunConfig, world_size: int) -> Iterator[Finding]:
             yield Finding("warn", "batch", text)
         else:
             yield Finding("ok", "batch", f"{where}{arithmetic}")
-        if stage.batch_warmup is not None:
+        if stage.batch_warmup is not None and stage.taken_steps:
             yield _check_batch_warmup(stage, world_size, where)
 
 

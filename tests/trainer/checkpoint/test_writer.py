@@ -267,6 +267,9 @@ def test_a_newer_format_is_named(tmp_path):
         CheckpointFolder(marker.parent).read_state()
     with pytest.raises(UserError, match="version 9.*version 1", check=coded("no-intact-checkpoint")):
         find_latest(tmp_path, warn=lambda message: None)
+    DAMAGES["tensors empty"](save(tmp_path, 2))
+    with pytest.raises(UserError, match="the newest one: .* 0 bytes", check=coded("no-intact-checkpoint")):
+        find_latest(tmp_path, warn=lambda message: None)
 
 
 def test_only_the_newest_are_kept(tmp_path):

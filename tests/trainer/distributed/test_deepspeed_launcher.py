@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.support import fork_server
+from trainer.distributed import deepspeed_launcher as launcher
 
 PROGRAM = """
 import sys, time
@@ -33,6 +35,15 @@ def test_what_the_launcher_starts_ends_with_it_even_by_sigkill(tmp_path):
     launcher.wait()
     _, alive = psutil.wait_procs([child], timeout=30)
     assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE], "a zombie waits for its parent alone"
+
+
+@pytest.mark.parametrize(("of_hosts", "status"), [(255, 76), (76, 76), (75, 75), (1, 1)])
+def test_the_launch_ends_as_after_a_lost_rank_where_ssh_fails(of_hosts: int, status: int, monkeypatch) -> None:
+    monkeypatch.setattr(launcher.runner, "subprocess", launcher.runner.subprocess)  # which `main` replaces
+    monkeypatch.setattr(launcher.runner, "main", lambda: sys.exit(of_hosts))
+    with pytest.raises(SystemExit) as ended:
+        launcher.main()
+    assert ended.value.code == status
 
 
 def test_the_launcher_of_this_release_starts_pdsh_by_that_name():
