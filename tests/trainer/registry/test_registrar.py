@@ -160,26 +160,44 @@ def test_a_stopped_run_waits_for_the_registration_under_way_alone(
     assert registrar.close() and answers.steps == registered_steps(tmp_path) == [10, 20]
 
 
-@pytest.mark.parametrize("at_the_end", [False, True])
+HANGS = """
+import signal, sys, time
+from pathlib import Path
+
+def end(*_):
+    time.sleep(0.5)
+    Path(sys.argv[1], "removed").touch()
+    sys.exit(1)
+
+signal.signal(signal.SIGTERM, end if sys.argv[2] == "True" else signal.SIG_IGN)
+Path(sys.argv[1], "begun").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("at_the_end", "heeds"), [(False, True), (True, True), (False, False)])
 def test_a_registration_that_hangs_is_ended_by_a_stop_and_left_to_the_next_start(
-    at_the_end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at_the_end: bool, heeds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It has time to remove what it began; one that does not heed the signal is killed."""
     monkeypatch.setattr(registrar_module, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(registrar_module, "KILL_SECONDS", 60.0 if heeds else 0.2)
     monkeypatch.setattr(registrar_module, "_POLL_SECONDS", 0.05)
-    monkeypatch.setattr(
-        registrar_module, "command_line", lambda: [sys.executable, "-c", "import time; time.sleep(600)"]
-    )
+    command = [sys.executable, "-c", HANGS, str(tmp_path), str(heeds)]
+    monkeypatch.setattr(registrar_module, "command_line", lambda: command)
     complete_steps(tmp_path, 10)
     told = Warnings()
     registrar = Registrar(registering(tmp_path, when="kept"), told.append, Warnings())
     submit(registrar, tmp_path, 10)
-    while registrar._process is None:
+    while not (tmp_path / "begun").exists():
         time.sleep(0.01)
     if at_the_end:
         assert not registrar.close(should_stop=lambda: True)
     else:
         registrar.stop_after_current(lambda doing: None)
-    assert registrar._process.poll() is not None and registered_steps(tmp_path) == []
+    registrar._thread.join(60)
+    assert registrar._process is not None and registrar._process.wait(60) == (1 if heeds else -signal.SIGKILL)
+    assert (tmp_path / "removed").exists() is heeds and registered_steps(tmp_path) == []
     assert len(told) == 1 and "next start" in told[0]
 
 
