@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 import configs
 from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import load_settings
+from data_prep.base.logs import logger
 from data_prep.base.settings import SettingError, Settings, describe, flatten, to_yaml
 from data_prep.config.preparation_config import PreparationConfig
 from tests.support.error_codes import coded
@@ -55,7 +56,8 @@ def test_overrides_replace_the_files_values(tmp_path):
     assert (car.engine.rate, car.engine.cylinders, car.wheels) == (1e-4, 8, (3, 4))
 
 
-def test_an_override_with_two_values_is_warned_about_and_the_last_one_counts(tmp_path, caplog):
+def test_an_override_with_two_values_is_warned_about_and_the_last_one_counts(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logger("tests").parent, "propagate", True)  # to what pytest looks at
     path = written(tmp_path, "name: a\n")
     with caplog.at_level("WARNING", "clozeworks"):
         assert load_settings(Car, path, ["engine.cylinders=8", "engine.cylinders=8"]).engine.cylinders == 8

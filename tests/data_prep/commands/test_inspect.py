@@ -71,6 +71,15 @@ def test_the_vocabulary_is_written_with_every_piece(
     assert all(piece in line for piece, line in zip(pieces, lines[-800:], strict=True))
 
 
+def test_documents_that_are_skipped_are_not_shown(small_shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*options: object) -> list[str]:
+        return [line for line in run(capsys, small_shards, *options) if line.startswith("=== ")]
+
+    every = shown("--documents", 4)
+    assert len(set(every)) == 4 and shown("--documents", 3, "--skip", 1) == every[1:]
+    assert shown("--documents", 3) == every[:3]
+
+
 @pytest.mark.parametrize(("name", "least"), [("documents", 1), ("shard", 0), ("skip", 0)])
 def test_a_smaller_number_is_refused(
     name: str, least: int, small_shards: Path, capsys: pytest.CaptureFixture[str]

@@ -15,6 +15,15 @@ def arguments(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> list
     return ["--input", small_corpus, "--tokenizer", small_tokenizer, "--output", output, "--workers", 1]
 
 
+def test_an_output_that_holds_an_input_is_refused(
+    command: Command, arguments: list[object], small_corpus: Path
+) -> None:
+    output = ["--output", small_corpus.parent]
+    for name in ("merge", "shards"):
+        assert command(name, *arguments[:4], *output, "--workers", 1) == 2
+        assert "[input-in-output]" in command.errors
+
+
 def test_what_is_left_is_told_and_made_and_what_was_begun_is_cleared(
     command: Command, arguments: list[object], tmp_path: Path
 ) -> None:

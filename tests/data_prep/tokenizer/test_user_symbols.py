@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data_prep.tokenizer.adversarial_lines import lines_with_symbols
 from data_prep.tokenizer.hugging_face_tokenizer import check_parity, cuts_of_unreachable_pieces
+from data_prep.tokenizer.special_tokens import UNK_TOKEN_ID
 from data_prep.tokenizer.tokenizer import MASK_TOKEN_ID, SPECIAL_TOKENS, Tokenizer, TokenizerSettings
 from data_prep.tokenizer_training.training import train_tokenizer
 from tests.support.preparations import normalized
@@ -107,6 +110,16 @@ def test_names_of_bytes_and_special_tokens_are_cut_where_sentencepiece_cuts_them
     num_bytes = 256 if tokenizer.info.settings.byte_fallback else 0
     assert len(cuts) >= num_bytes + 1 and all(0 < cut < len(text) for text, cut in cuts.items())
     assert num_bytes == 0 or "<0x41>" in cuts
+
+
+def test_a_piece_that_becomes_one_unknown_token_is_not_cut() -> None:
+    def spans(text: str) -> list[SimpleNamespace]:
+        if text == "[MASK]":
+            return [SimpleNamespace(token_id=UNK_TOKEN_ID, stop_bytes=6)]
+        return [SimpleNamespace(token_id=8, stop_bytes=1), SimpleNamespace(token_id=9, stop_bytes=2)]
+
+    tokenizer: Any = SimpleNamespace(vocabulary=[SimpleNamespace(text=text) for text in ("[MASK]", "ab")], spans=spans)
+    assert list(cuts_of_unreachable_pieces(tokenizer)) == [("ab", 1)]
 
 
 def test_a_real_vocabulary_agrees_on_shuffled_symbols(tmp_path: Path) -> None:

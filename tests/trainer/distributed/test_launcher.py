@@ -3,9 +3,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from trainer.distributed import launcher
 from trainer.distributed.launcher import ancestors, came_by_ssh, launcher_levels
 
 VARIABLES = ("TORCHELASTIC_RUN_ID", "CROSS_SIZE")
@@ -50,6 +52,23 @@ def test_the_ancestors_are_parent_and_grandparent():
     above = [int(pid) for pid in child.stdout.split()]
     assert above[:2] == [os.getpid(), os.getppid()] and 0 not in above
     assert list(ancestors(above[0])) == above[1:]
+
+
+@pytest.mark.parametrize(
+    ("num_hosts", "watched"), [("2", [(os.getpid(), 7), (70, 7)]), ("1", [(os.getpid(), 7), (7, 8)])]
+)
+def test_on_several_nodes_the_way_up_to_ssh_is_watched_too(num_hosts, watched, monkeypatch):
+    monkeypatch.setenv("CROSS_SIZE", num_hosts)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    seen = []
+    monkeypatch.setattr(launcher, "_look", lambda links, on_loss: seen.extend(links))
+    monkeypatch.setattr(launcher, "ancestors", lambda process: iter([7, 8]))
+    monkeypatch.setattr(launcher, "remote_links", lambda launch: [(70, launch)])
+    launcher.watch_launcher(lambda: None)
+    for thread in threading.enumerate():
+        if thread.name == "launcher-watch":
+            thread.join(60)
+    assert seen == watched
 
 
 @pytest.mark.spawn
