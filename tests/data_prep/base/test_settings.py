@@ -10,6 +10,7 @@ from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import load_settings
 from data_prep.base.logs import logger
 from data_prep.base.settings import SettingError, Settings, describe, flatten, to_yaml
+from data_prep.base.yaml_values import read_yaml
 from data_prep.config.preparation_config import PreparationConfig
 from tests.support.error_codes import coded
 from tests.workarounds.new_process import run_python
@@ -232,3 +233,12 @@ def test_nested_settings_are_flat_under_dotted_names():
     opened = {"parts.0.url": "x", "parts.1": 3, "parts.2": {}}
     assert list(flatten(values, with_items=True)) == list((inner | opened | {"none": None}).items())
     assert list(flatten({"a": 1}, "tag.")) == [("tag.a", 1)] and list(flatten({}, "tag.")) == []
+
+
+def test_aliases_that_repeat_too_much_are_refused_and_others_are_read(tmp_path):
+    lines = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 7)]
+    with pytest.raises(UsageError, match="aliases repeat too much"):
+        read_yaml(written(tmp_path, "\n".join(["a0: &a0 [1]", *lines])))
+    with pytest.raises(UsageError, match="aliases repeat too much"):
+        read_yaml(written(tmp_path, "a: &a [1, *a]"))
+    assert read_yaml(written(tmp_path, "\n".join(["a0: &a0 [1]", lines[0]]))) == {"a0": [1], "a1": [[1]] * 10}
