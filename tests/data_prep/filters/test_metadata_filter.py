@@ -57,6 +57,7 @@ def test_values_without_an_order_are_unusable(condition: str) -> None:
         Condition(condition)(VALUES)
 
 
+@pytest.mark.long
 @given(
     st.text(alphabet="abc<>=!()[]'\". 012andornit,-", max_size=40),
     st.dictionaries(st.sampled_from("abc"), st.integers()),

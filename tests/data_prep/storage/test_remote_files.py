@@ -128,6 +128,7 @@ def test_every_operation_outlives_a_fault(kind: Kind, s3_bucket: S3Bucket, proxy
     assert s3_bucket.objects() == {}
 
 
+@pytest.mark.long
 def test_a_store_that_is_silent_is_asked_again(s3_bucket: S3Bucket, proxy: FaultProxy) -> None:
     be_impatient(s3_bucket, proxy)
     url = f"{s3_bucket.url}/a"
@@ -170,7 +171,7 @@ def test_a_store_that_is_busy_for_seconds_is_waited_for(
     assert f"{s3_bucket.url}/a answers SlowDown; retrying in" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["refuse", "hang"])
+@pytest.mark.parametrize("kind", ["refuse", pytest.param("hang", marks=pytest.mark.long)])
 def test_a_store_that_is_down_for_good_ends_in_a_clear_stop(
     kind: Kind, s3_bucket: S3Bucket, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

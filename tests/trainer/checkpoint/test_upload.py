@@ -73,6 +73,7 @@ class Run:
         return find_latest(folder, remote=self.url, stage=0, **more)
 
 
+@pytest.mark.long
 def test_an_empty_disk_goes_on_from_the_newest_complete_one_in_the_store(bucket, tmp_path):
     run = Run(tmp_path / "run", f"{bucket.url}/runs/mine")
     run.save(10)

@@ -426,7 +426,8 @@ def test_an_epoch_that_the_stage_does_not_reach_is_not_counted(
     assert planned == []
 
 
-@pytest.mark.parametrize("sample", [3000, pytest.param(20000, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("sample", [3000, 20000])
 def test_a_mixture_reads_the_same_samples_from_any_position(
     data: list[Path], tmp_path: Path, planned: list, monkeypatch: pytest.MonkeyPatch, sample: int
 ) -> None:

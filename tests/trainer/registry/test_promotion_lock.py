@@ -92,6 +92,7 @@ def tags_of(client: MlflowClient) -> list[str]:
     return list(client.get_registered_model("birds").tags)
 
 
+@pytest.mark.long
 def test_a_promotion_at_work_is_a_tag_of_its_model_and_no_other_model(database: str) -> None:
     client = connect(database)
     client.create_registered_model("birds", tags={"of": "the user"})

@@ -154,6 +154,7 @@ def test_a_folder_that_was_edited_by_hand_is_named(
         load_served(folder)
 
 
+@pytest.mark.long
 def test_weights_that_are_no_numbers_are_not_registered(tiny_hugging_face: Path, tmp_path: Path, database: str) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny_hugging_face, folder)
