@@ -126,13 +126,13 @@ _is_installed() {
     if _all_among "core train registry finetune all" "$1"; then names+=" all test"; fi
     if [[ $1 == core ]]; then names=$EXTRAS; fi
     for name in $names; do
-        if _is_true "$CLOZEWORKS_VENV/clozeworks-$name.stamp" "$2"; then return 0; fi
+        if _stamp_is_true "$CLOZEWORKS_VENV/clozeworks-$name.stamp" "$2"; then return 0; fi
     done
     return 1
 }
 
-# _is_true STAMP WANTED: whether all packages that it lists are there in the versions of then.
-_is_true() {
+# _stamp_is_true STAMP WANTED: whether all packages that it lists are there in the versions of then.
+_stamp_is_true() {
     local line
     [[ -f $1 ]] || return 1
     {
