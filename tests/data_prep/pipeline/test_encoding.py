@@ -13,11 +13,11 @@ from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
 from data_prep.pipeline.encoding import document_id, encode_documents
 from data_prep.pipeline.sections import Section
-from data_prep.text.sentences import sentence_starts
 from data_prep.text.text_batch import TextBatch
 from data_prep.tokenizer.foreign_tokenizer import EncodedText, ForeignTokenizer
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.preparations import normalized, paragraphs_of, read_texts
+from tests.support.references import sentence_starts, sentence_token_starts
 
 CHINESE = "\u4f60\u597d\u3002\u6211\u5f88\u597d\uff01\u4ed6\u8bf4\uff1a\u201c\u597d\u3002\u201d\u6211\u8d70\u4e86\u3002"
 
@@ -37,7 +37,7 @@ def check(section: Section, texts: list[str], languages: list[str], tokenizer: T
     for number, (text, language) in enumerate(zip(texts, languages, strict=True)):
         expected = tokenizer.encode(normalized(text))
         starts = sentence_starts(paragraphs_of(text), language)
-        expected_starts = tokenizer.sentence_token_starts(expected, starts)
+        expected_starts = sentence_token_starts(tokenizer, expected, starts)
         length, count = int(section.document_lengths[number]), int(section.sentence_counts[number])
         assert tokens[:length].tolist() == expected.tolist()
         assert sentences[:count].tolist() == np.diff(expected_starts, append=len(expected)).tolist()

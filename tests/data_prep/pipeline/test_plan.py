@@ -56,7 +56,7 @@ def test_more_shards_than_there_are_names_for_are_refused(
 ) -> None:
     config = config_of(small_corpus, "shards.shard_bytes=100")
     assert len(make_plan(config, tokenizer).destinations) > 100
-    monkeypatch.setattr("data_prep.pipeline.scale_plan.MAX_SHARDS", 100)
+    monkeypatch.setattr("data_prep.pipeline.destinations.MAX_SHARDS", 100)
     with pytest.raises(UsageError, match=r"shards.shard_bytes=100 makes [\d,]+ shards", check=coded("too-many-shards")):
         make_plan(config, tokenizer)
 

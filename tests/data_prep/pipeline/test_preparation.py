@@ -28,7 +28,6 @@ from data_prep.pipeline.reduce_task import seeded_order
 from data_prep.reports.stats import read_statistics
 from data_prep.reports.tables import stats_report
 from data_prep.storage import storage
-from data_prep.text.sentences import sentence_starts
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
@@ -44,6 +43,7 @@ from tests.support.preparations import (
     trained,
     write_texts,
 )
+from tests.support.references import sentence_starts, sentence_token_starts
 
 OVERRIDES = [
     "shards.min_shards=3",
@@ -90,7 +90,7 @@ def test_ids_and_sentences_are_those_of_the_text(small_corpus: Path, tokenizer: 
                 source = paragraphs.pop(int(record.document_ids[number]))
                 tokens = tokenizer.encode("".join(f" {paragraph}" for paragraph in source))
                 assert np.array_equal(tokens, record.tokens[start:stop])
-                expected = tokenizer.sentence_token_starts(tokens, sentence_starts(source, "en"))
+                expected = sentence_token_starts(tokenizer, tokens, sentence_starts(source, "en"))
                 assert own.tolist() == expected.tolist()
     assert not paragraphs
 
@@ -221,11 +221,8 @@ def test_with_a_valid_fraction_of_0_every_document_is_for_training(
     sources = {path.stem: {"input": path, **({"weight": 1.0} if weighted else {})} for path in paths}
     added = {"c": sources.pop("c")}
     output, shards = tmp_path / "out", {"min_shards": 2, "valid_fraction": 0, "unit_bytes": 30000}
-    first = planned(sources, tokenizer, shards=shards)
-    manifest = first.make(output)
+    manifest = prepared(sources, tokenizer, output, shards=shards)
     assert (manifest.train.documents, manifest.valid.documents) == (60, 0) and not manifest.valid.shards
-    (output / manifest.train.shards[0].name).unlink()
-    assert first.repair(output) == [manifest.train.shards[0].name]
     grown = prepared(added, tokenizer, output, shards=shards, add=True)
     assert (grown.train.documents, grown.valid.documents) == (90, 0)
     assert problems_of(output) == []

@@ -1,12 +1,14 @@
-"""The planner at any size: counted file opens of real runs against its formula, and the plans of very large corpora."""
+"""Opened files, counted in real runs of two sizes against numbers by hand, and the plans of very large corpora."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +19,7 @@ from data_prep import open_dataset
 from data_prep.config.preparation_config import PreparationConfig
 from data_prep.deduplication import near_duplicates
 from data_prep.executors import phases
-from data_prep.pipeline import exclusion_phase, units
-from data_prep.pipeline import scale_plan as scale
-from data_prep.pipeline.scale_plan import file_opens, scale_plan
+from data_prep.pipeline import destinations, exclusion_phase, units
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.preparations import Planned, planned
@@ -62,51 +62,67 @@ def plan_of(folder: Path, tokenizer: Tokenizer, near: bool = False, **settings: 
     return planned(f"{folder}/*.jsonl", tokenizer, deduplication={"near": near}, shards=shards)
 
 
+def opens_by_kind(opened: list[str], output: Path) -> Counter[str]:
+    """How often files of each kind are opened below `output`, such as "map-#.sections" or "write train-#.tar"."""
+    kinds = Counter[str]()
+    for path in map(Path, opened):
+        written = re.fullmatch(r"\.(.+)\.\d+-[0-9a-f]+\.partial", path.name)
+        name = written[1] if written else path.name
+        if path.parent in (output, output / ".work") and re.match(r"[a-z]+-\d", name):
+            kinds[("write " if written else "") + re.sub("[0-9]+", "#", name)] += 1
+    return kinds
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("is_gathered", "has_near"), [(False, False), (True, False), (True, True)])
-def test_a_run_opens_as_many_files_as_the_formula_says(
+def test_files_of_each_kind_are_opened_as_often_as_counted_by_hand(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gathered: bool, has_near: bool
 ) -> None:
-    """At two sizes, in both shapes and with near-duplicate search; the formula is exact but for the few files of the
-    command itself."""
+    """At two sizes, in both shapes and with near-duplicate search. A written file is opened a second time to wait
+    until it is on disk, and a shard once more for its hash."""
     monkeypatch.setattr(near_duplicates, "MAX_FILES", 12)
     monkeypatch.setattr(near_duplicates, "MAX_JOINED", 5)
     monkeypatch.setattr(near_duplicates, "PAIR_FILES_AT_ONCE", 6)
     monkeypatch.setattr(near_duplicates, "_PART_ENTRIES", 500)
-    monkeypatch.setattr(scale, "MAX_DIRECT_OPENS", 0 if is_gathered else 1 << 40)
-    monkeypatch.setattr(scale, "_SOURCE_GROUPS", 3)
+    monkeypatch.setattr(destinations, "MAX_DIRECT_OPENS", 0 if is_gathered else 1 << 40)
+    monkeypatch.setattr(destinations, "_SOURCE_GROUPS", 3)
     monkeypatch.setattr(phases, "FAN_IN", 4)
-    monkeypatch.setattr(scale, "FAN_IN", 4)
-    totals, others = [], []
-    for num_files in (12, 48):
-        folder = corpus(tmp_path / f"in{num_files}", num_files, 6)
-        work = plan_of(folder, tokenizer, near=has_near, shard_bytes=500 * num_files)
-        plan = work.plan
-        assert bool(plan.destinations.num_groups) == is_gathered
-        output = tmp_path / f"out{num_files}"
+    num_shards, num_groups = 7, 3 * is_gathered  # 6 of train and 1 of valid
+    for num_units, num_near_parts, num_joined in ((12, 4, 0), (48, 16, 4)):
+        folder, output = corpus(tmp_path / f"in{num_units}", num_units, 6), tmp_path / f"out{num_units}"
+        work = plan_of(folder, tokenizer, near=has_near, shard_bytes=500 * num_units)
         with counted_opens() as opened:
             work.make(output)
-        mine = [Path(path) for path in opened if str(tmp_path) in path]
-        found_parts = {int(found[1]) for path in mine if (found := re.search(r"near-\d+-of-(\d+)", path.name))}
-        assert (min(found_parts, default=0) > 1) == has_near
-        expected = file_opens(
-            len(plan.parts), len(plan.units), plan.destinations, False, has_near, max(found_parts, default=0)
+        shards = {"train": 6, "valid": 1}
+        num_sums = {"units": num_units // 4, "shards": 2}  # files with the sum of 4 results each
+        expected = {
+            "write map-#.sections": 2 * num_units,
+            "map-#.sections": num_units * (1 + (num_groups or num_shards)),  # one for its summary
+            "write group-#.sections": 2 * num_groups,
+            "group-#.sections": num_groups + num_shards if is_gathered else 0,
+            **{f"write {split}-#.tar": 3 * number for split, number in shards.items()},
+            **{f"write {split}-#.index.safetensors": 2 * number for split, number in shards.items()},
+            **{f"write {split}-#.#.done.json": 2 * number for split, number in shards.items()},
+            **{f"{split}-#.#.done.json": number for split, number in shards.items()},
+            **{f"write {name}-#.json": 2 * number for name, number in num_sums.items()},
+            **{f"{name}-#.json": number for name, number in num_sums.items()},
+        }
+        if has_near:
+            num_clusters = -(-num_near_parts // 6) if num_near_parts > 6 else 0
+            expected |= {
+                "write map-#.signatures": 2 * num_units,
+                "map-#.signatures": num_units if num_joined else num_units * (1 + num_near_parts),
+                "write joined-#.signatures": 2 * num_joined,
+                "joined-#.signatures": num_joined * (1 + num_near_parts),
+                "write near-#-of-#.pairs": 2 * num_near_parts,
+                "near-#-of-#.pairs": num_near_parts,
+                "write clusters-#-of-#.pairs": 2 * num_clusters,
+                "clusters-#-of-#.pairs": num_clusters,
+            }
+        assert opens_by_kind(opened, output) == +Counter(expected)
+        assert Counter(Path(path).name for path in opened if Path(path).parent == folder) == Counter(
+            path.name for path in folder.iterdir()
         )
-        assert bool(expected.get("to join signatures")) == (has_near and num_files == 48)
-        assert sum(path.parent == folder for path in mine) == expected["to read inputs"] == num_files
-        shards, groups = len(plan.destinations), plan.destinations.num_groups
-        reads = [path.name for path in mine if re.match(r"(map|group)-.*\.sections$", path.name)]
-        # Each unit's file: once for its summary, then once for each group or shard; each group's file likewise.
-        read_groups = shards if groups else 0
-        assert len(reads) == len(plan.units) * (1 + (groups or shards)) + groups + read_groups
-        others.append(len(mine) - sum(expected.values()))
-        totals.append((len(plan.units), len(mine)))
-    (small_units, small), (large_units, large) = totals
-    assert large_units >= 3 * small_units
-    # Lock, plan, manifest, card and tokenizer: as many at any size.
-    assert 0 < others[0] < 60 and abs(others[1] - others[0]) <= 5, others
-    if is_gathered:
-        assert large < small * large_units / small_units * 1.2
 
 
 @pytest.mark.long
@@ -145,7 +161,7 @@ def test_gathering_changes_no_byte(tokenizer: Tokenizer, tmp_path: Path, monkeyp
     copies.write_bytes((folder / "0001.jsonl").read_bytes() + (folder / "0000.jsonl").read_bytes())
     made = []
     for limit in (1 << 40, 0):
-        monkeypatch.setattr(scale, "MAX_DIRECT_OPENS", limit)
+        monkeypatch.setattr(destinations, "MAX_DIRECT_OPENS", limit)
         plan = plan_of(folder, tokenizer)
         assert bool(plan.plan.destinations.num_groups) == (limit == 0)
         assert plan.make(tmp_path / f"out{limit}").dropped == {"duplicate": 12}
@@ -168,18 +184,20 @@ def test_small_files_share_a_unit_and_units_grow_with_the_corpus(
     assert made[0] == made[1] == made[2]
 
 
-def test_at_most_two_million_opens_at_a_trillion_tokens() -> None:
-    found = {}
-    for exponent in range(6, 13):
-        plan = scale_plan(10**exponent, PreparationConfig())
-        found[exponent] = plan.total_opens
-        assert sum(plan.file_opens.values()) == plan.total_opens
-        assert f"at most {plan.total_opens:,} file opens" in str(plan)
-    assert found[12] <= 2_000_000 and found[11] <= 600_000
-    assert scale_plan(10**12, PreparationConfig()).num_units <= 4096
-    with_near = PreparationConfig.model_validate({"deduplication": {"near": True}})
-    assert found[12] < scale_plan(10**12, with_near).total_opens <= 2_000_000
-    # Files that cannot be split fill units badly: up to twice as many.
-    destinations = scale_plan(10**12, PreparationConfig()).destinations
-    assert sum(file_opens(8192, 8192, destinations, has_provenance=True, has_near=True).values()) <= 2_000_000
-    assert scale_plan(10**9, PreparationConfig()).destinations.num_groups == 0
+@pytest.mark.parametrize(
+    ("num_tokens", "num_units", "num_train", "num_valid", "num_groups"),
+    [(1e9, 239, 15, 1, 0), (1e10, 2385, 155, 2, 13), (1e11, 4096, 1547, 16, 40), (1e12, 4096, 15469, 156, 125)],
+)
+def test_units_and_groups_grow_with_the_corpus_as_the_readme_states(
+    num_tokens: float, num_units: int, num_train: int, num_valid: int, num_groups: int
+) -> None:
+    config = PreparationConfig()
+    text_bytes = num_tokens * 4.0
+    found_units = math.ceil(text_bytes / units.unit_bytes_for(text_bytes, config.shards.unit_bytes))
+    found = destinations.plan_destinations(config, [text_bytes], 2, found_units, is_addition=False)
+    assert (found_units, found.num_train, found.num_valid, found.num_groups) == (
+        num_units,
+        num_train,
+        num_valid,
+        num_groups,
+    )
