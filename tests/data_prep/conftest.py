@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.tokenizer.tokenizer import Tokenizer
+from data_prep import Tokenizer
 from tests.support.made_up_documents import SMALL, documents, train_tokenizer
 
 

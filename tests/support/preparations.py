@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep import open_dataset, prepare, train_tokenizer
+from data_prep import Tokenizer, open_dataset, prepare, train_tokenizer
 from data_prep.api.configuration import resolve_config
 from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.manifest import Manifest
@@ -20,7 +20,6 @@ from data_prep.pipeline.encoding import document_id
 from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.units import ShardRange
 from data_prep.text.cleaning import Normalization, normalize
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.references import clean_paragraphs
 
 NORMALIZATION = Normalization()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import open_dataset
+from data_prep import Tokenizer, open_dataset
 from data_prep.base.errors import UserError
 from data_prep.dataset.counts import (
     SOURCE_COLUMNS,
@@ -22,7 +22,6 @@ from data_prep.dataset.counts import (
     unpack_counts,
 )
 from data_prep.dataset.shards import Record
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.living_data_sets import records_of
 
 

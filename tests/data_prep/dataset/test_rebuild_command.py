@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from data_prep import Document, UserError, prepare
-from data_prep.tokenizer.tokenizer import Tokenizer
+from data_prep import Document, Tokenizer, UserError, prepare
 from tests.support.data_prep_command import Command, files_of
 from tests.support.error_codes import coded
 from tests.support.preparations import prepared, read_texts, write_texts

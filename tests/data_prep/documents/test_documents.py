@@ -23,10 +23,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_prep import Document
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.dataset.manifest_records import STEPS
-from data_prep.documents.document import Document
 from data_prep.documents.documents import BadInput, DocumentReader, unit_sha256
 from data_prep.documents.input_units import cannot_be_split, file_format, split_into_units
 from data_prep.documents.languages import DocumentLanguages

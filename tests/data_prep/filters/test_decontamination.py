@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep import Document
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.document import Document
 from data_prep.filters.decontamination import tokens_of
 from data_prep.filters.registry import Step
 from tests.support.error_codes import coded

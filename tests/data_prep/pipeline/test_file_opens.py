@@ -4,47 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import re
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from data_prep import open_dataset
+from data_prep import Tokenizer, open_dataset
 from data_prep.config.preparation_config import PreparationConfig
-from data_prep.deduplication import near_duplicates
-from data_prep.executors import phases
-from data_prep.pipeline import destinations, exclusion_phase, units
-from data_prep.tokenizer.tokenizer import Tokenizer
+from data_prep.pipeline import destinations, units
 from tests.support.data_prep_command import files_of
+from tests.support.opened_files import counted_opens
 from tests.support.preparations import Planned, planned
+from tests.support.small_limits import gather, limit_known_shards, limit_near_search, limit_sums, limit_units
 
 WORDS = "river village teacher engine letter garden winter morning library machine question answer".split()
-_opened: list[str] | None = None
-
-
-def _note(event: str, arguments: tuple[object, ...]) -> None:
-    if event == "open" and _opened is not None and isinstance(arguments[0], (str, bytes, os.PathLike)):
-        _opened.append(os.fsdecode(arguments[0]))
-
-
-@contextmanager
-def counted_opens() -> Iterator[list[str]]:
-    """Paths of the files that this process opens meanwhile, as Python's audit hook reports them."""
-    global _opened
-    if not getattr(sys, "_clozeworks_opens", False):
-        sys.addaudithook(_note)  # which cannot be taken away again
-        sys._clozeworks_opens = True  # type: ignore[attr-defined]
-    _opened = []
-    try:
-        yield _opened
-    finally:
-        _opened = None
 
 
 def corpus(folder: Path, num_files: int, per_file: int, seed: int = 0) -> Path:
@@ -80,13 +55,9 @@ def test_files_of_each_kind_are_opened_as_often_as_counted_by_hand(
 ) -> None:
     """At two sizes, in both shapes and with near-duplicate search. A written file is opened a second time to wait
     until it is on disk, and a shard once more for its hash."""
-    monkeypatch.setattr(near_duplicates, "MAX_FILES", 12)
-    monkeypatch.setattr(near_duplicates, "MAX_JOINED", 5)
-    monkeypatch.setattr(near_duplicates, "PAIR_FILES_AT_ONCE", 6)
-    monkeypatch.setattr(near_duplicates, "_PART_ENTRIES", 500)
-    monkeypatch.setattr(destinations, "MAX_DIRECT_OPENS", 0 if is_gathered else 1 << 40)
-    monkeypatch.setattr(destinations, "_SOURCE_GROUPS", 3)
-    monkeypatch.setattr(phases, "FAN_IN", 4)
+    limit_near_search(monkeypatch, part_entries=500, files=12, joined=5, pair_files=6)
+    gather(monkeypatch, is_gathered, source_groups=3)
+    limit_sums(monkeypatch, 4)
     num_shards, num_groups = 7, 3 * is_gathered  # 6 of train and 1 of valid
     for num_units, num_near_parts, num_joined in ((12, 4, 0), (48, 16, 4)):
         folder, output = corpus(tmp_path / f"in{num_units}", num_units, 6), tmp_path / f"out{num_units}"
@@ -131,7 +102,7 @@ def test_an_addition_reads_each_index_of_the_data_set_once_in_tasks_of_a_few(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, near: bool
 ) -> None:
     """The ids that the data set holds go from its indexes to the groups that need them, in files of bounded number."""
-    monkeypatch.setattr(exclusion_phase, "KNOWN_SHARDS_AT_ONCE", 3)
+    limit_known_shards(monkeypatch, 3)
     folder = corpus(tmp_path / "in", 10, 6)
     for name in ("one", "two"):
         plan_of(folder, tokenizer, shard_bytes=3000).make(tmp_path / name)
@@ -141,7 +112,7 @@ def test_an_addition_reads_each_index_of_the_data_set_once_in_tasks_of_a_few(
     (added / "copies.jsonl").write_bytes((folder / "0003.jsonl").read_bytes())
     made = []
     for name, at_once in (("one", 3), ("two", 1 << 20)):
-        monkeypatch.setattr(exclusion_phase, "KNOWN_SHARDS_AT_ONCE", at_once)
+        limit_known_shards(monkeypatch, at_once)
         config = plan_of(added, tokenizer, near=near).plan.config
         config = config.model_copy(update={"sources": (config.sources[0].model_copy(update={"name": "more"}),)})
         with counted_opens() as opened:
@@ -160,12 +131,12 @@ def test_gathering_changes_no_byte(tokenizer: Tokenizer, tmp_path: Path, monkeyp
     copies = folder / "9999.jsonl"
     copies.write_bytes((folder / "0001.jsonl").read_bytes() + (folder / "0000.jsonl").read_bytes())
     made = []
-    for limit in (1 << 40, 0):
-        monkeypatch.setattr(destinations, "MAX_DIRECT_OPENS", limit)
+    for always in (False, True):
+        gather(monkeypatch, always)
         plan = plan_of(folder, tokenizer)
-        assert bool(plan.plan.destinations.num_groups) == (limit == 0)
-        assert plan.make(tmp_path / f"out{limit}").dropped == {"duplicate": 12}
-        made.append(files_of(tmp_path / f"out{limit}"))
+        assert bool(plan.plan.destinations.num_groups) == always
+        assert plan.make(tmp_path / f"out{always}").dropped == {"duplicate": 12}
+        made.append(files_of(tmp_path / f"out{always}"))
     assert made[0] == made[1]
 
 
@@ -176,7 +147,7 @@ def test_small_files_share_a_unit_and_units_grow_with_the_corpus(
     folder = corpus(tmp_path / "in", 40, 1)
     made = []
     for unit_bytes, most_units, num_units in ((250, 4096, 40), (1 << 20, 4096, 1), (250, 4, range(4, 9))):
-        monkeypatch.setattr(units, "MAX_UNITS", most_units)
+        limit_units(monkeypatch, most_units)
         plan = plan_of(folder, tokenizer, unit_bytes=unit_bytes)
         assert len(plan.plan.units) in (num_units if isinstance(num_units, range) else [num_units])
         plan.make(tmp_path / "out", fresh=True)

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from data_prep import open_dataset, prepare
+from data_prep import Document, open_dataset, prepare
 from data_prep.base.errors import UserError
 from data_prep.dataset.safeguards import ADDITION
-from data_prep.documents.document import Document
 from data_prep.filters import registry
 from tests.support.data_prep_command import Command
 from tests.support.error_codes import coded

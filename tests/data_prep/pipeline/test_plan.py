@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from data_prep import Tokenizer
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import (
     WITHOUT_EFFECT,
@@ -18,7 +19,6 @@ from data_prep.config.preparation_config import (
 )
 from data_prep.dataset.manifest import MANIFEST_NAME, Manifest
 from data_prep.pipeline.plan import make_plan
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.preparations import config_of
 

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data_prep import Tokenizer
 from data_prep.base.errors import UserError
 from data_prep.pipeline.plan import Plan
 from data_prep.reports import estimate as estimate_module
 from data_prep.reports.estimate import estimate, estimate_report
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.preparations import Planned, planned
 
