@@ -11,7 +11,8 @@ from data_prep.text.cleaning import TOO_MANY_MARKS, has_too_many_marks
 from data_prep.tokenizer.tokenizer import TokenizerInfo, TokenizerSettings
 from data_prep.tokenizer_training.sampling import CorpusCounts
 from data_prep.tokenizer_training.training import train_on_sample
-from data_prep.tokenizer_training.training_sample import TrainingSample
+from data_prep.tokenizer_training.training_sample import TrainingSample as TrainingSample
+from data_prep.tokenizer_training.training_sample import lines_of as lines_of
 from tests.support.references import clean_paragraphs
 
 SMALL = TokenizerSettings(vocab_size=600, character_coverage=1.0)

@@ -14,7 +14,12 @@ from data_prep.api.configuration import resolve_config
 from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.manifest import Manifest
 from data_prep.executors.executors import Executor
-from data_prep.filters.registry import Step, described_filters, filter_settings, load_filters
+from data_prep.filters import registry
+from data_prep.filters.registry import Step as Step
+from data_prep.filters.registry import described_filters
+from data_prep.filters.registry import filter_settings as filter_settings
+from data_prep.filters.registry import filters_fingerprint as filters_fingerprint
+from data_prep.filters.registry import load_filters as load_filters
 from data_prep.pipeline import preparation
 from data_prep.pipeline.encoding import document_id
 from data_prep.pipeline.plan import Plan, make_plan
@@ -64,6 +69,11 @@ def filter_step(entry: Any, **parameters: Any) -> Step:
     """A filter that is ready to judge documents, by its name or its entry in a configuration."""
     (step,) = load_filters([filter_settings(entry, **parameters)])
     return step
+
+
+def forget_filters() -> None:
+    """Load filters again when they are used next, as another process would."""
+    registry._last.clear()
 
 
 def filter_identity(entry: Any, **parameters: Any) -> Mapping[str, Any]:

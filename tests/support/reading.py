@@ -8,7 +8,10 @@ from typing import Any
 
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
 from data_prep.documents.documents import DocumentReader, unit_sha256
-from data_prep.documents.input_files import find_inputs, find_units
+from data_prep.documents.input_files import InputFile as InputFile
+from data_prep.documents.input_files import find_inputs as find_inputs
+from data_prep.documents.input_files import find_units as find_units
+from data_prep.documents.input_files import relative_name as relative_name
 from data_prep.documents.input_units import InputUnit, split_into_units
 from data_prep.documents.rejects import BadInput as BadInput
 from data_prep.filters.filtered_reader import FilteredReader

@@ -14,11 +14,12 @@ from data_prep import Document, Tokenizer
 from data_prep.config.preparation_config import DeduplicationSettings, DocumentSettings
 from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureFiles
-from data_prep.pipeline.destinations import Destinations
+from data_prep.pipeline.destinations import Destinations as Destinations
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.pipeline.map_task import MapTask, map_unit, sections_url
 from data_prep.pipeline.reduce_task import ReduceTask, read_result, reduce_shard, result_url
-from data_prep.pipeline.sections import Section, SectionWriter, join_sections, read_sections, read_summary
+from data_prep.pipeline.sections import Section as Section
+from data_prep.pipeline.sections import SectionWriter, join_sections, read_sections, read_summary
 from data_prep.pipeline.units import Unit
 from tests.support.reading import digest_of, units_of
 

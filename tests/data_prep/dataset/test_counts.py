@@ -21,8 +21,7 @@ from data_prep.dataset.counts import (
     unigram_entropy_nats,
     unpack_counts,
 )
-from data_prep.dataset.shards import Record
-from tests.support.living_data_sets import records_of
+from tests.support.living_data_sets import Record, records_of
 
 
 def test_a_record_by_hand() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DeduplicationSettings
-from data_prep.dataset.shards import Record, write_shard
 from data_prep.deduplication import near_duplicates
 from data_prep.deduplication.near_duplicates import (
     SignatureTask,
@@ -26,6 +25,7 @@ from data_prep.deduplication.similarity_search import MAX_LEADERS, band_keys, ch
 from data_prep.executors.executors import run_units
 from data_prep.storage import storage
 from tests.support.error_codes import coded
+from tests.support.living_data_sets import Record, write_shard
 from tests.support.preparations import prepared, write_texts
 from tests.support.s3_server import S3Bucket
 from tests.support.small_limits import limit_near_search

@@ -22,12 +22,11 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import FilterSettings
 from data_prep.executors import dask_executor
 from data_prep.executors.dask_executor import DaskExecutor
-from data_prep.filters.registry import load_filters
 from data_prep.storage import storage
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.living_data_sets import document_ids, remove
-from tests.support.preparations import Planned, planned
+from tests.support.preparations import Planned, load_filters, planned
 from tests.support.reading import BadInput
 
 REPOSITORY = Path(__file__).resolve().parents[3]

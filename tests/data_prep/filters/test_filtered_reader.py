@@ -18,8 +18,8 @@ import pytest
 from data_prep import Document
 from data_prep.base.errors import Stopped, UserError
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.filters.registry import filter_settings, filters_fingerprint
 from tests.support.error_codes import coded
+from tests.support.preparations import filter_settings, filters_fingerprint
 from tests.support.reading import DocumentReader, filtered
 
 ROWS = [

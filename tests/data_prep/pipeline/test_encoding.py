@@ -12,13 +12,12 @@ import pytest
 from data_prep import Document, Tokenizer
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.pipeline.encoding import encode_documents
-from data_prep.pipeline.sections import Section
 from data_prep.text.text_batch import TextBatch
 from data_prep.tokenizer.foreign_tokenizer import EncodedText, ForeignTokenizer
 from tests.support.preparations import id_of, normalized, paragraphs_of, read_texts
 from tests.support.references import sentence_starts, sentence_token_starts
 from tests.support.small_limits import limit_pieces
-from tests.support.work_units import encoded
+from tests.support.work_units import Section, encoded
 
 CHINESE = "\u4f60\u597d\u3002\u6211\u5f88\u597d\uff01\u4ed6\u8bf4\uff1a\u201c\u597d\u3002\u201d\u6211\u8d70\u4e86\u3002"
 
