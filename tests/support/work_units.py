@@ -1,7 +1,8 @@
-"""How tests run single units of a preparation: the one place that knows the tasks of its phases."""
+"""How tests run single units of a preparation, and make its limits small: the one place that knows its phases."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from data_prep import Document, Tokenizer
-from data_prep.config.preparation_config import DeduplicationSettings, DocumentSettings
+from data_prep.config.preparation_config import DeduplicationSettings, DocumentSettings, PreparationConfig
+from data_prep.deduplication import near_duplicates
 from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureFiles
+from data_prep.executors import phases
+from data_prep.pipeline import destinations, exclusion_phase, map_task, reduce_task, sections, units
 from data_prep.pipeline.destinations import Destinations as Destinations
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.pipeline.map_task import MapTask, map_unit, sections_url
@@ -21,6 +26,7 @@ from data_prep.pipeline.reduce_task import ReduceTask, read_result, reduce_shard
 from data_prep.pipeline.sections import Section as Section
 from data_prep.pipeline.sections import SectionWriter, join_sections, read_sections, read_summary
 from data_prep.pipeline.units import Unit
+from data_prep.tokenizer import word_cache
 from tests.support.reading import digest_of, units_of
 
 DESTINATIONS = Destinations(num_train=2, num_valid=1, valid_fraction=0.2)
@@ -136,3 +142,75 @@ def encoded(
     named = zip(texts, languages or [None] * len(texts), strict=True)
     given = [Document(text, language=language) for text, language in named]
     return encode_documents(given, tokenizer, DocumentSettings(**documents), "en", dropped)[0], dropped
+
+
+def size_of_plan(num_tokens: float) -> tuple[int, int, int, int]:
+    """Return how many units, train shards, valid shards and groups a corpus of large files has by default."""
+    config, text_bytes = PreparationConfig(), num_tokens * destinations.TEXT_BYTES_PER_TOKEN
+    num_units = math.ceil(text_bytes / units.unit_bytes_for(text_bytes, config.shards.unit_bytes))
+    found = destinations.plan_destinations(config, [text_bytes], 2, num_units, is_addition=False)
+    return num_units, found.num_train, found.num_valid, found.num_groups
+
+
+def gather(patch: pytest.MonkeyPatch, always: bool, source_groups: int | None = None) -> None:
+    """Have documents gathered in groups before they come to shards, always or never, whatever the size of a corpus."""
+    patch.setattr(destinations, "MAX_DIRECT_OPENS", 0 if always else 1 << 40)
+    if source_groups is not None:
+        patch.setattr(destinations, "_SOURCE_GROUPS", source_groups)
+
+
+def limit_batches(patch: pytest.MonkeyPatch, *, documents: int | None = None, characters: int | None = None) -> None:
+    """Set how many documents and characters are encoded at once."""
+    if documents is not None:
+        patch.setattr(map_task, "_BATCH_DOCUMENTS", documents)
+    if characters is not None:
+        patch.setattr(map_task, "_BATCH_CHARACTERS", characters)
+
+
+def limit_memory(patch: pytest.MonkeyPatch, *, work_file: int | None = None, shard: int | None = None) -> None:
+    """Set how many bytes of a work file and of a shard's tokens are held before they are written."""
+    if work_file is not None:
+        patch.setattr(sections, "FLUSH_BYTES", work_file)
+    if shard is not None:
+        patch.setattr(reduce_task, "HELD_BYTES", shard)
+
+
+def limit_near_search(
+    patch: pytest.MonkeyPatch,
+    *,
+    part_entries: int,
+    files: int | None = None,
+    joined: int | None = None,
+    pair_files: int | None = None,
+) -> None:
+    """Set how many band keys a part of the search holds, how many files of signatures are read before they are joined,
+    how many joined ones there are, and how many files of pairs are read at once."""
+    patch.setattr(near_duplicates, "_PART_ENTRIES", part_entries)
+    for name, value in (("MAX_FILES", files), ("MAX_JOINED", joined), ("PAIR_FILES_AT_ONCE", pair_files)):
+        if value is not None:
+            patch.setattr(near_duplicates, name, value)
+
+
+def limit_sums(patch: pytest.MonkeyPatch, results: int) -> None:
+    """Set how many results a process adds up."""
+    patch.setattr(phases, "FAN_IN", results)
+
+
+def limit_known_shards(patch: pytest.MonkeyPatch, shards: int) -> None:
+    """Set how many shards of an extended data set a task reads."""
+    patch.setattr(exclusion_phase, "KNOWN_SHARDS_AT_ONCE", shards)
+
+
+def limit_shards(patch: pytest.MonkeyPatch, most: int) -> None:
+    """Set how many shards a plan may have."""
+    patch.setattr(destinations, "MAX_SHARDS", most)
+
+
+def limit_units(patch: pytest.MonkeyPatch, most: int) -> None:
+    """Set how many units a plan has before they grow."""
+    patch.setattr(units, "MAX_UNITS", most)
+
+
+def limit_pieces(patch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """Set how many bytes of text the cache of words takes at once."""
+    patch.setattr(word_cache, "PIECE_BYTES", num_bytes)

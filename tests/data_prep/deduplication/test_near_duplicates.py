@@ -28,7 +28,7 @@ from tests.support.error_codes import coded
 from tests.support.living_data_sets import Record, write_shard
 from tests.support.preparations import prepared, write_texts
 from tests.support.s3_server import S3Bucket
-from tests.support.small_limits import limit_near_search
+from tests.support.work_units import limit_near_search
 
 SETTINGS = DeduplicationSettings(near=True, threshold=0.8, ngram_tokens=5, num_hashes=128)
 Document = tuple[int, np.ndarray]

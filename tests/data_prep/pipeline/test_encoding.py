@@ -16,8 +16,7 @@ from data_prep.text.text_batch import TextBatch
 from data_prep.tokenizer.foreign_tokenizer import EncodedText, ForeignTokenizer
 from tests.support.preparations import id_of, normalized, paragraphs_of, read_texts
 from tests.support.references import sentence_starts, sentence_token_starts
-from tests.support.small_limits import limit_pieces
-from tests.support.work_units import Section, encoded
+from tests.support.work_units import Section, encoded, limit_pieces
 
 CHINESE = "\u4f60\u597d\u3002\u6211\u5f88\u597d\uff01\u4ed6\u8bf4\uff1a\u201c\u597d\u3002\u201d\u6211\u8d70\u4e86\u3002"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import re
 from collections import Counter
@@ -12,12 +11,17 @@ from pathlib import Path
 import pytest
 
 from data_prep import Tokenizer, open_dataset
-from data_prep.config.preparation_config import PreparationConfig
-from data_prep.pipeline import destinations, units
 from tests.support.data_prep_command import files_of
 from tests.support.opened_files import counted_opens
 from tests.support.preparations import Planned, planned
-from tests.support.small_limits import gather, limit_known_shards, limit_near_search, limit_sums, limit_units
+from tests.support.work_units import (
+    gather,
+    limit_known_shards,
+    limit_near_search,
+    limit_sums,
+    limit_units,
+    size_of_plan,
+)
 
 WORDS = "river village teacher engine letter garden winter morning library machine question answer".split()
 
@@ -156,19 +160,15 @@ def test_small_files_share_a_unit_and_units_grow_with_the_corpus(
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "num_units", "num_train", "num_valid", "num_groups"),
-    [(1e9, 239, 15, 1, 0), (1e10, 2385, 155, 2, 13), (1e11, 4096, 1547, 16, 40), (1e12, 4096, 15469, 156, 125)],
+    ("num_tokens", "stated"),
+    [
+        (1e9, (239, 15, 1, 0)),
+        (1e10, (2385, 155, 2, 13)),
+        (1e11, (4096, 1547, 16, 40)),
+        (1e12, (4096, 15469, 156, 125)),
+    ],
 )
-def test_units_and_groups_grow_with_the_corpus_as_the_readme_states(
-    num_tokens: float, num_units: int, num_train: int, num_valid: int, num_groups: int
+def test_units_shards_and_groups_grow_with_the_corpus_as_the_readme_states(
+    num_tokens: float, stated: tuple[int, ...]
 ) -> None:
-    config = PreparationConfig()
-    text_bytes = num_tokens * 4.0
-    found_units = math.ceil(text_bytes / units.unit_bytes_for(text_bytes, config.shards.unit_bytes))
-    found = destinations.plan_destinations(config, [text_bytes], 2, found_units, is_addition=False)
-    assert (found_units, found.num_train, found.num_valid, found.num_groups) == (
-        num_units,
-        num_train,
-        num_valid,
-        num_groups,
-    )
+    assert size_of_plan(num_tokens) == stated

@@ -13,8 +13,7 @@ from data_prep import Tokenizer
 from data_prep.base.errors import UserError
 from data_prep.pipeline import map_task
 from tests.support.reading import BadInput
-from tests.support.small_limits import limit_batches
-from tests.support.work_units import DESTINATIONS, map_file
+from tests.support.work_units import DESTINATIONS, limit_batches, map_file
 
 
 def test_a_unit_writes_its_documents_and_counts(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from tests.support.preparations import (
     write_texts,
 )
 from tests.support.references import sentence_starts, sentence_token_starts
-from tests.support.small_limits import limit_batches, limit_memory
+from tests.support.work_units import limit_batches, limit_memory
 
 OVERRIDES = [
     "shards.min_shards=3",

@@ -10,8 +10,7 @@ import pytest
 
 from data_prep import Tokenizer
 from tests.support.living_data_sets import records_of
-from tests.support.small_limits import limit_memory
-from tests.support.work_units import OneShard, Section, write_unit
+from tests.support.work_units import OneShard, Section, limit_memory, write_unit
 
 
 def copies_of(document_id: int, source: int, num_copies: int, num_tokens: int) -> list[Section]:

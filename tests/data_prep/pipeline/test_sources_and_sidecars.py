@@ -19,7 +19,7 @@ from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.living_data_sets import records_of
 from tests.support.preparations import id_of, prepared
-from tests.support.small_limits import gather
+from tests.support.work_units import gather
 
 WORDS = (
     "river village teacher engine letter garden winter morning harbour library machine question answer mountain "
