@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from data_prep import Document, Tokenizer, UserError, prepare
+from data_prep.dataset.manifest import Manifest
+from data_prep.dataset.rebuild_command import how_to_rebuild
 from tests.support.data_prep_command import Command, files_of
 from tests.support.error_codes import coded
 from tests.support.preparations import prepared, read_texts, write_texts
@@ -102,7 +104,35 @@ def test_functions_of_the_python_api_are_no_command(
     prepare(small_corpus, tokenizer=small_tokenizer, output=tmp_path / "out", filters=[too_short], num_workers=1)
     flip(next((tmp_path / "out").glob("train-*.tar")))
     assert command("verify", tmp_path / "out", "--workers", 1) == 1
-    assert "the call that made it, with another output" in command.errors and "clozeworks shards" not in command.errors
+    assert (
+        "the command or call that made it, with another output" in command.errors
+        and "clozeworks shards" not in command.errors
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"documents": {"filters": [{"name": "my:own"}]}},
+        {"documents": {"formats": [1]}},
+        {"shards": {"unknown": 1}},
+        {"sources": [{"name": "a", "input": 3}]},
+        {"sources": []},
+    ],
+)
+def test_a_manifest_without_its_settings_is_no_command(
+    change: dict[str, Any], small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    """As earlier releases wrote them, later ones may, and people edit them."""
+    manifest = prepared(small_corpus, small_tokenizer, tmp_path / "out", *SHARDS)
+    assert how_to_rebuild("out", manifest).startswith("clozeworks shards --input ")
+    config = {**manifest.config, **{name: _merged(manifest.config[name], value) for name, value in change.items()}}
+    changed = Manifest.model_validate({**manifest.model_dump(mode="json"), "config": config})
+    assert how_to_rebuild("out", changed) == "the command or call that made it, with another output"
+
+
+def _merged(before: Any, value: Any) -> Any:
+    return {**before, **value} if isinstance(value, dict) else value
 
 
 def test_additions_are_counted_after_the_command_of_the_first_version(
