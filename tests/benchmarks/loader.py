@@ -35,7 +35,8 @@ from contestants import answer_of, in_turns, masking_collator
 from reports import Row, alone
 
 from data_prep.dataset.manifest import Manifest, write_manifest
-from tests.support.living_data_sets import FileRecord, Record, ShardRecord, SplitRecord, TokenizerRecord, write_shard
+from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord, TokenizerRecord
+from data_prep.dataset.shards import Record, write_shard
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.data.loader import Loader, Position

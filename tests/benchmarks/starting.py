@@ -30,8 +30,9 @@ import torch
 from reports import Row
 
 from data_prep.dataset.manifest import Manifest, write_manifest
+from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord, TokenizerRecord
+from data_prep.dataset.shards import Record, write_shard
 from data_prep.storage import storage
-from tests.support.living_data_sets import FileRecord, Record, ShardRecord, SplitRecord, TokenizerRecord, write_shard
 from trainer.checkpoint import pieces
 from trainer.checkpoint.format import rank_file_name
 from trainer.checkpoint.pieces import Wanted, own_first, read_alone, read_shared, write_tensors
