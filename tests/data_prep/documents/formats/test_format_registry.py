@@ -18,6 +18,7 @@ from tests.support.error_codes import coded
 from tests.support.reading import BadInput, digest_of, readers_of
 
 MODULE = '''
+from data_prep import Document
 from data_prep.documents.formats.input_format import Format
 
 def read(stream):
@@ -240,6 +241,7 @@ def test_a_class_that_needs_seeking_reads_parts_of_a_file_by_its_own_index(folde
 
 
 SEEKING = '''
+from data_prep import Document
 from data_prep.documents.formats.input_format import Cut, Format, Outline
 from data_prep.storage.parquet import DamagedTable
 
