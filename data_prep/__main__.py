@@ -33,6 +33,7 @@ GROUPS = {
         "remove": "remove a source or documents from a data set (takedown), as a new version",
     },
 }
+COMMANDS_PACKAGE = "data_prep.commands"
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 
 _DOTTED_NAME = re.compile(r"[a-z_]+(\.[a-z_]+)+")
@@ -56,12 +57,12 @@ def main(prog: str = "python -m data_prep") -> None:
     with suppress(OSError):  # a deleted working folder is reported where a path needs it
         if not {"", os.getcwd()} & set(sys.path):
             sys.path.append(os.getcwd())  # for `module:function` of the user's, as with python -m
-    if needs_workers(words):
-        start_worker_server()
     name = words[0] if words else ""
+    if needs_workers(words):
+        start_worker_server(f"{COMMANDS_PACKAGE}.{name}")
     if name not in COMMANDS:
         _answer_without_command(words)
-    module = importlib.import_module(f"data_prep.commands.{name}")
+    module = importlib.import_module(f"{COMMANDS_PACKAGE}.{name}")
     parser = CommandParser(
         prog=f"{prog} {name}",
         description=(module.__doc__ or "").partition(": ")[2],

@@ -126,7 +126,9 @@ FAULTS = {
     "55": Fault("The fork server of preparation is killed", "The same command ends with the same bytes"),
     "56": Fault("An input is rewritten with the same size and time", "Its content is compared and a change is refused"),
     "57": Fault("A document of 60 MB has no space", "Memory stays within the stated bound"),
-    "58": Fault("A finished set has a damaged shard", "`--repair` rebuilds that shard only"),
+    "58": Fault(
+        "A finished set has a damaged shard", "It is reported, with the command that makes the same bytes elsewhere"
+    ),
     "59": Fault("NVML fails (simulated on the CPU)", "Training continues without its metrics"),
     "60": Fault("Every rank is killed", "`clozeworks status` reports the run as dead", _STEPS),
     "61": Fault("Hosts differ in what compilation needs", "All ranks compile or none does"),

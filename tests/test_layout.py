@@ -54,7 +54,7 @@ SEAMS = {
 ORDER = {
     "data_prep": (
         "base", "storage", "executors", "text", "tokenizer", "config", "documents", "filters", "tokenizer_training",
-        "dataset", "deduplication", "pipeline", "estimate", "reports", "api", "commands",
+        "dataset", "deduplication", "pipeline", "reports", "api", "commands",
     ),
     "trainer": (
         "config", "distributed", "data", "model", "tracking", "engine", "checkpoint", "metrics", "hf_export",

@@ -22,30 +22,23 @@ from data_prep.api.preparation_request import (
     workers_for,
 )
 from data_prep.base.errors import Stopped, UsageError
-from data_prep.base.terminal import counted, printable
 from data_prep.commands.executor_options import add_executor
 from data_prep.commands.options import add_preparation, configured
 from data_prep.config.preparation_config import WORKER_BASE_BYTES, WORKER_DOCUMENT_COPIES, DocumentSettings
 from data_prep.dataset.manifest import Manifest
 from data_prep.executors.executors import Executor
-from data_prep.pipeline.plan import text_bytes, warn_of_names
+from data_prep.pipeline.plan import warn_of_names
 from data_prep.pipeline.preparation import map_range, prepare_shards
 from data_prep.pipeline.units import ShardRange
 from data_prep.pipeline.work_folder import refuse_to_undo_changes
 from data_prep.reports.tables import source_table, split_table, step_table
 from data_prep.storage import storage
 
-_LARGE_TEXT_BYTES = 1e9  # from here on, --dry-run shows how the plan grows
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shard_making(parser)
     other = parser.add_argument_group("other modes")
-    other.add_argument(
-        "--repair",
-        action="store_true",
-        help="check every file of the finished output, and rebuild damaged ones from the same inputs",
-    )
+    other.add_argument("--repair", action="store_true", help=argparse.SUPPRESS)  # of releases before 0.3
     other.add_argument(
         "--shard-range",
         metavar="I/N",
@@ -98,6 +91,12 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     Raises:
         UserError: not everything could be done.
     """
+    if arguments.repair:
+        raise UsageError(
+            "--repair was removed: the same command with another --output makes the same bytes",
+            fix="run it so, and copy the damaged files from there; 'clozeworks verify DATASET' lists them",
+            code="removed-option",
+        )
     shard_range = None if arguments.shard_range is None else ShardRange.parse(arguments.shard_range)
     if shard_range is not None and arguments.fresh:
         raise UsageError(
@@ -105,15 +104,7 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             fix="remove the output folder, or run 'merge --fresh' before all ranges",
             code="contradicting-arguments",
         )
-    if arguments.repair and (arguments.fresh or shard_range is not None):
-        other = "--fresh" if arguments.fresh else "--shard-range"
-        raise UsageError(
-            f"--repair and {other} contradict each other", fix="give one of them", code="contradicting-arguments"
-        )
     request = requested(arguments, overrides)
-    if arguments.repair:
-        _repair(arguments, request)
-        return
     if arguments.dry_run:
         _estimate(arguments, request)
         return
@@ -129,42 +120,14 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
 
 
 def _estimate(arguments: argparse.Namespace, request: Request) -> None:
-    import numpy as np
-
-    from data_prep.estimate.estimate import estimate, measure_start
-    from data_prep.estimate.estimate_report import estimate_report
-    from data_prep.pipeline.scale_plan import scale_plan
+    from data_prep.reports.estimate import estimate, estimate_report
 
     if arguments.fresh and request.parent is None:
         refuse_to_undo_changes(request.output)
     asked, workers = plan_preparation(request), workers_for(arguments.workers, request)
     warn_of_names(asked.plan)
-    found = estimate(asked.plan, asked.tokenizer, measure_start(asked.tokenizer, workers))
-    print("\n".join(estimate_report(asked.plan, found, workers, asked.output)))
-    if text_bytes(request.inputs) > _LARGE_TEXT_BYTES:
-        for name, num_tokens in (("100 billion", 1e11), ("1 trillion", 1e12)):
-            planned = scale_plan(num_tokens, asked.plan.config, np.dtype(asked.tokenizer.token_dtype).itemsize)
-            print(f"{name} tokens with these settings: {planned}")
-
-
-def _repair(arguments: argparse.Namespace, request: Request) -> None:
-    """Rebuild damaged files; with --dry-run only list them."""
-    from data_prep.dataset.verification import raise_problems, verify_shards
-    from data_prep.pipeline.repair import find_damage, repair
-
-    output = storage.redact(request.output)
-    with stopping_on_signals(), executor(arguments, request) as where:
-        asked = plan_preparation(request)
-        if arguments.dry_run:
-            _, problems = find_damage(asked.plan, asked.output, where)
-            print("\n".join([*problems, f"{output}: would rebuild {counted(len(problems), 'file')}"]))
-            return
-        _, replaced = repair(asked.plan, asked.tokenizer, asked.output, where)
-        _, problems = verify_shards(asked.output, where)
-    for line in [*(f"rebuilt {name}" for name in replaced), *(f"not repaired: {line}" for line in problems)]:
-        print(printable(line))
-    raise_problems(asked.output, problems)
-    print(f"{output}: every file matches the manifest")
+    found = estimate(asked.plan, asked.tokenizer)
+    print("\n".join(estimate_report(asked.plan, asked.tokenizer, found, workers, asked.output)))
 
 
 def requested(arguments: argparse.Namespace, overrides: Sequence[str]) -> Request:

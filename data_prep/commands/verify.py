@@ -13,6 +13,7 @@ from data_prep.commands.data_set import add_data_set, open_data_set
 from data_prep.commands.executor_options import add_executor, plain_executor
 from data_prep.dataset.data_card import CARD_NAME, card_changes, write_data_card
 from data_prep.dataset.manifest import Manifest, read_manifest
+from data_prep.dataset.rebuild_command import how_to_rebuild
 from data_prep.dataset.verification import raise_problems, verify_shards
 from data_prep.dataset.versions import files_of_older_versions, unfinished_work
 from data_prep.storage import storage
@@ -49,6 +50,8 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         manifest, problems = verify_shards(folder, executor, arguments.version)
     for problem in problems[1:]:
         print(printable(f"problem: {storage.hide_secrets(problem)}"), file=sys.stderr)
+    if problems:
+        print(printable(f"to make the same bytes elsewhere: {how_to_rebuild(folder, manifest)}"), file=sys.stderr)
     raise_problems(folder, problems)
     print(_sound(manifest))
     if manifest.removals and files_of_older_versions(folder):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import datetime
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, PositiveInt, PrivateAttr, field_validator, model_validator
 
-from data_prep.base.errors import UsageError
-from data_prep.base.load_settings import load_settings
 from data_prep.base.settings import PathText, SettingError, Settings, Weight, plain
 from data_prep.tokenizer.tokenizer_info import TokenizerSettings
 
@@ -338,19 +336,3 @@ class PreparationConfig(Settings):
         return self.total_tokens is not None or any(
             source.has_own_budget or source.weight is not None for source in self.sources
         )
-
-
-def load_config(path: str | None, overrides: Sequence[str] = (), inputs: Sequence[str] = ()) -> PreparationConfig:
-    """Read the configuration; `inputs` from the command line become one source named "corpus".
-
-    Raises:
-        UsageError: the configuration is wrong, or names no input.
-    """
-    config = load_settings(PreparationConfig, path, overrides)
-    if inputs:
-        config = config.model_copy(update={"sources": (Source(name=COMMAND_LINE_SOURCE, input=tuple(inputs)),)})
-    if not config.sources:
-        raise UsageError(
-            "no input is named", fix="give --input FILES, or sources in the file of --config", code="missing-input"
-        )
-    return config

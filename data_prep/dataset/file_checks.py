@@ -185,24 +185,16 @@ def file_tasks(folder: str, manifest: Manifest) -> list[FileTask]:
 
 def size_problems(tasks: Sequence[FileTask]) -> list[str]:
     """Return one line for every file that is missing or has another size; no content is read."""
-    return [problem for problem in storage.map_at_once(size_problem, tasks) if problem is not None]
+    return [problem for problem in storage.map_at_once(_size_problem, tasks) if problem is not None]
 
 
-def size_problem(task: FileTask) -> str | None:
+def _size_problem(task: FileTask) -> str | None:
     """Describe what is wrong with the file's size; None if nothing is."""
     url = storage.join(task.folder, task.file.name)
     if not storage.exists(url):
         return f"{task.file.name} is missing"
     found = storage.size(url)
     return None if found == task.file.bytes else f"{task.file.name} has {found} bytes instead of {task.file.bytes}"
-
-
-def content_problem(task: FileTask) -> str | None:
-    """Describe what is wrong with the file's size or sha256; None if nothing is."""
-    problem = size_problem(task)
-    if problem is None and storage.sha256_of(storage.join(task.folder, task.file.name)) != task.file.sha256:
-        problem = f"{task.file.name} has another sha256 than the manifest names"
-    return problem
 
 
 @dataclass(frozen=True)

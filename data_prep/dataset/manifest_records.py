@@ -23,8 +23,8 @@ from data_prep.storage import storage
 from data_prep.tokenizer.special_tokens import MAX_VOCAB_SIZE, OWN_SPECIAL_TOKENS, SpecialTokens
 
 REBUILD = (
-    "rebuild it with the command that made the data set and --repair ('clozeworks shards ... --repair'), or "
-    "restore it from a copy"
+    "restore it from a copy, or make the data set again in another folder, with the same bytes ('clozeworks verify' "
+    "prints the command)"
 )
 """The fix for a damaged shard, index, provenance sidecar or file of token counts."""
 

@@ -23,10 +23,7 @@ from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import INFO_NAME, Tokenizer, TokenizerInfo
 
 _SHOWN = 3
-_COPY_TOKENIZER = (
-    "copy the whole folder again from the tokenizer that the shards were made with, or run 'clozeworks shards ... "
-    "--tokenizer THAT_FOLDER --repair'"
-)
+_COPY_TOKENIZER = "copy the whole folder again from the tokenizer that the shards were made with"
 
 
 def verify_shards(folder: str, executor: Executor | int = 1, version: str | None = None) -> tuple[Manifest, list[str]]:
@@ -83,7 +80,7 @@ def raise_problems(folder: str, problems: Sequence[str]) -> None:
     problem, _, fix = problems[0].partition(" Fix: ")
     error = DamagedDataSet(
         printable(f"{storage.redact(folder)} has {counted(len(problems), 'problem')}; the first: {problem}"),
-        fix=fix or "restore the damaged files from a copy, or rebuild them with 'clozeworks shards ... --repair'",
+        fix=fix or REBUILD,
         code="damaged-data-set",
     )
     error.problems = tuple(problems)
@@ -158,11 +155,6 @@ def _tokenizer_problems(folder: str, manifest: Manifest) -> Iterator[str]:
             f"{where} has {tokenizer.vocab_size} tokens ({np.dtype(tokenizer.token_dtype).name}), and the manifest "
             f"names {expected.vocab_size} ({expected.token_dtype}). Fix: rebuild the shards"
         )
-
-
-def tokenizer_problems(folder: str, manifest: Manifest) -> Iterator[str]:
-    """Yield what is wrong with the copy of the tokenizer: another one, or changed files."""
-    yield from list(_tokenizer_problems(folder, manifest)) or tokenizer_file_problems(folder)
 
 
 def tokenizer_file_problems(folder: str) -> Iterator[str]:

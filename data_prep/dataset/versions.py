@@ -26,11 +26,10 @@ from data_prep.storage import storage
 
 PREPARATION_WORK = ".work"
 REMOVAL_WORK = ".removal"
-REPAIR_WORK = ".repair"
 REMOVED_NAME = re.compile(r"removed-\d{6}\.safetensors")
 """Names of the files of what was removed by id or URL."""
 
-_COMMANDS = {PREPARATION_WORK: "shards", REMOVAL_WORK: "remove", REPAIR_WORK: "shards --repair"}
+_COMMANDS = {PREPARATION_WORK: "shards", REMOVAL_WORK: "remove"}
 _MIN_DIGEST_DIGITS = 8
 _OLDER_MANIFEST = re.compile(r"manifest-\d{6}\.json")
 _FILTER_LISTS = re.compile(r"filter-lists-\d{6}\.safetensors")

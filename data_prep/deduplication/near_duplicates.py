@@ -16,7 +16,7 @@ parts of two million keys are full; beyond, the parts get larger. The process th
 documents that have a near copy.
 
 File opens are bounded: more than `MAX_FILES` files of signatures are joined into at most `MAX_JOINED` first, and each
-part opens each of these once; `near_file_opens` counts them.
+part opens each of these once.
 """
 
 from __future__ import annotations
@@ -192,22 +192,6 @@ def find_near_duplicates(
             pair_urls = _few_pair_files(pair_urls, work_folder, run)
         members, roots = _clusters_of(pair_urls)
         return _later_ids(files.document_ids(members), members, roots, files.first_indices[num_parent_files])
-
-
-def near_file_opens(num_files: int, num_parts: int = MAX_PARTS) -> dict[str, int]:
-    """Return the files that the search opens, by step; a file that is written is opened three times.
-
-    Args:
-        num_files: of signatures, one for each unit of input, of a preparation that adds to no data set.
-        num_parts: of the range of band keys; at most, by default.
-    """
-    num_joined = len(_groups_to_join(num_files, 0)) if num_files > MAX_FILES else 0
-    num_clusters = -(-num_parts // PAIR_FILES_AT_ONCE) if num_parts > PAIR_FILES_AT_ONCE else 0
-    return {
-        "to write signatures": num_files * 3,
-        "to join signatures": num_files + num_joined * 3 if num_joined else 0,
-        "to find near-duplicates": (num_joined or num_files) * (num_parts + 1) + num_parts * 4 + num_clusters * 4,
-    }
 
 
 def _groups_to_join(num_files: int, num_parent_files: int) -> list[range]:

@@ -1,34 +1,17 @@
-"""The protocols of filters and transforms.
+"""The protocol of filters and transforms.
 
 Both are called with a document, and the type of the result decides: None keeps the document, a text drops it
-for that reason, a document replaces it. The manifest counts reasons as `filter NAME: REASON`.
+for that reason, a document of the same source and id replaces it. The result must depend only on the document, because
+a unit of work may be done twice and in any process. The manifest counts reasons as `filter NAME: REASON`, so they come
+from a small fixed set and contain no values of the document.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 import numpy as np
 import xxhash
-
-from data_prep.documents.document import Document
-
-
-class Filter(Protocol):
-    """Decides about a document: None keeps it, a text drops it for this reason.
-
-    The result must depend only on the document, because a unit of work may be done twice and in any process. Reasons
-    are counted in the manifest, so they come from a small fixed set and contain no values of the document.
-    """
-
-    def __call__(self, document: Document, /) -> str | None: ...
-
-
-class Transform(Protocol):
-    """Returns a replacement of a document, with the same source and id, which depends only on the document."""
-
-    def __call__(self, document: Document, /) -> Document: ...
 
 
 class UnusableDocument(Exception):

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from data_prep.base.errors import UsageError
+from data_prep.config.preparation_config import PreparationConfig
+from data_prep.dataset.shards import MAX_SHARDS
+
+TEXT_BYTES_PER_TOKEN = 4.0
+MAX_DIRECT_OPENS = 100_000
+"""Sections that shards read from units' files without a gathering step: one for each pair of a unit and a shard."""
+_SOURCE_GROUPS = 8  # at least, if sources have shards of their own
 _LOW = np.uint64(0xFFFFFFFF)
 
 
@@ -120,3 +130,53 @@ class Destinations:
     def _is_valid(self, document_ids: np.ndarray) -> np.ndarray:
         is_valid: np.ndarray = document_ids >> np.uint64(32) < self.valid_fraction * 2**32
         return is_valid
+
+
+def plan_destinations(
+    config: PreparationConfig,
+    text_bytes: Sequence[float],
+    token_bytes: int,
+    num_units: int,
+    is_addition: bool,
+    has_source_shards: bool = False,
+) -> Destinations:
+    """Return the destinations: about as many shards as the text of each source fills; an addition ignores `min_shards`.
+
+    Args:
+        text_bytes: of each source.
+        has_source_shards: sources have shards of their own although none has a budget.
+
+    Raises:
+        UsageError: there would be too many shards.
+    """
+    settings = config.shards
+    min_train = 1 if is_addition else settings.min_shards
+    all_bytes = sum(text_bytes)
+
+    def shards_of(num_bytes: float, least: float) -> tuple[int, int]:
+        shards = num_bytes / TEXT_BYTES_PER_TOKEN * token_bytes / settings.shard_bytes
+        num_train = max(math.ceil(least), round(shards * (1 - settings.valid_fraction)))
+        return num_train, max(1, round(shards * settings.valid_fraction)) if settings.valid_fraction else 0
+
+    of_sources: tuple[tuple[int, int], ...] = ()
+    if has_source_shards or config.has_source_budgets:
+        shares = (size / max(all_bytes, 1.0) for size in text_bytes)
+        of_sources = tuple(
+            shards_of(size, max(1.0, share * min_train)) for size, share in zip(text_bytes, shares, strict=True)
+        )
+    num_train, num_valid = (
+        sum(column) for column in zip(*(of_sources or [shards_of(all_bytes, min_train)]), strict=True)
+    )
+    if num_train + num_valid > MAX_SHARDS:
+        raise UsageError(
+            f"shards.shard_bytes={settings.shard_bytes} makes {num_train + num_valid:,} shards of the inputs, which is "
+            f"over the limit of {MAX_SHARDS:,}",
+            fix="raise shards.shard_bytes",
+            code="too-many-shards",
+        )
+    num_groups = 0
+    if of_sources or num_units * (num_train + num_valid) > MAX_DIRECT_OPENS:
+        num_groups = max(_SOURCE_GROUPS, math.isqrt(num_train + num_valid - 1) + 1)
+    if not of_sources:
+        num_groups = min(num_groups, num_train + num_valid)
+    return Destinations(num_train, num_valid, settings.valid_fraction, of_sources, num_groups)

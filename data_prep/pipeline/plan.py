@@ -20,8 +20,7 @@ from data_prep.documents.formats.format_registry import described_formats
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
 from data_prep.documents.input_units import InputUnit, growth_of, has_fields
 from data_prep.filters.registry import configured_filters, described_filters
-from data_prep.pipeline.destinations import Destinations
-from data_prep.pipeline.scale_plan import plan_destinations
+from data_prep.pipeline.destinations import Destinations, plan_destinations
 from data_prep.pipeline.units import Unit, group_parts, unit_bytes_for
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer

@@ -209,7 +209,8 @@ def _check_sizes(manifest: Manifest, output: str) -> None:
         listed = "; ".join(problems[:_SHOWN]) + (f" and {len(problems) - _SHOWN} more" if problems[_SHOWN:] else "")
         raise UserError(
             f"{storage.redact(output)} was finished and is damaged: {listed}",
-            fix="run the same command with --repair, which rebuilds what is damaged, or restore the files from a copy",
+            fix="restore the files from a copy, or run the same command with another --output (in Python: output=) and "
+            "copy them from there: it makes the same bytes",
             code="damaged-data-set",
         )
 

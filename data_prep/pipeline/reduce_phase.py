@@ -94,7 +94,6 @@ def make_shards(
     summary: MapSummary,
     first_shard: int,
     runner: PhaseRunner,
-    only: frozenset[str] | None = None,
 ) -> ShardTotals:
     """Make every shard; shards of each split are numbered from `first_shard`.
 
@@ -104,14 +103,11 @@ def make_shards(
 
     Args:
         summary: as `gather` returns it.
-        only: names of the shards to make, such as train-000000.tar; no document is held out then.
 
     Raises:
         UserError: the held-out document is the only one.
     """
     tasks = _tasks(plan, tokenizer, output, summary, first_shard)
-    if only is not None:
-        return _run(plan, [task for task in tasks if f"{task.name}.tar" in only], runner, "shards")
     totals = _run(plan, tasks, runner, "shards")
     if plan.parent is not None or totals.of_split("valid"):
         return totals

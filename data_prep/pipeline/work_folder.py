@@ -19,7 +19,6 @@ from data_prep.dataset.shards import SHARD_NAME
 from data_prep.dataset.versions import (
     REMOVAL_WORK,
     REMOVED_NAME,
-    REPAIR_WORK,
     next_shard_number,
     owned_files,
     refuse_unfinished,
@@ -210,7 +209,7 @@ def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
     if plan.parent is None:
         refuse_to_undo_changes(output)
         tokenizer = [] if keep_tokenizer else [TOKENIZER_FOLDER]
-        names = [*owned_files(output), REMOVAL_WORK, REPAIR_WORK, *tokenizer]
+        names = [*owned_files(output), REMOVAL_WORK, *tokenizer]
     else:
         refuse_unfinished(output, (REMOVAL_WORK,))
         names = stray_files(output)

@@ -1,1 +1,1 @@
-"""Reports on a data set: statistics, plots."""
+"""Reports: estimate of a preparation, statistics, plots."""

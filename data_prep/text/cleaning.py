@@ -161,18 +161,6 @@ def normalize(text: str, normalization: Normalization) -> str:
     return (b" " + b" ".join(words)).decode() if words else ""
 
 
-def clean_paragraphs(text: str, normalization: Normalization) -> list[str]:
-    """Return the paragraphs (separated by blank lines or U+2029), each normalized, without the space before it.
-
-    `normalize(text)` is exactly `"".join(" " + paragraph for paragraph in clean_paragraphs(text))`.
-
-    Raises:
-        UserError: more than twice `MAX_MARKS` combining marks in a row.
-    """
-    paragraphs = _PARAGRAPH_BREAK.split(clean(text, normalization))
-    return [b" ".join(words).decode() for words in map(bytes.split, paragraphs) if words]
-
-
 def clean(text: str, normalization: Normalization) -> bytes:
     """Return the text in UTF-8, normalized but for the runs of white space.
 
@@ -312,6 +300,5 @@ _INERT_CHARACTERS = _characters(_INERT)
 # Marks of class 0: those that become others (Tibetan vowels, half-width voicing), and accents, which may be stripped.
 _OTHER_MARKS = _characters(_ranges("0F73 0F75 0F81 FF9E-FF9F")) | _characters(ACCENTS)
 _OTHERS_IN_ROW = _OTHER_MARKS.union(*(_characters(rules.removed) for rules in RULES.values()))
-_PARAGRAPH_BREAK = re.compile(rb"\n *\n[ \n]*")
 
 _UNSEEN, _PLAIN, _ALTERED = range(3)  # kinds of characters

@@ -66,7 +66,8 @@ def known_language(language: str | None, otherwise: str) -> str:
 def batch_sentence_starts(batch: TextBatch, languages: Sequence[str]) -> np.ndarray:
     """Return the offsets in `batch.data` at which sentences begin, (S,) int64, strictly rising.
 
-    `languages` are known ones, one for each document. For every document the offsets are those of `sentence_starts`.
+    `languages` are known ones, one for each document. A sentence begins at the space before it where there is one, and
+    every paragraph begins a sentence.
     """
     starts: list[int] = []
     data = batch.data
@@ -79,24 +80,6 @@ def batch_sentence_starts(batch: TextBatch, languages: Sequence[str]) -> np.ndar
             document_stop, code = document_stops[document], _base_code(languages[document])
         _add_starts(starts, data[start + 1 : stop].decode(), start, code)
     return np.array(starts, np.int64)
-
-
-def sentence_starts(paragraphs: Sequence[str], language: str) -> list[int]:
-    """Return the byte offsets (UTF-8) in the normalized text " p1 p2 ..." at which sentences begin.
-
-    A sentence begins at the space before it where there is one. The first offset is 0, offsets ascend strictly, and
-    every paragraph begins a sentence. `paragraphs` are those of `clean_paragraphs`.
-
-    Raises:
-        UsageError: the language is not known.
-    """
-    check_language(language)
-    starts: list[int] = []
-    offset = 0
-    for paragraph in paragraphs:
-        _add_starts(starts, paragraph, offset, _base_code(language))
-        offset += 1 + _num_bytes(paragraph)
-    return starts
 
 
 def raw_sentence_starts(text: str, language: str) -> list[int]:
@@ -188,7 +171,3 @@ def _base_code(language: str) -> str:
 
 def _is_known(code: str) -> bool:
     return code in _TWO_LETTER_CODES or code in _THREE_LETTER_CODES
-
-
-def _num_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())

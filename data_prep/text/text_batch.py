@@ -1,6 +1,6 @@
 """Normalization of many texts at once: their concatenated bytes, and the starts of documents and paragraphs.
 
-The results are those of `cleaning.normalize` and `clean_paragraphs`, several times as fast: numpy handles white space
+The results are those of `cleaning.normalize`, several times as fast: numpy handles white space
 of many documents together. A long text is processed in parts, so memory is bounded by its own bytes.
 """
 

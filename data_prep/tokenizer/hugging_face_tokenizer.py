@@ -7,7 +7,7 @@ comparison over real and tricky text refuses a file that gives other ids than pr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,17 +53,6 @@ def write_hugging_face_tokenizer(
         _write_foreign_files(tokenizer, Path(output or folder), model_max_length)
 
 
-def check_parity(folder: str | Path, texts: Iterable[str], hugging_face_folder: str | Path | None = None) -> None:
-    """Compare the ids of raw texts by `tokenizer.json` (of another folder, if given) with those of preparation.
-
-    Raises:
-        UserError: they differ; it shows the first text that does.
-    """
-    compare_with_hugging_face(
-        SentencePieceTokenizer.open(str(folder)), Path(hugging_face_folder or folder), list(texts)
-    )
-
-
 def write_hugging_face_files(
     tokenizer: SentencePieceTokenizer, output: Path, model_max_length: int | None = None
 ) -> None:
@@ -90,7 +79,7 @@ def _write_foreign_files(tokenizer: ForeignTokenizer, output: Path, model_max_le
 def compare_with_hugging_face(
     tokenizer: SentencePieceTokenizer, hugging_face_folder: Path, texts: Sequence[str]
 ) -> None:
-    """The check of `check_parity` for an open tokenizer, over adversarial lines too.
+    """Compare the ids of raw texts, and of adversarial lines, by `tokenizer.json` with those of preparation.
 
     Each text is encoded alone, and each line and the last of the texts with the next as a pair.
     """

@@ -162,22 +162,6 @@ class SentencePieceTokenizer(Tokenizer):
                 lengths[first : first + len(spans)] = [span.stop_bytes - span.start_bytes for span in spans]
         return lengths
 
-    def sentence_token_starts(
-        self, ids: np.ndarray, starts_bytes: list[int], normalized_text: str | None = None
-    ) -> np.ndarray:
-        """Return the tokens at which sentences begin, (num_sentences,) uint32: rising strictly, the first 0.
-
-        `starts_bytes` are those of `sentence_starts` for the same text. An offset inside a token moves back to the
-        token's start; sentences that fall on one token become one.
-        The text is needed where [UNK] is among the ids.
-        """
-        if len(ids) == 0:
-            return np.zeros(0, dtype=np.uint32)
-        lengths = self.token_bytes(ids, normalized_text)
-        token_starts = np.cumsum(lengths) - lengths
-        starts = np.searchsorted(token_starts, np.asarray(starts_bytes, dtype=np.int64), side="right") - 1
-        return np.unique(starts).astype(np.uint32)
-
     def _merged_pieces(self) -> list[str] | None:
         """The text of all pieces that text can become, for `WordCuts`; None without byte fallback."""
         if not any(piece.kind == "byte" for piece in self.vocabulary):

@@ -278,7 +278,7 @@ def _read(task: SampleTask, take: Callable[[str, str], None]) -> CorpusCounts:
 
 
 def _cleaned(texts: Sequence[str], normalization: Normalization) -> Iterator[str]:
-    """Yield each text as `clean_paragraphs` cleans it, one paragraph a line."""
+    """Yield each text normalized, one paragraph a line."""
     batch = normalize_batch(texts, normalization)
     lines = bytearray(batch.data)
     np.frombuffer(lines, np.uint8)[batch.paragraph_starts] = ord("\n")

@@ -7,14 +7,13 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.progress import Progress
 from data_prep.storage import storage
-from data_prep.text.cleaning import TOO_MANY_MARKS, clean_paragraphs, has_too_many_marks
 from data_prep.tokenizer.hugging_face_tokenizer import compare_with_hugging_face, write_hugging_face_files
 from data_prep.tokenizer.sentencepiece_model import LIBRARY_VERSION, open_model, train_model, vocabulary_of
 from data_prep.tokenizer.sentencepiece_tokenizer import SentencePieceTokenizer, fingerprint_of
@@ -33,28 +32,7 @@ from data_prep.tokenizer_training.quality import measure
 from data_prep.tokenizer_training.sampling import CorpusCounts
 from data_prep.tokenizer_training.training_sample import MAX_LINE_BYTES, TrainingSample, lines_of
 
-SOURCE, LANGUAGE = "corpus", "unknown"
-"""Name of unknown sources and languages in the report."""
-
 _SMALL_SAMPLE_BYTES = 2_000_000
-
-
-def train_tokenizer(
-    documents: Iterable[str], output: str | Path, settings: TokenizerSettings, inputs: dict[str, Any] | None = None
-) -> TokenizerInfo:
-    """Train a tokenizer on a sample of the documents (raw text), as `train_on_sample` does.
-
-    For texts in memory; `data_prep.tokenizer_training.sampling` draws the same sample of files over all cores.
-    """
-    sample, counts = TrainingSample(settings.sample_bytes, settings.seed), CorpusCounts()
-    for document in documents:
-        if has_too_many_marks(document):
-            counts.dropped[SOURCE, TOO_MANY_MARKS] += 1
-        elif paragraphs := clean_paragraphs(document, settings.normalization):
-            sample.add(paragraphs, SOURCE, LANGUAGE)
-            counts.documents[SOURCE, LANGUAGE] += 1
-            counts.text_bytes[SOURCE, LANGUAGE] += len("\n".join(paragraphs).encode())
-    return train_on_sample(sample, counts, output, settings, inputs)
 
 
 def check_vocab_size(settings: TokenizerSettings) -> None:

@@ -34,7 +34,8 @@ import reports
 from contestants import in_turns
 from reports import Row, alone
 
-from data_prep.config.preparation_config import DeduplicationSettings, load_config
+from data_prep.api.configuration import resolve_config
+from data_prep.config.preparation_config import DeduplicationSettings
 from data_prep.deduplication.near_duplicates import find_near_duplicates
 from data_prep.deduplication.signature_files import open_signatures
 from data_prep.deduplication.similarity_search import choose_bands
@@ -262,7 +263,7 @@ def prepared_seconds(arguments: argparse.Namespace, tokenizer: Tokenizer) -> tup
     """CPU seconds of a preparation of the corpus in this process, without and with near-duplicates, in turns."""
 
     def run(near: str, number: int) -> float:
-        config = load_config(None, [f"deduplication.near={near}"], [arguments.corpus])
+        config = resolve_config(None, [arguments.corpus], overrides=[f"deduplication.near={near}"])
         with tempfile.TemporaryDirectory(prefix="clozeworks-near-", dir=arguments.work) as folder:
             started_at = time.process_time()
             prepare_shards(make_plan(config, tokenizer), tokenizer, folder, 1)

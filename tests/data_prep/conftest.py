@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.tokenizer.tokenizer import Tokenizer
-from data_prep.tokenizer_training.training import train_tokenizer
-from tests.support.made_up_documents import SMALL, documents
+from data_prep import Tokenizer
+from tests.support.made_up_documents import SMALL, documents, train_tokenizer
 
 
 @pytest.fixture(scope="session")

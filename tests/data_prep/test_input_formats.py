@@ -10,17 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep import verify
-from data_prep.documents.input_files import find_inputs
-from data_prep.documents.rejects import BadInput
+from data_prep import Tokenizer, verify
 from data_prep.storage import storage
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.compressions import COMPRESS
 from tests.support.data_prep_command import Command
 from tests.support.error_codes import coded
 from tests.support.living_data_sets import document_ids
 from tests.support.preparations import config_of, planned, prepared, read_texts
-from tests.support.reading import readers_of
+from tests.support.reading import BadInput, find_inputs, readers_of
 from tests.support.s3_server import S3Bucket
 
 FORMATS = (".txt", ".jsonl", ".parquet")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import Tokenizer
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.preparations import Planned, planned
 from tests.support.s3_server import S3Bucket

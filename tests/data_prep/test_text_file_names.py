@@ -12,10 +12,10 @@ import fsspec
 import pytest
 
 from data_prep import Dataset, open_dataset, prepare
-from data_prep.documents.input_files import relative_name
 from tests.support.data_prep_command import Command
 from tests.support.living_data_sets import problems_of
 from tests.support.preparations import read_texts
+from tests.support.reading import relative_name
 
 SHARDS: dict[str, Any] = {"min_shards": 2, "valid_fraction": 0.2}
 BLOCKS: dict[str, Any] = {"documents": {"txt_documents": "blank_lines"}, "shards": SHARDS}

@@ -20,15 +20,13 @@ from data_prep import prepare
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.manifest import MANIFEST_NAME, list_versions, read_manifest
-from data_prep.dataset.manifest_records import RemovalRecord
-from data_prep.dataset.shard_index import read_index
-from data_prep.documents.rejects import BadInput
 from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
 from data_prep.tokenizer.tokenizer import INFO_NAME, MODEL_NAME, Tokenizer
 from tests.fuzzing.test_fuzz_checkpoint import TENSORS, sign
 from tests.fuzzing.watching import read_or_refuse
 from tests.support.data_prep_command import as_command
-from tests.support.reading import reader_of
+from tests.support.living_data_sets import RemovalRecord, read_index
+from tests.support.reading import BadInput, reader_of
 from tests.support.toy_run import make_weights, write_checkpoint
 from trainer.checkpoint.format import STATE_NAME
 from trainer.checkpoint.pieces import read_weights

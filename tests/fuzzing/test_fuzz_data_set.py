@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from data_prep import open_dataset
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER
-from data_prep.dataset.shard_index import ShardIndex, read_index
-from data_prep.dataset.shards import read_records
 from data_prep.dataset.verification import verify_shards
 from data_prep.tokenizer.tokenizer_info import INFO_NAME, TokenizerInfo
 from tests.fuzzing.mutations import damage, fuzz, mutated_bytes
 from tests.fuzzing.sealed import damaged_tensors, sealed_tar
 from tests.fuzzing.watching import read_or_refuse, temporary_folder
+from tests.support.living_data_sets import ShardIndex, read_index, read_records
 from trainer.data.shard_set import open_shard_set
 
 TAR, INDEX = "train-000000.tar", "train-000000.index.safetensors"

@@ -11,16 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep import Document
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.document import Document
-from data_prep.filters import registry
-from data_prep.filters.filtered_reader import FilteredReader
-from data_prep.filters.registry import filter_settings, load_filters
 from tests.fuzzing.mutations import HOSTILE_TEXTS, fuzz, mutated_bytes, mutated_document
 from tests.fuzzing.test_fuzz_inputs import SKIP, read
 from tests.fuzzing.watching import read_or_refuse
-from tests.support.preparations import filter_step
-from tests.support.reading import units_of
+from tests.support.preparations import filter_settings, filter_step, forget_filters, load_filters
+from tests.support.reading import filtered
 
 LEAK = "the quick brown fox of the north jumps over nine lazy dogs and sleeps until noon"
 FILTERED: list[dict[str, object]] = [
@@ -41,7 +38,7 @@ RECORDS = [
 @pytest.fixture(autouse=True)
 def loaded_filters() -> Iterator[None]:
     yield
-    registry._last.clear()
+    forget_filters()
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +66,7 @@ def test_filters_keep_or_count_every_document_of_damaged_metadata(
     load_filters(settings.filters)  # which opens their files, before it is watched
 
     def read_filtered() -> tuple[list[str], Counter[str]]:
-        (unit,) = units_of(path)
-        reader = FilteredReader(unit, settings, "fuzz")
+        reader = filtered(path, settings)
         return [document.text for document in reader], reader.dropped
 
     unfiltered, found = (
@@ -110,7 +106,7 @@ def test_a_damaged_list_of_a_filter_is_refused_or_gives_a_filter_that_judges(
     path = tmp_path_factory.mktemp("lists") / ("list.jsonl" if kind == "decontamination" else "list.txt")
     path.write_bytes(data.draw(mutated_bytes(whole)))
     entry = {"name": kind, **({"sets": {"s": str(path)}} if kind == "decontamination" else {"domains": str(path)})}
-    registry._last.clear()
+    forget_filters()
     step = read_or_refuse(lambda: filter_step(entry), path.parent)
     if step is not None:
         outcome = step.apply(Document(LEAK, url="http://a.bad.example/x"))

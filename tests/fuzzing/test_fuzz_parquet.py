@@ -18,11 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.documents.rejects import BadInput
 from tests.fuzzing.mutations import EXAMPLES, fuzz, mutated_bytes
 from tests.fuzzing.sealed import sealed_parquet
 from tests.fuzzing.test_fuzz_inputs import STOP, read
-from tests.support.reading import digest_of, units_of
+from tests.support.reading import BadInput, digest_of, units_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXTS = [f"Document {number}: the old cat crossed the river, 漢字 🙂, and it rained." for number in range(8)]

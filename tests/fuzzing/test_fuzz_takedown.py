@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.dataset.file_checks import SidecarTask, check_sidecar
-from data_prep.dataset.manifest_records import FileRecord
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, ShardProvenance, write_provenance
 from data_prep.dataset.takedown_lists import URL_NAMES, read_document_ids, read_list
 from tests.fuzzing.mutations import damage, fuzz, mutated_bytes
 from tests.fuzzing.watching import read_or_refuse
+from tests.support.living_data_sets import FileRecord
 
 LISTS = {
     "l.txt": b"# asked for in May\n00f3a9c2d4e5b617 # a page\nhttps://example.org/a?b=1#c\n\n",

@@ -17,15 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep import open_dataset
+from data_prep import Tokenizer, open_dataset
 from data_prep.base.errors import UserError
-from data_prep.dataset.shard_index import read_index
 from data_prep.dataset.verification import verify_shards
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.fuzzing import watching
 from tests.fuzzing.mutations import fuzz, mutated_bytes, mutated_json, says_the_same
 from tests.fuzzing.watching import read_or_refuse, temporary_folder
-from tests.support.living_data_sets import records_of
+from tests.support.living_data_sets import read_index, records_of
 
 
 def burn_cpu() -> None:

@@ -14,12 +14,12 @@ import pytest
 
 from data_prep import open_dataset, prepare, verify
 from data_prep.dataset.manifest import FORMAT_VERSION as MANIFEST_FORMAT
-from data_prep.tokenizer.hugging_face_tokenizer import check_parity
 from data_prep.tokenizer.tokenizer import Tokenizer
 from data_prep.tokenizer.tokenizer_info import FORMAT_VERSION as TOKENIZER_FORMAT
 from data_prep.tokenizer.tokenizer_info import INFO_NAME
 from tests.golden import make
 from tests.support import fork_server
+from tests.support.references import check_parity
 from trainer.checkpoint.format import FORMAT_VERSION as CHECKPOINT_FORMAT
 from trainer.checkpoint.format import CheckpointFolder, step_folder
 from trainer.checkpoint.pieces import read_weights

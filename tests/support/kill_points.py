@@ -6,6 +6,7 @@ signal before it writes a file with such a name, once NUMBER of them are written
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -42,6 +43,50 @@ def before_writing(of: str, act: Callable[[], object], num_writes: int = 0) -> I
 def stopped_after(num_writes: int, of: str = "*") -> AbstractContextManager[list[str]]:
     """Within the block the process is stopped (KeyboardInterrupt) at its next such write after so many of them."""
     return before_writing(of, _stop, num_writes)
+
+
+@contextmanager
+def before_removing(of: str, act: Callable[[], object]) -> Iterator[None]:
+    """Within the block `act` happens before a local file or folder named like `of` is removed."""
+    remove = storage.remove
+
+    def removing(url: str | Path) -> None:
+        if fnmatch(Path(url).name, of):
+            act()
+        remove(url)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "remove", removing)
+        yield
+
+
+def stopped_before_removing(of: str, after: Callable[[], object] = lambda: None) -> AbstractContextManager[None]:
+    """Within the block the process is stopped (KeyboardInterrupt) where it removes such a file or folder.
+
+    Args:
+        after: what it has done by then, such as removing a part of a folder.
+    """
+
+    def act() -> None:
+        after()
+        _stop()
+
+    return before_removing(of, act)
+
+
+@contextmanager
+def disk_full_at(of: str) -> Iterator[None]:
+    """Within the block the disk is full where a file named like `of` has been written."""
+    flush = storage.flush
+
+    def full(path: Path) -> None:
+        if fnmatch(path.name, f".{of}.*.partial"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "flush", full)
+        yield
 
 
 def fill(disk: Path) -> None:

@@ -9,19 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep import open_dataset, prepare, train_tokenizer
+from data_prep import Tokenizer, open_dataset, prepare, train_tokenizer
 from data_prep.api.configuration import resolve_config
 from data_prep.config.preparation_config import PreparationConfig
 from data_prep.dataset.manifest import Manifest
 from data_prep.executors.executors import Executor
-from data_prep.filters.registry import Step, described_filters, filter_settings, load_filters
+from data_prep.filters import registry
+from data_prep.filters.registry import Step as Step
+from data_prep.filters.registry import described_filters
+from data_prep.filters.registry import filter_settings as filter_settings
+from data_prep.filters.registry import filters_fingerprint as filters_fingerprint
+from data_prep.filters.registry import load_filters as load_filters
 from data_prep.pipeline import preparation
-from data_prep.pipeline import repair as repairing
 from data_prep.pipeline.encoding import document_id
 from data_prep.pipeline.plan import Plan, make_plan
 from data_prep.pipeline.units import ShardRange
-from data_prep.text.cleaning import Normalization, clean_paragraphs, normalize
-from data_prep.tokenizer.tokenizer import Tokenizer
+from data_prep.text.cleaning import Normalization, normalize
+from tests.support.references import clean_paragraphs
 
 NORMALIZATION = Normalization()
 """That is the default."""
@@ -67,6 +71,11 @@ def filter_step(entry: Any, **parameters: Any) -> Step:
     return step
 
 
+def forget_filters() -> None:
+    """Load filters again when they are used next, as another process would."""
+    registry._last.clear()
+
+
 def filter_identity(entry: Any, **parameters: Any) -> Mapping[str, Any]:
     """What the manifest says of a filter."""
     (described,) = described_filters([filter_settings(entry, **parameters)])
@@ -96,7 +105,7 @@ def prepared(
 
 @dataclass(frozen=True)
 class Planned:
-    """A preparation whose inputs are found and divided: to be made as a whole, in ranges, or again after damage."""
+    """A preparation whose inputs are found and divided: to be made as a whole or in ranges."""
 
     plan: Plan
     tokenizer: Tokenizer
@@ -112,10 +121,6 @@ class Planned:
     def merge(self, output: str | Path, executor: Executor | int = 1) -> bool:
         """Returns whether there was work to do."""
         return preparation.merge_ranges(self.plan, self.tokenizer, str(output), executor)[1]
-
-    def repair(self, output: str | Path, num_workers: int = 1) -> list[str]:
-        """Returns the names of the files that were rebuilt."""
-        return sorted(repairing.repair(self.plan, self.tokenizer, str(output), num_workers)[1])
 
 
 def planned(

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
 from data_prep.documents.documents import DocumentReader, unit_sha256
-from data_prep.documents.input_files import find_inputs, find_units
+from data_prep.documents.input_files import InputFile as InputFile
+from data_prep.documents.input_files import find_inputs as find_inputs
+from data_prep.documents.input_files import find_units as find_units
+from data_prep.documents.input_files import relative_name as relative_name
 from data_prep.documents.input_units import InputUnit, split_into_units
+from data_prep.documents.rejects import BadInput as BadInput
+from data_prep.filters.filtered_reader import FilteredReader
 
 DEFAULTS = DocumentSettings()
 SKIP = DocumentSettings(on_bad_input="skip")
@@ -25,6 +31,12 @@ def reader_of(
     """A reader of a file that is one unit, or of a unit."""
     (unit,) = [source] if isinstance(source, InputUnit) else units_of(source, settings)
     return DocumentReader(unit, settings, text_field)
+
+
+def filtered(path: Path, settings: DocumentSettings, **options: Any) -> FilteredReader:
+    """A reader of a file, one unit of the source "web", behind the filters of the settings."""
+    (unit,) = units_of(path)
+    return FilteredReader(unit, settings, "web", **options)
 
 
 def digest_of(unit: InputUnit, settings: DocumentSettings = DEFAULTS) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from data_prep.dataset.manifest_records import FileRecord
 from data_prep.storage import storage
+from tests.support.living_data_sets import FileRecord
 from tests.support.preparations import trained
 from trainer import load_config
 from trainer.checkpoint.format import DataIdentity, Marker, SavedState, TrainState, step_folder

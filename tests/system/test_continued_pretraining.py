@@ -22,7 +22,7 @@ from transformers import (
     pipeline,
 )
 
-from data_prep.tokenizer.tokenizer import Tokenizer
+from data_prep import Tokenizer
 from tests.benchmarks.padded_batches import to_padded
 from tests.support import fork_server
 from tests.support.foreign_tokenizers import WRITERS

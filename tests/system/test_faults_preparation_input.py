@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from data_prep import Tokenizer
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import Command, assert_nothing_half_made
 from tests.support.living_data_sets import records_of
 from tests.support.preparations import normalized, read_texts

@@ -13,7 +13,6 @@ from data_prep.documents.document import Document, has_surrogates
 from data_prep.documents.rejects import Fault, Rejects
 from data_prep.storage.hashing_files import RangeHashingFile
 
-TxtDocuments = Literal["file", "blank_lines"]
 NAME_THE_FIELD = "name it with documents.text_field=NAME, or with the source's own text_field"
 _LISTED_NAMES = 10
 _LISTED_CHARACTERS = 40

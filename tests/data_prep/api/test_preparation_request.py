@@ -12,10 +12,10 @@ from data_prep.api.configuration import resolve_config
 from data_prep.api.preparation_request import Request, plan_preparation, request_preparation, workers_for
 from data_prep.base.errors import UsageError
 from data_prep.config.preparation_config import Source
-from data_prep.documents.input_files import InputFile
 from data_prep.storage import storage
 from tests.support.error_codes import coded
 from tests.support.preparations import config_of
+from tests.support.reading import InputFile
 
 
 @pytest.fixture(autouse=True)

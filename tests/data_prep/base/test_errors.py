@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import Document
 from data_prep.base.errors import READER_GONE_STATUS, UsageError, UserError, failure, run_command
-from data_prep.documents.document import Document
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import open_dataset, prepare
+from data_prep import Tokenizer, open_dataset, prepare
 from data_prep.base.errors import UsageError
 from data_prep.commands import inspect
-from data_prep.dataset.shard_index import read_index
 from data_prep.storage import storage
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
-from tests.support.living_data_sets import problems_of
+from tests.support.living_data_sets import problems_of, read_index
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:

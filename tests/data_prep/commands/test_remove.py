@@ -112,6 +112,6 @@ def test_verify_names_every_problem_and_fails(command: Command, folder: Path) ->
     (folder / "train-000001.tar").unlink()
     (folder / "valid-000000.index.safetensors").write_bytes(b"")
     assert command("verify", folder, "--workers", 1) == 1
-    assert "shards ... --repair" in command.errors
+    assert "to make the same bytes elsewhere: clozeworks shards " in command.errors
     assert "2 problems" in command.errors and "[damaged-data-set]" in command.errors
     assert "train-000001.tar" in command.errors and "valid-000000.index.safetensors" in command.errors

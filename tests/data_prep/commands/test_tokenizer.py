@@ -18,10 +18,10 @@ import yaml
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.commands import tokenizer
-from data_prep.tokenizer.hugging_face_tokenizer import check_parity
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerInfo
 from data_prep.tokenizer.tokenizer_report import GroupReport, read_report
 from tests.support.error_codes import coded
+from tests.support.references import check_parity
 
 MULTILINGUAL = {"fr": "fr", "de": "de", "zh": "zh", "ko": "ko", "ar": "ar_web"}
 REPOSITORY = Path(__file__).resolve().parents[3]

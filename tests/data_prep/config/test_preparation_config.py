@@ -11,14 +11,14 @@ import yaml
 from data_prep.api.configuration import resolve_config
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import describe
-from data_prep.config.preparation_config import PreparationConfig, Source, load_config
+from data_prep.config.preparation_config import PreparationConfig, Source
 from data_prep.pipeline.source_budgets import source_budgets
 from tests.support.error_codes import coded
 from tests.support.settings import yaml_of
 
 
 def test_the_example_loads_and_shows_the_defaults() -> None:
-    config = load_config("configs/data.yaml")
+    config = resolve_config("configs/data.yaml")
     assert [source.name for source in config.sources] == ["encyclopedia", "books"]
     assert (config.sources[0].date, config.sources[1].language) == ("2026-05-01", "fr")
     assert config.model_copy(update={"sources": ()}) == PreparationConfig()
@@ -37,15 +37,15 @@ def _holds(values: Any, path: list[str]) -> bool:
 
 
 def test_inputs_of_the_command_line_replace_the_sources() -> None:
-    config = load_config("configs/data.yaml", ["shards.seed=4"], ["a.txt"])
+    config = resolve_config("configs/data.yaml", ["a.txt"], overrides=["shards.seed=4"])
     assert [(source.name, source.input) for source in config.sources] == [("corpus", ("a.txt",))]
     assert config.shards.seed == 4
 
 
 def test_a_configuration_reads_back_from_its_own_yaml(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    config = load_config("configs/data.yaml", ["documents.on_bad_input=skip"])
+    config = resolve_config("configs/data.yaml", overrides=["documents.on_bad_input=skip"])
     (tmp_path / "again.yaml").write_text(yaml_of(config))
-    assert load_config(str(tmp_path / "again.yaml")) == config
+    assert resolve_config(str(tmp_path / "again.yaml")) == config
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_configuration_reads_back_from_its_own_yaml(tmp_path) -> None:  # type
         ("documents.on_bad_input=ignore", "documents.on_bad_input"),
         ("sources=[{name: a, input: x.txt}, {name: a, input: y.txt}]", "two sources are named 'a'"),
         ("sources=[{name: a}]", "sources.0.input is required"),
-        ("sources=[]", "no input is named"),
+        ("sources=[]", "no input is given"),
         ("shards.min_shards=1000000", "shards.min_shards=1000000 must be"),
         (f"shards.min_shards={2**63 - 1}", "shards.min_shards=.* must be"),
         (f"documents.max_document_bytes={2**63 - 1}", "documents.max_document_bytes=.* must be"),
@@ -64,7 +64,7 @@ def test_a_configuration_reads_back_from_its_own_yaml(tmp_path) -> None:  # type
 )
 def test_mistakes_are_usage_errors(override: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        load_config("configs/data.yaml", [override])
+        resolve_config("configs/data.yaml", overrides=[override])
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_a_total_that_contradicts_the_sources_is_refused(
     sources = [{"name": f"s{number}", "input": "a.txt", **bound} for number, bound in enumerate(bounds)]
     (tmp_path / "corpus.yaml").write_text(yaml.safe_dump({"sources": sources, "total_tokens": 10}))
     with pytest.raises(UsageError, check=coded(code), match=named):
-        load_config(str(tmp_path / "corpus.yaml"))
-    load_config(str(tmp_path / "corpus.yaml"), ["total_tokens=null"])
+        resolve_config(str(tmp_path / "corpus.yaml"))
+    resolve_config(str(tmp_path / "corpus.yaml"), overrides=["total_tokens=null"])
     with pytest.raises(UsageError, check=coded(code), match=named):  # sources given as arguments
         resolve_config({"total_tokens": 10}, sources=sources)
 

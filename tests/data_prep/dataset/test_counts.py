@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import open_dataset
+from data_prep import Tokenizer, open_dataset
 from data_prep.base.errors import UserError
 from data_prep.dataset.counts import (
     SOURCE_COLUMNS,
@@ -21,9 +21,7 @@ from data_prep.dataset.counts import (
     unigram_entropy_nats,
     unpack_counts,
 )
-from data_prep.dataset.shards import Record
-from data_prep.tokenizer.tokenizer import Tokenizer
-from tests.support.living_data_sets import records_of
+from tests.support.living_data_sets import Record, records_of
 
 
 def test_a_record_by_hand() -> None:

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest_records import FileRecord
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance, rewrite_provenance, write_provenance
 from tests.support.error_codes import coded
+from tests.support.living_data_sets import FileRecord
 
 _BIG = (1 << 64) - 1
 ROWS = [

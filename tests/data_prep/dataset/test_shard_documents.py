@@ -11,11 +11,10 @@ from safetensors.numpy import load_file, save_file
 
 from data_prep import open_dataset
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.shard_documents import ShardDocuments, all_shards, find_document
 from data_prep.storage import storage
 from tests.support.error_codes import coded
-from tests.support.living_data_sets import records_by_key
+from tests.support.living_data_sets import ShardRecord, records_by_key
 
 
 def test_every_document_is_found_and_read_as_it_stands_in_its_tar(small_shards: Path) -> None:

@@ -16,10 +16,10 @@ import pytest
 import safetensors.numpy
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.manifest_records import ShardRecord
 from data_prep.dataset.shard_index import read_index
 from data_prep.dataset.shards import Record, index_of, read_records, write_shard
 from data_prep.storage import storage
+from tests.support.living_data_sets import ShardRecord
 
 
 def record(*documents: list[int], first_id: int = 5, dtype: type = np.uint16) -> Record:

@@ -19,11 +19,10 @@ from data_prep import open_dataset
 from data_prep.base.errors import UserError
 from data_prep.dataset import verification
 from data_prep.dataset.data_card import write_data_card
-from data_prep.dataset.shards import Record, write_shard
 from data_prep.dataset.verification import verify_shards
 from data_prep.storage import storage
 from tests.support.error_codes import coded
-from tests.support.living_data_sets import change_manifest, forge_shard, records_of, remove
+from tests.support.living_data_sets import Record, change_manifest, forge_shard, records_of, remove, write_shard
 from tests.support.preparations import read_texts, trained
 
 

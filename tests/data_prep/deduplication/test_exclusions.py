@@ -8,7 +8,7 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.deduplication.exclusions import read_exclusions, write_exclusions
-from data_prep.pipeline.destinations import Destinations
+from tests.support.work_units import Destinations
 
 PAIRS = np.column_stack([np.arange(9), np.full(9, 7)])
 

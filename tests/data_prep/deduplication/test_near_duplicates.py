@@ -11,7 +11,6 @@ import pytest
 
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DeduplicationSettings
-from data_prep.dataset.shards import Record, write_shard
 from data_prep.deduplication import near_duplicates
 from data_prep.deduplication.near_duplicates import (
     SignatureTask,
@@ -26,8 +25,10 @@ from data_prep.deduplication.similarity_search import MAX_LEADERS, band_keys, ch
 from data_prep.executors.executors import run_units
 from data_prep.storage import storage
 from tests.support.error_codes import coded
+from tests.support.living_data_sets import Record, write_shard
 from tests.support.preparations import prepared, write_texts
 from tests.support.s3_server import S3Bucket
+from tests.support.work_units import limit_near_search
 
 SETTINGS = DeduplicationSettings(near=True, threshold=0.8, ngram_tokens=5, num_hashes=128)
 Document = tuple[int, np.ndarray]
@@ -195,7 +196,7 @@ def test_the_answer_does_not_depend_on_parts_chunks_or_the_order_of_units(
 ) -> None:
     files = corpus()
     expected = found(tmp_path / "plain", files)
-    monkeypatch.setattr(near_duplicates, "_PART_ENTRIES", 300)
+    limit_near_search(monkeypatch, part_entries=300)
     monkeypatch.setattr(near_duplicates, "_PAIRS_AT_ONCE", 3)
     monkeypatch.setattr(near_duplicates, "_COMPARED_AT_ONCE", 2)
     backwards = Runner(lambda tasks: tasks[::-1])
@@ -209,10 +210,7 @@ def test_joined_files_and_clusters_of_clusters_give_the_same_answer(
 ) -> None:
     files = corpus(num_files=13)
     expected = found(tmp_path / "plain", files, num_parent_files=num_parent_files)
-    monkeypatch.setattr(near_duplicates, "MAX_FILES", 4)
-    monkeypatch.setattr(near_duplicates, "MAX_JOINED", 4)
-    monkeypatch.setattr(near_duplicates, "_PART_ENTRIES", 300)
-    monkeypatch.setattr(near_duplicates, "PAIR_FILES_AT_ONCE", 5)
+    limit_near_search(monkeypatch, part_entries=300, files=4, joined=4, pair_files=5)
     run = Runner(lambda tasks: tasks[::-1])
     assert found(tmp_path / "joined", files, run=run, num_parent_files=num_parent_files) == expected
     assert 2 <= len(list((tmp_path / "joined").glob("joined-*"))) <= 4
@@ -226,7 +224,7 @@ def test_joined_files_and_clusters_of_clusters_give_the_same_answer(
 def test_a_stopped_search_goes_on_from_its_finished_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = corpus()
     expected = found(tmp_path / "plain", files)
-    monkeypatch.setattr(near_duplicates, "_PART_ENTRIES", 300)
+    limit_near_search(monkeypatch, part_entries=300)
     with pytest.raises(KeyboardInterrupt):
         found(tmp_path / "stopped", files, run=Runner(lambda tasks: tasks[::-1], stop_after=5))
     rest = Runner()
@@ -238,7 +236,7 @@ def test_a_stopped_search_goes_on_from_its_finished_units(tmp_path: Path, monkey
 def test_several_processes_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = corpus()
     expected = found(tmp_path / "plain", files)
-    monkeypatch.setattr(near_duplicates, "_PART_ENTRIES", 1000)
+    limit_near_search(monkeypatch, part_entries=1000)
     several = Runner(num_workers=2)
     assert found(tmp_path / "several", files, run=several) == expected
     assert several.done > 2

@@ -23,10 +23,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_prep import Document
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.dataset.manifest_records import STEPS
-from data_prep.documents.document import Document
 from data_prep.documents.documents import BadInput, DocumentReader, unit_sha256
 from data_prep.documents.input_units import cannot_be_split, file_format, split_into_units
 from data_prep.documents.languages import DocumentLanguages
@@ -34,6 +33,7 @@ from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS
 from tests.support.compressions import COMPRESS
 from tests.support.error_codes import coded
+from tests.support.living_data_sets import STEPS
 from tests.support.peak_memory import read_in_a_process
 from tests.support.preparations import paragraphs_of
 from tests.support.reading import DEFAULTS, SKIP, read_and_count, units_of

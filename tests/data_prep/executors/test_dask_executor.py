@@ -17,19 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep import prepare, train_tokenizer, verify
+from data_prep import Tokenizer, prepare, train_tokenizer, verify
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import FilterSettings
-from data_prep.documents.rejects import BadInput
 from data_prep.executors import dask_executor
 from data_prep.executors.dask_executor import DaskExecutor
-from data_prep.filters.registry import load_filters
 from data_prep.storage import storage
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.living_data_sets import document_ids, remove
-from tests.support.preparations import Planned, planned
+from tests.support.preparations import Planned, load_filters, planned
+from tests.support.reading import BadInput
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 OVERRIDES = ["shards.min_shards=3", "shards.valid_fraction=0.1", "shards.unit_bytes=2000"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.forkserver
 import subprocess
 import sys
 
@@ -42,6 +43,22 @@ def test_it_imports_little_itself() -> None:
     code = "import sys, data_prep.executors.worker_server; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert not {"numpy", "pydantic", "fsspec", "sentencepiece", "pyarrow"} & set(output.split())
+
+
+@pytest.mark.parametrize(("module", "wanted"), [("json.tool", ["json.tool"]), (None, None)])
+def test_the_server_imports_what_it_is_told_or_what_this_process_has_imported(
+    module: str | None, wanted: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[str]] = []
+    monkeypatch.setattr(worker_server, "START_METHOD", "forkserver")
+    monkeypatch.setattr(multiprocessing.forkserver, "set_forkserver_preload", told.append)
+    monkeypatch.setattr(multiprocessing.forkserver, "ensure_running", lambda: None)
+    worker_server.start_worker_server(module)
+    (names,) = told
+    if wanted is not None:
+        assert names == wanted
+    else:
+        assert worker_server.__name__ in names and all(name.startswith("data_prep.") for name in names)
 
 
 def test_there_are_as_many_workers_as_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
+from data_prep import Document
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.document import Document
-from data_prep.documents.rejects import BadInput
-from data_prep.filters.filtered_reader import FilteredReader
 from tests.support.error_codes import coded
 from tests.support.preparations import filter_identity, filter_step
-from tests.support.reading import units_of
+from tests.support.reading import BadInput, DocumentReader, filtered
 
 ENGLISH = "The committee met in the morning and decided that the bridge would be repaired before the winter."
 FRENCH = "Le comité s'est réuni le matin et a décidé que le pont serait réparé avant l'hiver, malgré son prix."
@@ -25,10 +23,9 @@ def outcome(document: Document, **entry: Any) -> Any:
     return filter_step(entry).apply(document)
 
 
-def read(path: Path, rows: list[dict[str, Any]], **settings: Any) -> FilteredReader:
+def read(path: Path, rows: list[dict[str, Any]], **settings: Any) -> DocumentReader:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (unit,) = units_of(path)
-    return FilteredReader(unit, DocumentSettings(**settings), "web")
+    return filtered(path, DocumentSettings(**settings))
 
 
 SCORED = {"metadata_fields": ["score"], "filters": [{"name": "metadata", "keep": "score >= 3"}]}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from data_prep import Document
 from data_prep.base.errors import UsageError
-from data_prep.documents.document import Document
 from tests.support.error_codes import coded
 from tests.support.preparations import filter_identity, filter_step
 

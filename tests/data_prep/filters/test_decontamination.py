@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep import Document
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.document import Document
 from data_prep.filters.decontamination import tokens_of
-from data_prep.filters.registry import Step
 from tests.support.error_codes import coded
-from tests.support.preparations import filter_identity, filter_step
+from tests.support.preparations import Step, filter_identity, filter_step
 from tests.support.reading import files_of_input, reader_of
 
 WORDS = [f"w{number}" for number in range(300)]

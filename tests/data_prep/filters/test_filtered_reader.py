@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
+from data_prep import Document
 from data_prep.base.errors import Stopped, UserError
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.document import Document
-from data_prep.filters.filtered_reader import FilteredReader
-from data_prep.filters.registry import filter_settings, filters_fingerprint
 from tests.support.error_codes import coded
-from tests.support.reading import units_of
+from tests.support.preparations import filter_settings, filters_fingerprint
+from tests.support.reading import DocumentReader, filtered
 
 ROWS = [
     {"text": f"text {number}", "id": number, "url": f"https://a.example/{number}", "score": number}
@@ -37,14 +36,13 @@ def capitals(document: Document) -> Document:
     return replace(document, text=document.text.upper())
 
 
-def reader(tmp_path: Path, *filters: Any, **options: Any) -> FilteredReader:
+def reader(tmp_path: Path, *filters: Any, **options: Any) -> DocumentReader:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     settings = DocumentSettings(
         id_field="id", url_field="url", metadata_fields=("score",), filters=tuple(map(filter_settings, filters))
     )
-    (unit,) = units_of(path)
-    return FilteredReader(unit, pickle.loads(pickle.dumps(settings)), "web", **options)
+    return filtered(path, pickle.loads(pickle.dumps(settings)), **options)
 
 
 def test_documents_carry_their_provenance(tmp_path: Path) -> None:
@@ -134,7 +132,6 @@ def test_marks_that_a_transform_makes_are_dropped(tmp_path: Path) -> None:
 
 def test_fields_that_documents_lack_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x", "id": 1}\n{"text": "y", "identity": 2}\n')
-    (unit,) = units_of(tmp_path / "a.jsonl")
-    found = FilteredReader(unit, DocumentSettings(id_field="id", metadata_fields=("scroe",)), "web")
+    found = filtered(tmp_path / "a.jsonl", DocumentSettings(id_field="id", metadata_fields=("scroe",)))
     assert [document.id for document in found] == ["1", None]
     assert found.languages.absent == {"id": 1, "scroe": 2} and found.languages.read == 2

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from data_prep import Document
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import DocumentSettings, FilterSettings
-from data_prep.documents.document import Document
 from data_prep.filters.registry import (
     described_filters,
     filter_settings,

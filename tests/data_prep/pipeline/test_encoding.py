@@ -9,35 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep import Document, Tokenizer
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.document import Document
-from data_prep.pipeline.encoding import document_id, encode_documents
-from data_prep.pipeline.sections import Section
-from data_prep.text.sentences import sentence_starts
+from data_prep.pipeline.encoding import encode_documents
 from data_prep.text.text_batch import TextBatch
 from data_prep.tokenizer.foreign_tokenizer import EncodedText, ForeignTokenizer
-from data_prep.tokenizer.tokenizer import Tokenizer
-from tests.support.preparations import normalized, paragraphs_of, read_texts
+from tests.support.preparations import id_of, normalized, paragraphs_of, read_texts
+from tests.support.references import sentence_starts, sentence_token_starts
+from tests.support.work_units import Section, encoded, limit_pieces
 
 CHINESE = "\u4f60\u597d\u3002\u6211\u5f88\u597d\uff01\u4ed6\u8bf4\uff1a\u201c\u597d\u3002\u201d\u6211\u8d70\u4e86\u3002"
 
 
-def encode(
-    texts: list[str], tokenizer: Tokenizer, languages: list[str | None] | None = None, **settings: int
-) -> tuple[Section, Counter[str]]:
-    dropped: Counter[str] = Counter()
-    named = zip(texts, languages or [None] * len(texts), strict=True)
-    documents = [Document(text, language=language) for text, language in named]
-    return encode_documents(documents, tokenizer, DocumentSettings(**settings), "en", dropped)[0], dropped
-
-
 def check(section: Section, texts: list[str], languages: list[str], tokenizer: Tokenizer) -> None:
-    assert section.document_ids.tolist() == [document_id(normalized(text)) for text in texts]
+    assert section.document_ids.tolist() == [id_of(text) for text in texts]
     tokens, sentences = section.tokens, section.sentence_lengths
     for number, (text, language) in enumerate(zip(texts, languages, strict=True)):
         expected = tokenizer.encode(normalized(text))
         starts = sentence_starts(paragraphs_of(text), language)
-        expected_starts = tokenizer.sentence_token_starts(expected, starts)
+        expected_starts = sentence_token_starts(tokenizer, expected, starts)
         length, count = int(section.document_lengths[number]), int(section.sentence_counts[number])
         assert tokens[:length].tolist() == expected.tolist()
         assert sentences[:count].tolist() == np.diff(expected_starts, append=len(expected)).tolist()
@@ -49,10 +39,10 @@ def check(section: Section, texts: list[str], languages: list[str], tokenizer: T
 def test_a_batch_is_its_documents_one_by_one(
     small_corpus: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr("data_prep.tokenizer.word_cache.PIECE_BYTES", piece_bytes)
+    limit_pieces(monkeypatch, piece_bytes)
     texts = read_texts(small_corpus)[:60]
     texts += [CHINESE, "Dr. Who? Yes.\n\n" + CHINESE, "x"]
-    section, dropped = encode(texts, tokenizer)
+    section, dropped = encoded(texts, tokenizer)
     check(section, texts, ["en"] * len(texts), tokenizer)
     assert not dropped and section.sentence_counts.max() > 5
 
@@ -61,14 +51,14 @@ def test_a_document_has_the_sentences_of_its_own_language(tokenizer: Tokenizer) 
     # In German the point after a number ends no sentence.
     text = "Am 3. Mai kam er. Danach ging er."
     languages = [None, "de", "German", "de-AT", ""]
-    section, _ = encode([text] * 5, tokenizer, languages)
+    section, _ = encoded([text] * 5, tokenizer, languages)
     check(section, [text] * 5, ["en", "de", "en", "de", "en"], tokenizer)
     assert len(set(section.sentence_counts.tolist())) == 2
 
 
 def test_chinese_and_japanese_full_stops_end_sentences(tokenizer: Tokenizer) -> None:
     japanese = "\u3053\u3093\u306b\u3061\u306f\u3002\u5143\u6c17\u3067\u3059\u304b\uff1f\u306f\u3044\u3002"
-    section, _ = encode([CHINESE, japanese], tokenizer, ["zh", "ja"])
+    section, _ = encoded([CHINESE, japanese], tokenizer, ["zh", "ja"])
     starts = np.cumsum(section.sentence_lengths) - section.sentence_lengths
     sentences = [tokenizer.decode(part) for part in np.split(section.tokens, starts[1:])]
     assert sentences == [
@@ -84,14 +74,14 @@ def test_chinese_and_japanese_full_stops_end_sentences(tokenizer: Tokenizer) -> 
 
 def test_length_limits_count_characters_of_the_clean_text(tokenizer: Tokenizer) -> None:
     texts = ["", " \n\u200b", "ab", " a  b\t", "\u00e9\u00e9\u00e9", "abcde", "ab\n\ncd", "\u4f60" * 6, "a bcd e"]
-    section, dropped = encode(texts, tokenizer, min_document_characters=3, max_document_characters=5)
+    section, dropped = encoded(texts, tokenizer, min_document_characters=3, max_document_characters=5)
     assert dropped == {"empty": 2, "too short": 1, "too long": 2}
     kept = [" a  b\t", "\u00e9\u00e9\u00e9", "abcde", "ab\n\ncd"]
     check(section, kept, ["en"] * 4, tokenizer)
 
 
 def test_nothing_is_left_of_nothing(tokenizer: Tokenizer) -> None:
-    section, dropped = encode(["", "\n"], tokenizer)
+    section, dropped = encoded(["", "\n"], tokenizer)
     assert dropped == {"empty": 2} and [len(array) for array in section.arrays()] == [0] * 8
     assert section.tokens.dtype == np.uint16
 
@@ -100,7 +90,7 @@ def test_a_word_too_long_for_memory_is_encoded_in_parts_and_counted(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("data_prep.tokenizer.word_cache.MAX_WORD_BYTES", 100)
-    monkeypatch.setattr("data_prep.tokenizer.word_cache.PIECE_BYTES", 40)
+    limit_pieces(monkeypatch, 40)
     word = "riverteacher\u00e9" * 20
     texts = ["word " * 50, f"a {word} b. {word}", "x" * 99, "x" * 100, CHINESE * 5]
     documents = [Document(text) for text in texts]

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import open_dataset
+from data_prep import Tokenizer, open_dataset
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest import Manifest
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.kill_points import stopped_after
 from tests.support.living_data_sets import records_of

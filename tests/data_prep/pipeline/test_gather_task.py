@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data_prep.documents.document import Document
+from data_prep import Document
 from data_prep.pipeline.gather_task import SeenIds, Selection
 from data_prep.pipeline.provenance_rows import pack_provenance, unpack_provenance
-from data_prep.pipeline.sections import Section
+from tests.support.work_units import Section
 
 
 @pytest.mark.parametrize("seed", range(5))

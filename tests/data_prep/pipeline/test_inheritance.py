@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from data_prep import open_dataset, prepare
+from data_prep import Document, open_dataset, prepare
 from data_prep.base.errors import UserError
 from data_prep.dataset.safeguards import ADDITION
-from data_prep.documents.document import Document
-from data_prep.filters import registry
 from tests.support.data_prep_command import Command
 from tests.support.error_codes import coded
 from tests.support.living_data_sets import file_bytes, problems_of
-from tests.support.preparations import read_texts
+from tests.support.preparations import forget_filters, read_texts
 
 SHARDS: dict[str, Any] = {"min_shards": 2, "valid_fraction": 0.2}
 LEAKED = "The quick brown evaluation question jumps over every lazy training document in this corpus tonight."
@@ -258,7 +256,7 @@ def test_an_inherited_list_that_is_gone_is_named_with_what_to_do(
     corpus = write(tmp_path / "corpus.jsonl", texts[:20], "a.org")
     prepare(corpus, tokenizer=small_tokenizer, output=tmp_path / "set", config=config, num_workers=1)
     (tmp_path / "domains.txt").rename(tmp_path / "moved.txt")
-    monkeypatch.setattr(registry, "_last", [])  # as in another process
+    forget_filters()  # as in another process
     inputs = more(tmp_path, texts[20:25])
     arguments: dict[str, Any] = {"add_to": tmp_path / "set", "source_name": "more", "num_workers": 1}
     with pytest.raises(UserError, match="domains.txt.*inherits.*documents.filters", check=coded("unreadable-file")):

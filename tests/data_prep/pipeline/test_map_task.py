@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 from pathlib import Path
@@ -10,96 +9,56 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep import Tokenizer
 from data_prep.base.errors import UserError
-from data_prep.config.preparation_config import DeduplicationSettings, DocumentSettings
-from data_prep.deduplication.near_duplicates import signatures_url
-from data_prep.deduplication.signature_files import SignatureFiles
-from data_prep.documents.rejects import BadInput
 from data_prep.pipeline import map_task
-from data_prep.pipeline.destinations import Destinations
-from data_prep.pipeline.map_task import MapTask, map_unit, sections_url
-from data_prep.pipeline.sections import join_sections, read_sections, read_summary
-from data_prep.pipeline.units import Unit
-from data_prep.tokenizer.tokenizer import Tokenizer
-from tests.support.reading import digest_of, units_of
-
-PLACES = Destinations(num_train=2, num_valid=1, valid_fraction=0.2)
-
-
-def task_for(path: Path, tokenizer: Path, work: Path, **settings: object) -> MapTask:
-    return MapTask(
-        number=7,
-        unit=Unit(tuple(units_of(path))),
-        language="en",
-        settings=DocumentSettings(**settings),  # type: ignore[arg-type]
-        destinations=PLACES,
-        tokenizer_folder=str(tokenizer),
-        tokenizer_fingerprint=Tokenizer.load(tokenizer).fingerprint,
-        work_folder=str(work),
-        text_field=None,
-        deduplication=DeduplicationSettings(),
-    )
+from tests.support.reading import BadInput
+from tests.support.work_units import DESTINATIONS, limit_batches, map_file
 
 
 def test_a_unit_writes_its_documents_and_counts(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
-    task = task_for(small_corpus, small_tokenizer, tmp_path)
-    assert map_unit(task) == small_corpus.stat().st_size
-    summary, counts = read_summary(sections_url(str(tmp_path), 7))
-    assert counts.sum() == 200 and counts.all() and summary["dropped"] == {}
-    assert summary["parts"][0][0] == digest_of(task.unit.parts[0], task.settings)
-    sections = [
-        join_sections(list(read_sections(sections_url(str(tmp_path), 7), number, np.uint16))) for number in range(3)
-    ]
-    ids = np.concatenate([section.document_ids for section in sections])
-    assert len(ids) == 200
-    for number, section in enumerate(sections):
-        assert set(PLACES.of_many(section.document_ids).tolist()) == {number}
-    assert [path.name for path in tmp_path.iterdir()] == ["map-000007.sections"]
+    mapped = map_file(small_corpus, small_tokenizer, tmp_path)
+    assert mapped.work_bytes == small_corpus.stat().st_size
+    assert mapped.counts.sum() == 200 and mapped.counts.all() and mapped.dropped == {}
+    ids = [mapped.documents(number).document_ids for number in range(3)]
+    assert len(np.concatenate(ids)) == 200
+    for number, each in enumerate(ids):
+        assert set(DESTINATIONS.of_many(each).tolist()) == {number}
+    assert [*tmp_path.iterdir()] == [mapped.path]
 
 
 def test_the_text_field_of_the_source_goes_before_that_of_the_documents(small_tokenizer: Path, tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text('{"text": "a title", "body": "Some text."}\n')
-    task = task_for(path, small_tokenizer, tmp_path)
-    lengths = []
+    found = []
     for text_field in (None, "body"):
-        map_unit(dataclasses.replace(task, text_field=text_field))
-        place = next(number for number in range(3) if read_summary(sections_url(str(tmp_path), 7))[1][number])
-        (section,) = read_sections(sections_url(str(tmp_path), 7), place, np.uint16)
-        lengths.append(Tokenizer.load(small_tokenizer).decode(section.tokens))
-    assert lengths == [" a title", " Some text."]
+        mapped = map_file(path, small_tokenizer, tmp_path, text_field=text_field)
+        tokens = mapped.documents(int(mapped.counts.argmax())).tokens
+        found.append(Tokenizer.load(small_tokenizer).decode(tokens))
+    assert found == [" a title", " Some text."]
 
 
 def test_where_near_duplicates_are_looked_for_every_document_is_signed(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(map_task, "_BATCH_DOCUMENTS", 30)
-    settings = DeduplicationSettings(near=True)
-    map_unit(dataclasses.replace(task_for(small_corpus, small_tokenizer, tmp_path), deduplication=settings))
+    limit_batches(monkeypatch, documents=30)
+    mapped = map_file(small_corpus, small_tokenizer, tmp_path, near=True)
     assert {path.name for path in tmp_path.iterdir()} == {"map-000007.sections", "map-000007.signatures"}
-    assert SignatureFiles([signatures_url(str(tmp_path), 7)], settings).first_indices == [0, 200]
+    assert mapped.num_signatures == 200
 
 
 @pytest.mark.parametrize("near", [False, True])
 def test_of_a_file_damaged_at_its_end_nothing_is_kept(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path, near: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(map_task, "_BATCH_DOCUMENTS", 10)
+    limit_batches(monkeypatch, documents=10)
     path = tmp_path / "cut.jsonl.gz"
     path.write_bytes(gzip.compress(small_corpus.read_bytes())[:-20_00])
-    work = tmp_path / "work"
-    task = dataclasses.replace(
-        task_for(path, small_tokenizer, work, on_bad_input="skip"), deduplication=DeduplicationSettings(near=near)
-    )
-    map_unit(task)
-    summary, counts = read_summary(sections_url(str(work), 7))
-    assert summary["dropped"] == {"damaged file": 1} and not counts.any()
-    assert summary["parts"][0][0] == digest_of(task.unit.parts[0], task.settings)
-    if near:
-        assert SignatureFiles([signatures_url(str(work), 7)], task.deduplication).first_indices[-1] == 0
-    refused = dataclasses.replace(task, settings=DocumentSettings(), work_folder=str(tmp_path / "other"))
+    mapped = map_file(path, small_tokenizer, tmp_path / "work", near=near, on_bad_input="skip")
+    assert mapped.dropped == {"damaged file": 1} and not mapped.counts.any()
+    assert not near or mapped.num_signatures == 0
     with pytest.raises(BadInput, match="damaged or cut short"):
-        map_unit(refused)
+        map_file(path, small_tokenizer, tmp_path / "other", near=near)
     assert not list((tmp_path / "other").iterdir())
 
 
@@ -109,10 +68,8 @@ def test_batches_of_any_size_give_the_same_documents(
 ) -> None:
     files = []
     for characters, documents in ((1 << 20, 1 << 14), (500, 3), (1, 1)):
-        monkeypatch.setattr(map_task, "_BATCH_CHARACTERS", characters)
-        monkeypatch.setattr(map_task, "_BATCH_DOCUMENTS", documents)
-        map_unit(task_for(small_corpus, small_tokenizer, tmp_path))
-        files.append(Path(sections_url(str(tmp_path), 7)).read_bytes())
+        limit_batches(monkeypatch, documents=documents, characters=characters)
+        files.append(map_file(small_corpus, small_tokenizer, tmp_path).path.read_bytes())
     assert files[0] == files[1] == files[2]
     assert len(json.loads(small_corpus.read_text(encoding="utf-8").splitlines()[0])["text"]) > 20
 

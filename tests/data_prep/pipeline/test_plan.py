@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from data_prep import Tokenizer
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import (
     WITHOUT_EFFECT,
@@ -18,9 +19,9 @@ from data_prep.config.preparation_config import (
 )
 from data_prep.dataset.manifest import MANIFEST_NAME, Manifest
 from data_prep.pipeline.plan import make_plan
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.preparations import config_of
+from tests.support.work_units import limit_shards
 
 NOTHING = {"shards": [], "documents": 0, "sentences": 0, "tokens": 0, "unigram_entropy_nats": None}
 
@@ -56,7 +57,7 @@ def test_more_shards_than_there_are_names_for_are_refused(
 ) -> None:
     config = config_of(small_corpus, "shards.shard_bytes=100")
     assert len(make_plan(config, tokenizer).destinations) > 100
-    monkeypatch.setattr("data_prep.pipeline.scale_plan.MAX_SHARDS", 100)
+    limit_shards(monkeypatch, 100)
     with pytest.raises(UsageError, match=r"shards.shard_bytes=100 makes [\d,]+ shards", check=coded("too-many-shards")):
         make_plan(config, tokenizer)
 

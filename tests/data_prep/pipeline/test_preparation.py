@@ -21,18 +21,15 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from data_prep import open_dataset
+from data_prep import Tokenizer, open_dataset
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest import Manifest
 from data_prep.pipeline.reduce_task import seeded_order
 from data_prep.reports.stats import read_statistics
 from data_prep.reports.tables import stats_report
-from data_prep.storage import storage
-from data_prep.text.sentences import sentence_starts
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
-from tests.support.kill_points import before_writing, stopped_after
+from tests.support.kill_points import before_writing, disk_full_at, stopped_after
 from tests.support.living_data_sets import problems_of, records_of
 from tests.support.preparations import (
     id_of,
@@ -44,6 +41,8 @@ from tests.support.preparations import (
     trained,
     write_texts,
 )
+from tests.support.references import sentence_starts, sentence_token_starts
+from tests.support.work_units import limit_batches, limit_memory
 
 OVERRIDES = [
     "shards.min_shards=3",
@@ -90,7 +89,7 @@ def test_ids_and_sentences_are_those_of_the_text(small_corpus: Path, tokenizer: 
                 source = paragraphs.pop(int(record.document_ids[number]))
                 tokens = tokenizer.encode("".join(f" {paragraph}" for paragraph in source))
                 assert np.array_equal(tokens, record.tokens[start:stop])
-                expected = tokenizer.sentence_token_starts(tokens, sentence_starts(source, "en"))
+                expected = sentence_token_starts(tokenizer, tokens, sentence_starts(source, "en"))
                 assert own.tolist() == expected.tolist()
     assert not paragraphs
 
@@ -179,9 +178,8 @@ def test_small_buffers_give_the_same_shards(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make([small_corpus], tokenizer, tmp_path / "large")
-    monkeypatch.setattr("data_prep.pipeline.sections.FLUSH_BYTES", 2_000)
-    monkeypatch.setattr("data_prep.pipeline.map_task._BATCH_CHARACTERS", 900)
-    monkeypatch.setattr("data_prep.pipeline.reduce_task.HELD_BYTES", 2_000)
+    limit_memory(monkeypatch, work_file=2_000, shard=2_000)
+    limit_batches(monkeypatch, characters=900)
     make([small_corpus], tokenizer, tmp_path / "small")
     assert files_of(tmp_path / "large") == files_of(tmp_path / "small")
 
@@ -221,11 +219,8 @@ def test_with_a_valid_fraction_of_0_every_document_is_for_training(
     sources = {path.stem: {"input": path, **({"weight": 1.0} if weighted else {})} for path in paths}
     added = {"c": sources.pop("c")}
     output, shards = tmp_path / "out", {"min_shards": 2, "valid_fraction": 0, "unit_bytes": 30000}
-    first = planned(sources, tokenizer, shards=shards)
-    manifest = first.make(output)
+    manifest = prepared(sources, tokenizer, output, shards=shards)
     assert (manifest.train.documents, manifest.valid.documents) == (60, 0) and not manifest.valid.shards
-    (output / manifest.train.shards[0].name).unlink()
-    assert first.repair(output) == [manifest.train.shards[0].name]
     grown = prepared(added, tokenizer, output, shards=shards, add=True)
     assert (grown.train.documents, grown.valid.documents) == (90, 0)
     assert problems_of(output) == []
@@ -400,25 +395,8 @@ def test_a_full_disk_stops_clearly_and_the_same_command_ends_right(
     small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make([small_corpus], tokenizer, tmp_path / "whole")
-    flush = storage.flush
-    for fatal_name in (
-        "map-000002",
-        "train-000001.tar",
-        "train-000001.index",
-        "token_counts",
-        "manifest.json",
-    ):
-
-        def full(path: Path, fatal_name: str = fatal_name) -> None:
-            if fatal_name in path.name:
-                raise OSError(28, "No space left on device")
-            flush(path)
-
-        with (
-            monkeypatch.context() as patch,
-            pytest.raises(UserError, match="cannot be written: No space left on device"),
-        ):
-            patch.setattr(storage, "flush", full)
+    for fatal_name in ("map-000002*", "train-000001.tar", "train-000001.index*", "token_counts*", "manifest.json"):
+        with disk_full_at(fatal_name), pytest.raises(UserError, match="cannot be written: No space left on device"):
             make([small_corpus], tokenizer, tmp_path / "out")
         assert not (tmp_path / "out" / "manifest.json").exists()
         assert not list((tmp_path / "out").rglob("*.partial"))

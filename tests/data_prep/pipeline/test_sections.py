@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.shard_index import starts_of
 from data_prep.pipeline import sections
 from data_prep.pipeline.sections import (
     Section,
@@ -20,6 +19,7 @@ from data_prep.pipeline.sections import (
     select_documents,
     take_runs,
 )
+from tests.support.living_data_sets import starts_of
 
 
 def section_of(documents: dict[int, list[int]], first_token: int = 5) -> Section:

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep import open_dataset
+from data_prep import Tokenizer, open_dataset
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance
-from data_prep.pipeline import scale_plan
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
 from tests.support.living_data_sets import records_of
 from tests.support.preparations import id_of, prepared
+from tests.support.work_units import gather
 
 WORDS = (
     "river village teacher engine letter garden winter morning harbour library machine question answer mountain "
@@ -186,7 +185,7 @@ def test_without_a_budget_sources_share_shards(tokenizer: Tokenizer, tmp_path: P
 def test_every_document_read_has_a_row_that_names_what_stands_for_it(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
-    monkeypatch.setattr(scale_plan, "MAX_DIRECT_OPENS", 0 if shape == "gathered" else 1 << 40)
+    gather(monkeypatch, shape == "gathered")
     sources = weighted(tmp_path, near=True)
     if shape != "sources":
         sources = [{key: value for key, value in source.items() if key in ("name", "input")} for source in sources]

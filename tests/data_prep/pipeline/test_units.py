@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep import Tokenizer
 from data_prep.base.errors import UsageError, UserError
 from data_prep.pipeline.units import ShardRange, assign_ranges
 from data_prep.storage import storage
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
 from tests.support.preparations import Planned, planned
 

@@ -14,15 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data_prep import Tokenizer
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest import Manifest
 from data_prep.pipeline.plan_changes import differences
-from data_prep.storage import storage
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.data_prep_command import files_of
-from tests.support.kill_points import before_writing, stopped_after
+from tests.support.kill_points import before_writing, stopped_after, stopped_before_removing
+from tests.support.opened_files import counted_opens
 from tests.support.preparations import Planned, planned
 
+UNIT = Path(".work", "map-000000.sections")
 SECRET_URL = "https://user:hunter2@example.org/corpus?token=hunter2"
 
 
@@ -83,21 +84,12 @@ def test_fresh_removes_older_versions_and_leaves_what_is_not_ours(
 
 
 def test_work_whose_removal_was_cut_short_is_never_taken_for_another_plans(
-    plan: Planned, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Planned, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt), stopped_after_reading():
         plan.make(output)
-    remove = storage.remove
-
-    def cut_short(url: str) -> None:
-        if url.endswith(".work"):
-            (output / ".work" / "map-000000.sections").unlink()
-            raise KeyboardInterrupt
-        remove(url)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(storage, "remove", cut_short)
+    with pytest.raises(KeyboardInterrupt), stopped_before_removing(".work", (output / UNIT).unlink):
         plan.make(output, fresh=True)
     assert list(output.glob(".work/map-*"))
     other = plan_of(small_corpus, tokenizer, "documents.min_document_characters=200")
@@ -106,17 +98,9 @@ def test_work_whose_removal_was_cut_short_is_never_taken_for_another_plans(
 
 
 def test_the_plan_that_a_run_killed_at_its_end_left_blocks_no_addition(
-    plan: Planned, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Planned, small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    remove = storage.remove
-
-    def killed(url: str) -> None:
-        if url.endswith(".plan.json"):
-            raise KeyboardInterrupt
-        remove(url)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(storage, "remove", killed)
+    with pytest.raises(KeyboardInterrupt), stopped_before_removing(".plan.json"):
         plan.make(tmp_path)
     addition = plan_of({"more": small_corpus}, tokenizer, parent=tmp_path)
     (tmp_path / ".work").mkdir()
@@ -258,7 +242,7 @@ def test_an_input_rewritten_with_its_old_size_and_time_is_not_mixed_in(
 
 
 def test_touched_and_copied_inputs_and_work_of_equal_content_go_on(
-    small_corpus: Path, tokenizer: Tokenizer, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_corpus: Path, tokenizer: Tokenizer, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     corpus = tmp_path / "corpus.jsonl"
     shutil.copy(small_corpus, corpus)
@@ -270,9 +254,9 @@ def test_touched_and_copied_inputs_and_work_of_equal_content_go_on(
     shutil.copytree(tmp_path / "first", tmp_path / "out")
     with pytest.raises(KeyboardInterrupt), stopped_after(1, "map-*.sections"):
         make(corpus, tokenizer, tmp_path / "out")
-    with monkeypatch.context() as patch:  # the stamps of equal content are noted: it is compared once
-        patch.setattr("data_prep.pipeline.work_folder.changed_parts", lambda task: 1 / 0)
+    with counted_opens() as opened, before_writing("map-*.sections", lambda: None) as written:
         make(corpus, tokenizer, tmp_path / "out")
+    assert len(written) == opened.count(str(corpus)), "equal content is compared once: it is read for the other units"
     assert shards_of(files_of(tmp_path / "out")) == shards_of(whole)
 
 

@@ -8,15 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import open_dataset
+from data_prep import Tokenizer, open_dataset
 from data_prep.base.errors import UsageError
 from data_prep.dataset.shard_documents import ShardDocuments
-from data_prep.dataset.shards import Record
 from data_prep.reports.inspection import document_report, inspect_report, parse_document_id
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.hostile_shards import NAMES, write_hostile_shards
-from tests.support.living_data_sets import remove, write_data_set
+from tests.support.living_data_sets import Record, remove, write_data_set
 from tests.support.preparations import id_of, normalized, read_texts
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from data_prep import open_dataset
+from data_prep import Tokenizer, open_dataset
 from data_prep.base.errors import UserError
 from data_prep.reports import plots
 from data_prep.reports.page import read_samples, render_page, write_page
@@ -23,7 +23,6 @@ from data_prep.reports.plots import draw_plots
 from data_prep.reports.stats import EXACT_LENGTHS, LengthHistogram, Statistics, read_statistics
 from data_prep.reports.tables import stats_report
 from data_prep.storage import storage
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.hostile_shards import NAMES, NUM_COPIES, NUM_EMPTY, write_hostile_shards
 from tests.support.living_data_sets import records_of
 from tests.support.preparations import normalized

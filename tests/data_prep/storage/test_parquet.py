@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_prep import Document
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.document import Document
 from data_prep.documents.documents import BadInput
 from data_prep.storage import parquet
 from data_prep.storage.hashing_files import RangeHashingFile

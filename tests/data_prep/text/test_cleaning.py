@@ -17,10 +17,10 @@ from data_prep.text.cleaning import (
     RULES,
     Normalization,
     clean,
-    clean_paragraphs,
     has_too_many_marks,
     normalize,
 )
+from tests.support.references import clean_paragraphs
 from tests.support.settings import validated
 
 PLAIN = Normalization()

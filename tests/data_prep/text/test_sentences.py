@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from data_prep.base.errors import UsageError
 from data_prep.text import sentences as splitting
 from data_prep.text.language_codes import TWO_LETTER_CODES
-from data_prep.text.sentences import batch_sentence_starts, check_language, known_language, sentence_starts
+from data_prep.text.sentences import batch_sentence_starts, check_language, known_language
 from data_prep.text.text_batch import normalize_batch
 from tests.support.preparations import NORMALIZATION, normalized, paragraphs_of
+from tests.support.references import sentence_starts
 
 
 def sentences(paragraphs: list[str], language: str) -> list[str]:

@@ -10,8 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data_prep.text import text_batch
-from data_prep.text.cleaning import Normalization, clean_paragraphs, normalize
+from data_prep.text.cleaning import Normalization, normalize
 from data_prep.text.text_batch import TextBatch, batches, normalize_batch
+from tests.support.references import clean_paragraphs
 
 TEXT = st.text(
     st.one_of(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from data_prep.tokenizer.explanation import WordMerges, explain, vocabulary_lines
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
-from data_prep.tokenizer_training.training import train_tokenizer
+from tests.support.made_up_documents import train_tokenizer
 from tests.support.preparations import normalized
 
 TEXT = [

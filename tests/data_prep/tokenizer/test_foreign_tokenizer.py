@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,19 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from data_prep import open_dataset
+from data_prep import Tokenizer, open_dataset
 from data_prep.__main__ import main
 from data_prep.base.errors import UserError
-from data_prep.config.preparation_config import DocumentSettings
 from data_prep.dataset.file_checks import CheckTask, record_problem
-from data_prep.documents.document import Document
-from data_prep.pipeline.encoding import encode_documents
 from data_prep.text import text_batch
 from data_prep.text.cleaning import replace_surrogates
 from data_prep.text.sentences import raw_sentence_starts
 from data_prep.tokenizer.adversarial_lines import ADVERSARIAL_LINES
-from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import NAMES, WRITERS
 from tests.support.living_data_sets import problems_of, records_of
 from tests.support.preparations import read_texts
+from tests.support.work_units import encoded
 
 RAW = (
     "  Two spaces,\tan indent\r\n\r\nand   a café (cafe\u0301) — naïve.  ",
@@ -221,9 +217,7 @@ def test_special_ids_in_a_shard_are_found(data_set):
 def test_sentences_begin_with_the_token_of_their_first_character(folder):
     tokenizer = Tokenizer.load(folder)
     text = "The old  river.   It crossed a bridge!\n\n\nA new paragraph\tbegins. Nobody knew why."
-    documents = [Document(text, None), Document(" \n ", None), Document("One.", None)]
-    dropped: Counter[str] = Counter()
-    section, _ = encode_documents(documents, tokenizer, DocumentSettings(), "en", dropped)
+    section, dropped = encoded([text, " \n ", "One."], tokenizer)
     assert dropped == {"empty": 1} and section.sentence_counts.tolist() == [4, 1]
     sentences = np.split(section.tokens, np.cumsum(section.sentence_lengths)[:-1])
     shown = [tokenizer.decode(ids).split() for ids in sentences]

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data_prep.base.errors import UserError
 from data_prep.text.cleaning import Normalization, replace_surrogates
-from data_prep.tokenizer.hugging_face_tokenizer import ADVERSARIAL_LINES, check_parity, write_hugging_face_tokenizer
+from data_prep.tokenizer.hugging_face_tokenizer import ADVERSARIAL_LINES, write_hugging_face_tokenizer
 from data_prep.tokenizer.tokenizer import (
     CLS_TOKEN_ID,
     MASK_TOKEN_ID,
@@ -22,8 +22,9 @@ from data_prep.tokenizer.tokenizer import (
     Tokenizer,
     TokenizerSettings,
 )
-from data_prep.tokenizer_training.training import train_tokenizer
+from tests.support.made_up_documents import train_tokenizer
 from tests.support.preparations import normalized
+from tests.support.references import check_parity
 
 TEXT = [
     "The first rule of the house: nobody reads the letters of the others, and nobody hides them either.",

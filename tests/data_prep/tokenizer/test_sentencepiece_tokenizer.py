@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.text.sentences import sentence_starts
 from data_prep.tokenizer.tokenizer import (
     FILE_NAMES,
     MASK_TOKEN_ID,
@@ -27,10 +26,10 @@ from data_prep.tokenizer.tokenizer import (
     Tokenizer,
     TokenizerSettings,
 )
-from data_prep.tokenizer_training.training import train_tokenizer
 from tests.support.error_codes import coded
-from tests.support.made_up_documents import SMALL, documents
+from tests.support.made_up_documents import SMALL, documents, train_tokenizer
 from tests.support.preparations import normalized, paragraphs_of
+from tests.support.references import sentence_starts, sentence_token_starts
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +94,7 @@ def test_sentences_snap_to_tokens(made_up_tokenizer: Tokenizer) -> None:
     paragraphs = paragraphs_of(documents(1)[0] + "\n\n\u4f60\u597d\u3002\u4f60\u597d\u3002", SMALL.normalization)
     text = "".join(" " + paragraph for paragraph in paragraphs)
     ids, starts = made_up_tokenizer.encode(text), sentence_starts(paragraphs, "zh")
-    snapped = made_up_tokenizer.sentence_token_starts(ids, starts)
+    snapped = sentence_token_starts(made_up_tokenizer, ids, starts)
     assert snapped.dtype == np.uint32 and len(snapped) == len(starts) > 2
     assert [len(made_up_tokenizer.decode(ids[:place]).encode()) for place in snapped] == starts
 
@@ -104,9 +103,9 @@ def test_an_offset_inside_a_token_moves_back_and_two_in_one_token_are_one(made_u
     ids = made_up_tokenizer.encode(" bade bade")
     lengths = made_up_tokenizer.byte_lengths[ids].tolist()
     last_start = sum(lengths[:-1])
-    found = made_up_tokenizer.sentence_token_starts(ids, [0, *range(last_start, sum(lengths))])
+    found = sentence_token_starts(made_up_tokenizer, ids, [0, *range(last_start, sum(lengths))])
     assert found.tolist() == [0, len(ids) - 1]
-    assert made_up_tokenizer.sentence_token_starts(ids[:0], []).tolist() == []
+    assert sentence_token_starts(made_up_tokenizer, ids[:0], []).tolist() == []
 
 
 @pytest.mark.long
@@ -114,7 +113,7 @@ def test_an_offset_inside_a_token_moves_back_and_two_in_one_token_are_one(made_u
 def test_snapped_starts_rise_from_zero(made_up_tokenizer: Tokenizer, texts: list[str], data: st.DataObject) -> None:
     text = "".join(texts)
     offsets = sorted(data.draw(st.sets(st.integers(0, len(text.encode()) - 1))) | {0})
-    found = made_up_tokenizer.sentence_token_starts(made_up_tokenizer.encode(text), offsets)
+    found = sentence_token_starts(made_up_tokenizer, made_up_tokenizer.encode(text), offsets)
     assert found[0] == 0 and (np.diff(found.astype(int)) > 0).all() and found[-1] < len(made_up_tokenizer.encode(text))
 
 
@@ -241,7 +240,7 @@ def test_sentences_begin_at_the_right_tokens_after_unknown_characters(without_by
         " Bad",
     ]
     ids = without_bytes.encode(text)
-    found = without_bytes.sentence_token_starts(ids, starts, text)
+    found = sentence_token_starts(without_bytes, ids, starts, text)
     spans = without_bytes.spans(text)
     assert [spans[token].start_bytes for token in found] == starts
 

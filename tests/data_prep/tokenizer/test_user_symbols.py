@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data_prep.tokenizer.adversarial_lines import lines_with_symbols
-from data_prep.tokenizer.hugging_face_tokenizer import check_parity, cuts_of_unreachable_pieces
+from data_prep.tokenizer.hugging_face_tokenizer import cuts_of_unreachable_pieces
 from data_prep.tokenizer.special_tokens import UNK_TOKEN_ID
 from data_prep.tokenizer.tokenizer import MASK_TOKEN_ID, SPECIAL_TOKENS, Tokenizer, TokenizerSettings
-from data_prep.tokenizer_training.training import train_tokenizer
+from tests.support.made_up_documents import train_tokenizer
 from tests.support.preparations import normalized
+from tests.support.references import check_parity
 
 SYMBOLS = ("<sep>", "@user", "\u2603", "\u4e2dx", "ab", "abc", "b", "[mask]", "<0x", "\\d", "(?:", "x]", "-^", "][")
 TEXT = [

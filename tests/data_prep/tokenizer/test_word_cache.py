@@ -13,7 +13,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.tokenizer.tokenizer import Tokenizer
+from data_prep import Tokenizer
 from data_prep.tokenizer.word_cache import WordCache, pieces_of
 from tests.support.preparations import normalized
 

@@ -26,7 +26,7 @@ from data_prep.tokenizer_training.alphabet import (
     required_characters,
     training_lines,
 )
-from data_prep.tokenizer_training.training import train_tokenizer
+from tests.support.made_up_documents import train_tokenizer
 
 METASPACE = frozenset("\u2581")
 RARE = [*"\u0259\u0283\u03b2\u0416\u4e2d\u5c71\u2603\u00e9"]

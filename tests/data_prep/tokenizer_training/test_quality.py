@@ -12,7 +12,7 @@ from data_prep.tokenizer.tokenizer_report import REPORT_NAME, GroupReport, read_
 from data_prep.tokenizer_training.quality import report_lines
 from data_prep.tokenizer_training.sampling import CorpusCounts
 from data_prep.tokenizer_training.training import train_on_sample
-from data_prep.tokenizer_training.training_sample import TrainingSample, lines_of
+from tests.support.made_up_documents import TrainingSample, lines_of
 from tests.support.preparations import normalized
 
 ENGLISH = [f"the house number {number} stands by the river, and the other house does not" for number in range(60)]

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import PreparationConfig
-from data_prep.documents.input_files import find_inputs, find_units
 from data_prep.tokenizer_training import sampling
 from data_prep.tokenizer_training.sampling import CorpusCounts, _cleaned, draw_sample, language_label
-from data_prep.tokenizer_training.training_sample import TrainingSample, lines_of
+from tests.support.made_up_documents import TrainingSample, lines_of
 from tests.support.preparations import NORMALIZATION, config_of, paragraphs_of
+from tests.support.reading import find_inputs, find_units
 
 WORDS = "river village teacher engine letter garden winter morning harbour library \u4f60\u597d caf\u00e9".split()
 

@@ -13,9 +13,8 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerInfo, TokenizerSettings
 from data_prep.tokenizer_training import training
-from data_prep.tokenizer_training.training import train_tokenizer
 from tests.support.error_codes import coded
-from tests.support.made_up_documents import SMALL, documents
+from tests.support.made_up_documents import SMALL, documents, train_tokenizer
 
 
 @pytest.mark.long

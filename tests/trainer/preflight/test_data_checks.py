@@ -53,7 +53,7 @@ def test_a_tokenizer_file_that_only_an_export_would_carry_is_looked_at_too(small
     path = shards / "tokenizer" / "tokenizer.json"
     path.write_text(path.read_text(encoding="utf-8").replace("[MASK]", "[MUSK]"), encoding="utf-8")
     (text,) = failures(shards, tmp_path)
-    assert "tokenizer.json has sha256" in text and "--repair" in text
+    assert "tokenizer.json has sha256" in text and "copy the whole folder again" in text
 
 
 @pytest.mark.parametrize(

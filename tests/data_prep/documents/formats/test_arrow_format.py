@@ -11,12 +11,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather
 
+from data_prep import Document
 from data_prep.base.errors import UsageError
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.document import Document
-from data_prep.documents.rejects import BadInput
 from tests.support.error_codes import coded
-from tests.support.reading import SKIP, files_of_input, reader_of, units_of
+from tests.support.reading import SKIP, BadInput, files_of_input, reader_of, units_of
 
 TABLE = pa.table(
     {

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep import Document
 from data_prep.config.preparation_config import DocumentSettings
-from data_prep.documents.document import Document
-from data_prep.documents.rejects import BadInput
-from tests.support.reading import SKIP, reader_of
+from tests.support.reading import SKIP, BadInput, reader_of
 
 
 def texts(path: Path, settings: DocumentSettings = SKIP) -> list[str]:

@@ -14,7 +14,7 @@ from data_prep.documents.formats import format_registry
 from tests.support.data_prep_command import Command
 
 MODULE = """
-from data_prep.documents.document import Document
+from data_prep import Document
 from data_prep.documents.formats.input_format import Format
 from data_prep.documents.rejects import BadInput, Fault
 

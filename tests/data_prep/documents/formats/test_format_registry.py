@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import Document
 from data_prep.base.errors import UsageError, UserError
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig, Source
-from data_prep.documents.document import Document
 from data_prep.documents.formats import format_registry
-from data_prep.documents.rejects import BadInput
 from tests.support.error_codes import coded
-from tests.support.reading import digest_of, readers_of
+from tests.support.reading import BadInput, digest_of, readers_of
 
 MODULE = '''
-from data_prep.documents.document import Document
+from data_prep import Document
 from data_prep.documents.formats.input_format import Format
 
 def read(stream):
@@ -242,7 +241,7 @@ def test_a_class_that_needs_seeking_reads_parts_of_a_file_by_its_own_index(folde
 
 
 SEEKING = '''
-from data_prep.documents.document import Document
+from data_prep import Document
 from data_prep.documents.formats.input_format import Cut, Format, Outline
 from data_prep.storage.parquet import DamagedTable
 

@@ -1,1 +1,0 @@
-"""Size and time of a preparation, from a sample."""

@@ -1,0 +1,324 @@
+"""The estimate of `shards --dry-run`: documents, tokens, bytes and time, from the beginnings of some units.
+
+The sampled documents are read, filtered and encoded as by the preparation. The sample of a small corpus is all of it,
+and the counts are exact. Nothing else depends on the estimate: the plan is a function of the inputs' sizes alone.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice
+from typing import cast
+
+import numpy as np
+
+from data_prep.base.errors import UserError
+from data_prep.base.terminal import counted
+from data_prep.config.preparation_config import DocumentSettings
+from data_prep.documents.document import Document
+from data_prep.documents.input_units import InputUnit, cannot_be_split, file_format, is_one_document
+from data_prep.documents.lines import Line, blank_line_blocks, bounded_lines, skip_to_line
+from data_prep.documents.rejects import BadInput
+from data_prep.filters.filtered_reader import FilteredReader
+from data_prep.filters.registry import fingerprint_of
+from data_prep.pipeline.encoding import encode_documents
+from data_prep.pipeline.map_phase import check_sources
+from data_prep.pipeline.plan import BUDGETS, Plan
+from data_prep.pipeline.sections import join_sections
+from data_prep.pipeline.source_budgets import planned_use
+from data_prep.storage import storage
+from data_prep.storage.compression import decompress, undamaged_pieces
+from data_prep.text.text_batch import batches
+from data_prep.tokenizer.tokenizer import Tokenizer
+
+SAMPLED_UNITS = 20
+SAMPLE_CHARACTERS = 20_000_000  # of all units together
+_BATCH_CHARACTERS = 1 << 20
+_COMPRESSED_BYTES = 1 << 20  # by which compression is judged
+_LINES = (".txt", ".jsonl", ".json")  # whose documents are counted line by line; of others buffers are counted
+_DOCUMENT_BYTES, _SENTENCE_BYTES, _RECORD_BYTES, _SHARD_BYTES = 32, 8, 4_500, 9_500  # besides the tokens
+_SHOWN_FILES = 5
+
+
+@dataclass
+class Figures:
+    """Figures of `input_bytes` of files.
+
+    Attributes:
+        documents: that stay.
+        dropped: documents that are left out, copies apart.
+        copies: documents that are left out since others of the sample have the same text.
+        seconds: what one core takes to read and encode it all.
+    """
+
+    input_bytes: float = 0.0
+    documents: float = 0.0
+    dropped: float = 0.0
+    copies: float = 0.0
+    sentences: float = 0.0
+    tokens: float = 0.0
+    text_bytes: float = 0.0
+    seconds: float = 0.0
+
+    def scaled(self, input_bytes: float, documents: float | None = None) -> Figures:
+        """The figures of so many bytes of files that are like these; numbers of documents by a factor of their own."""
+        factor = input_bytes / self.input_bytes if self.input_bytes else 1.0
+        factors = dict.fromkeys(("documents", "dropped", "copies"), factor if documents is None else documents)
+        values = {each.name: getattr(self, each.name) * factors.get(each.name, factor) for each in fields(self)}
+        return Figures(**values)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The estimate of a preparation.
+
+    Attributes:
+        sources: figures by the name of the source.
+        sample_text_bytes: text that was really encoded to know them.
+        is_all: the sample is all of the inputs, so that the counts are exact.
+        longest_unit_seconds: to read and encode the unit that takes longest; no number of workers makes it less.
+    """
+
+    sources: dict[str, Figures]
+    sample_text_bytes: float
+    is_all: bool
+    longest_unit_seconds: float
+
+    @property
+    def total(self) -> Figures:
+        return _total(self.sources.values())
+
+    def seconds(self, num_workers: int) -> float:
+        """To read and encode everything."""
+        return max(self.total.seconds / num_workers, self.longest_unit_seconds)
+
+    def shard_bytes(self, plan: Plan, tokenizer: Tokenizer) -> float:
+        """About the size of the shards with their indexes."""
+        total = self.total
+        record_bytes = total.tokens / plan.config.shards.record_tokens * _RECORD_BYTES
+        index_bytes = total.documents * _DOCUMENT_BYTES + total.sentences * _SENTENCE_BYTES
+        token_bytes = total.tokens * np.dtype(tokenizer.token_dtype).itemsize
+        return token_bytes + index_bytes + record_bytes + len(plan.destinations) * _SHARD_BYTES
+
+
+def estimate(plan: Plan, tokenizer: Tokenizer) -> Estimate:
+    """Read and encode the sample. Files of each format are judged by files of that format.
+
+    Raises:
+        UserError: input in the sample cannot be read, and the policy is `error`; or all is known, and a source with a
+            budget gives no document.
+    """
+    groups: dict[tuple[int, tuple[str, str]], list[InputUnit]] = {}
+    for unit in plan.parts:
+        groups.setdefault((unit.source, file_format(unit.url, unit.format)), []).append(unit)
+    few = max(1, SAMPLED_UNITS // max(len(groups), 1))
+    chosen = {unit for units in groups.values() for unit in _spread(units, few)}
+    most_characters = SAMPLE_CHARACTERS // max(len(chosen), 1)
+    fingerprint, seen = fingerprint_of(plan.filters), set[int]()
+    # In order, for the first of equal texts stays.
+    samples = {u: _sample(u, plan, tokenizer, most_characters, fingerprint, seen) for u in plan.parts if u in chosen}
+    parts: dict[str, list[Figures]] = {source.name: [] for source in plan.config.sources}
+    longest_seconds = 0.0
+    for (source, (ending, _)), units in groups.items():
+        read = [(unit, *samples[unit]) for unit in units if unit in samples]
+        sampled = _total(figures.scaled(unit.bytes) for unit, figures, _ in read)
+        num_files = len(units) / len(read) if is_one_document(ending, plan.config.documents) else None
+        found = sampled.scaled(sum(unit.bytes for unit in units), num_files)
+        parts[plan.config.sources[source].name].append(found)
+        largest = max(unit.bytes for unit in units)
+        longest_seconds = max(longest_seconds, found.seconds * largest / max(found.input_bytes, 1))
+    is_all = len(samples) == len(plan.parts) and all(is_whole for _, is_whole in samples.values())
+    sources = {name: _total(found) for name, found in parts.items()}
+    if is_all and plan.parent is None:
+        counts = [Counter(dropped=round(each.dropped), duplicate=round(each.copies)) for each in sources.values()]
+        check_sources(plan, [+each for each in counts], [round(each.documents) for each in sources.values()], {})
+    text_bytes = sum(figures.text_bytes for figures, _ in samples.values())
+    return Estimate(sources, text_bytes, is_all, longest_seconds)
+
+
+def _sample(
+    unit: InputUnit, plan: Plan, tokenizer: Tokenizer, most_characters: int, fingerprint: str, seen: set[int]
+) -> tuple[Figures, bool]:
+    """Read and encode the unit's first documents; return their figures, and whether they are the whole unit.
+
+    Args:
+        seen: ids of the documents of the sample so far, to which those of the unit are added.
+    """
+    config, source = plan.config, plan.config.sources[unit.source]
+    settings, language = config.documents, source.language or config.documents.language
+    reader = FilteredReader(unit, settings, source.name, source.text_field, fingerprint)
+    dropped: Counter[str] = Counter()
+    num_documents, parts = 0, []
+    started_at = time.perf_counter()
+    try:
+        for batch in batches(_first(reader, most_characters), lambda each: len(each.text), _BATCH_CHARACTERS):
+            num_documents += len(batch)
+            parts.append(encode_documents(batch, tokenizer, settings, language, dropped)[0])
+    except BadInput as error:
+        if settings.on_bad_input == "error" or not error.spoils_file:
+            raise
+        return Figures(unit.bytes, dropped=1, seconds=time.perf_counter() - started_at), True
+    seconds = time.perf_counter() - started_at
+    is_whole = bool(reader.sha256)
+    num_read = num_documents + sum(reader.dropped.values())
+    read_bytes = unit.bytes if is_whole else min(unit.bytes, _bytes_of(unit, num_read, reader, settings))
+    encoded = join_sections([*parts, encode_documents([], tokenizer, settings, language, dropped)[0]])
+    is_new = np.ones(len(encoded.document_ids), bool)
+    if config.deduplication.exact:
+        for number, identity in enumerate(encoded.document_ids.tolist()):
+            is_new[number] = identity not in seen
+            seen.add(identity)
+    kept = np.repeat(is_new, encoded.document_lengths)
+    figures = Figures(
+        input_bytes=read_bytes,
+        documents=int(is_new.sum()),
+        dropped=sum(dropped.values()) + sum(reader.dropped.values()),
+        copies=int((~is_new).sum()),
+        sentences=int(encoded.sentence_counts[is_new].sum()),
+        tokens=int(kept.sum()),
+        text_bytes=int(tokenizer.byte_lengths[encoded.tokens[kept]].sum(dtype=np.int64)),
+        seconds=seconds,
+    )
+    return figures, is_whole
+
+
+def _first(reader: FilteredReader, most_characters: int) -> Iterator[Document]:
+    """Yield the first documents; one more is read, so that the end of the unit is noticed."""
+    num_characters = 0
+    for document in reader:
+        if num_characters >= most_characters:
+            break
+        yield document
+        num_characters += len(document.text)
+
+
+def _bytes_of(unit: InputUnit, num_documents: int, reader: FilteredReader, settings: DocumentSettings) -> float:
+    """About how many bytes of its file the unit's first documents take."""
+    if reader.num_rows is not None:
+        return unit.bytes * num_documents / max(reader.num_rows, 1)
+    ending, compression = file_format(unit.url, unit.format)
+    if is_one_document(ending, settings) or ending not in _LINES:
+        return unit.bytes if is_one_document(ending, settings) else reader.bytes_read
+    with storage.open_read(unit.url) as raw:
+        raw.seek(max(0, unit.start - 1))
+        stream = decompress(cast(io.RawIOBase, raw), compression)
+        start = skip_to_line(stream, unit.start - 1, unit.stop) if unit.start else 0
+        lines = bounded_lines(stream, settings.max_document_bytes, start)
+        if ending == ".txt":
+            found: Iterator[Line] = blank_line_blocks(lines, settings.max_document_bytes, unit.start == 0, None)
+        else:
+            found = (line for line in lines if line.num_bytes > settings.max_document_bytes or line.data.strip())
+        last = deque(islice(found, num_documents), maxlen=1)
+        plain_bytes = last[0].start + last[0].num_bytes + 1 - start if last else 0
+    if not compression:
+        return plain_bytes
+    with storage.open_read(unit.url) as raw:
+        head = raw.read(_COMPRESSED_BYTES)
+    grown = sum(map(len, undamaged_pieces(cast(io.RawIOBase, io.BytesIO(head)), compression)))
+    return plain_bytes * len(head) / max(grown, 1)
+
+
+def _total(parts: Iterable[Figures]) -> Figures:
+    columns = zip(*([getattr(part, each.name) for each in fields(Figures)] for part in parts), strict=True)
+    return Figures(*map(sum, columns))
+
+
+def _spread(units: Sequence[InputUnit], count: int) -> list[InputUnit]:
+    indices = np.linspace(0, len(units), min(count, len(units)), endpoint=False).astype(int)
+    return [units[index] for index in indices.tolist()]
+
+
+def estimate_report(plan: Plan, tokenizer: Tokenizer, found: Estimate, num_workers: int, output: str) -> Iterator[str]:
+    """Yield the lines of the report."""
+    size = sum(file.bytes for file in plan.inputs) / 1e6
+    destinations, documents = plan.destinations, plan.config.documents
+    yield (
+        f"would read {counted(len(plan.inputs), 'file')} ({size:,.1f} MB) in {counted(len(plan.units), 'unit')} and "
+        f"write at most {destinations.num_train:,} train and {counted(destinations.num_valid, 'valid shard')} to "
+        f"{storage.redact(output)}"
+    )
+    read = f"{found.sample_text_bytes / 1e6:,.2f} MB of text"
+    if found.is_all:
+        yield f"the inputs are small, so all of them were read and encoded ({read}); the counts are exact:"
+    else:
+        yield f"estimated from {read} at the beginnings of files and of their parts:"
+    about = "" if found.is_all else "about "
+    for name, figures in found.sources.items():
+        yield f"  {name}: {about}{_described(figures)}"
+    if len(found.sources) > 1:
+        yield f"  in all: {about}{_described(found.total)}"
+    yield from _shares(plan, found.sources)
+    yield from _not_counted(plan, found.is_all)
+    yield (
+        f"  about {found.shard_bytes(plan, tokenizer) / 1e6:,.1f} MB of shards, and as much again for work files until "
+        "they are done"
+    )
+    seconds = found.seconds(num_workers)
+    taken = f"{seconds:,.1f} seconds" if seconds < 100 else f"{seconds / 60:,.0f} minutes"
+    yield (
+        f"  about {taken} to read and encode with {num_workers} {'process' if num_workers == 1 else 'processes'} on "
+        "cores like this one; starting them and writing the shards come on top"
+    )
+    yield (
+        f"  at most {documents.worker_memory_bytes / (1 << 30):.1f} GiB of memory per process, as "
+        f"documents.max_document_bytes={documents.max_document_bytes} sets, and about 100 bytes for every document "
+        "of a shard"
+    )
+    yield from _unsplittable(plan)
+
+
+def _described(figures: Figures) -> str:
+    dropped = f" and {figures.dropped:,.0f} dropped ones" if figures.dropped else ""
+    copies = f" ({figures.copies:,.0f} copies of others left out)" if figures.copies else ""
+    return (
+        f"{figures.documents:,.0f} documents{copies}{dropped}, {figures.sentences:,.0f} sentences, "
+        f"{figures.tokens:,.0f} tokens in {figures.text_bytes / 1e6:,.1f} MB of text"
+    )
+
+
+def _shares(plan: Plan, found: Mapping[str, Figures]) -> Iterator[str]:
+    """Yield each source's share of the training samples, if a source has a rule of its own."""
+    sources, total = plan.config.sources, plan.config.total_tokens
+    if not plan.config.has_source_budgets:
+        return
+    tokens = [found[source.name].tokens * (1 - plan.config.shards.valid_fraction) for source in sources]
+    try:
+        uses = planned_use(plan.config, tokens)
+    except UserError as error:
+        yield f"  would be refused once the tokens are counted: {error.problem}"
+        return
+    for source, own_tokens, use in zip(sources, tokens, uses, strict=True):
+        given = [(name, getattr(source, name)) for name in BUDGETS]
+        rules = [f"{name} {value:,}" for name, value in given if value is not None]
+        if total is not None:
+            times = f", {use / own_tokens:,.2f} epochs" if own_tokens else ""
+            rules.append(f"{use:,.0f} of total_tokens {total:,}{times}")
+        rule = ", ".join(rules) or "its tokens"
+        yield f"  share of training samples: {source.name} {use / (sum(uses) or 1):.2%} ({rule})"
+
+
+def _not_counted(plan: Plan, is_all: bool) -> Iterator[str]:
+    missing = []
+    if plan.config.deduplication.exact and not is_all:
+        missing.append("copies beyond the sample")
+    if plan.parent is not None:
+        missing.append("copies of what the data set holds already")
+    if plan.config.deduplication.near:
+        missing.append("near-duplicates and the time to find them")
+    if missing:
+        yield f"  not estimated: {', '.join(missing)}"
+
+
+def _unsplittable(plan: Plan) -> Iterator[str]:
+    """Say which files are one unit each whatever their size, the largest first."""
+    unit_bytes = plan.config.shards.unit_bytes
+    whole = [file for file in plan.inputs if file.bytes > unit_bytes and cannot_be_split(file.url, file.format)]
+    if whole:
+        whole.sort(key=lambda file: -file.bytes)
+        named = ", ".join(f"{storage.redact(file.url)} ({file.bytes / 1e6:,.1f} MB)" for file in whole[:_SHOWN_FILES])
+        more = f" and {len(whole) - _SHOWN_FILES:,} more" if len(whole) > _SHOWN_FILES else ""
+        yield f"cannot be split, so one worker reads each: {named}{more}"
