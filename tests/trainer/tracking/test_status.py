@@ -8,8 +8,8 @@ import threading
 import time
 
 from trainer.metrics import process_identity, status
-from trainer.metrics.process_identity import ProcessIdentity, is_alive, own_identity
-from trainer.metrics.status import (
+from trainer.tracking.process_identity import ProcessIdentity, is_alive, own_identity
+from trainer.tracking.status import (
     RunStatus,
     append_history,
     read_history,
