@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from trainer.metrics import process_identity, status
+from trainer.tracking import process_identity, status
 from trainer.tracking.process_identity import ProcessIdentity, is_alive, own_identity
 from trainer.tracking.status import (
     RunStatus,
