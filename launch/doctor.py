@@ -89,11 +89,12 @@ def examine(
     """Run all checks, in the order in which a run would meet the problems."""
     import torch
 
+    from trainer.api import EXTENSIONS
     from trainer.preflight import host_checks, service_checks
     from trainer.preflight.checks import CHECKS, PlannedRun
     from trainer.preflight.finding import Finding, guarded
 
-    run = PlannedRun(config, world_size, device)
+    run = PlannedRun(config, world_size, device, EXTENSIONS)
     for check in CHECKS:
         yield from check.findings(run)
     found: list[Finding] = []
@@ -118,9 +119,9 @@ def estimate(config: RunConfig, world_size: int, device: torch.device) -> Findin
     length.
     """
     from launch.status import long_duration
-    from trainer.metrics.status import read_status
     from trainer.metrics.throughput import flops_per_position, peak_flops
     from trainer.preflight.finding import Finding
+    from trainer.tracking.status import read_status
 
     status, peak = read_status(Path(config.output_dir)), peak_flops(config, device)
     if status and status.flops_per_device and status.world_size:

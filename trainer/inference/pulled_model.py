@@ -18,7 +18,7 @@ import regex
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage.hub import download_from_hub, hub_name
 from trainer.checkpoint.format import STATE_NAME
-from trainer.inference.model_folder import check_model_folder, folder_digest
+from trainer.model.model_folder import check_model_folder, folder_digest
 from trainer.tracking.mlflow_server import describe_servers, registry_client, resolve_tracking_uri
 
 if TYPE_CHECKING:
@@ -88,6 +88,20 @@ def local_or_hub_folder(model: str | Path, with_weights: bool = True) -> Path:
         raise UsageError(
             f"{model} does not exist here (did you mean {near}?); {error.problem}", fix=error.fix, code=error.code
         ) from None
+
+
+def folder_without_weights(model: str | Path, tracking_uri: str | None = None) -> Path | None:
+    """Return a local directory, checked, or of a model on the Hub its configuration and tokenizer.
+
+    None: an address that leads to files, of which nothing is downloaded.
+
+    Raises:
+        UserError: there is no such model, or the registry does not answer.
+    """
+    if is_address(model):
+        check_is_there(str(model), tracking_uri)
+        return None
+    return pull(model) if Path(model).is_dir() else local_or_hub_folder(model, with_weights=False)
 
 
 def check_model_name(model: str | Path) -> None:

@@ -18,17 +18,16 @@ from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine
-from trainer.evaluation.evaluation_facts import facts_of_run
-from trainer.evaluation.pairs_in_training import MinimalPairs
-from trainer.evaluation.suites_in_training import SuitesInTraining
 from trainer.loop.console import PAIR_TASKS, StepBar
+from trainer.loop.extensions import CheckpointRegistrar, CheckpointScorer
 from trainer.loop.recorder import Recorder
 from trainer.metrics.health import Health, NonFiniteSteps
-from trainer.metrics.status import RunStatus
 from trainer.model.sizes import num_parameters
-from trainer.registry.registrar import Registrar
+from trainer.tracking.status import RunStatus
 from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracker import MetricLog
+from trainer.validation.facts import facts_of_run
+from trainer.validation.minimal_pairs import MinimalPairs
 
 LOG = logger(__name__)
 
@@ -84,9 +83,9 @@ class Run:
     minimal_pairs: MinimalPairs | None = None
     hidden_words: HiddenWords | None = None
     uploader: Uploader | None = None
-    registrar: Registrar | None = None
+    registrar: CheckpointRegistrar | None = None
     """On rank 0 of a run that registers its model."""
-    suites: SuitesInTraining | None = None
+    suites: CheckpointScorer | None = None
     """On rank 0 of a run whose checkpoints a suite evaluates."""
     status: RunStatus | None = None
     """On rank 0."""

@@ -10,7 +10,8 @@ import os
 import resource
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from data_prep.base.processor import this_processor
 from data_prep.base.terminal import counted
 from data_prep.base.urls import has_password
 from trainer.checkpoint.format import list_steps
+from trainer.checkpoint.initial_weights import look_at_initial_weights
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.config.schedule import global_batch_sizes, tokens_of_stage
@@ -32,7 +34,6 @@ from trainer.model.numerics import fast_precision, missing_for_compilation
 from trainer.preflight.deepspeed_sections import check_values
 from trainer.preflight.finding import Finding, Level
 from trainer.preflight.memory_estimate import TENSORS_ONLY, heaviest_stage, memory_in_stage
-from trainer.registry.starting_weights import look_at_initial_weights
 
 GIB = 1 << 30
 NOTABLE_PADDING = 0.05
@@ -222,8 +223,14 @@ def describe_device(config: RunConfig, device: torch.device) -> Finding:
     )
 
 
-def check_initial_weights(config: RunConfig) -> Iterator[Finding]:
-    """Check that the initial weights exist and fit the model; a run with checkpoints resumes from those."""
+def check_initial_weights(
+    config: RunConfig, look_at_model: Callable[[str, str | None], Path | None]
+) -> Iterator[Finding]:
+    """Check that the initial weights exist and fit the model; a run with checkpoints resumes from those.
+
+    `look_at_model` is that of `Outside` (`trainer/preflight/checks.py`).
+    """
     if config.init_from is not None and not list_steps(config.output_dir)[0]:
-        for line in look_at_initial_weights(config.model, config.init_from, config.tracking.uri, None):
+        find_folder = partial(look_at_model, config.init_from, config.tracking.uri)
+        for line in look_at_initial_weights(config.model, config.init_from, find_folder):
             yield Finding("ok", "init_from", line)

@@ -1,0 +1,1 @@
+"""Registration and suites beside training."""

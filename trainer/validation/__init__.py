@@ -1,0 +1,1 @@
+"""Validation loss and minimal pairs of a run."""
