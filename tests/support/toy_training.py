@@ -20,8 +20,8 @@ from torch import nn
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from trainer.checkpoint import writer as checkpoints
+from trainer.checkpoint.average import averaged_weights
 from trainer.checkpoint.format import DataIdentity, TrainState, step_folder
-from trainer.checkpoint.merging import averaged_weights
 from trainer.checkpoint.restore import find_latest, load
 from trainer.checkpoint.upload import Uploader
 from trainer.config.data_settings import DataSettings

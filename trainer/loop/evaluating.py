@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from data_prep.base.terminal import duration
 from data_prep.base.urls import is_remote
+from trainer.checkpoint.average import averaged_weights
 from trainer.checkpoint.format import TrainState, list_steps, step_folder
-from trainer.checkpoint.merging import averaged_weights
 from trainer.config.measurements import measurements_of, shape_of_words
 from trainer.data.evaluation_batches import EvaluationBatch, measured_batches, origins_of
 from trainer.data.hidden_words import word_batches

@@ -1,6 +1,6 @@
 """What is evaluated between two steps, what a stop leaves of it, what is reported, and what the checkpoint gets.
 
-The weights of a mean: test_merging.py.
+The weights of a mean: test_average.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compute the weighted mean of the weights of several checkpoints, read piece by piece.
 
-Merging checkpoints of the stable phase stands in for a decay of the learning rate: with the weights `one_minus_sqrt`
+Averaging checkpoints of the stable phase stands in for a decay of the learning rate: with the weights `one_minus_sqrt`
 the mean is the sum of the updates between the checkpoints, scaled down as the 1-sqrt decay scales the learning rate
 (Tian et al. 2025, arXiv 2507.17634, whose theorem gives the coefficients for any decay).
 """
@@ -24,10 +24,10 @@ from trainer.distributed.process_group import gather_objects
 from trainer.engine.engine import Engine
 from trainer.engine.fragments import WEIGHT, Fragment, parameter_shapes
 
-MergeWeights = Literal["uniform", "one_minus_sqrt"]
+Weighting = Literal["uniform", "one_minus_sqrt"]
 
 
-def merge_coefficients(num_checkpoints: int, weights: MergeWeights) -> list[float]:
+def average_coefficients(num_checkpoints: int, weights: Weighting) -> list[float]:
     """Return one coefficient for each checkpoint, oldest first; they sum to 1.
 
     `one_minus_sqrt` scales the i-th of N updates after the oldest checkpoint by 1 - sqrt(i / N), so the i-th
@@ -54,7 +54,7 @@ def stage_warning(checkpoints: Sequence[SavedState]) -> str | None:
     return f"warning: the checkpoints are of stages with different lengths, RoPE bases or masking (steps of {listed})"
 
 
-def merge_weights(folders: Sequence[Path], coefficients: Sequence[float]) -> dict[str, torch.Tensor]:
+def average_checkpoints(folders: Sequence[Path], coefficients: Sequence[float]) -> dict[str, torch.Tensor]:
     """Return the weighted mean of the checkpoints' weights by parameter name, float32 on the CPU.
 
     The mean is accumulated in float32 in the order of `folders`. Beside it, one piece of one checkpoint is in memory at
@@ -63,23 +63,23 @@ def merge_weights(folders: Sequence[Path], coefficients: Sequence[float]) -> dic
     Raises:
         UserError: a folder is no complete checkpoint or is damaged, or the checkpoints have different parameters.
     """
-    merged: dict[str, torch.Tensor] = {}
+    means: dict[str, torch.Tensor] = {}
     shapes: Mapping[str, Sequence[int]] = {}
     for folder, coefficient in zip(folders, coefficients, strict=True):
         checkpoint = open_checkpoint(folder)
         check_pieces(checkpoint)
-        if not merged:
+        if not means:
             shapes = checkpoint.saved.shapes
-            merged = {name: torch.zeros(shape, dtype=torch.float32) for name, shape in shapes.items()}
+            means = {name: torch.zeros(shape, dtype=torch.float32) for name, shape in shapes.items()}
         elif checkpoint.saved.shapes != shapes:
             raise UserError(
                 f"{folder} has other parameter names or shapes than {folders[0]}",
-                fix="merge checkpoints of one run",
+                fix="average checkpoints of one run",
                 code="checkpoints-differ",
             )
-        whole = {name: (0, mean.view(-1)) for name, mean in merged.items()}
+        whole = {name: (0, mean.view(-1)) for name, mean in means.items()}
         add_weights(folder, checkpoint.tensor_files, coefficient, whole)
-    return merged
+    return means
 
 
 def add_weights(
