@@ -14,7 +14,7 @@ from tests.support.plain_ranks import finish, losses, newest_checkpoint, run, se
 from tests.system.conftest import Training
 from trainer import load_config
 from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
-from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.tensors import read_weights
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
 from trainer.metrics.status import read_status
 

@@ -1,4 +1,4 @@
-"""Compute the weighted mean of the weights of several checkpoints, read piece by piece.
+"""Compute the weighted mean of the weights of several checkpoints, read fragment by fragment.
 
 Averaging checkpoints of the stable phase stands in for a decay of the learning rate: with the weights `one_minus_sqrt`
 the mean is the sum of the updates between the checkpoints, scaled down as the 1-sqrt decay scales the learning rate
@@ -17,7 +17,7 @@ import torch
 
 from data_prep.base.errors import UserError
 from trainer.checkpoint.format import CheckpointFolder, SavedState, open_checkpoint
-from trainer.checkpoint.pieces import check_coverage, check_pieces, own_first, read_alone
+from trainer.checkpoint.tensors import check_coverage, check_fragments, own_first, read_alone
 from trainer.config.run_config import RunConfig, without_registry
 from trainer.config.stages import ROPE_BASES
 from trainer.distributed.process_group import gather_objects
@@ -57,8 +57,8 @@ def stage_warning(checkpoints: Sequence[SavedState]) -> str | None:
 def average_checkpoints(folders: Sequence[Path], coefficients: Sequence[float]) -> dict[str, torch.Tensor]:
     """Return the weighted mean of the checkpoints' weights by parameter name, float32 on the CPU.
 
-    The mean is accumulated in float32 in the order of `folders`. Beside it, one piece of one checkpoint is in memory at
-    a time: at most one rank's part of the largest parameter.
+    The mean is accumulated in float32 in the order of `folders`. Beside it, one fragment of one checkpoint is in memory
+    at a time: at most one rank's part of the largest parameter.
 
     Raises:
         UserError: a folder is no complete checkpoint or is damaged, or the checkpoints have different parameters.
@@ -67,7 +67,7 @@ def average_checkpoints(folders: Sequence[Path], coefficients: Sequence[float]) 
     shapes: Mapping[str, Sequence[int]] = {}
     for folder, coefficient in zip(folders, coefficients, strict=True):
         checkpoint = open_checkpoint(folder)
-        check_pieces(checkpoint)
+        check_fragments(checkpoint)
         if not means:
             shapes = checkpoint.saved.shapes
             means = {name: torch.zeros(shape, dtype=torch.float32) for name, shape in shapes.items()}
@@ -110,8 +110,8 @@ def averaged_weights(
 
     Yields None, or why the mean could not be made on some rank; the weights are then those of the run. Afterwards they
     are again, bit by bit. A copy of this rank's fp32 weights (4 bytes per element; of all elements at stage 0) is in
-    the host's memory meanwhile, and one piece of a checkpoint at a time. `should_stop`, the same on all ranks, is asked
-    before each checkpoint; the mean is not made then.
+    the host's memory meanwhile, and one fragment of a checkpoint at a time. `should_stop`, the same on all ranks, is
+    asked before each checkpoint; the mean is not made then.
     """
     fragments = engine.fragments()
     kept = [fragment.view(WEIGHT).to("cpu", copy=True) for fragment in fragments]

@@ -23,7 +23,7 @@ from trainer.checkpoint.format import (
     steps_in,
 )
 from trainer.checkpoint.late_scores import SCORE_FILES
-from trainer.checkpoint.pieces import check_coverage, own_first, read_alone, read_shared
+from trainer.checkpoint.tensors import check_coverage, own_first, read_alone, read_shared
 from trainer.checkpoint.writer import ALONE, Warn, bring_back_replaced, ignore, in_turn
 from trainer.distributed.agreement import raise_error_of_any
 from trainer.distributed.process_group import Ranks, broadcast_object, gather_objects

@@ -34,8 +34,8 @@ from trainer.checkpoint.format import (
     step_of,
 )
 from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, write_late_scores
-from trainer.checkpoint.pieces import Part, write_tensors
 from trainer.checkpoint.retention import superfluous_in
+from trainer.checkpoint.tensors import TensorToWrite, write_tensors
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.run_settings import CheckpointSettings
 from trainer.distributed.process_group import Ranks, barrier, broadcast_object, gather_objects
@@ -108,14 +108,16 @@ def _write_rank_files(folder: Path, engine: Engine) -> tuple[list[FileRecord], l
     outcome: FileRecord | str
     try:
         CheckpointFolder(folder).refuse_link()  # which was set aside, unless nothing may be changed here
-        outcome = write_tensors(folder / rank_file_name(ranks.rank, ranks.world_size), _parts(engine.fragments()))
+        outcome = write_tensors(
+            folder / rank_file_name(ranks.rank, ranks.world_size), _owned_tensors(engine.fragments())
+        )
     except UserError as error:
         outcome = f"rank {ranks.rank}: {error.problem}"
     outcomes = gather_objects(outcome, ranks)
     return [o for o in outcomes if isinstance(o, FileRecord)], [o for o in outcomes if isinstance(o, str)]
 
 
-def _parts(fragments: list[Fragment]) -> list[Part]:
+def _owned_tensors(fragments: list[Fragment]) -> list[TensorToWrite]:
     return [
         (f"{kind}:{f.owned_start}:{f.name}", f.owned_stop - f.owned_start, partial(f.read_owned, kind))
         for f in fragments

@@ -1,4 +1,4 @@
-"""A parameter's training state as the piece that this rank holds, at every ZeRO stage.
+"""A parameter's training state as the fragment that this rank holds, at every ZeRO stage.
 
 The state of a parameter is its fp32 weight and what the optimizer keeps of every element, such as Adam's two moments.
 Stage 0 holds all of it on every rank; stages 1 and 2 hold a range of the flattened parameter (DeepSpeed's

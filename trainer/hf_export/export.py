@@ -86,8 +86,8 @@ def export_average(
     """Export the weighted mean of a run's newest checkpoints to the new `output`.
 
     The configuration, tokenizer and facts are those of the newest checkpoint, without its scores, which are not the
-    mean's. Up to the parity gate one copy of the weights and a piece of one checkpoint are in memory; the gate maps the
-    written file, whose pages the system may drop.
+    mean's. Up to the parity gate one copy of the weights and a fragment of one checkpoint are in memory; the gate maps
+    the written file, whose pages the system may drop.
 
     Raises:
         UserError: there are too few checkpoints, one is damaged, they differ in tokenizer or parameters, or

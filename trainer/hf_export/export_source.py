@@ -16,7 +16,7 @@ from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.format import STATE_NAME, CheckpointFolder, SavedState, list_steps, step_folder
 from trainer.checkpoint.late_scores import evaluation_of, suite_scores_of
-from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.tensors import read_weights
 from trainer.config.run_config import RunConfig, without_registry
 from trainer.hf_export.model_card import TrainingFacts
 from trainer.metrics.status import read_status

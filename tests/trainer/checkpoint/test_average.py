@@ -20,7 +20,7 @@ from trainer import load_config
 from trainer.checkpoint import writer
 from trainer.checkpoint.average import average_checkpoints, average_coefficients, averaged_weights, stage_warning
 from trainer.checkpoint.format import CheckpointFolder, SavedState, TrainState, rank_file_name, step_folder
-from trainer.checkpoint.pieces import read_weights, write_tensors
+from trainer.checkpoint.tensors import read_weights, write_tensors
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.support.threaded_ranks import ThreadedRanks
 from tests.trainer.checkpoint.test_writer import StillEngine, flip_bytes, refuse, save
 from trainer.checkpoint import restore, writer
 from trainer.checkpoint.format import MARKER_NAME, CheckpointFolder
-from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.tensors import read_weights
 from trainer.distributed import agreement
 from trainer.distributed.process_group import Ranks
 

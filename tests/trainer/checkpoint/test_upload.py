@@ -35,8 +35,8 @@ from trainer.checkpoint.late_scores import (
     read_late_scores,
     write_late_scores,
 )
-from trainer.checkpoint.pieces import read_weights
 from trainer.checkpoint.restore import find_latest, needed_files
+from trainer.checkpoint.tensors import read_weights
 from trainer.checkpoint.upload import Uploader, check_upload_wait
 from trainer.config.run_settings import CheckpointSettings
 from trainer.distributed.process_group import Ranks

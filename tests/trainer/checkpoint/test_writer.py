@@ -22,8 +22,8 @@ from tests.support.toy_training import ToyModel, make_config
 from trainer.checkpoint import writer as checkpoints
 from trainer.checkpoint.format import MARKER_NAME, CheckpointFolder, DataIdentity, TrainState
 from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, is_pending
-from trainer.checkpoint.pieces import read_weights
 from trainer.checkpoint.restore import find_latest, load
+from trainer.checkpoint.tensors import read_weights
 from trainer.checkpoint.writer import ALONE
 from trainer.engine import fragments
 
@@ -391,8 +391,8 @@ def test_another_model_is_refused_with_the_parameter_that_differs(tmp_path):
         load(engine, find_latest(tmp_path))
 
 
-def test_pieces_that_do_not_cover_the_parameters_are_refused(tmp_path):
-    from trainer.checkpoint.pieces import write_tensors
+def test_fragments_that_do_not_cover_the_parameters_are_refused(tmp_path):
+    from trainer.checkpoint.tensors import write_tensors
 
     folder = save(tmp_path, 1)
     record = write_tensors(folder / TENSORS, [("weight:0:norm.weight", 5, lambda: torch.zeros(5))])
@@ -412,7 +412,7 @@ def test_weights_are_read_without_deepspeed(tmp_path):
 import sys
 sys.modules["deepspeed"] = None
 from trainer.checkpoint.format import CheckpointFolder
-from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.tensors import read_weights
 from trainer.checkpoint.restore import find_latest
 print(len(read_weights({str(folder)!r})), CheckpointFolder({str(folder)!r}).read_state().state.step)
 """
@@ -423,17 +423,17 @@ print(len(read_weights({str(folder)!r})), CheckpointFolder({str(folder)!r}).read
 def sets_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
     """Weights, moments and Adam's count of a checkpoint, whole, by name."""
     from trainer.checkpoint.format import open_checkpoint
-    from trainer.checkpoint.pieces import read_pieces
+    from trainer.checkpoint.tensors import read_fragments
 
     checkpoint = open_checkpoint(folder / "checkpoints" / f"step-{step:08d}")
     shapes = checkpoint.saved.shapes
     whole: dict[str, torch.Tensor] = {}
     for file in checkpoint.tensor_files:
-        for piece in read_pieces(checkpoint.folder / file):
-            held = whole.setdefault(f"{piece.kind} {piece.name}", torch.full(shapes[piece.name], torch.nan))
-            target = held.view(-1)[piece.start : piece.stop]
+        for fragment in read_fragments(checkpoint.folder / file):
+            held = whole.setdefault(f"{fragment.kind} {fragment.name}", torch.full(shapes[fragment.name], torch.nan))
+            target = held.view(-1)[fragment.start : fragment.stop]
             assert target.isnan().all(), "held twice"
-            target.copy_(piece.read(piece.start, piece.stop))
+            target.copy_(fragment.read(fragment.start, fragment.stop))
     assert not any(tensor.isnan().any() for tensor in whole.values())
     with_momentum = {key.removeprefix("momentum ") for key in whole if key.startswith("momentum ")}
     assert with_momentum in (set(), {"gated.weight", "dense.weight"}, set(shapes)), "AdamW, Muon or Lion"

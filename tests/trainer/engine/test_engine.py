@@ -15,7 +15,7 @@ from tests.support.toy_processes import OPTIMIZERS, run_jobs, trained
 from tests.support.toy_reference import train_plainly
 from tests.support.toy_training import ToyModel, make_config
 from trainer.checkpoint.format import CheckpointFolder, step_folder
-from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.tensors import read_weights
 from trainer.distributed import gradient_exchange
 from trainer.distributed.gradient_exchange import Route
 from trainer.distributed.process_group import Ranks

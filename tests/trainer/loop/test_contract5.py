@@ -20,7 +20,7 @@ import torch
 from tests.support import toy_pretraining
 from tests.support.toy_pretraining import STEPS, train_plainly
 from tests.support.toy_processes import finish, start_ranks
-from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.tensors import read_weights
 
 pytestmark = pytest.mark.spawn
 
