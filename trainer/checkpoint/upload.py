@@ -137,7 +137,7 @@ class Uploader:
     def copy_scores(self, checkpoints: Path) -> None:
         """Copy the scores that followed the checkpoints of a folder, and remove what they make superfluous; waits."""
         try:
-            self._let_go(checkpoints)
+            self._remove_superfluous(checkpoints)
         except Exception as error:  # noqa: BLE001 - whatever fails, the next save does it
             reason = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             self._warn(
@@ -197,7 +197,7 @@ class Uploader:
             return False
         self._copy_scores(checkpoint.folder, remote)
         remote.write_marker(marker)
-        self._let_go(checkpoint.folder.parent)
+        self._remove_superfluous(checkpoint.folder.parent)
         return True
 
     def _copy_scores(self, folder: Path, remote: CheckpointFolder) -> None:
@@ -226,7 +226,7 @@ class Uploader:
         note = remote.file(name + COPIED_SUFFIX)
         return storage.exists(note) and storage.read_bytes(note).decode() == sha256
 
-    def _let_go(self, checkpoints: Path) -> None:
+    def _remove_superfluous(self, checkpoints: Path) -> None:
         """Remove from the store what the newest checkpoint makes superfluous; an older one may be copied after it.
 
         A copy that was broken off goes once a newer one is complete. Those after it may be another rank's work now.

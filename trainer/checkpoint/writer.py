@@ -63,7 +63,7 @@ def save(
     evaluation: LateScores | None = None,
     sources: Mapping[str, str] | None = None,
 ) -> Checkpoint | None:
-    """Save the state after `state.step` steps, all ranks together; then let old checkpoints go.
+    """Save the state after `state.step` steps, all ranks together; then remove superfluous checkpoints.
 
     `evaluation` says that the step is evaluated after this: the checkpoint is never without it.
 
@@ -72,7 +72,7 @@ def save(
     """
     folder, ranks, settings = step_folder(output_dir, state.step), engine.ranks, config.checkpoint
     nodes_have_disks = settings.upload_to is not None
-    in_turn(lambda: _make_room(folder), ranks, nodes_have_disks)
+    in_turn(lambda: _set_aside(folder), ranks, nodes_have_disks)
     records, problems = _write_rank_files(folder, engine)
     saved = SavedState(
         format_version=FORMAT_VERSION,
@@ -94,11 +94,11 @@ def save(
     marker, problems = broadcast_object((marker, problems), ranks)
     if problems:
         if ranks.is_first:
-            _give_up(folder, problems[0], warn)
+            _undo_save(folder, problems[0], warn)
         return None
     if ranks.local_rank == 0 and not CheckpointFolder(folder).is_complete:
         _complete_here(folder, saved, evaluation, marker, warn)
-    retire(output_dir, settings, state.step, ranks, warn)
+    remove_superfluous(output_dir, settings, state.step, ranks, warn)
     return Checkpoint(folder, saved, tuple(record.name for record in records))
 
 
@@ -176,7 +176,7 @@ def in_turn(tidy: Callable[[], None], ranks: Ranks, nodes_have_disks: bool) -> N
         barrier(ranks)
 
 
-def _make_room(folder: Path) -> None:
+def _set_aside(folder: Path) -> None:
     """Rank 0: set aside what an earlier save of this step left, so that nothing of it mixes with the new one."""
     with contextlib.suppress(UserError, OSError):  # where it cannot be removed, writing into it reports the reason
         if CheckpointFolder(folder).is_complete:
@@ -186,7 +186,7 @@ def _make_room(folder: Path) -> None:
             storage.remove(folder)
 
 
-def _give_up(folder: Path, problem: str, warn: Warn) -> None:
+def _undo_save(folder: Path, problem: str, warn: Warn) -> None:
     """Rank 0: remove the half-made save and bring back what it was to replace."""
     warn(f"CHECKPOINT {folder} WAS NOT SAVED; the last complete checkpoint stays: {problem}")
     with contextlib.suppress(UserError, OSError):
@@ -216,7 +216,7 @@ def _replaced_steps(output_dir: str | Path) -> list[int]:
     return [step for step in steps if step is not None]
 
 
-def retire(
+def remove_superfluous(
     output_dir: str | Path, settings: CheckpointSettings, saved_step: int, ranks: Ranks, warn: Warn = LOG.warning
 ) -> None:
     """Remove what the newest checkpoint, and its scores, make superfluous; all ranks together.
@@ -227,12 +227,14 @@ def retire(
     kept: set[int] = set()
     if nodes_have_disks:
         complete = list_steps(output_dir)[0] if ranks.is_first else []
-        gone = superfluous_in(checkpoints_folder(output_dir), complete, saved_step, settings)
-        kept = broadcast_object({*complete} - gone, ranks)
-    in_turn(lambda: _retire(output_dir, settings, saved_step, kept, report), ranks, nodes_have_disks)
+        superfluous = superfluous_in(checkpoints_folder(output_dir), complete, saved_step, settings)
+        kept = broadcast_object({*complete} - superfluous, ranks)
+    in_turn(lambda: _remove_superfluous_here(output_dir, settings, saved_step, kept, report), ranks, nodes_have_disks)
 
 
-def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: int, kept: set[int], warn: Warn) -> None:
+def _remove_superfluous_here(
+    output_dir: str | Path, settings: CheckpointSettings, saved_step: int, kept: set[int], warn: Warn
+) -> None:
     """Remove superfluous checkpoints but `kept`, and what was never completed."""
     complete, unfinished = list_steps(output_dir)
     superfluous = superfluous_in(checkpoints_folder(output_dir), complete, saved_step, settings) - kept | {*unfinished}

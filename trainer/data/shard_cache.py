@@ -92,7 +92,7 @@ class ShardCache:
         partial = path.with_name(f".{path.name}{storage.PARTIAL_SUFFIX}")
         self._remove_abandoned()
         try:
-            self._make_room(file.bytes, path)
+            self._evict(file.bytes, path)
             while True:
                 try:
                     self._download(file.url, partial)
@@ -111,11 +111,11 @@ class ShardCache:
                     ) from None
             _check(file, partial)
             os.replace(partial, path)
-            self._make_room(0, path)  # other processes may have added files meanwhile
+            self._evict(0, path)  # other processes may have added files meanwhile
         finally:
             partial.unlink(missing_ok=True)
 
-    def _make_room(self, num_bytes: int, kept: Path) -> None:
+    def _evict(self, num_bytes: int, kept: Path) -> None:
         """Remove files other than `kept` until `num_bytes` more are within the limit, or none is left."""
         with self._locked("room", wait=True):
             files = self._files()

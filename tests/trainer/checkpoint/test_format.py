@@ -65,7 +65,7 @@ def test_saving_the_step_of_a_link_again_puts_a_folder_in_its_place(linked, targ
 
 def test_a_link_that_cannot_be_set_aside_is_not_written_through(linked, target, monkeypatch):
     before = files_of(target)
-    monkeypatch.setattr(checkpoints, "_make_room", lambda folder: None)
+    monkeypatch.setattr(checkpoints, "_set_aside", lambda folder: None)
     warnings: list[str] = []
     config, state = make_config(str(linked), 0), TrainState(step=STEP, tokens_seen=1)
     assert checkpoints.save(linked, StillEngine(), state, config, IDENTITY, warn=warnings.append) is None

@@ -84,7 +84,7 @@ def test_nodes_with_disks_of_their_own_keep_the_best_by_a_suite_whose_scores_ran
         if node == "0":
             write_late_scores(folder, LateScores(state="done", suite="mine", metrics={"suite/mine/average": 1 / step}))
     threads = ThreadedRanks(2, (writer,), monkeypatch)
-    threads.run(lambda ranks: writer.retire(tmp_path / str(ranks.rank), settings, 30, ranks))
+    threads.run(lambda ranks: writer.remove_superfluous(tmp_path / str(ranks.rank), settings, 30, ranks))
     assert [sorted(list_steps(tmp_path / node)[0]) for node in "01"] == [[10, 30], [10, 30]]
 
 
