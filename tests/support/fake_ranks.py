@@ -78,7 +78,7 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
 
     meetings: list[int] = []
     stable_adamw.all_reduce_sum = lambda sums, ranks: meetings.append(len(sums)) or sums
-    engine.prepare(loss)
+    engine.warmup_step(loss)
     for _ in range(2):
         engine.set_learning_rate(1e-3)
         engine.backward(loss() * 1e-3, is_last_micro_batch=True)

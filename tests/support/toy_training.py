@@ -133,7 +133,7 @@ def run_job(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         config = config.model_copy(update={"checkpoint": settings})
     found = find_latest(config.output_dir, ranks, remote=remote, stage=job["stage"])
     engine = build_engine(ToyModel(), config, ranks)
-    engine.prepare(lambda: engine.forward(global_batch(0)[:2]))
+    engine.warmup_step(lambda: engine.forward(global_batch(0)[:2]))
     first = 0
     if found is not None:
         load(engine, found)

@@ -98,7 +98,7 @@ class Training:
             output: PretrainingOutput = self.engine.forward(batch)
             return output.mlm_loss_sum + output.nsp_loss_sum
 
-        self.engine.prepare(compute_loss)
+        self.engine.warmup_step(compute_loss)
 
     def step(self, clock: WorkClock) -> int:
         """Take one step as the training loop does; returns its tokens over all ranks."""

@@ -4,7 +4,7 @@ A loss comes in scaled for the global batch (`loss_sum * world_size / global_cou
 micro-batch is the step's last, so their number may change from step to step. A step whose gradient is not finite
 changes nothing: neither weights nor optimizer state, at any stage and precision.
 
-DeepSpeed makes optimizer state in its first step. So every process takes one rehearsal step with gradient and learning
+DeepSpeed makes optimizer state in its first step. So every process takes one warmup step with gradient and learning
 rate 0, which also meets out-of-memory before the first real step, and then all state is set: to the model's initial
 weights and zeros here, or to a checkpoint's (`trainer/checkpoint/writer.py`). A fresh and a resumed run
 therefore start alike.
@@ -139,8 +139,8 @@ class Engine:
             if group.get("decays"):
                 group["weight_decay"] = weight_decay
 
-    def prepare(self, *losses: Callable[[], torch.Tensor]) -> None:
-        """Take the rehearsal step and set the state of a fresh run; all ranks together, once.
+    def warmup_step(self, *losses: Callable[[], torch.Tensor]) -> None:
+        """Take the warmup step and set the state of a fresh run; all ranks together, once.
 
         Each of `losses` runs the forward of a micro-batch, one of them of the run's largest, and returns a loss of
         shape ().
@@ -154,7 +154,7 @@ class Engine:
         groups = settings_of_groups(base)
         self.train()
         self.set_learning_rate(0.0)
-        with explain_out_of_memory(self.ranks, "in the rehearsal step"):
+        with explain_out_of_memory(self.ranks, "in the warmup step"):
             for number, compute_loss in enumerate(losses, start=1):
                 # Times 0: a step that fp16 skips for overflow would make no state.
                 self.backward(compute_loss() * 0.0, is_last_micro_batch=number == len(losses))
@@ -224,7 +224,7 @@ def is_news(record: logging.LogRecord) -> bool:
 
 
 def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
-    """Hand the model, whose weights are fp32 and the same on every rank, to DeepSpeed; then call `Engine.prepare`.
+    """Hand the model, whose weights are fp32 and the same on every rank, to DeepSpeed; then call `Engine.warmup_step`.
 
     Raises:
         UsageError: the DeepSpeed settings contradict the YAML or are refused by DeepSpeed.

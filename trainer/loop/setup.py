@@ -270,11 +270,11 @@ def warmup_step(
     ]
     losses = [_loss_of(engine, batch) for batch in batches]
     if not is_compiled:
-        engine.prepare(*losses)
+        engine.warmup_step(*losses)
         return
     with patient_collectives(COMPILATION_SECONDS, config.distributed, ranks):
         watchdog.mark("compiling for training", COMPILATION_SECONDS)
-        engine.prepare(*losses)
+        engine.warmup_step(*losses)
         watchdog.mark("compiling for evaluation", COMPILATION_SECONDS)
         engine.eval()
         with torch.no_grad():

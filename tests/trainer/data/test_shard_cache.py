@@ -346,7 +346,7 @@ def _ask(prefetcher: Prefetcher, cache: MarkingCache) -> None:
 
 @pytest.mark.spawn
 def test_a_worker_fetches_ahead_though_its_rank_did_before_it_was_forked(tmp_path: Path) -> None:
-    """As the rehearsal does before DataLoader forks its workers."""
+    """As the warmup step does before DataLoader forks its workers."""
     cache: Any = MarkingCache(tmp_path)
     prefetcher = Prefetcher(cache.fetch)
     prefetcher.ask(file_of(0))

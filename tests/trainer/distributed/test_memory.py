@@ -23,10 +23,10 @@ REFUSALS = {
 
 @pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
 def test_a_refusal_of_memory_says_where_and_what_to_lower(refusal):
-    with pytest.raises(UserError) as raised, explain_out_of_memory(ALONE, "in the rehearsal step"):
+    with pytest.raises(UserError) as raised, explain_out_of_memory(ALONE, "in the warmup step"):
         raise refusal
     said = str(raised.value)
-    assert said.startswith("rank 0 ran out of memory on cpu in the rehearsal step (") and "\n" not in said
+    assert said.startswith("rank 0 ran out of memory on cpu in the warmup step (") and "\n" not in said
     assert "lower training.micro_batch_tokens" in said and "zero.stage" in said
 
 

@@ -190,7 +190,7 @@ def test_deepspeed_reduces_where_nothing_can_leave_early(world_size, immediate_g
 
 
 class ScaledDeepSpeed:
-    """What `Engine.prepare` asks of DeepSpeed's engine at stage 1 in fp16; a step changes the loss scale."""
+    """What `Engine.warmup_step` asks of DeepSpeed's engine at stage 1 in fp16; a step changes the loss scale."""
 
     def __init__(self) -> None:
         self.module = torch.nn.Module()
@@ -230,10 +230,10 @@ def scaled_engine(precision: str = "fp16") -> tuple[Engine, ScaledDeepSpeed]:
     return Engine(deepspeed, config, Ranks(0, 1, 0, torch.device("cpu")), {}), deepspeed
 
 
-def test_the_rehearsal_step_has_no_gradient_and_no_learning_rate_and_leaves_the_loss_scale_as_it_was():
+def test_the_warmup_step_has_no_gradient_and_no_learning_rate_and_leaves_the_loss_scale_as_it_was():
     engine, deepspeed = scaled_engine()
     engine.eval()
-    engine.prepare(lambda: torch.tensor(7.0))
+    engine.warmup_step(lambda: torch.tensor(7.0))
     assert deepspeed.calls == ["eval", "train", True, (0.0, False, {0.0}), "step"]
     assert vars(deepspeed.optimizer.loss_scaler) == {
         "cur_scale": 65536.0,
@@ -242,7 +242,7 @@ def test_the_rehearsal_step_has_no_gradient_and_no_learning_rate_and_leaves_the_
         "dynamic": True,
     }
     with pytest.raises(AssertionError, match="prepared already"):
-        engine.prepare(lambda: torch.tensor(7.0))
+        engine.warmup_step(lambda: torch.tensor(7.0))
 
 
 def test_the_loss_scale_is_saved_and_set_in_fp16_alone():
@@ -278,7 +278,7 @@ def test_a_fresh_run_begins_with_the_exact_weights_and_without_moments_or_update
     states = {weight: moments | {"step": count}}
     fragment = Fragment("a", 4, 10, owned_start=4, owned_stop=10, held_in=weight, offset=0, padding=2, states=states)
     monkeypatch.setattr(engine, "fragments", lambda: [fragment])
-    engine.prepare(lambda: torch.tensor(7.0))
+    engine.warmup_step(lambda: torch.tensor(7.0))
     assert torch.equal(weight[:6], torch.arange(4.0, 10.0) + 0.001) and not weight[6:].any()
     assert not any(moment.any() for moment in moments.values())
     assert count == 0

@@ -58,7 +58,7 @@ class BareEngine:
         self.module = module
         self.optimizer = torch.optim.AdamW(module.parameters(), lr=0.0)
 
-    def prepare(self, compute_loss: Callable[[], torch.Tensor]) -> None:
+    def warmup_step(self, compute_loss: Callable[[], torch.Tensor]) -> None:
         for parameter in self.module.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()

@@ -233,7 +233,7 @@ def test_nothing_is_saved_or_deferred_where_nothing_is_due() -> None:
 
 
 def out_of_memory() -> NoReturn:
-    with explain_out_of_memory(ALONE, "in the rehearsal step"):
+    with explain_out_of_memory(ALONE, "in the warmup step"):
         raise torch.OutOfMemoryError("no memory")
 
 
