@@ -122,7 +122,7 @@ def run_job(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     config = make_config(shards, job)
     engine = build_engine(make_model(config), config, ranks)
     warmup_step(engine, config, [open_shard_set(shards)], ranks, 0, Watchdog(config.health, ranks))
-    found = find_latest(config.output_dir, ranks, stage=engine.stage)
+    found = find_latest(config.output_dir, ranks, zero_stage=engine.zero_stage)
     state = TrainState()
     if found is not None:
         load(engine, found)

@@ -38,7 +38,7 @@ def find_latest(
     ranks: Ranks = ALONE,
     warn: Warn = LOG.warning,
     remote: str | None = None,
-    stage: int | None = None,
+    zero_stage: int | None = None,
     step: int | None = None,
 ) -> Checkpoint | None:
     """Return the newest intact checkpoint, the same one on all ranks; None if there is no complete one.
@@ -48,7 +48,7 @@ def find_latest(
     Args:
         remote: `checkpoint.upload_to`: what a node's disk lacks is fetched from there. Without it all nodes are taken
             to share the folder, and every rank verifies a share of the files.
-        stage: ZeRO stage of the run, by which a rank knows which files it needs.
+        zero_stage: ZeRO stage of the run, by which a rank knows which files it needs.
         step: take the checkpoint of this step and no other.
 
     Raises:
@@ -69,7 +69,7 @@ def find_latest(
         if remote is None:
             problem = _first_problem(folder, ranks)
         else:
-            problem = fetch_checkpoint(CheckpointFolder.of_step(remote, candidate), folder, stage, ranks)
+            problem = fetch_checkpoint(CheckpointFolder.of_step(remote, candidate), folder, zero_stage, ranks)
         problems = [found for found in gather_objects(problem, ranks) if found]
         if not problems:
             return open_checkpoint(folder.url, verified=True)
@@ -155,7 +155,9 @@ def _first_problem(folder: CheckpointFolder, ranks: Ranks) -> str | None:
         return error.problem
 
 
-def fetch_checkpoint(stored: CheckpointFolder, folder: CheckpointFolder, stage: int | None, ranks: Ranks) -> str | None:
+def fetch_checkpoint(
+    stored: CheckpointFolder, folder: CheckpointFolder, zero_stage: int | None, ranks: Ranks
+) -> str | None:
     """Have in this node's `folder` what its ranks need of the stored checkpoint, every file of it verified.
 
     Fetched is only what is needed and missing or damaged. A rank that resumes on the same number of ranks at the same
@@ -174,7 +176,7 @@ def fetch_checkpoint(stored: CheckpointFolder, folder: CheckpointFolder, stage: 
     if any(gather_objects(problem, ranks)):
         return problem
     assert marker is not None
-    _, problem = _attempt(lambda: _ensure_files(stored, folder, needed_files(marker, folder, stage, ranks)))
+    _, problem = _attempt(lambda: _ensure_files(stored, folder, needed_files(marker, folder, zero_stage, ranks)))
     if any(gather_objects(problem, ranks)):
         return problem
     if leads:
@@ -183,11 +185,11 @@ def fetch_checkpoint(stored: CheckpointFolder, folder: CheckpointFolder, stage: 
     return problem
 
 
-def needed_files(marker: Marker, folder: CheckpointFolder, stage: int | None, ranks: Ranks) -> list[FileRecord]:
+def needed_files(marker: Marker, folder: CheckpointFolder, zero_stage: int | None, ranks: Ranks) -> list[FileRecord]:
     """The tensor files that this rank fetches: its own, or on one rank of a node all of them."""
     saved = folder.parse_state(marker)
     tensors = [record for record in marker.files if record.name != STATE_NAME]
-    if stage and (saved.world_size, saved.zero_stage) == (ranks.world_size, stage):
+    if zero_stage and (saved.world_size, saved.zero_stage) == (ranks.world_size, zero_stage):
         own = rank_file_name(ranks.rank, ranks.world_size)
         return [record for record in tensors if record.name == own]
     return tensors if ranks.local_rank == 0 else []
@@ -255,7 +257,10 @@ def load(engine: Engine, checkpoint: Checkpoint) -> None:
     missing = {f"{kind} of {f.name}": f.stop - f.start for f in fragments for kind in f.kinds}
     by_name = {fragment.name: fragment for fragment in fragments}
     wanted = [(fragment.name, fragment.start, fragment.stop, fragment.kinds) for fragment in fragments]
-    has_own_file = engine.stage > 0 and (saved.world_size, saved.zero_stage) == (ranks.world_size, engine.stage)
+    has_own_file = engine.zero_stage > 0 and (saved.world_size, saved.zero_stage) == (
+        ranks.world_size,
+        engine.zero_stage,
+    )
     names = own_first(checkpoint.tensor_files, ranks)
     if has_own_file or ranks.world_size == 1:
         found = read_alone(checkpoint.folder, names, wanted, lambda: any(missing.values()))

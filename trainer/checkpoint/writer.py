@@ -80,7 +80,7 @@ def save(
         config=without_secrets(config).model_dump(mode="json"),
         data=data,
         world_size=ranks.world_size,
-        zero_stage=engine.stage,
+        zero_stage=engine.zero_stage,
         shapes=parameter_shapes(engine.module),
         optimizer_steps=engine.optimizer_steps,
         loss_scaler=engine.loss_scaler_state(),

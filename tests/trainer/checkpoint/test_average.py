@@ -122,22 +122,22 @@ def test_checkpoints_of_other_shapes_and_damaged_ones_are_refused(tmp_path: Path
 
 
 @pytest.mark.spawn
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_the_mean_is_evaluated_in_a_run_on_two_ranks_without_disturbing_it(stage: int) -> None:
-    folder, reports = trained(stage)
-    averaged, undisturbed = reports["averaged"], reports[f"{averaged_name(stage)}-whole"]
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_the_mean_is_evaluated_in_a_run_on_two_ranks_without_disturbing_it(zero_stage: int) -> None:
+    folder, reports = trained(zero_stage)
+    averaged, undisturbed = reports["averaged"], reports[f"{averaged_name(zero_stage)}-whole"]
     assert averaged["losses"] == undisturbed["losses"] and averaged["norms"] == undisturbed["norms"]
-    assert_same_training_state(folder / "averaged", folder / f"{averaged_name(stage)}-whole")
+    assert_same_training_state(folder / "averaged", folder / f"{averaged_name(zero_stage)}-whole")
     for number, loss in enumerate(averaged["averages"], start=1):
         folders = [folder / "averaged" / "checkpoints" / f"step-{step:08d}" for step in range(1, number + 1)]
         model = ToyModel().eval()
         with torch.no_grad():
             for name, weight in average_checkpoints(folders, [1 / number] * number).items():
                 model.get_parameter(name).copy_(weight)
-            if stage:
+            if zero_stage:
                 model.bfloat16()  # as the forward of the run
             expected = float(model(global_batch(0)))
-        assert loss == pytest.approx(expected, rel=1e-2 if stage else 1e-6)
+        assert loss == pytest.approx(expected, rel=1e-2 if zero_stage else 1e-6)
     assert len(set(averaged["averages"])) == 4
 
 

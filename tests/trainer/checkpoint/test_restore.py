@@ -38,7 +38,7 @@ def test_nodes_that_share_a_folder_bring_back_what_a_killed_save_set_aside_one_a
     monkeypatch.setattr(restore, "bring_back_replaced", slowly)
     group = ThreadedRanks(2, (writer, restore), monkeypatch)
     store = str(tmp_path / "store")
-    found = group.run(lambda ranks: restore.find_latest(tmp_path / "run", ranks, refuse, remote=store, stage=0))
+    found = group.run(lambda ranks: restore.find_latest(tmp_path / "run", ranks, refuse, remote=store, zero_stage=0))
     assert seen == [1, 1]
     assert [each.step for each in found] == [1, 1]
     assert torch.equal(read_weights(folder)["norm.weight"], engine.module.norm.weight)

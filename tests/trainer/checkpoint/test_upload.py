@@ -70,7 +70,7 @@ class Run:
         return saved.folder
 
     def latest(self, folder: Path, **more: object) -> checkpoints.Checkpoint | None:
-        return find_latest(folder, remote=self.url, stage=0, **more)
+        return find_latest(folder, remote=self.url, zero_stage=0, **more)
 
 
 @pytest.mark.long

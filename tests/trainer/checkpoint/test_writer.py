@@ -33,7 +33,7 @@ IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fin
 class StillEngine:
     """What save and load ask of an engine, at stage 0 on one rank, without DeepSpeed; makes one step at the start."""
 
-    stage = 0
+    zero_stage = 0
     ranks = ALONE
 
     def __init__(self, learning_rate: float = 0.1) -> None:
@@ -451,16 +451,16 @@ def assert_same_course(report: dict, resumed: dict, folder: Path, other: Path) -
 @pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize(
-    ("stage", "optimizer", "precision"),
+    ("zero_stage", "optimizer", "precision"),
     [
-        (stage, optimizer, precision)
-        for stage in range(4)
+        (zero_stage, optimizer, precision)
+        for zero_stage in range(4)
         for optimizer in OPTIMIZERS
-        for precision in precisions_of(stage, optimizer)
+        for precision in precisions_of(zero_stage, optimizer)
     ],
 )
-def test_a_stopped_and_resumed_run_is_bitwise_the_run_never_stopped(stage, optimizer, precision):
-    folder, reports = trained(stage)
+def test_a_stopped_and_resumed_run_is_bitwise_the_run_never_stopped(zero_stage, optimizer, precision):
+    folder, reports = trained(zero_stage)
     name = f"{optimizer}-{precision}"
     whole, resumed = reports[f"{name}-whole"], reports[f"{name}-second-half"]
     assert len(set(whole["losses"])) == 4
@@ -471,9 +471,14 @@ def test_a_stopped_and_resumed_run_is_bitwise_the_run_never_stopped(stage, optim
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_resuming_in_new_processes_is_bitwise_too(stage, world_size, optimizer, tmp_path):
-    common = {"stage": stage, "accumulation": 2, "precision": "bf16" if stage else "fp32", "optimizer": optimizer}
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_resuming_in_new_processes_is_bitwise_too(zero_stage, world_size, optimizer, tmp_path):
+    common = {
+        "stage": zero_stage,
+        "accumulation": 2,
+        "precision": "bf16" if zero_stage else "fp32",
+        "optimizer": optimizer,
+    }
     whole = common | {"output_dir": str(tmp_path / "whole"), "steps": 4}
     half = common | {"output_dir": str(tmp_path / "halves"), "steps": 2}
     (report,) = run_jobs(tmp_path, world_size, [whole])
@@ -488,7 +493,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize(
-    ("from_stage", "stage", "world_size", "optimizer"),
+    ("from_stage", "zero_stage", "world_size", "optimizer"),
     [
         (1, 3, 3, "muon"),
         (3, 1, 1, "stable_adamw"),
@@ -501,35 +506,37 @@ SLOW = pytest.mark.slow
         ),
     ],
 )
-def test_another_stage_and_number_of_ranks_goes_on_within_rounding(from_stage, stage, world_size, optimizer, tmp_path):
+def test_another_stage_and_number_of_ranks_goes_on_within_rounding(
+    from_stage, zero_stage, world_size, optimizer, tmp_path
+):
     """From 2 ranks, to 3 that divide neither the rows of the batch nor the parameters; against plain PyTorch."""
     folder, _ = trained(from_stage)
     shutil.copytree(folder / f"{optimizer}-plain", tmp_path / "run")
-    go_on_as_plain_pytorch(tmp_path, stage, world_size, optimizer)
+    go_on_as_plain_pytorch(tmp_path, zero_stage, world_size, optimizer)
 
 
 @pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize(
-    ("from_stage", "stage"), [pytest.param(0, 1, marks=SLOW), (1, 2), pytest.param(3, 0, marks=SLOW)]
+    ("from_stage", "zero_stage"), [pytest.param(0, 1, marks=SLOW), (1, 2), pytest.param(3, 0, marks=SLOW)]
 )
-def test_one_rank_goes_on_as_two_within_rounding(from_stage, stage, tmp_path):
+def test_one_rank_goes_on_as_two_within_rounding(from_stage, zero_stage, tmp_path):
     job = {"stage": from_stage, "accumulation": 4, "output_dir": str(tmp_path / "run"), "steps": 2, "dropout": False}
     run_jobs(tmp_path, 1, [job])
-    go_on_as_plain_pytorch(tmp_path, stage, 2)
+    go_on_as_plain_pytorch(tmp_path, zero_stage, 2)
 
 
 @pytest.mark.spawn
-@pytest.mark.parametrize(("from_stage", "stage"), [pytest.param(1, 1, marks=SLOW), pytest.param(3, 2, marks=SLOW)])
-def test_four_ranks_go_on_as_three_that_divide_no_batch_within_rounding(from_stage, stage, tmp_path):
+@pytest.mark.parametrize(("from_stage", "zero_stage"), [pytest.param(1, 1, marks=SLOW), pytest.param(3, 2, marks=SLOW)])
+def test_four_ranks_go_on_as_three_that_divide_no_batch_within_rounding(from_stage, zero_stage, tmp_path):
     job = {"stage": from_stage, "accumulation": 1, "output_dir": str(tmp_path / "run"), "steps": 2, "dropout": False}
     run_jobs(tmp_path, 4, [job])
-    go_on_as_plain_pytorch(tmp_path, stage, 3)
+    go_on_as_plain_pytorch(tmp_path, zero_stage, 3)
 
 
-def go_on_as_plain_pytorch(folder: Path, stage: int, world_size: int, optimizer: str = "adamw") -> None:
+def go_on_as_plain_pytorch(folder: Path, zero_stage: int, world_size: int, optimizer: str = "adamw") -> None:
     """Resume the run at step 2 for 2 more steps; compare with plain PyTorch, within fp32's rounding."""
-    job = {"stage": stage, "accumulation": 2, "output_dir": str(folder / "run"), "steps": 2, "dropout": False}
+    job = {"stage": zero_stage, "accumulation": 2, "output_dir": str(folder / "run"), "steps": 2, "dropout": False}
     job["optimizer"] = optimizer
     (report,) = run_jobs(folder, world_size, [job])
     assert report["first"] == 2

@@ -67,22 +67,22 @@ def test_deepspeed_starts_without_the_compiler_and_the_model_can_be_compiled_aft
 @pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_two_ranks_of_two_micro_batches_train_as_plain_pytorch(stage, optimizer):
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_two_ranks_of_two_micro_batches_train_as_plain_pytorch(zero_stage, optimizer):
     """The norms are those of the raw gradient, and clipping by them is active."""
-    folder, reports = trained(stage)
+    folder, reports = trained(zero_stage)
     name = f"{optimizer}-plain"
     check_against_plain_pytorch(folder / name, reports[name], 2, optimizer)
 
 
 @pytest.mark.long
 @pytest.mark.spawn
-@pytest.mark.parametrize("stage", [pytest.param(0, marks=SLOW), 1, pytest.param(2, marks=SLOW), 3])
-def test_one_rank_of_four_micro_batches_trains_as_plain_pytorch(stage, tmp_path):
+@pytest.mark.parametrize("zero_stage", [pytest.param(0, marks=SLOW), 1, pytest.param(2, marks=SLOW), 3])
+def test_one_rank_of_four_micro_batches_trains_as_plain_pytorch(zero_stage, tmp_path):
     """In fp32 to 1e-6 of the largest value; with a forward in bf16 losses, norms and updates to `BF16_BOUND`."""
-    precisions = ("fp32", "bf16") if stage else ("fp32",)
+    precisions = ("fp32", "bf16") if zero_stage else ("fp32",)
     jobs = [
-        {"stage": stage, "optimizer": optimizer, "precision": precision, "accumulation": 4, "steps": 3}
+        {"stage": zero_stage, "optimizer": optimizer, "precision": precision, "accumulation": 4, "steps": 3}
         | {"dropout": False, "output_dir": str(tmp_path / f"{optimizer}-{precision}")}
         for optimizer in ("adamw", "stable_adamw", "muon")
         for precision in precisions
@@ -105,10 +105,10 @@ def test_one_rank_of_four_micro_batches_trains_as_plain_pytorch(stage, tmp_path)
 
 @pytest.mark.spawn
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_step_with_nan_changes_nothing(stage, optimizer):
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_step_with_nan_changes_nothing(zero_stage, optimizer):
     """The job itself checks that the step counts as skipped; here, that nothing of it reached the checkpoint."""
-    folder, _ = trained(stage)
+    folder, _ = trained(zero_stage)
     checkpoint = folder / f"{optimizer}-plain" / "checkpoints" / "step-00000002"
     assert CheckpointFolder(checkpoint).read_state().optimizer_steps == 2
     assert all(torch.isfinite(weight).all() for weight in read_weights(checkpoint).values())
@@ -117,9 +117,9 @@ def test_a_step_with_nan_changes_nothing(stage, optimizer):
 @pytest.mark.spawn
 @SLOW
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("stage", "precision"), [(1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (3, "bf16")])
-def test_offload_trains_as_without(stage, precision, optimizer, tmp_path):
-    common = {"stage": stage, "precision": precision, "accumulation": 2, "steps": 3, "dropout": False}
+@pytest.mark.parametrize(("zero_stage", "precision"), [(1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (3, "bf16")])
+def test_offload_trains_as_without(zero_stage, precision, optimizer, tmp_path):
+    common = {"stage": zero_stage, "precision": precision, "accumulation": 2, "steps": 3, "dropout": False}
     common["optimizer"] = optimizer
     plain, offloaded = run_jobs(
         tmp_path,

@@ -144,10 +144,10 @@ def test_local_layers_count_their_window_alone():
     assert flops_per_token(everywhere, 128) == flops_per_token(MODERN_LARGE, 128)
 
 
-def memory(stage: int, world_size: int = 8, **options) -> dict[str, int]:
+def memory(zero_stage: int, world_size: int = 8, **options) -> dict[str, int]:
     return memory_per_rank(
         BERT_LARGE,
-        stage=stage,
+        zero_stage=zero_stage,
         world_size=world_size,
         micro_batch_tokens=8192,
         sequence_length=512,
@@ -158,7 +158,9 @@ def memory(stage: int, world_size: int = 8, **options) -> dict[str, int]:
 def test_each_stage_divides_one_part_more():
     total = num_parameters(BERT_LARGE, next_sentence=False)
     parts = ("weights", "gradients", "master_weights", "optimizer")
-    per_parameter = {stage: [round(memory(stage)[part] * 8 / total) for part in parts] for stage in range(4)}
+    per_parameter = {
+        zero_stage: [round(memory(zero_stage)[part] * 8 / total) for part in parts] for zero_stage in range(4)
+    }
     assert per_parameter == {0: [16, 32, 32, 64], 1: [16, 32, 4, 8], 2: [16, 4, 4, 8], 3: [2, 4, 4, 8]}
 
 
