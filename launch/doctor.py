@@ -118,9 +118,9 @@ def estimate(config: RunConfig, world_size: int, device: torch.device) -> Findin
     length.
     """
     from launch.status import long_duration
-    from trainer.metrics.status import read_status
     from trainer.metrics.throughput import flops_per_position, peak_flops
     from trainer.preflight.finding import Finding
+    from trainer.tracking.status import read_status
 
     status, peak = read_status(Path(config.output_dir)), peak_flops(config, device)
     if status and status.flops_per_device and status.world_size:

@@ -93,7 +93,7 @@ def run_suite(arguments: argparse.Namespace) -> None:
 
 def score_minimal_pairs(arguments: argparse.Namespace) -> None:
     """Score minimal pairs, print the table and write the scores."""
-    from trainer.evaluation.minimal_pairs import (
+    from trainer.data.minimal_pairs import (
         as_json,
         judge,
         num_masked_copies,

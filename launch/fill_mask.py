@@ -66,8 +66,8 @@ def open_model(model: str, tracking_uri: str | None, texts: Sequence[Text] | Non
         UsageError: the model is fine-tuned, or none of `texts` has a mask; checked before the model is loaded.
     """
     from trainer.inference.fill_mask import MASK_TOKEN, FillMask
-    from trainer.inference.model_folder import check_not_fine_tuned, named_mask_token
     from trainer.inference.pulled_model import is_checkpoint, pull
+    from trainer.model.model_folder import check_not_fine_tuned, named_mask_token
 
     has_mask = texts is None or any(MASK_TOKEN in each.text for each in texts)
     if is_checkpoint(model):
@@ -79,7 +79,7 @@ def open_model(model: str, tracking_uri: str | None, texts: Sequence[Text] | Non
     if texts is not None and not has_mask:
         mask_token = named_mask_token(folder)
         if mask_token is None:
-            from trainer.inference.pretrained import load_tokenizer
+            from trainer.model.pretrained import load_tokenizer
 
             mask_token = load_tokenizer(folder).mask_token
         if mask_token is not None and not any(mask_token in each.text for each in texts):

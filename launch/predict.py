@@ -110,8 +110,8 @@ def fitted_folder(arguments: argparse.Namespace) -> Path:
     from trainer.finetuning.labeled_tables import check_readable
     from trainer.finetuning.task_data import make_task
     from trainer.finetuning.tasks import TASK_NAMES
-    from trainer.inference.model_folder import FINETUNE_FILE, check_fine_tuned, not_fine_tuned, read_json
     from trainer.inference.pulled_model import is_checkpoint, pull
+    from trainer.model.model_folder import FINETUNE_FILE, check_fine_tuned, not_fine_tuned, read_json
 
     check_readable(arguments.input)
     if is_checkpoint(arguments.model):

@@ -120,8 +120,8 @@ def show_versions(arguments: argparse.Namespace) -> None:
 
 def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: argparse.Namespace) -> None:
     """Register an exported folder, load it back from the registry and print how others load it."""
-    from trainer.inference.model_folder import check_registrable, read_provenance
     from trainer.inference.pulled_model import pull
+    from trainer.model.model_folder import check_registrable, read_provenance
     from trainer.registry.registration import register
     from trainer.registry.served_model import load_served
     from trainer.tracking.mlflow_server import registry_view_hint

@@ -21,8 +21,8 @@ from data_prep.base.errors import UsageError, UserError, run_command
 from data_prep.base.terminal import duration
 from launch.options import command_parser
 from trainer.config.comparability import digest_for
-from trainer.metrics.process_identity import is_alive
-from trainer.metrics.status import (
+from trainer.tracking.process_identity import is_alive
+from trainer.tracking.status import (
     DEAD_AFTER_SECONDS,
     STATUS_NAME,
     BranchRecord,

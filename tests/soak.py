@@ -25,7 +25,7 @@ from tests.support.soak_faults import Fault
 from tests.support.soak_rank_faults import FAULTS
 from tests.support.soak_report import Incident, SoakReport
 from tests.system.conftest import PRETRAIN, REPOSITORY, Training
-from trainer.metrics.status import read_status
+from trainer.tracking.status import read_status
 
 MAX_STEPS = 60
 MODEL_NAME, ALIAS = "soak", "champion"

@@ -13,8 +13,8 @@ import pytest
 from tests import sameness
 from tests.sameness import CONFIG, DATA_PARTS, OF_ONE_RUN, QUICK, RUN_PARTS, RUNS, SCORES, compare
 from trainer import load_config
-from trainer.metrics.process_identity import ProcessIdentity
-from trainer.metrics.status import Status
+from trainer.tracking.process_identity import ProcessIdentity
+from trainer.tracking.status import Status
 
 SCRIPT = Path(__file__).with_name("sameness.py")
 

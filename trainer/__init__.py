@@ -16,12 +16,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trainer.api import TrainResult, open_loader, train
     from trainer.config.load import load_config
     from trainer.finetuning.finetune import finetune
     from trainer.hf_export.export import export_checkpoint as export
     from trainer.inference.embedding import Embedder
     from trainer.inference.fill_mask import FillMask
-    from trainer.loop.api import TrainResult, open_loader, train
     from trainer.registry.registration import register
 
 __all__ = [
@@ -38,9 +38,9 @@ __all__ = [
 
 _SOURCES = {
     "load_config": "trainer.config.load:load_config",
-    "train": "trainer.loop.api:train",
-    "TrainResult": "trainer.loop.api:TrainResult",
-    "open_loader": "trainer.loop.api:open_loader",
+    "train": "trainer.api:train",
+    "TrainResult": "trainer.api:TrainResult",
+    "open_loader": "trainer.api:open_loader",
     "export": "trainer.hf_export.export:export_checkpoint",
     "register": "trainer.registry.registration:register",
     "FillMask": "trainer.inference.fill_mask:FillMask",

@@ -25,9 +25,9 @@ from trainer.finetuning.examples import Examples
 from trainer.finetuning.fitted_model import FitFacts, FittedModel
 from trainer.inference.embedding import Embedder
 from trainer.inference.fill_mask import FillMask
-from trainer.inference.model_folder import FINETUNE_FILE, PROVENANCE_FILE, data_lineage, read_provenance
 from trainer.inference.next_sentence import NextSentence
 from trainer.inference.pulled_model import pull
+from trainer.model.model_folder import FINETUNE_FILE, PROVENANCE_FILE, data_lineage, read_provenance
 
 WEIGHTS, CONFIG, TOKENIZER, TOKENIZER_CONFIG = (
     *("model.safetensors", "config.json"),

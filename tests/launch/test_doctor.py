@@ -269,8 +269,8 @@ def test_a_number_of_ranks_below_one_is_refused(monkeypatch):
 
 
 def test_time_and_cost_follow_from_the_measured_speed_or_the_peak(tmp_path):
-    from trainer.metrics.status import write_status
     from trainer.metrics.throughput import flops_per_position
+    from trainer.tracking.status import write_status
 
     config = tracked("none", tmp_path, "logging.gpu_hour_price=2", "training.max_steps=7200")
     assert "set logging.peak_flops_per_device" in doctor.estimate(config, 4, CPU).text

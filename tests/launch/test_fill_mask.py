@@ -179,7 +179,7 @@ def test_a_missing_mask_is_reported_before_tokenizer_or_checkpoint_are_loaded(
     tiny_hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "trainer.inference.pretrained.load_tokenizer", lambda folder: pytest.fail("the tokenizer was loaded")
+        "trainer.model.pretrained.load_tokenizer", lambda folder: pytest.fail("the tokenizer was loaded")
     )
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     other = tmp_path / "other"

@@ -11,7 +11,7 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from launch.status import NO_END, describe, long_duration, main, sessions, summarize, tree
 from tests.support.error_codes import coded
-from trainer.metrics.status import (
+from trainer.tracking.status import (
     BranchRecord,
     Ended,
     Evaluated,

@@ -21,7 +21,7 @@ from tests.support.soak_faults import (
     WorkerKilled,
     wait,
 )
-from trainer.metrics.status import read_status
+from trainer.tracking.status import read_status
 
 if TYPE_CHECKING:
     from tests.soak import Round

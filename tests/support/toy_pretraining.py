@@ -33,11 +33,11 @@ from trainer.distributed.process_group import Ranks, barrier, initialize_distrib
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import build_engine
 from trainer.engine.optimizer import build_optimizer
-from trainer.evaluation.validation_loss import evaluate
 from trainer.loop.setup import warmup_step
 from trainer.loop.step import Counting, seed_micro_batch, take_step
 from trainer.metrics.throughput import WorkClock
 from trainer.model.pretraining import PretrainingModel
+from trainer.validation.loss import evaluate
 
 LENGTH, GLOBAL_ROWS, MICRO_ROWS, STEPS = 64, 13, 4, 5
 """13 rows are 4 micro-batches: 1 rank x 4 or 2 ranks x 2 of 3 or 4 rows; 3 ranks take 6 micro-batches of 2 or 3."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.plain_ranks import start, wait_until
 from trainer.distributed.watchdog import LOST_RANK_EXIT_STATUS
-from trainer.metrics.status import read_status
+from trainer.tracking.status import read_status
 
 pytestmark = [pytest.mark.slow, pytest.mark.spawn]
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.plain_ranks import finish, send, start, wait_until
 from tests.system.conftest import REPOSITORY
 from trainer.distributed.watchdog import LOST_RANK_EXIT_STATUS
-from trainer.metrics.status import read_status
+from trainer.tracking.status import read_status
 
 pytestmark = pytest.mark.spawn
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support import plain_ranks
 from tests.support.plain_ranks import Host, outputs
 from tests.system.conftest import REPOSITORY, Training
-from trainer.metrics.status import read_status
+from trainer.tracking.status import read_status
 
 pytestmark = pytest.mark.spawn
 

@@ -21,10 +21,10 @@ from tests.support.mlflow_servers import Server
 from tests.support.toy_run import CONFIG, make_run
 from trainer import load_config
 from trainer.checkpoint.format import step_folder
+from trainer.checkpoint.initial_weights import load_initial_weights
 from trainer.checkpoint.writer import ALONE
 from trainer.model.pretraining import PretrainingModel
 from trainer.registry.registration import register
-from trainer.registry.starting_weights import load_initial_weights
 from trainer.tracking.mlflow_server import connect
 
 REPOSITORY = Path(__file__).resolve().parents[2]

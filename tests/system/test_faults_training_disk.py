@@ -18,7 +18,7 @@ from tests.support.plain_ranks import losses, newest_checkpoint, outputs, run, s
 from tests.support.s3_server import S3Bucket, S3Server
 from trainer.checkpoint.format import steps_in
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
-from trainer.metrics.status import read_status
+from trainer.tracking.status import read_status
 
 pytestmark = pytest.mark.spawn
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.plain_ranks import final_tensors, finish, losses, newest_checkpoint, run, start
 from tests.system.conftest import Training
 from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS
-from trainer.metrics.status import read_status
+from trainer.tracking.status import read_status
 
 pytestmark = pytest.mark.spawn
 

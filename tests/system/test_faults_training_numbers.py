@@ -16,7 +16,7 @@ from trainer import load_config
 from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
 from trainer.checkpoint.tensors import read_weights
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
-from trainer.metrics.status import read_status
+from trainer.tracking.status import read_status
 
 pytestmark = pytest.mark.spawn
 

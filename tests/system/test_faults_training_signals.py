@@ -15,7 +15,7 @@ from tests.support.free_ports import free_port
 from tests.support.plain_ranks import finish, losses, newest_checkpoint, send, start, wait_until
 from tests.system.conftest import PRETRAIN, Training
 from trainer.distributed.stop_signal import REPEAT_SECONDS, STOPPED_EXIT_STATUS
-from trainer.metrics.status import read_history, read_status
+from trainer.tracking.status import read_history, read_status
 
 pytestmark = pytest.mark.spawn
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from trainer.metrics.status import read_status
+from trainer.tracking.status import read_status
 
 pytestmark = [pytest.mark.launcher, pytest.mark.spawn]
 MANY_STEPS = ("training.max_steps=5000", "checkpoint.every_steps=5000", "evaluation.every_steps=5000")

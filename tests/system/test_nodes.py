@@ -20,7 +20,7 @@ import pytest
 from tests.support.free_ports import free_port
 from tests.support.two_nodes import TwoNodes, missing, two_nodes
 from tests.system.conftest import PRETRAIN, REPOSITORY, Training
-from trainer.metrics.status import HISTORY_NAME, read_history, read_status
+from trainer.tracking.status import HISTORY_NAME, read_history, read_status
 
 pytestmark = [pytest.mark.slow, pytest.mark.launcher, pytest.mark.spawn]
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.system.conftest import REPOSITORY, Training
-from trainer.metrics.status import read_status
+from trainer.tracking.status import read_status
 
 pytestmark = [pytest.mark.launcher, pytest.mark.spawn]
 

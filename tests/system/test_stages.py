@@ -17,7 +17,7 @@ from tests.system.conftest import Training
 from trainer.checkpoint.format import CheckpointFolder, step_folder
 from trainer.checkpoint.tensors import read_fragments, read_weights
 from trainer.hf_export.export import export_checkpoint
-from trainer.metrics.status import read_status
+from trainer.tracking.status import read_status
 
 pytestmark = pytest.mark.spawn
 LAST = 8

@@ -14,7 +14,7 @@ from tests.support.plain_ranks import final_tensors, newest_checkpoint
 from tests.system.conftest import Training
 from trainer.checkpoint.late_scores import EVALUATION_NAME, evaluation_of, read_late_scores
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
-from trainer.metrics.status import read_status
+from trainer.tracking.status import read_status
 
 pytestmark = pytest.mark.spawn
 

@@ -1,291 +1,272 @@
-"""The Python API: lazy, documented, and functions that no package of the same name replaces."""
+"""Training from Python: it returns, may be called again, and knows a finished run before it imports torch."""
 
 from __future__ import annotations
 
-import inspect
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import Mock
 
-import numpy as np
 import pytest
-import torch
 
-import trainer
-from data_prep.base.errors import UsageError, UserError
-from data_prep.storage import hub
-from data_prep.storage.hub import hub_download_command, hub_name
+from data_prep.base.errors import UsageError
 from tests.support import fork_server
 from tests.support.error_codes import coded
-from trainer import Embedder, FillMask
-from trainer.hf_export.export_source import ExportSource
-from trainer.inference.pulled_model import find_model
+from trainer.api import open_loader, train
+from trainer.checkpoint.data_version import open_data
+from trainer.checkpoint.late_scores import is_pending
+from trainer.config.load import load_config, resolve_config
+from trainer.loop.finished import find_finished_run
+from trainer.tracking.status import HISTORY_NAME
+
+pytestmark = pytest.mark.long
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+SMALL = {
+    "data.sequence_length": 32,
+    "data.num_workers": 0,
+    "training.max_steps": 4,
+    "training.micro_batch_tokens": 128,
+    "training.global_batch_tokens": 256,
+    "model.hidden_size": 16,
+    "model.num_hidden_layers": 1,
+    "model.num_attention_heads": 2,
+    "model.intermediate_size": 32,
+    "evaluation.max_tokens": 512,
+    "logging.every_steps": 2,
+    "schedule.warmup_ratio": 0.0,
+    "tracking.uri": "sqlite:///mlflow.db",
+}
+SCRIPT = """
+import gc, json, signal, sys, time
+from trainer.api import train
+from data_prep.base.errors import UserError
+
+settings = json.loads(sys.argv[1])
+handler = signal.getsignal(signal.SIGINT)
+first = train("tiny_cpu", settings)
+try:
+    train("tiny_cpu", settings | {"training.seed": 99})
+    code = "none"
+except UserError as error:
+    code = error.code
+again = train("tiny_cpu", settings)
+longer = train("tiny_cpu", settings | {"training.max_steps": 8})
+gc.unfreeze()
+for _ in range(60):  # a thread of the run that has not ended yet may keep one for a moment
+    engines = sum(type(each).__name__ == "DeepSpeedEngine" for each in gc.get_objects())
+    if not engines:
+        break
+    time.sleep(1)
+    gc.collect()
+print(json.dumps({
+    "engines": engines,
+    "steps": [first.step, again.step, longer.step],
+    "status": [first.status, again.status, longer.status],
+    "loss": first.metrics["valid/mlm_loss"],
+    "checkpoints": [str(first.checkpoint), str(longer.checkpoint)],
+    "view_hint": first.view_hint,
+    "code": code,
+    "handler_is_restored": signal.getsignal(signal.SIGINT) is handler,
+}))
+"""
 
 
-def run_python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500)
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
 
-def test_importing_the_package_imports_no_heavy_library() -> None:
-    code = "import sys, trainer; print({'torch', 'deepspeed', 'mlflow', 'transformers', 'numpy'} & set(sys.modules))"
-    assert run_python("-c", code).stdout == "set()\n"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path:
+    folder = tmp_path_factory.mktemp("api")
+    shutil.copy(empty_database, folder / "mlflow.db")
+    return folder
 
 
-@pytest.mark.parametrize("name", trainer.__all__)
-def test_every_name_is_there_documented_and_in_the_overview(name: str) -> None:
-    value = getattr(trainer, name)
-    assert inspect.getdoc(value) and name in dir(trainer)
-    if inspect.isfunction(value) or name in ("FillMask", "Embedder"):
-        assert f"\n  {name}(" in run_python("-m", "trainer").stdout
+@pytest.fixture(scope="module")
+def settings(small_shards: Path) -> dict[str, object]:
+    return SMALL | {"data.shards": str(small_shards), "output_dir": "run"}
 
 
-@pytest.mark.long
-def test_functions_stay_functions_when_the_modules_behind_them_are_imported() -> None:
-    packages = {path.parent.name for path in (REPOSITORY / "trainer").glob("*/__init__.py")}
-    assert packages and not packages & set(trainer.__all__)
-    code = "import trainer.hf_export.export, trainer.finetuning.finetune as f; from trainer import export, finetune\n"
-    code += "assert finetune is f.finetune and callable(export)"
-    assert fork_server.run(["-c", code], REPOSITORY, os.environ | fork_server.FIXED).returncode == 0
+@pytest.fixture(scope="module")
+def ran(folder: Path, settings: dict[str, object]) -> subprocess.CompletedProcess[str]:
+    """A process that trains four times from Python."""
+    done = fork_server.run(["-c", SCRIPT, json.dumps(settings)], folder, environment())
+    assert done.returncode == 0, done.stderr
+    return done
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = trainer.nothing
+def test_training_returns_its_result_and_may_be_called_again(ran: subprocess.CompletedProcess[str]) -> None:
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert result["steps"] == [4, 4, 8] and set(result["status"]) == {"finished"}
+    assert 1.0 < result["loss"] < 10.0 and result["code"] != "none"
+    assert result["checkpoints"] == ["run/checkpoints/step-00000004", "run/checkpoints/step-00000008"]
+    assert result["handler_is_restored"]
+    assert "mlflow ui --backend-store-uri" in result["view_hint"] and "/model-metrics?" in result["view_hint"]
 
 
-def test_the_module_explains_itself_and_refuses_arguments() -> None:
-    shown = run_python("-m", "trainer")
-    assert shown.returncode == 0 and "launch/pretrain.py" in shown.stdout and not shown.stderr
-    refused = run_python("-m", "trainer", "run_something")
-    assert refused.returncode == 2 and "run_something" in refused.stderr and "[unexpected-arguments]" in refused.stderr
+def test_nothing_keeps_the_engines_of_earlier_runs(ran: subprocess.CompletedProcess[str]) -> None:
+    assert json.loads(ran.stdout.splitlines()[-1])["engines"] == 0
 
 
-@pytest.mark.parametrize("kind", [str, Path])
-def test_models_open_from_a_directory_as_string_or_path(tiny_hugging_face: Path, kind: type) -> None:
-    fill_mask = FillMask(kind(tiny_hugging_face))
-    (candidates,) = fill_mask("the [MASK] sat", top_k=3)
-    assert len(candidates) == 3 and candidates == fill_mask.predict("the [MASK] sat", 3).masks[0]
-    vectors = Embedder(kind(tiny_hugging_face))(["the cat", "a dog sat on the mat"])
-    assert vectors.shape == (2, 16) and vectors.dtype == np.float32
+UNEVALUATED = """
+import json, sys
+from trainer.api import train
+
+settings = json.loads(sys.argv[1]) | {"evaluation.every_steps": 2, "checkpoint.every_steps": 2}
+first = train("tiny_cpu", settings)
+longer = train("tiny_cpu", settings | {"training.max_steps": 6, "evaluation.minimal_pairs": "pairs.jsonl"})
+print(json.dumps([{"status": each.status, "metrics": dict(each.metrics)} for each in (first, longer)]))
+"""
 
 
-@pytest.mark.long
-def test_a_run_fills_masks_and_embeds_as_its_export_does(
-    small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+def test_a_data_set_without_a_valid_split_trains_and_resumes_without_evaluating_it(
+    shards_without_valid: Path, tmp_path: Path
 ) -> None:
-    source = make_source(small_tokenizer)
-    for module in ("trainer.inference.checkpoint_model", "trainer.hf_export.export"):
-        monkeypatch.setattr(f"{module}.read_source", lambda checkpoint: source)
-    run, text = tmp_path / "run", "the old river [MASK] the narrow valley."
-    (run / "checkpoints").mkdir(parents=True)
-    exported = trainer.export(str(run), str(tmp_path / "encoder")).output
-    assert FillMask(run).predict(text).filled == FillMask(exported).predict(text).filled
-    assert np.array_equal(Embedder(run)([text]), Embedder(exported)([text]))
+    pair = {"sentence_good": "the river crossed the village.", "sentence_bad": "the river the crossed village."}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
+    settings = SMALL | {"data.shards": str(shards_without_valid), "output_dir": "run"}
+    done = fork_server.run(["-c", UNEVALUATED, json.dumps(settings)], tmp_path, environment())
+    assert done.returncode == 0, done.stderr
+    first, longer = json.loads(done.stdout.splitlines()[-1])
+    assert first["status"] == longer["status"] == "finished"
+    assert not [name for name in first["metrics"] if name.startswith("valid/")]
+    assert "valid/minimal_pairs_accuracy" in longer["metrics"] and "valid/mlm_loss" not in longer["metrics"]
+    output = done.stdout + done.stderr
+    assert output.count("evaluation is off: the data set has no valid split") == 2
+    assert output.count("valid at step") == 1 and not is_pending(tmp_path / "run/checkpoints/step-00000006")
 
 
-def make_source(tokenizer: Path) -> ExportSource:
-    from tests.support.toy_run import tiny_config
-    from trainer.hf_export.model_card import TrainingFacts
-    from trainer.model.pretraining import PretrainingModel
+MANY = """
+import json, sys
+import psutil
+from trainer.api import train
 
-    config = tiny_config("run", model={"vocab_size": 800, "hidden_size": 32, "intermediate_size": 48})
-    torch.manual_seed(0)
-    model = PretrainingModel(config.model, next_sentence=False)
-    weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    return ExportSource(config, weights, tokenizer, TrainingFacts())
+process, settings, measured = psutil.Process(), json.loads(sys.argv[1]), {}
+for number in range(1, 11):
+    train("tiny_cpu", settings | {"output_dir": f"many-{number}"})
+    measured[number] = (process.memory_info().rss, process.num_fds(), process.num_threads())
+print(json.dumps([measured[3], measured[10]]))
+"""
+
+
+@pytest.mark.slow
+def test_memory_files_and_threads_do_not_grow_with_the_number_of_runs(
+    folder: Path, settings: dict[str, object]
+) -> None:
+    larger = {"model.hidden_size": 256, "model.num_hidden_layers": 4, "model.intermediate_size": 1024}
+    words = ["-c", MANY, json.dumps(settings | larger | {"training.max_steps": 2})]
+    done = fork_server.run(words, folder, environment())
+    assert done.returncode == 0, done.stderr
+    third, tenth = json.loads(done.stdout.splitlines()[-1])
+    assert tenth[0] - third[0] < 50 << 20, (third, tenth)
+    assert tenth[1] - third[1] < 10 and tenth[2] - third[2] < 4, (third, tenth)
+
+
+def test_a_checkpoint_states_its_scores_and_how_they_were_measured(
+    ran: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    evaluation = json.loads((folder / "run/checkpoints/step-00000008/evaluation.json").read_text())
+    measured = {"mlm_loss", "mlm_perplexity", "pair_accuracy", "own_mlm_loss", "word_bits_per_byte"}
+    assert {f"valid/{name}" for name in measured} <= evaluation["metrics"].keys()
+    facts = evaluation["facts"]
+    settings = {"mlm_probability": "0.15", "mask_unit": "token", "seed": "0", "sequence_length": "64", "rows": "8"}
+    assert settings.items() <= facts.items() and facts["sentence_pairs"] == "next_sentence"
+    assert "length 32" in facts["own"] and {"valid_split", "tokenizer", "words"} <= facts.keys()
+    assert json.loads((folder / "run/status.json").read_text())["evaluation"] == facts
+
+
+def test_a_longer_run_after_a_decay_warns_of_both_learning_rates(ran: subprocess.CompletedProcess[str]) -> None:
+    (warning,) = [line for line in ran.stderr.splitlines() if "learning rate jumps" in line]
+    assert "from 4 to 8" in warning and "warmup_stable_decay" in warning
+
+
+def test_a_finished_run_is_recognized_without_torch_and_counts_no_restart(
+    ran: subprocess.CompletedProcess[str], folder: Path, settings: dict[str, object]
+) -> None:
+    history = folder / "run" / HISTORY_NAME
+    before = history.read_text()
+    assert sum('"started"' in line for line in before.splitlines()) == 2, "one start for each training"
+    words = [f"{name}={value}" for name, value in (settings | {"training.max_steps": 8}).items()]
+    code = (
+        "import sys; from launch.pretrain import main; main(); print(sorted({'torch', 'deepspeed'} & {*sys.modules}))"
+    )
+    command = [sys.executable, "-c", code, "--config", "tiny_cpu", *words]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert "run is finished: step 8/8" in done.stdout and "step-00000008" in done.stdout
+    assert history.read_text() == before
 
 
 @pytest.mark.parametrize(
-    ("text", "is_name"),
+    "changed",
     [
-        ("bert-base-uncased", True),
-        ("google-bert/bert-base-uncased", True),
-        ("missing/run/dir", False),
-        ("./run", False),
-        ("/run", False),
-        ("models:/english@champion", False),
-        ("config.yaml", False),
-        ("", False),
+        {"training.max_steps": 9},
+        {"training.max_steps": 8, "optimizer.learning_rate": 0.5},
+        {"training.max_steps": 8, "registry.name": "birds"},
+        {"training.max_steps": 8, "checkpoint.upload_to": "s3://bucket/run"},
+        {"training.max_steps": 8, "output_dir": "another"},
     ],
 )
-def test_names_on_the_hub_are_told_from_paths(
-    text: str, is_name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_with_something_left_to_do_is_not_called_finished(
+    ran: subprocess.CompletedProcess[str],
+    folder: Path,
+    settings: dict[str, object],
+    changed: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert hub_name(text) == (text if is_name else None)
+    monkeypatch.chdir(folder)
+    assert find_finished_run(load_config("tiny_cpu", settings | {"training.max_steps": 8})) is not None
+    assert find_finished_run(load_config("tiny_cpu", settings | changed)) is None
 
 
-def test_a_directory_is_no_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "runs").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert hub_name("runs") is None and hub_name("runs/one") is None
-
-
-@pytest.mark.long
-def test_without_network_a_hub_name_is_answered_with_the_command() -> None:
-    code = "from trainer import FillMask; from data_prep.base.errors import run_command\n"
-    code += "run_command(lambda: FillMask('google-bert/bert-base-uncased'))"
-    answer = run_python("-c", code, HF_HUB_OFFLINE="1")
-    assert answer.returncode == 2 and "[hub-name-offline]" in answer.stderr
-    assert hub_download_command("google-bert/bert-base-uncased") in answer.stderr
-    assert "hf download google-bert/bert-base-uncased --local-dir bert-base-uncased" in answer.stderr
-
-
-def test_with_network_a_hub_name_is_downloaded_without_code_and_pickles(
-    tiny_hugging_face: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_finished_run_that_is_started_with_fewer_steps_stays_finished(
+    ran: subprocess.CompletedProcess[str], folder: Path, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, object] = {}
-
-    def snapshot_download(name: str, **options: object) -> str:
-        asked.update(name=name, **options)
-        return str(tiny_hugging_face)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    assert FillMask("someone/tiny").predict("the [MASK] sat").num_tokens == 3
-    assert asked["name"] == "someone/tiny" and asked["etag_timeout"] == 5.0
-    assert asked["allow_patterns"] == ["*.json", "*.txt", "*.model", "README.md", "*.safetensors"]
-    hub.download_from_hub("someone/tiny", with_weights=False)
-    assert "*.safetensors" not in list(asked["allow_patterns"])  # type: ignore[call-overload]
+    monkeypatch.chdir(folder)
+    found = find_finished_run(load_config("tiny_cpu", settings | {"training.max_steps": 4}))
+    assert found is not None and found.step == 8 and "step 8, beyond max_steps=4" in str(found)
 
 
-def test_what_the_hub_does_not_have_and_what_fails_are_two_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    for error, kind, code in (
-        (RepositoryNotFoundError("404", response=Mock(headers={})), UsageError, "unknown-model"),
-        (OSError("No space left on device"), UserError, "hub-download-failed"),
-    ):
-        monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=error))
-        with pytest.raises(kind, match="someone/tiny", check=coded(code)):
-            hub.download_from_hub("someone/tiny")
-
-
-@pytest.mark.parametrize(
-    ("model", "code"),
-    [
-        ("./missing", "unknown-model"),
-        ("models:/english", "invalid-model-address"),
-        ("models:/a@b@c", "invalid-model-address"),
-    ],
-)
-def test_a_wrong_model_is_refused_before_anything_is_loaded(model: str, code: str, tmp_path: Path) -> None:
-    (tmp_path / "examples.tsv").write_text("not even read")
-    with pytest.raises(UsageError, match=model, check=coded(code)):
-        FillMask(model)
-    with pytest.raises(UsageError, match=model, check=coded(code)):
-        trainer.finetune(model, tmp_path / "examples.tsv", is_tracked=False)
-
-
-@pytest.mark.long
-def test_fine_tuning_from_python_gives_a_model_and_its_scores(tiny_hugging_face: Path, tmp_path: Path) -> None:
-    rows = [f"{'cat' if number % 2 else 'dog'} sat on the mat\t{number % 2}" for number in range(60)]
-    (tmp_path / "examples.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
-    lines: list[str] = []
-    result = trainer.finetune(
-        tiny_hugging_face,
-        str(tmp_path / "examples.tsv"),
-        output=tmp_path / "fitted",
-        learning_rates=[1e-2],
-        seeds=2,
-        is_tracked=False,
-        log=lines.append,
-    )
-    mean, spread = result.scores["full"]
-    assert result.metric == "accuracy" and 0 <= mean <= 1 and spread >= 0 and result.registration is None
-    assert (result.folder / "model.safetensors").is_file() and result.folder == tmp_path / "fitted" / "model"
-    assert (tmp_path / "fitted" / "report.txt").read_text().strip() == result.report and result.report in "\n".join(
-        lines
-    )
-    with pytest.raises(UsageError, check=coded("output-not-empty")):
-        trainer.finetune(
-            tiny_hugging_face, tmp_path / "examples.tsv", output=tmp_path / "fitted", seeds=1, is_tracked=False
-        )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "names"),
-    [
-        ({"task": "classify"}, "unknown-task", ["task='classify'", "token_classification"]),
-        ({"task": "pair_classification"}, "missing-pair-column", ["task=pair_classification", "with pair_column="]),
-        ({"seeds": 0}, "count-too-small", ["seeds=0"]),
-        ({"compare": "full,half"}, "unknown-variant", ["full,half"]),
-        ({"max_length": 1}, "max-length-too-small", ["max_length=1"]),
-        ({"alias": "best"}, "alias-without-name", ["alias='best'", "register=NAME"]),
-        ({"label_column": "klass"}, "unknown-column", ["'klass'", "with label_column="]),
-    ],
-)
-def test_errors_of_fine_tuning_from_python_name_its_parameters(
-    arguments: dict[str, object], code: str, names: list[str], tiny_hugging_face: Path, tmp_path: Path
+def test_several_hosts_decide_together(
+    ran: subprocess.CompletedProcess[str], folder: Path, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "examples.tsv").write_text("text\tlabel\na cat\t1\na dog\t0\n")
-    with pytest.raises(UsageError, check=coded(code)) as raised:
-        trainer.finetune(
-            tiny_hugging_face,
-            tmp_path / "examples.tsv",
-            output=tmp_path / "fitted",
-            is_tracked=False,
-            **arguments,  # type: ignore[arg-type]
-        )
-    assert not [name for name in names if name not in str(raised.value)] and "--" not in str(raised.value)
+    monkeypatch.chdir(folder)
+    config = load_config("tiny_cpu", settings | {"training.max_steps": 8})
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert find_finished_run(config) is None
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert find_finished_run(config) is not None
 
 
-@pytest.mark.long
-def test_variants_are_compared_with_as_many_seeds_as_asked(tiny_hugging_face: Path, tmp_path: Path) -> None:
-    rows = [f"{'cat' if number % 2 else 'dog'} sat on the mat\t{number % 2}" for number in range(40)]
-    (tmp_path / "examples.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
-    result = trainer.finetune(
-        tiny_hugging_face,
-        tmp_path / "examples.tsv",
-        output=tmp_path / "fitted",
-        compare="frozen,full",
-        seeds=1,
-        epochs=1,
-        learning_rates=[1e-2],
-        is_tracked=False,
-    )
-    assert set(result.scores) == {"frozen", "full"} and {len(each.fits) for each in result.results} == {1}
+def test_a_loader_gives_the_batches_of_a_step_on_every_rank(settings: dict[str, object]) -> None:
+    config = load_config("tiny_cpu", settings)
+    batches = list(open_loader(config))
+    assert [batch.first_sample for batch in batches] == [0, 8, 16, 24]
+    later = next(open_loader(config, step=2))
+    assert later.first_sample == 16
+    assert (later.micro_batches[0].input_ids == batches[2].micro_batches[0].input_ids).all()
+    halves = [next(open_loader(config, rank=rank, world_size=2)) for rank in (0, 1)]
+    rows = [row for half in halves for batch in half.micro_batches for row in batch.input_ids.tolist()]
+    assert rows == [row for batch in batches[0].micro_batches for row in batch.input_ids.tolist()]
+    assert open_data(config)[0].url == settings["data.shards"]
 
 
-def test_a_run_that_the_server_lacks_is_an_unknown_model() -> None:
-    from mlflow.exceptions import MlflowException
-    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
-
-    client = Mock(get_run=Mock(side_effect=MlflowException("no run", RESOURCE_DOES_NOT_EXIST)))
-    with pytest.raises(UsageError, match="runs:/123/model.*tracking-uri", check=coded("unknown-model")):
-        find_model(client, "runs:/123/model")
-
-
-def test_errors_of_export_and_register_name_their_parameters(tmp_path: Path, tiny_hugging_face: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=f"^output={tmp_path} is not empty", check=coded("output-not-empty")):
-        trainer.export(tmp_path / "run", tmp_path)
-    with pytest.raises(UsageError, match="^alias='a b' is not", check=coded("invalid-alias")):
-        trainer.register(tiny_hugging_face, "english", "a b")
+def test_overrides_may_be_a_mapping_of_any_values() -> None:
+    config = load_config("tiny_cpu", {"optimizer.learning_rate": 1e-5, "tracking.uri": None, "output_dir": "a: 'b'"})
+    assert (config.optimizer.learning_rate, config.tracking.uri, config.output_dir) == (1e-5, None, "a: 'b'")
+    mixture = [{"url": "one", "weight": 2}, {"url": "two", "weight": 1.5}]
+    assert load_config("tiny_cpu", {"data.shards": mixture}).data.components[1].weight == 1.5
+    with pytest.raises(UsageError, check=coded("overrides-of-loaded-config")):
+        resolve_config(config, {"training.seed": 1})
 
 
-@pytest.mark.long
-def test_an_unknown_model_is_answered_with_what_is_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "tiny" / "checkpoints" / "step-00000030").mkdir(parents=True)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=LocalEntryNotFoundError("offline")))
-    refused = coded("unknown-model", "invalid-model-address", "hub-name-offline")
-    for model, near in (
-        ("runs/tinny", "did you mean runs/tiny?"),
-        ("runs/tiny/checkpoints/step-00000031", "step-00000030"),
-        ("model:/english@champion", "did you mean models:/english@champion?"),
-        ("models://english@champion", "models:/NAME@ALIAS"),
-        ("runz/tiny", "did you mean runs/tiny?"),
-        ("./runz/tiny", "did you mean runs/tiny?"),
-        ("nothing/like/it", "a checkpoint"),
-    ):
-        with pytest.raises(UsageError, check=refused) as raised:
-            FillMask(model)
-        assert near in str(raised.value)
+def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: Path, settings: dict[str, object]) -> None:
+    with pytest.raises(UsageError, check=coded("output-dir-is-url")):
+        train("tiny_cpu", settings | {"output_dir": "s3://bucket/run"})
+    with pytest.raises(UsageError, check=coded("missing-config")):
+        train(tmp_path / "none.yaml")

@@ -19,7 +19,7 @@ from trainer.distributed.side_process import end_with_parent
 from trainer.evaluation.evaluate_suite import evaluate_suite, prepare_suite
 from trainer.evaluation.suite_result import SuiteResult
 from trainer.evaluation.suite_settings import load_suite
-from trainer.evaluation.suites_in_training import Request
+from trainer.follow.suites_in_training import Request
 from trainer.hf_export.export import export_checkpoint
 
 LOWEST_PRIORITY = 19

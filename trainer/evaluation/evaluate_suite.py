@@ -13,8 +13,8 @@ from trainer.evaluation.suite import Log, claim_output, run_suite
 from trainer.evaluation.suite_plan import Plan, check_suite, digest_of_model, make_plan
 from trainer.evaluation.suite_result import SuiteResult, check_complete, report_lines
 from trainer.evaluation.suite_settings import Suite, check_files
-from trainer.inference.model_folder import read_provenance
 from trainer.inference.pulled_model import TAG_PREFIX, find_model, hugging_face_folder, is_address
+from trainer.model.model_folder import read_provenance
 from trainer.tracking.delivery import PARENT_TAG
 from trainer.tracking.mlflow_server import flat_text, registry_client, resolve_tracking_uri
 

@@ -11,7 +11,7 @@ from data_prep.base.errors import UserError
 from data_prep.text.cleaning import replace_surrogates
 from data_prep.tokenizer.untrusted_file import library_errors
 from trainer.data.batch import Batch
-from trainer.evaluation.minimal_pairs import Encoded, MaskedCopies, Scorer
+from trainer.data.minimal_pairs import Encoded, MaskedCopies, Scorer
 from trainer.inference.checkpoint_model import CheckpointMaskedLM
 from trainer.inference.fill_mask import FillMask, mask_reader
 from trainer.model.pretraining import PretrainingModel

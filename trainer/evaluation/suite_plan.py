@@ -17,7 +17,7 @@ from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from trainer.evaluation.suite_settings import Suite
 from trainer.evaluation.suite_tasks import EvaluationTask, find_task
-from trainer.inference.model_folder import CARD_FILE, folder_digest
+from trainer.model.model_folder import CARD_FILE, folder_digest
 
 RESULT_FORMAT = 1
 _DIGITS = 12

@@ -28,7 +28,7 @@ from trainer.finetuning.examples import Columns
 from trainer.finetuning.labeled_tables import check_columns, check_readable
 from trainer.finetuning.task_data import Files, task_of_columns
 from trainer.finetuning.tasks import TaskName, choosing_metric
-from trainer.inference.pretrained import SHORTEST
+from trainer.inference.preprocessor import SHORTEST
 
 Metrics = Mapping[str, float]
 Function = Callable[[Path, Mapping[str, Any]], Metrics]
@@ -140,7 +140,7 @@ class Finetune:
         from trainer.finetuning.experiment_runs import FitRun
         from trainer.finetuning.fit import FitSettings
         from trainer.finetuning.fitted_model import save_without_head
-        from trainer.inference.pretrained import Preprocessor
+        from trainer.inference.preprocessor import Preprocessor
         from trainer.tracking.tracker import NullTracker
 
         read, files, third = _read(settings)
@@ -185,13 +185,13 @@ class ScoreMinimalPairs:
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Check that the pairs can be read."""
-        from trainer.evaluation.minimal_pairs import read_minimal_pairs
+        from trainer.data.minimal_pairs import read_minimal_pairs
 
         read_minimal_pairs(self._path(settings))
 
     def metric_names(self, settings: Mapping[str, Any]) -> Iterator[str]:
         """Names of all metrics that a call with these settings returns."""
-        from trainer.evaluation.minimal_pairs import read_minimal_pairs
+        from trainer.data.minimal_pairs import read_minimal_pairs
 
         pairs = read_minimal_pairs(self._path(settings))
         yield from ("accuracy", f"{BASELINE}accuracy", "ties")
@@ -201,8 +201,8 @@ class ScoreMinimalPairs:
     def __call__(self, model: Path, settings: Mapping[str, Any]) -> Metrics:
         import torch
 
+        from trainer.data.minimal_pairs import CHANCE, judge, pair_scores, read_minimal_pairs
         from trainer.evaluation.masked_scorers import SentenceEncoder, scorer_of
-        from trainer.evaluation.minimal_pairs import CHANCE, judge, pair_scores, read_minimal_pairs
         from trainer.inference.fill_mask import FillMask
 
         pairs, filler = read_minimal_pairs(self._path(settings)), FillMask.load(model)

@@ -17,7 +17,7 @@ from trainer.finetuning.examples import Examples, text_of
 from trainer.finetuning.labeled_tables import is_missing
 from trainer.finetuning.scores import answer_f1, answer_scores
 from trainer.finetuning.tasks import Encoded, Output, Prediction, Task, num_longer, softmax
-from trainer.inference.pretrained import Preprocessor, Row
+from trainer.inference.preprocessor import Preprocessor, Row
 
 MAX_ANSWER_TOKENS = 30
 NUM_CANDIDATES = 20

@@ -27,7 +27,8 @@ from trainer.finetuning.frozen import check_room, encoder_taken_out, freeze_enco
 from trainer.finetuning.task_data import Files, TaskData, encode_task, num_swallowing, read_task
 from trainer.finetuning.tasks import Prediction, choosing_metric
 from trainer.inference.batches import Collator
-from trainer.inference.pretrained import Preprocessor, Row, load_config, load_pretrained, refuse_random_weights
+from trainer.inference.preprocessor import Preprocessor, Row
+from trainer.model.pretrained import load_config, load_pretrained, refuse_random_weights
 
 LOG = logger(__name__)
 

@@ -14,7 +14,7 @@ from trainer.finetuning.examples import Columns
 from trainer.finetuning.labeled_tables import check_readable
 from trainer.finetuning.task_data import Files, read_task, task_of_columns
 from trainer.finetuning.tasks import TASK_NAMES, TaskName, choosing_metric
-from trainer.inference.pretrained import SHORTEST
+from trainer.inference.preprocessor import SHORTEST
 from trainer.inference.pulled_model import check_model_name
 from trainer.tracking.mlflow_server import resolve_tracking_uri
 

@@ -23,7 +23,7 @@ from data_prep.base.errors import UserError
 from trainer.distributed.allocator import keep_freed_memory
 from trainer.finetuning.tasks import Output
 from trainer.inference.batches import Collator, row_length
-from trainer.inference.pretrained import Row
+from trainer.inference.preprocessor import Row
 from trainer.model.quiet_transformers import quiet_transformers
 
 TRAIN_LOSSES_PER_EPOCH = 10

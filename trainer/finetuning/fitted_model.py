@@ -25,8 +25,9 @@ from trainer.finetuning.fit import predict
 from trainer.finetuning.task_data import make_task
 from trainer.finetuning.tasks import Prediction, Task, TaskName
 from trainer.inference.batches import Collator
-from trainer.inference.model_folder import FINETUNE_FILE, PROVENANCE_FILE, not_fine_tuned, read_json, read_provenance
-from trainer.inference.pretrained import SHORTEST, Preprocessor, load_config, load_pretrained
+from trainer.inference.preprocessor import SHORTEST, Preprocessor
+from trainer.model.model_folder import FINETUNE_FILE, PROVENANCE_FILE, not_fine_tuned, read_json, read_provenance
+from trainer.model.pretrained import load_config, load_pretrained
 from trainer.model.quiet_transformers import quiet_transformers
 
 HEAD_WEIGHTS = "classifier."

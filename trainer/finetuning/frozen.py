@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from data_prep.base.errors import UserError
 from trainer.inference.batches import Collator, row_length
-from trainer.inference.pretrained import Row
+from trainer.inference.preprocessor import Row
 
 GIB = 1 << 30
 MEMORY_SHARE = 0.5

@@ -15,7 +15,7 @@ from trainer.finetuning.fit import groups_by_length
 from trainer.finetuning.frozen import encoder_taken_out, store_hidden_states
 from trainer.finetuning.task_data import data_lines
 from trainer.inference.batches import Collator, row_length
-from trainer.inference.pretrained import Row
+from trainer.inference.preprocessor import Row
 
 NUM_TIMED = 3
 

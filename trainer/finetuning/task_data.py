@@ -17,7 +17,7 @@ from trainer.finetuning.answer_task import AnswerTask
 from trainer.finetuning.examples import Columns, Examples, count_swallowing, read_examples, swallowing_warning
 from trainer.finetuning.regression_task import RegressionTask
 from trainer.finetuning.tasks import ClassificationTask, Encoded, Prediction, Task, TokenTask
-from trainer.inference.pretrained import Preprocessor
+from trainer.inference.preprocessor import Preprocessor
 from trainer.model.quiet_transformers import quiet_transformers
 
 CUT_FRACTION = 0.1

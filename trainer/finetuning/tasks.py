@@ -19,7 +19,7 @@ from data_prep.base.errors import UsageError
 from trainer.finetuning.examples import Examples, text_of
 from trainer.finetuning.labeled_tables import is_missing
 from trainer.finetuning.scores import classification_scores, tagging_scores
-from trainer.inference.pretrained import Preprocessor, Row
+from trainer.inference.preprocessor import Preprocessor, Row
 
 TaskName = Literal["classification", "pair_classification", "regression", "token_classification", "question_answering"]
 TASK_NAMES: tuple[TaskName, ...] = get_args(TaskName)

@@ -19,8 +19,8 @@ from trainer.checkpoint.late_scores import evaluation_of, suite_scores_of
 from trainer.checkpoint.tensors import read_weights
 from trainer.config.run_config import RunConfig, without_registry
 from trainer.hf_export.model_card import TrainingFacts
-from trainer.metrics.status import read_status
 from trainer.tracking.journal import GIT_TAG, LINEAGE_TAG, read_record
+from trainer.tracking.status import read_status
 
 
 @dataclass(frozen=True)

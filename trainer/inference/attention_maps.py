@@ -11,7 +11,8 @@ import torch
 from data_prep.base.errors import UsageError
 from trainer.inference.batches import Collator
 from trainer.inference.fill_mask import METASPACE
-from trainer.inference.pretrained import Preprocessor, load_pretrained, refuse_random_weights
+from trainer.inference.preprocessor import Preprocessor
+from trainer.model.pretrained import load_pretrained, refuse_random_weights
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from trainer.data.batch import IGNORED
-from trainer.inference.pretrained import Row
+from trainer.inference.preprocessor import Row
 
 _PADDING = {"labels": IGNORED, "token_type_ids": 0}
 

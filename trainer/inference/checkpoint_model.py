@@ -15,7 +15,7 @@ from trainer.hf_export.export import build_model
 from trainer.hf_export.export_source import read_source
 from trainer.hf_export.parity import Encoded, pack_rows
 from trainer.inference.fill_mask import FillMask
-from trainer.inference.pretrained import load_tokenizer
+from trainer.model.pretrained import load_tokenizer
 from trainer.model.pretraining import PretrainingModel
 
 

@@ -20,15 +20,9 @@ from data_prep.base.errors import UsageError
 from data_prep.base.local_paths import home_in
 from trainer.inference.batches import Collator
 from trainer.inference.fill_mask import BYTE_LEVEL_SPACE, WORDPIECE_CONTINUATION, word_start_of
-from trainer.inference.pretrained import (
-    Preprocessor,
-    checked_texts,
-    load_pretrained,
-    load_text_tokenizer,
-    max_length,
-    refuse_random_weights,
-)
+from trainer.inference.preprocessor import Preprocessor, checked_texts, load_text_tokenizer, max_length
 from trainer.inference.pulled_model import hugging_face_folder
+from trainer.model.pretrained import load_pretrained, refuse_random_weights
 from trainer.model.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:

@@ -16,13 +16,8 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.local_paths import home_in
 from data_prep.text.cleaning import replace_surrogates
 from data_prep.tokenizer.untrusted_file import library_errors
-from trainer.inference.pretrained import (
-    checked_texts,
-    load_pretrained,
-    load_tokenizer,
-    max_length,
-    refuse_random_weights,
-)
+from trainer.inference.preprocessor import checked_texts, max_length
+from trainer.model.pretrained import load_pretrained, load_tokenizer, refuse_random_weights
 from trainer.model.quiet_transformers import quiet_transformers
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ import torch
 from data_prep.base.errors import UsageError
 from data_prep.base.yaml_values import read_yaml
 from trainer.inference.batches import Collator
-from trainer.inference.pretrained import Preprocessor, load_config, load_pretrained, load_text_tokenizer, max_length
+from trainer.inference.preprocessor import Preprocessor, load_text_tokenizer, max_length
+from trainer.model.pretrained import load_config, load_pretrained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

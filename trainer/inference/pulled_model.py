@@ -18,7 +18,7 @@ import regex
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage.hub import download_from_hub, hub_name
 from trainer.checkpoint.format import STATE_NAME
-from trainer.inference.model_folder import check_model_folder, folder_digest
+from trainer.model.model_folder import check_model_folder, folder_digest
 from trainer.tracking.mlflow_server import describe_servers, registry_client, resolve_tracking_uri
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import NoReturn
 import tqdm
 
 from data_prep.base.terminal import counted, duration
-from trainer.evaluation.validation_loss import perplexity
+from trainer.validation.loss import perplexity
 
 NOTABLE_WAIT = 0.1
 """Share of the time spent on data loading from which on a line shows it."""

@@ -22,12 +22,12 @@ from trainer.data.hidden_words import word_batches
 from trainer.data.workers import ReadingStopped, next_or_stop
 from trainer.distributed.process_group import broadcast_object, gather_objects
 from trainer.distributed.stop_poll import MOST_CALLS, StopPoll
-from trainer.evaluation.validation_loss import evaluate
 from trainer.loop.console import evaluation_line, groups_line
 from trainer.loop.reporting import on_disk, report_status
 from trainer.loop.run import Progress, Run
 from trainer.loop.saving import attach_scores
-from trainer.metrics.status import append_history
+from trainer.tracking.status import append_history
+from trainer.validation.loss import evaluate
 
 ANNOUNCED_SECONDS = 10.0
 """An evaluation that takes longer is announced by a log line."""

@@ -12,10 +12,10 @@ from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
 from trainer.checkpoint.late_scores import read_late_scores
 from trainer.config.run_config import RunConfig
 from trainer.distributed.rank_environment import local_world_size, world_size
-from trainer.metrics.status import read_status
 from trainer.tracking.delivery import Delivery
 from trainer.tracking.journal import Journal
 from trainer.tracking.mlflow_server import resolve_tracking_uri, view_hint
+from trainer.tracking.status import read_status
 
 
 @dataclass(frozen=True)

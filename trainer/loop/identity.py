@@ -17,11 +17,11 @@ from data_prep.base.packages import installed_version
 from data_prep.base.settings import flatten
 from data_prep.storage import storage
 from trainer.config.run_config import RunConfig, without_secrets
+from trainer.data.minimal_pairs import digest_of_pairs, read_minimal_pairs
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.agreement import Fact, Facts
 from trainer.engine.custom_optimizer import optimizer_version
-from trainer.evaluation.minimal_pairs import digest_of_pairs, read_minimal_pairs
 from trainer.loop.sources import source_digests
 
 PER_HOST = {

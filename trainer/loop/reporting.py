@@ -18,8 +18,8 @@ from trainer.distributed.stop_signal import describe_requests
 from trainer.loop.console import step_line, suite_line
 from trainer.loop.run import Progress, Run, warn_of_disk
 from trainer.metrics.health import NonFiniteSteps
-from trainer.metrics.status import State, add_metrics, append_history, read_status
 from trainer.metrics.throughput import Interval, flops_per_position, peak_flops
+from trainer.tracking.status import State, add_metrics, append_history, read_status
 from trainer.tracking.tracker import MetricLog, Tracker
 
 LOG = logger(__name__)

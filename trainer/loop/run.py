@@ -18,17 +18,17 @@ from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine
-from trainer.evaluation.evaluation_facts import facts_of_run
-from trainer.evaluation.pairs_in_training import MinimalPairs
-from trainer.evaluation.suites_in_training import SuitesInTraining
+from trainer.follow.registrar import Registrar
+from trainer.follow.suites_in_training import SuitesInTraining
 from trainer.loop.console import PAIR_TASKS, StepBar
 from trainer.loop.recorder import Recorder
 from trainer.metrics.health import Health, NonFiniteSteps
-from trainer.metrics.status import RunStatus
 from trainer.model.sizes import num_parameters
-from trainer.registry.registrar import Registrar
+from trainer.tracking.status import RunStatus
 from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracker import MetricLog
+from trainer.validation.facts import facts_of_run
+from trainer.validation.minimal_pairs import MinimalPairs
 
 LOG = logger(__name__)
 

@@ -17,7 +17,7 @@ from trainer.config.training_settings import BranchSettings
 from trainer.loop.reporting import on_disk
 from trainer.loop.run import Progress, Run
 from trainer.loop.start import note_branch, remove_later_steps
-from trainer.metrics.status import append_history
+from trainer.tracking.status import append_history
 
 _RESUME_AFTER_FIX = "fix the cause and rerun the same command, which resumes from the last good checkpoint"
 

@@ -19,6 +19,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS, CHANGES_SCORES
 from trainer.checkpoint.data_version import describe_versions
 from trainer.checkpoint.format import TrainState
+from trainer.checkpoint.initial_weights import load_initial_weights
 from trainer.checkpoint.late_scores import LateScores
 from trainer.checkpoint.restore import load
 from trainer.checkpoint.upload import Uploader
@@ -44,8 +45,8 @@ from trainer.distributed.process_group import (
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
-from trainer.evaluation.pairs_in_training import minimal_pairs_of
-from trainer.evaluation.suites_in_training import SuitesInTraining
+from trainer.follow.registrar import Registrar
+from trainer.follow.suites_in_training import SuitesInTraining
 from trainer.loop.console import StepBar, device_line
 from trainer.loop.evaluating import AVERAGE_PREFIX
 from trainer.loop.global_batches import count_first_epoch
@@ -64,18 +65,17 @@ from trainer.loop.start import (
     scores_of_start,
 )
 from trainer.metrics.health import Health, NonFiniteSteps
-from trainer.metrics.status import RunStatus, read_status
 from trainer.metrics.unigram import training_counts, training_entropy_nats
 from trainer.model.numerics import with_compilation_decided, with_precision_decided
 from trainer.model.pretraining import PretrainingModel, PretrainingOutput
 from trainer.model.sizes import num_parameters
 from trainer.preflight.checks import PlannedRun, warnings
 from trainer.preflight.data_checks import EVALUATION_IS_OFF
-from trainer.registry.registrar import Registrar
-from trainer.registry.starting_weights import load_initial_weights
 from trainer.tracking.run_description import all_lineages, describe_run
+from trainer.tracking.status import RunStatus, read_status
 from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracker import MetricLog, NullTracker, Tracker
+from trainer.validation.minimal_pairs import minimal_pairs_of
 
 LOG = logger(__name__)
 

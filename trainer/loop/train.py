@@ -39,8 +39,8 @@ from trainer.loop.run_lock import only_training
 from trainer.loop.saving import finish_previous_start
 from trainer.loop.setup import set_up
 from trainer.loop.training_loop import training_loop
-from trainer.metrics.status import State, record_end, record_loss_of_writer
 from trainer.preflight.checks import PlannedRun, refuse
+from trainer.tracking.status import State, record_end, record_loss_of_writer
 
 LOG = logger(__name__)
 
@@ -79,7 +79,7 @@ def train(
         branch: a checkpoint to branch from first (`trainer/loop/start.py`).
         stop_signal: one that was installed earlier, and ends this process until the first step; else one is installed
             once the ranks have their group.
-        watched: gets what has to be closed if the process outlives an error of the run (`trainer/loop/api.py`).
+        watched: gets what has to be closed if the process outlives an error of the run (`trainer/api.py`).
         verbose: list all source files that changed since the checkpoint.
 
     Raises:

@@ -29,8 +29,8 @@ from trainer.loop.run import Progress, Run
 from trainer.loop.saving import defer_save, save, save_stopped, state_of_checkpoint
 from trainer.loop.step import Counting, GlobalCounts, StepRequests, StepResult, take_step
 from trainer.metrics.health import NonFiniteSteps
-from trainer.metrics.status import State
 from trainer.model.pretraining import PretrainingModel
+from trainer.tracking.status import State
 
 EARLY_STEPS = (1, 10)
 """Steps that are always logged: they show early that a run works, and how fast."""

@@ -18,11 +18,10 @@ from trainer.checkpoint.data_version import open_data
 from trainer.checkpoint.upload import check_upload_wait
 from trainer.config.load import check_output_dir
 from trainer.config.run_config import RunConfig
+from trainer.data.minimal_pairs import read_minimal_pairs
 from trainer.data.shard_set import ShardSet
 from trainer.engine.custom_optimizer import optimizer_version
-from trainer.evaluation.minimal_pairs import read_minimal_pairs
-from trainer.evaluation.pairs_in_training import minimal_pairs_of
-from trainer.evaluation.suites_in_training import check_suite_of
+from trainer.follow.suites_in_training import check_suite_of
 from trainer.preflight.data_checks import check_data, look_at_data
 from trainer.preflight.deepspeed_sections import check_output_file
 from trainer.preflight.disk_checks import check_clock, check_disk
@@ -43,6 +42,7 @@ from trainer.preflight.machine_checks import (
 )
 from trainer.preflight.service_checks import check_mlflow, check_store
 from trainer.tracking.mlflow_server import resolve_tracking_uri
+from trainer.validation.minimal_pairs import minimal_pairs_of
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.storage import storage
 from trainer.checkpoint.compatibility import check_branch
 from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder, steps_in
+from trainer.checkpoint.initial_weights import look_at_initial_weights
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.schedule import global_batch_sizes, tokens_of_stage
@@ -31,7 +32,6 @@ from trainer.model.sizes import (
 )
 from trainer.preflight.data_checks import EVALUATION_IS_OFF, check_needs_no_evaluation, format_epochs
 from trainer.preflight.memory_estimate import TENSORS_ONLY, heaviest_stage, memory_in_stage
-from trainer.registry.starting_weights import look_at_initial_weights
 
 GIB = 1 << 30
 MANY_EPOCHS = 100

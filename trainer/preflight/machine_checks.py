@@ -21,6 +21,7 @@ from data_prep.base.processor import this_processor
 from data_prep.base.terminal import counted
 from data_prep.base.urls import has_password
 from trainer.checkpoint.format import list_steps
+from trainer.checkpoint.initial_weights import look_at_initial_weights
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.config.schedule import global_batch_sizes, tokens_of_stage
@@ -32,7 +33,6 @@ from trainer.model.numerics import fast_precision, missing_for_compilation
 from trainer.preflight.deepspeed_sections import check_values
 from trainer.preflight.finding import Finding, Level
 from trainer.preflight.memory_estimate import TENSORS_ONLY, heaviest_stage, memory_in_stage
-from trainer.registry.starting_weights import look_at_initial_weights
 
 GIB = 1 << 30
 NOTABLE_PADDING = 0.05

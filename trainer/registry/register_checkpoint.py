@@ -17,9 +17,9 @@ from pathlib import Path
 from data_prep.base.errors import UserError, run_command
 from trainer.config.promotion import parse_conditions
 from trainer.distributed.side_process import end_with_parent
+from trainer.follow.registrar import register_command
 from trainer.hf_export.export import export_checkpoint
 from trainer.registry.model_versions import NotPromoted, promote
-from trainer.registry.registrar import register_command
 from trainer.registry.registration import Registration, register
 
 

@@ -25,7 +25,6 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.local_paths import home_in
 from data_prep.storage import storage
 from trainer.config.registry_settings import check_names
-from trainer.inference.model_folder import check_registrable, folder_digest, read_card, read_provenance
 from trainer.inference.pulled_model import (
     DIGEST_TAG,
     EXPORT_FOLDER,
@@ -34,6 +33,7 @@ from trainer.inference.pulled_model import (
     find_model,
     hugging_face_folder,
 )
+from trainer.model.model_folder import check_registrable, folder_digest, read_card, read_provenance
 from trainer.model.quiet_transformers import quiet_transformers
 from trainer.registry.served_model import ServedModel, load_served
 from trainer.tracking.experiments import find_or_create_experiment

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from data_prep.base.errors import UserError
 from trainer.inference.fill_mask import MASK_TOKEN, FillMask
-from trainer.inference.model_folder import FINETUNE_FILE, read_config, read_json
-from trainer.inference.pretrained import load_pretrained, load_tokenizer, max_length, refuse_random_weights
+from trainer.inference.preprocessor import max_length
+from trainer.model.model_folder import FINETUNE_FILE, read_config, read_json
+from trainer.model.pretrained import load_pretrained, load_tokenizer, refuse_random_weights
 from trainer.model.quiet_transformers import quiet_transformers
 
 INPUT_EXAMPLE = f"It was a {MASK_TOKEN} day."

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.inference.pretrained import Preprocessor, load_text_tokenizer
+from trainer.inference.preprocessor import Preprocessor, load_text_tokenizer
 
 
 @pytest.fixture(scope="session")

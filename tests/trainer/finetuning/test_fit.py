@@ -26,7 +26,7 @@ from trainer.finetuning.frozen import encoder_taken_out, freeze_encoder, store_h
 from trainer.finetuning.preview import estimate_seconds, trainable_parameters
 from trainer.finetuning.task_data import TaskData, encode_task, make_task
 from trainer.inference.batches import Collator
-from trainer.inference.pretrained import Preprocessor
+from trainer.inference.preprocessor import Preprocessor
 from trainer.tracking.tracker import NullTracker
 
 FILLERS = "it was a day the sat on mat ran to in and slept".split()

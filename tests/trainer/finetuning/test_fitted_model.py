@@ -19,9 +19,9 @@ from trainer.finetuning.examples import Examples
 from trainer.finetuning.experiment import Experiment, make_model
 from trainer.finetuning.fitted_model import FitFacts, FittedModel, save_fitted_model
 from trainer.finetuning.task_data import encode_task, make_task
-from trainer.inference.model_folder import check_model_folder, read_provenance
-from trainer.inference.pretrained import Preprocessor
+from trainer.inference.preprocessor import Preprocessor
 from trainer.inference.pulled_model import pull
+from trainer.model.model_folder import check_model_folder, read_provenance
 from trainer.registry.model_versions import ModelVersion, trained_on
 from trainer.registry.registration import provenance_tags, register
 from trainer.tracking.mlflow_server import connect

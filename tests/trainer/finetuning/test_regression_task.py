@@ -24,7 +24,7 @@ from trainer.finetuning.regression_task import RegressionTask, last_layer, mean_
 from trainer.finetuning.scores import regression_scores
 from trainer.finetuning.task_data import Files, TaskData, data_lines, encode_task, make_task, read_task
 from trainer.finetuning.tasks import choosing_metric
-from trainer.inference.pretrained import Preprocessor
+from trainer.inference.preprocessor import Preprocessor
 
 FILLERS = "it was a day the sat on mat ran to in and slept".split()
 SCALES = [(1.0, 0.0), (100.0, 0.0), (1000.0, 1000.0), (1e-6, 0.0), (1e30, -1e30), (0.01, -7.0), (-3.0, 1e4)]

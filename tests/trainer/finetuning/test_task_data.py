@@ -26,7 +26,7 @@ from trainer.finetuning.task_data import (
     read_task,
     split,
 )
-from trainer.inference.pretrained import Preprocessor
+from trainer.inference.preprocessor import Preprocessor
 
 COLUMNS = Columns("text", None, "label")
 

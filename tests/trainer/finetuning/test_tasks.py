@@ -10,7 +10,7 @@ import pytest
 from trainer.finetuning.answer_task import Answer, AnswerTask
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.tasks import IGNORED, ClassificationTask, Output, Prediction, TokenTask
-from trainer.inference.pretrained import Preprocessor
+from trainer.inference.preprocessor import Preprocessor
 
 
 def test_a_pair_is_encoded_as_the_tokenizer_does_it(preprocessor: Preprocessor) -> None:

@@ -18,7 +18,7 @@ from trainer.checkpoint.average import average_coefficients
 from trainer.checkpoint.format import step_folder
 from trainer.hf_export.export import export_average, export_checkpoint
 from trainer.hf_export.export_source import read_source
-from trainer.metrics.status import write_status
+from trainer.tracking.status import write_status
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from trainer.inference.pretrained import load_tokenizer
+from trainer.model.pretrained import load_tokenizer
 
 
 @pytest.fixture(scope="session")

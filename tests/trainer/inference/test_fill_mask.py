@@ -27,7 +27,8 @@ from trainer.inference.fill_mask import (
     report,
     windows,
 )
-from trainer.inference.pretrained import load_text_tokenizer, load_tokenizer
+from trainer.inference.preprocessor import load_text_tokenizer
+from trainer.model.pretrained import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,7 +12,7 @@ from tests.support.error_codes import coded
 from trainer.checkpoint.format import TrainState
 from trainer.checkpoint.writer import ALONE
 from trainer.data.sample_range import SampleRange
-from trainer.evaluation.suites_in_training import Evaluated
+from trainer.follow.suites_in_training import Evaluated
 from trainer.loop import saving
 from trainer.loop.reporting import attach_suites
 from trainer.loop.run import Progress

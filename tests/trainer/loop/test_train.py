@@ -26,7 +26,7 @@ from trainer.loop.console import StepBar
 from trainer.loop.run import Progress
 from trainer.loop.step import StepRequests
 from trainer.metrics.health import NonFiniteSteps
-from trainer.metrics.status import State, read_status, record_end
+from trainer.tracking.status import State, read_status, record_end
 from trainer.tracking.tracker import NullTracker
 
 SECONDS = 10

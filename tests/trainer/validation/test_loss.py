@@ -24,8 +24,8 @@ from trainer.data.evaluation_batches import (
 from trainer.data.shard_set import open_shard_set
 from trainer.distributed.process_group import Ranks
 from trainer.engine.engine import Engine
-from trainer.evaluation.validation_loss import add_scores, evaluate, length_names, metric_names, metrics_of, perplexity
 from trainer.model.pretraining import PredictionScores, PretrainingModel
+from trainer.validation.loss import add_scores, evaluate, length_names, metric_names, metrics_of, perplexity
 
 ONE = Origins(("corpus",), (0,), ("shards",))
 BOUNDS = [40, 50, 55, 58, 60]

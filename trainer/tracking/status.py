@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from data_prep.base.known_secrets import hide_secrets
-from trainer.metrics.process_identity import Count, ProcessIdentity, own_identity
+from trainer.tracking.process_identity import Count, ProcessIdentity, own_identity
 
 STATUS_NAME = "status.json"
 HISTORY_NAME = "history.jsonl"

@@ -16,12 +16,12 @@ from tests.support.error_codes import coded
 from trainer.checkpoint.writer import ALONE
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.run_config import RunConfig
+from trainer.data.minimal_pairs import judge, pair_scores
 from trainer.distributed.process_group import Ranks
-from trainer.evaluation import pairs_in_training as module
 from trainer.evaluation.masked_scorers import PretrainingScorer, SentenceEncoder
-from trainer.evaluation.minimal_pairs import judge, pair_scores
-from trainer.evaluation.pairs_in_training import MinimalPairs, open_minimal_pairs
 from trainer.inference.checkpoint_model import load_checkpoint
+from trainer.validation import minimal_pairs as module
+from trainer.validation.minimal_pairs import MinimalPairs, open_minimal_pairs
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "v1"
 PAIRS = (

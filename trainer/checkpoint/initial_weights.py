@@ -21,10 +21,10 @@ from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
 from data_prep.tokenizer.tokenizer import INFO_NAME, Tokenizer
 from trainer.config.model_settings import ModelSettings
 from trainer.distributed.process_group import Ranks, broadcast_object
-from trainer.inference.model_folder import data_lineage, read_provenance
-from trainer.inference.pretrained import load_config, load_pretrained
 from trainer.inference.pulled_model import check_is_there, is_address, local_or_hub_folder, pull
 from trainer.model.hugging_face import FAMILIES, family_in_transformers, from_hugging_face
+from trainer.model.model_folder import data_lineage, read_provenance
+from trainer.model.pretrained import load_config, load_pretrained
 from trainer.model.pretraining import PretrainingModel
 
 SHUT = -10_000.0

@@ -10,7 +10,7 @@ import pytest
 
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
-from trainer.inference.model_folder import check_model_folder, folder_digest, read_provenance
+from trainer.model.model_folder import check_model_folder, folder_digest, read_provenance
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
 from trainer import load_config
+from trainer.checkpoint.initial_weights import SHUT, load_initial_weights, look_at_initial_weights
 from trainer.checkpoint.writer import ALONE
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
 from trainer.model.pretraining import PretrainingModel
-from trainer.registry.starting_weights import SHUT, load_initial_weights, look_at_initial_weights
 
 SIZES = {
     "hidden_size": 32,
@@ -268,7 +268,7 @@ def test_what_would_be_refused_is_refused_without_loading_a_weight(family, folde
 
 def test_a_registered_model_is_looked_up_and_not_downloaded(monkeypatch):
     asked = []
-    monkeypatch.setattr("trainer.registry.starting_weights.check_is_there", lambda *given: asked.append(given))
+    monkeypatch.setattr("trainer.checkpoint.initial_weights.check_is_there", lambda *given: asked.append(given))
     said = look_at_initial_weights(OURS["bert"], "models:/small/1", "sqlite:///m.db")
     assert said == ["models:/small/1 exists; the run checks whether it fits this model"]
     assert asked == [("models:/small/1", "sqlite:///m.db")]

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import write_byte_level, write_wordpiece
-from trainer.evaluation.masked_scorers import PretrainingScorer, SentenceEncoder, TransformersScorer, scorer_of
-from trainer.evaluation.minimal_pairs import (
+from trainer.data.minimal_pairs import (
     Encoded,
     MaskedCopies,
     MinimalPair,
@@ -32,6 +31,7 @@ from trainer.evaluation.minimal_pairs import (
     read_minimal_pairs,
     report_lines,
 )
+from trainer.evaluation.masked_scorers import PretrainingScorer, SentenceEncoder, TransformersScorer, scorer_of
 from trainer.inference.checkpoint_model import load_checkpoint
 from trainer.inference.fill_mask import FillMask
 

@@ -21,7 +21,7 @@ from trainer.loop.finished import find_finished_run
 
 if TYPE_CHECKING:
     from trainer.data.loader import GlobalBatch
-    from trainer.metrics.status import State
+    from trainer.tracking.status import State
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ _CODE_FIELDS = {  # found in transformers 5.17 to 5.23: configuration_utils, pip
     "quantization_config": "the code of a quantization library",
 }
 """Fields of a configuration that bring in code, and what that is. `attn_implementation` and `experts_implementation`
-may name code of the Hub too, and are not used (`trainer/inference/pretrained.py::load_config`)."""
+may name code of the Hub too, and are not used (`trainer/model/pretrained.py::load_config`)."""
 
 _UNREADABLE_NAMES = r"[#%?\\\p{Cc}\p{Cs}]"
 """In a file's name MLflow takes these and cannot read them back."""

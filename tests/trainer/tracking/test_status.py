@@ -7,9 +7,9 @@ import sys
 import threading
 import time
 
-from trainer.metrics import process_identity, status
-from trainer.metrics.process_identity import ProcessIdentity, is_alive, own_identity
-from trainer.metrics.status import (
+from trainer.tracking import process_identity, status
+from trainer.tracking.process_identity import ProcessIdentity, is_alive, own_identity
+from trainer.tracking.status import (
     RunStatus,
     append_history,
     read_history,

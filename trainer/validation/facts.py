@@ -11,7 +11,7 @@ from trainer.config.stages import Stage
 from trainer.data.hidden_words import HiddenWords
 from trainer.data.packing import num_document_rows
 from trainer.data.shard_set import ShardSet
-from trainer.evaluation.pairs_in_training import MinimalPairs
+from trainer.validation.minimal_pairs import MinimalPairs
 
 
 def facts_of_run(

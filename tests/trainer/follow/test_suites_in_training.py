@@ -23,8 +23,8 @@ from trainer.checkpoint.late_scores import LateScores, read_late_scores, write_l
 from trainer.checkpoint.writer import _remove_superfluous_here
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import CheckpointSettings
-from trainer.evaluation import suites_in_training as module
-from trainer.evaluation.suites_in_training import SuitesInTraining
+from trainer.follow import suites_in_training as module
+from trainer.follow.suites_in_training import SuitesInTraining
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SCORE = (
@@ -176,8 +176,8 @@ def test_wrong_settings_of_suites_are_refused(section: str, values: dict[str, An
 
 SCRIPT = """
 import json, os, sys
-from trainer.evaluation import suites_in_training
-from trainer.loop.api import train
+from trainer.follow import suites_in_training
+from trainer.api import train
 
 settings, more, command = json.loads(sys.argv[1])
 environment = dict(os.environ)  # in which its process is a fork, before the training adds to it

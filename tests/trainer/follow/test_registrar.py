@@ -24,9 +24,9 @@ from tests.support.toy_run import tiny_config
 from tests.support.tracked_runs import Warnings
 from trainer.checkpoint.format import MARKER_NAME, step_folder, step_of
 from trainer.config.run_config import RunConfig
-from trainer.registry import registrar as registrar_module
+from trainer.follow import registrar as registrar_module
+from trainer.follow.registrar import REGISTERED_NAME, Registrar, registered_steps
 from trainer.registry.register_checkpoint import Request
-from trainer.registry.registrar import REGISTERED_NAME, Registrar, registered_steps
 from trainer.tracking.mlflow_server import connect
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -247,7 +247,7 @@ def test_a_note_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
 
 TRAINING = """
 import os, subprocess, sys, time
-from trainer.registry.registrar import command_line
+from trainer.follow.registrar import command_line
 
 print(subprocess.Popen(command_line()).pid, flush=True)
 time.sleep(600)

@@ -20,10 +20,7 @@ from trainer.config.batch_arithmetic import StageShape
 from trainer.config.run_config import RunConfig
 from trainer.data.assembly import sequence_capacity
 from trainer.data.batch import IGNORED, Batch
-from trainer.data.shard_set import ShardSet, tokenizer_of_run
-from trainer.distributed.process_group import Ranks, all_reduce_sum
-from trainer.engine.engine import Engine
-from trainer.evaluation.minimal_pairs import (
+from trainer.data.minimal_pairs import (
     Encoded,
     MinimalPair,
     check_has_token,
@@ -31,7 +28,10 @@ from trainer.evaluation.minimal_pairs import (
     judge,
     read_minimal_pairs,
 )
-from trainer.evaluation.validation_loss import metric_names
+from trainer.data.shard_set import ShardSet, tokenizer_of_run
+from trainer.distributed.process_group import Ranks, all_reduce_sum
+from trainer.engine.engine import Engine
+from trainer.validation.loss import metric_names
 
 PREFIX = "valid/minimal_pairs"
 

@@ -1,0 +1,1 @@
+"""What follows a run's checkpoints beside training: registration and suites of evaluations."""

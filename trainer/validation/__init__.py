@@ -1,0 +1,1 @@
+"""What a training run measures of its own model: validation loss and minimal pairs."""
