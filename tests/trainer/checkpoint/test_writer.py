@@ -316,7 +316,7 @@ def test_a_checkpoint_whose_replacement_was_killed_is_there_again(failing, tmp_p
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
 
 
-def test_what_a_save_set_aside_never_comes_back_once_its_step_is_retired(tmp_path):
+def test_what_a_save_set_aside_never_comes_back_once_its_step_is_removed(tmp_path):
     """A process was killed between the marker of the second save of step 1 and the removal of the first."""
     engine = StillEngine()
     folder = save(tmp_path, 1, engine)
