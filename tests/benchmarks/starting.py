@@ -260,7 +260,7 @@ def _read_window(config: RunConfig, cache: Path, log: Path, begin: Any) -> None:
 
     storage.sha256_of = noted
     begin.wait()
-    _, shards = samples.segments(0, np.arange(64))
+    _, shards = samples.segments_of_samples(0, np.arange(64))
     for shard in shards:
         shard.read_tokens()
     time.sleep(2)  # the next window is verified meanwhile

@@ -56,13 +56,13 @@ class ComponentEpoch:
     def num_rows(self) -> int:
         return self._order.num_rows
 
-    def segments(self, positions: np.ndarray) -> tuple[Segments, list[Shard]]:
+    def segments_of_epoch(self, positions: np.ndarray) -> tuple[Segments, list[Shard]]:
         """Return the segments at `positions` (n,) int64 of the epoch, and their shards; rows count 0 to n - 1."""
         windows, rows = self._order.locate(positions)
         parts = []
         for window in np.unique(windows).tolist():
             members = np.flatnonzero(windows == window)
-            segments = self._window(window).segments(rows[members])
+            segments = self._window(window).segments_of_rows(rows[members])
             parts.append((members, segments, [self._shards[number] for number in self._order.windows[window].tolist()]))
         return merge_segments(parts)
 

@@ -124,7 +124,7 @@ def evaluation_batches(
         skip_corrupt_shards=data.on_corrupt_shard == "skip",
     )
     sources = _Sources(shard_sets)
-    total = samples.open_pass(epoch=0).num_rows
+    total = samples.open_epoch(epoch=0).num_rows
     if max_tokens is not None:
         total = min(total, max(1, max_tokens // stage.sequence_length))
     for first in range(0, total, num_rows * world_size):

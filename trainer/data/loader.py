@@ -143,7 +143,7 @@ class Loader:
 
     def pair_counts(self, epoch: int) -> PairCounts | None:
         """Return counts of the sentence pairs of an epoch (in a mixture: of the first component's first epoch)."""
-        return self._samples.open_pass(epoch).pair_counts
+        return self._samples.open_epoch(epoch).pair_counts
 
     def __iter__(self) -> Iterator[GlobalBatch]:
         with block_scheduler_signals():

@@ -58,7 +58,7 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
 
     def plan(self, which: Slice) -> tuple[Segments, list[Shard], int]:
         """Return the segments of a slice, their shards, and the number of rows that cannot be read."""
-        segments, shards = self._samples.segments(which.epoch, np.arange(which.first, which.stop))
+        segments, shards = self._samples.segments_of_samples(which.epoch, np.arange(which.first, which.stop))
         num_unreadable_rows = 0
         if self._skip_corrupt_shards:
             segments, num_unreadable_rows = without_damaged(segments, shards)

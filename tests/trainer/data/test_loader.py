@@ -383,7 +383,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, corpus_at: Callable) -> tupl
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mixture_takes_its_shares_and_every_component_runs_through_its_own_passes(
+def test_a_mixture_takes_its_shares_and_every_component_runs_through_its_own_epochs(
     mixed: tuple, rows_of: Callable, mode: str
 ) -> None:
     data = DataSettings(
@@ -407,9 +407,9 @@ def test_a_mixture_takes_its_shares_and_every_component_runs_through_its_own_pas
             tokens = [
                 token for row, small in zip(rows, of_small, strict=True) if small == is_small for token in row.tokens
             ]
-            one_pass = len(corpus.train_ids)
-            for first in range(0, len(tokens) - one_pass, one_pass):
-                assert sorted(tokens[first : first + one_pass]) == corpus.train_ids.tolist()
+            one_epoch = len(corpus.train_ids)
+            for first in range(0, len(tokens) - one_epoch, one_epoch):
+                assert sorted(tokens[first : first + one_epoch]) == corpus.train_ids.tolist()
     position = alone[20].next_position
     later = [rows_of_batches(batches(position, rank, 3, 2), rows_of) for rank in range(3)]
     assert [sum((part[step] for part in later), []) for step in range(2)] == expected[21:23]

@@ -15,7 +15,7 @@ IndexMaker = Callable[..., ShardIndex]
 
 def pieces(rows: DocumentRows) -> list[list[tuple[int, int, int]]]:
     """(shard, start, length) of every piece of every row."""
-    segments = rows.segments(np.arange(rows.num_rows))
+    segments = rows.segments_of_rows(np.arange(rows.num_rows))
     found: list[list[tuple[int, int, int]]] = [[] for _ in range(rows.num_rows)]
     columns = (segments.rows, segments.shards, segments.starts, segments.lengths)
     for row, shard, start, length in zip(*(column.tolist() for column in columns), strict=True):
@@ -70,7 +70,7 @@ def test_rows_can_be_asked_for_in_any_order(index_of: IndexMaker) -> None:
     rows = DocumentRows([index_of([[11], [7], [30], [2], [9]])], [4], 12)
     all_pieces = pieces(rows)
     asked = np.array([4, 0, 3])
-    segments = rows.segments(asked)
+    segments = rows.segments_of_rows(asked)
     for place, row in enumerate(asked):
         own = segments.rows == place
         assert segments.starts[own].tolist() == [start for _, start, _ in all_pieces[row]]
@@ -80,7 +80,7 @@ def test_rows_can_be_asked_for_in_any_order(index_of: IndexMaker) -> None:
 def test_rows_are_filled(index_of: IndexMaker, documents_of: Callable[..., list], sequence_length: int) -> None:
     index = index_of(documents_of(np.random.default_rng(0), 3000), documents_a_record=100)
     rows = DocumentRows([index], [4], sequence_length)
-    segments = rows.segments(np.arange(rows.num_rows))
+    segments = rows.segments_of_rows(np.arange(rows.num_rows))
     assert (segments.lengths + 2).sum() / (rows.num_rows * sequence_length) > 0.999
 
 

@@ -137,7 +137,7 @@ def test_rows_hold_whole_pairs(index_of: IndexMaker, documents: list[list[int]],
     plans = [plan_pairs(index, 4, sequence_length, 0.1, root_key(seed)) for seed in (1, 2)]
     rows = PairRows(plans)
     assert rows.num_rows == sum(plan.counts.rows for plan in plans)
-    segments = rows.segments(np.arange(rows.num_rows))
+    segments = rows.segments_of_rows(np.arange(rows.num_rows))
     used = np.bincount(segments.rows, weights=segments.lengths + 1 + (segments.types == SEGMENT_A))
     num_singles = sum(int((plan.lengths[:, 1] == 0).sum()) for plan in plans)
     assert len(used) == rows.num_rows
@@ -148,7 +148,7 @@ def test_rows_hold_whole_pairs(index_of: IndexMaker, documents: list[list[int]],
     assert (segments.types[np.flatnonzero(segments.types == SEGMENT_B) - 1] == SEGMENT_A).all()
     assert used.sum() == sum(plan.counts.filled_positions for plan in plans)
     # Any order of asking gives the same rows.
-    last = rows.segments(np.array([rows.num_rows - 1, 0]))
+    last = rows.segments_of_rows(np.array([rows.num_rows - 1, 0]))
     assert last.starts[last.rows == 1].tolist() == segments.starts[segments.rows == 0].tolist()
     assert last.shards[last.rows == 0].tolist() == segments.shards[segments.rows == rows.num_rows - 1].tolist()
 
