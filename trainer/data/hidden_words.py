@@ -30,7 +30,7 @@ import torch
 from data_prep.tokenizer.special_tokens import SpecialTokens
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.measurements import WORD_ROW_LENGTH
-from trainer.data.assembly import RowShape, assemble_rows
+from trainer.data.assembly import RowSettings, assemble_rows
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.evaluation_batches import EvaluationBatch
 from trainer.data.packing import SEGMENT_A, Segments, document_starts
@@ -122,7 +122,7 @@ def _batch(
     words: HiddenWords, which: slice, token_starts: np.ndarray, num_rows: int, first_row: int
 ) -> EvaluationBatch:
     inside = slice(token_starts[which.start], token_starts[which.stop])
-    number, shape = which.stop - which.start, RowShape(words.row_length, max_pairs=0)
+    number, settings = which.stop - which.start, RowSettings(words.row_length)
     zeros = np.zeros(number, np.int64)
     segments = Segments(
         words.rows[which] - first_row,
@@ -132,8 +132,8 @@ def _batch(
         np.full(number, SEGMENT_A),
         np.full(number, IGNORED),
     )
-    rows = assemble_rows(segments, words.tokens[inside], num_rows, shape, words.special_tokens)
-    flags = assemble_rows(segments, words.hidden[inside], num_rows, shape, _NO_TOKENS).input_ids
+    rows = assemble_rows(segments, words.tokens[inside], num_rows, settings, words.special_tokens)
+    flags = assemble_rows(segments, words.hidden[inside], num_rows, settings, _NO_TOKENS).input_ids
     positions = np.flatnonzero(flags)
     labels = rows.input_ids[positions]
     rows.input_ids[positions] = words.special_tokens.mask

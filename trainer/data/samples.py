@@ -19,8 +19,9 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.stages import Stage
+from trainer.data.assembly import RowSettings
 from trainer.data.components import check_budgets, components_of
-from trainer.data.epochs import ComponentEpoch, RowSettings, merge_segments, num_shard_rows
+from trainer.data.epochs import ComponentEpoch, merge_segments, num_shard_rows
 from trainer.data.masking import Masking
 from trainer.data.order import MIXTURE_SLOTS, Mixture
 from trainer.data.packing import Segments
@@ -61,7 +62,7 @@ class SampleSpace:
         """`usage` is Purpose.TRAINING or Purpose.EVALUATION, which have different orders."""
         self._pair_counts = pair_counts
         self._components = components
-        self._settings = settings
+        self.settings = settings
         self._usage = usage
         self._mixture = Mixture(weights, root_key(seed, usage, Purpose.MIXTURE)) if len(components) > 1 else None
         self._key = root_key(seed, usage, Purpose.EPOCH)
@@ -98,7 +99,7 @@ class SampleSpace:
     def planner(self, read: ReadEpoch) -> PairPlanner:
         """Return the planner of the sentence pairs of an epoch of a component."""
         key = root_key(self._key, read.epoch, read.component, read.number)
-        return PairPlanner(self._components[read.component], self._settings, key)
+        return PairPlanner(self._components[read.component], self.settings, key)
 
     def epochs_until(self, epoch: int, sample: int) -> Iterator[ReadEpoch]:
         """Yield the epochs of components that begin within `epoch` up to `sample`, the first of each component first.
@@ -143,7 +144,7 @@ class SampleSpace:
 
     def _find_epochs(self, epoch: int, component: int, earlier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (component epoch, position in it) of a component's samples from the numbers of its earlier samples."""
-        if self._settings.pair_task is None:
+        if self.settings.pair_task is None:
             return np.divmod(earlier, self._rows_of_epoch[component])
         # With sentence pairs each epoch has its own number of rows.
         starts = self._epoch_starts.setdefault((epoch, component), [0])
@@ -155,8 +156,8 @@ class SampleSpace:
     def _open_epoch(self, epoch: int, component: int, number: int) -> ComponentEpoch:
         shards = self._components[component]
         planner, kept = self.planner(ReadEpoch(epoch, component, number)), self._pair_counts
-        counts = kept.find(planner) if kept is not None and self._settings.pair_task is not None else None
-        opened = ComponentEpoch(shards, self._settings, planner.key, counts)
+        counts = kept.find(planner) if kept is not None and self.settings.pair_task is not None else None
+        opened = ComponentEpoch(shards, self.settings, planner.key, counts)
         if not opened.num_rows or self._lacks_pairs(epoch, opened):
             raise UserError(
                 f"the shards {storage.redact(shards[0].shard_set.url)} contain no sentence pair that can be labeled: "

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from data_prep.dataset.shard_index import ShardIndex
-from trainer.data.epochs import ComponentEpoch, RowSettings, merge_segments
+from trainer.data.assembly import RowSettings
+from trainer.data.epochs import ComponentEpoch, merge_segments
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import Segments
 from trainer.data.randomness import root_key

@@ -16,7 +16,7 @@ from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.config.training_settings import StageSettings, TrainingSettings
-from trainer.data.epochs import RowSettings
+from trainer.data.assembly import RowSettings
 from trainer.data.randomness import Purpose
 from trainer.data.samples import SampleSpace, check_enough_data, training_samples
 
@@ -53,7 +53,7 @@ def test_training_does_not_begin_without_a_labeled_pair(index_of: IndexMaker) ->
 
 
 @pytest.mark.parametrize("task", [None, "next_sentence"])
-def test_a_mixture_takes_every_row_of_a_components_pass_before_the_next(index_of: IndexMaker, task: Any) -> None:
+def test_a_mixture_takes_every_row_of_a_components_epoch_before_the_next(index_of: IndexMaker, task: Any) -> None:
     components = [[shard_of(index_of([[4, 4]] * count, documents_a_record=count))] for count in (6, 15)]
     space = space_of(components, Purpose.TRAINING, task)
     assert space.num_samples(0) is None

@@ -15,7 +15,8 @@ from tests.support.error_codes import coded
 from tests.support.preparations import read_texts, trained
 from trainer.data import shard_cache
 from trainer.data import shard_set as shard_set_module
-from trainer.data.epochs import ComponentEpoch, RowSettings
+from trainer.data.assembly import RowSettings
+from trainer.data.epochs import ComponentEpoch
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import document_starts
 from trainer.data.randomness import root_key
