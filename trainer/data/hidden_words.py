@@ -207,7 +207,7 @@ def _passages(shard_sets: Sequence[ShardSet], tokenizer: Tokenizer, skip_corrupt
     shards = [shard for shard_set in shard_sets for shard in shard_set.shards("valid")]
     ids = [shard.read_index().document_ids for shard in shards]
     numbers = np.repeat(np.arange(len(shards)), [len(each) for each in ids])
-    places = np.concatenate([np.arange(len(each)) for each in ids] or [np.empty(0, np.int64)])
+    positions = np.concatenate([np.arange(len(each)) for each in ids] or [np.empty(0, np.int64)])
     document_ids = np.concatenate(ids or [np.empty(0, np.uint64)])
     order = np.lexsort((document_ids, fold(_key(_ORDER), document_ids)))
     per_document = max(MIN_PASSAGES_PER_DOCUMENT, -(-MAX_PASSAGES // max(len(document_ids), 1)))
@@ -220,7 +220,7 @@ def _passages(shard_sets: Sequence[ShardSet], tokenizer: Tokenizer, skip_corrupt
         if skip_corrupt_shards and not shard.is_readable():
             continue
         starts, lengths = layout(shard)
-        start, length = starts[places[number]], int(lengths[places[number]])
+        start, length = starts[positions[number]], int(lengths[positions[number]])
         most = (per_document + 1) * PASSAGE_BYTES  # a token is a byte at least
         tokens = shard.read_tokens()[start : start + min(length, most)].astype(np.int64)
         found = list(_cut(tokens, length > most, tokenizer, int(document_ids[number]), per_document * PASSAGE_BYTES))

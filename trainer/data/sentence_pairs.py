@@ -36,9 +36,9 @@ IS_NEXT, IS_RANDOM = 0, 1
 """Labels as in Hugging Face's `next_sentence_label`."""
 IN_ORDER, IS_SWAPPED = 0, 1
 """Labels as in Hugging Face's `sentence_order_label`."""
-SPECIAL_PLACES = 3
+SPECIAL_POSITIONS = 3
 """[CLS] A [SEP] B [SEP]."""
-SHORTEST_PAIR = SPECIAL_PLACES + 2
+SHORTEST_PAIR = SPECIAL_POSITIONS + 2
 
 _NEXT_SENTENCE_BITS = (5, 4, 3, 2, 1, 0)
 """Lengths of Bs that agree in so many leading bits are cut to the shorter one; 0 bits match any two."""
@@ -111,7 +111,7 @@ def plan_pairs(
         key: of (seed, epoch, shard).
     """
     text = _Text.of(index)
-    capacity = sequence_length - SPECIAL_PLACES
+    capacity = sequence_length - SPECIAL_POSITIONS
     cut = _cut_chunks if task == "next_sentence" else _cut_chunks_both_ways
     firsts, a_ends, ends = cut(text, capacity, short_seq_probability, key)
     lengths = np.stack([text.tokens(firsts, a_ends), text.tokens(a_ends, ends)], axis=1)
@@ -129,7 +129,7 @@ def plan_pairs(
         planned = _label_sentence_orders(starts, fitted, coins, key)
     starts, lengths, labels = planned
 
-    used = lengths.sum(1) + SPECIAL_PLACES - (lengths[:, 1] == 0)
+    used = lengths.sum(1) + SPECIAL_POSITIONS - (lengths[:, 1] == 0)
     rows = pack_rows(used, sequence_length)
     order = np.argsort(rows, kind="stable")
     num_rows = int(rows.max(initial=-1)) + 1

@@ -242,7 +242,7 @@ def pad_rows(sequences: Sequence[Encoded], pad_token_id: int = PAD_TOKEN_ID) -> 
 
 
 def pack_rows(sequences: Sequence[Encoded], sequence_length: int, pad_token_id: int = PAD_TOKEN_ID) -> Batch:
-    """A batch that predicts every place of every sequence, in order, and pools every first place."""
+    """A batch that predicts every position of every sequence, in order, and pools every first one."""
     packed = _Packed(sequence_length, pad_token_id)
     for sequence in sequences:
         packed.add(sequence)
@@ -284,9 +284,9 @@ class _Packed:
         self._append(sequence)
 
     def close_row(self) -> None:
-        dead = self._room() % self.sequence_length
-        if dead:
-            self._append(Encoded([self.pad_token_id] * dead, [0] * dead))
+        padding = self._room() % self.sequence_length
+        if padding:
+            self._append(Encoded([self.pad_token_id] * padding, [0] * padding))
 
     def _room(self) -> int:
         return self.sequence_length - len(self.input_ids) % self.sequence_length

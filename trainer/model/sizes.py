@@ -171,7 +171,7 @@ def activation_bytes(
 ) -> dict[str, int]:
     """What the encoder's parts keep for the backward, with attention that keeps no (L, L) matrix.
 
-    Per place, in numbers of `number_bytes`, each part its inputs too:
+    Per position, in numbers of `number_bytes`, each part its inputs too:
 
     - embeddings: the sum before their norm (hidden_size)
     - attention, a block: input, q, k, v and the attended values (5 hidden_size); rotary positions keep the turned q and

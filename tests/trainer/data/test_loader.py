@@ -188,9 +188,11 @@ def test_pairs_are_adjacent_or_from_different_documents_of_one_shard(corpus, row
             ):
                 if label == IGNORED:
                     continue
-                places = range(start, stop)
+                positions = range(start, stop)
                 halves = [
-                    np.array([row.original_ids[place] for place in places if row.token_type_ids[place] == kind])
+                    np.array(
+                        [row.original_ids[position] for position in positions if row.token_type_ids[position] == kind]
+                    )
                     for kind in (0, 1)
                 ]
                 a, b = (half[half >= corpus.first_id] - corpus.first_id for half in halves)

@@ -24,7 +24,7 @@ def pieces(rows: DocumentRows) -> list[list[tuple[int, int, int]]]:
 
 
 def test_documents_are_packed_as_worked_out_by_hand(index_of: IndexMaker) -> None:
-    # Rows of 8 places hold 6 of the stream C 0 1 2 S | C 3 4 5 6 7 8 9 S | C 10 S, cut at 6 and 12.
+    # Rows of 8 positions hold 6 of the stream C 0 1 2 S | C 3 4 5 6 7 8 9 S | C 10 S, cut at 6 and 12.
     index = index_of([[3], [7], [1]], documents_a_record=3)
     first = (1 << 20) // 4
     rows = pieces(DocumentRows([index], [4], 8))
@@ -71,8 +71,8 @@ def test_rows_can_be_asked_for_in_any_order(index_of: IndexMaker) -> None:
     all_pieces = pieces(rows)
     asked = np.array([4, 0, 3])
     segments = rows.segments_of_rows(asked)
-    for place, row in enumerate(asked):
-        own = segments.rows == place
+    for position, row in enumerate(asked):
+        own = segments.rows == position
         assert segments.starts[own].tolist() == [start for _, start, _ in all_pieces[row]]
 
 

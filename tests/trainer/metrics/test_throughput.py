@@ -32,7 +32,7 @@ def test_the_interval_tells_speed_waiting_the_slowest_rank_and_the_largest_memor
     assert metrics["train/data_wait_share"] == 0.25
     assert metrics["train/slowest_rank"] == 1 and metrics["train/slowest_rank_seconds"] == pytest.approx(1.1)
     assert metrics["train/peak_memory_bytes"] == 1001
-    # 2,048 places a step in 2 seconds on two devices
+    # 2,048 positions a step in 2 seconds on two devices
     assert metrics["train/mfu"] == pytest.approx(2048 / 2 * 1e6 / (2 * 1e9))
 
 

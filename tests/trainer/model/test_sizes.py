@@ -138,7 +138,7 @@ def test_operations_are_those_that_torch_counts(
 
 def test_local_layers_count_their_window_alone():
     length = 1024
-    saved = 12 * 1024 * 18 * (length - 128)  # 18 of 28 layers see 128 places
+    saved = 12 * 1024 * 18 * (length - 128)  # 18 of 28 layers see 128 positions
     everywhere = MODERN_LARGE.model_copy(update={"local_attention": None, "global_attn_every_n_layers": 1})
     assert flops_per_token(everywhere, length) - flops_per_token(MODERN_LARGE, length) == pytest.approx(saved)
     assert flops_per_token(everywhere, 128) == flops_per_token(MODERN_LARGE, 128)
