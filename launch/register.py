@@ -129,9 +129,9 @@ def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: 
     if conditions:
         check_metrics(conditions, read_provenance(pull(str(folder))).get("scores") or {})
     if arguments.dry_run:
-        found = pull(str(folder))
-        check_registrable(found)
-        load_served(found)
+        source = pull(str(folder))
+        check_registrable(source)
+        load_served(source)
         print(f"dry run: {folder} can be registered as {arguments.name}; nothing was written")
         return
     registration = register(folder, arguments.name, arguments.alias, arguments.tracking_uri)

@@ -50,7 +50,7 @@ def stage_warning(checkpoints: Sequence[SavedState]) -> str | None:
         kinds.add((stage.sequence_length, *bases, stage.data.mask_unit, stage.data.mlm_probability))
     if len(kinds) < 2 or len(steps) < 2:
         return None
-    listed = "; ".join(f"{label}: {', '.join(map(str, found))}" for label, found in steps.items())
+    listed = "; ".join(f"{label}: {', '.join(map(str, numbers))}" for label, numbers in steps.items())
     return f"warning: the checkpoints are of stages with different lengths, RoPE bases or masking (steps of {listed})"
 
 
@@ -137,8 +137,8 @@ def _set_mean(
         if should_stop():
             return "the run is to stop"
         problem = _add_checkpoint(engine, folder, 1 / len(folders), sums)
-        if found := [each for each in gather_objects(problem, engine.ranks) if each]:
-            return str(found[0])
+        if problems := [each for each in gather_objects(problem, engine.ranks) if each]:
+            return str(problems[0])
     return None
 
 

@@ -67,25 +67,25 @@ def load_initial_weights(
         UserError: `source` is not such a checkpoint, has another architecture than the model, or another tokenizer than
             the shards.
     """
-    found = broadcast_object(
+    outcome = broadcast_object(
         _read_or_explain(model, source, tracking_uri, tokenizer_fingerprint) if ranks.is_first else None, ranks
     )
-    if found.error is not None:
-        raise found.error
+    if outcome.error is not None:
+        raise outcome.error
     parameters = dict(model.named_parameters())
     filled_up = []
     with torch.no_grad():
-        for name, weight in found.weights.items():
+        for name, weight in outcome.weights.items():
             parameters[name][: len(weight)].copy_(weight)
             if len(weight) < len(parameters[name]):
                 filled_up.append(f"{name} from row {len(weight):,} of {len(parameters[name]):,}")
         # Those of the checkpoint's rows that only pad are as trained; a decoder without a bias pads the same.
-        num_rows = len(found.weights[_WORDS])
+        num_rows = len(outcome.weights[_WORDS])
         parameters["mlm_head.bias"][max(num_rows, model.config.vocab_size) :] = SHUT
-    fresh = [name for name in parameters if name not in found.weights] + filled_up
-    lines = [f"initializing from {storage.redact(source)}: {len(found.weights)} of {len(parameters)} tensors"]
+    fresh = [name for name in parameters if name not in outcome.weights] + filled_up
+    lines = [f"initializing from {storage.redact(source)}: {len(outcome.weights)} of {len(parameters)} tensors"]
     lines += [f"newly initialized (missing there): {', '.join(fresh)}"] if fresh else []
-    return InitialWeights(lines + ([found.note] if found.note else []), found.data_lineage)
+    return InitialWeights(lines + ([outcome.note] if outcome.note else []), outcome.data_lineage)
 
 
 def look_at_initial_weights(
@@ -149,10 +149,10 @@ def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
     where = storage.redact(source)
     if not any((folder / name).is_file() for name in (INFO_NAME, TOKENIZER_NAME)):
         return f"{where} carries no {TOKENIZER_NAME}: cannot check that its ids are those of the shards"
-    found = Tokenizer.load(folder).fingerprint
-    if found != expected:
+    fingerprint = Tokenizer.load(folder).fingerprint
+    if fingerprint != expected:
         raise UserError(
-            f"init_from={where} has a tokenizer with fingerprint {found}, and the shards were made "
+            f"init_from={where} has a tokenizer with fingerprint {fingerprint}, and the shards were made "
             f"with {expected}: the same ids are other tokens",
             fix=f"make shards with its tokenizer (`clozeworks shards --tokenizer {quote(str(where))} ...`), or give "
             "another checkpoint",

@@ -70,7 +70,7 @@ def find_latest(
             problem = _first_problem(folder, ranks)
         else:
             problem = fetch_checkpoint(CheckpointFolder.of_step(remote, candidate), folder, zero_stage, ranks)
-        problems = [found for found in gather_objects(problem, ranks) if found]
+        problems = [each for each in gather_objects(problem, ranks) if each]
         if not problems:
             return open_checkpoint(folder.url, verified=True)
         if step is not None:
@@ -100,7 +100,7 @@ def open_verified(output_dir: str | Path, step: int, ranks: Ranks = ALONE) -> Ch
         UserError: there is none, or it is damaged.
     """
     folder = CheckpointFolder(step_folder(output_dir, step))
-    problems = [found for found in gather_objects(_first_problem(folder, ranks), ranks) if found]
+    problems = [each for each in gather_objects(_first_problem(folder, ranks), ranks) if each]
     if problems:
         if not any(gather_objects(Path(output_dir).is_dir(), ranks)):
             raise UsageError(f"{output_dir} does not exist", fix="give the output_dir of a run", code="missing-path")
@@ -117,7 +117,7 @@ def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, report
     """Steps with a complete checkpoint on some node's disk or in the store, newest first; the same on all ranks."""
     in_turn(lambda: bring_back_replaced(output_dir), ranks, nodes_have_disks=remote is not None)
     complete, unfinished = list_steps(output_dir) if remote is not None or ranks.is_first else ([], [])
-    steps = sorted({step for found in gather_objects(complete, ranks) for step in found}, reverse=True)
+    steps = sorted({step for of_rank in gather_objects(complete, ranks) for step in of_rank}, reverse=True)
     if remote is not None:
         stored, problem = broadcast_object(_stored_steps(remote) if ranks.is_first else None, ranks)
         if problem and not steps:
@@ -263,12 +263,12 @@ def load(engine: Engine, checkpoint: Checkpoint) -> None:
     )
     names = own_first(checkpoint.tensor_files, ranks)
     if has_own_file or ranks.world_size == 1:
-        found = read_alone(checkpoint.folder, names, wanted, lambda: any(missing.values()))
+        values_read = read_alone(checkpoint.folder, names, wanted, lambda: any(missing.values()))
     else:
-        found = read_shared(checkpoint.folder, checkpoint.tensor_files, wanted, ranks)
+        values_read = read_shared(checkpoint.folder, checkpoint.tensor_files, wanted, ranks)
     error: UserError | None = None
     try:
-        for kind, name, start, values in found:
+        for kind, name, start, values in values_read:
             by_name[name].write(kind, start, values)
             missing[f"{kind} of {name}"] -= len(values)
         check_coverage(missing, checkpoint.folder)

@@ -190,9 +190,9 @@ def read_shared(folder: Path, names: Sequence[str], wanted: Sequence[Wanted], ra
                 size += transfer.stop - transfer.start
     except UserError as error:
         problem = (error.problem, error.fix, error.code)
-    found = gather_objects((len(bundles), problem), ranks)
-    _raise_first(problem for _, problem in found)
-    for number in range(max(count for count, _ in found)):
+    outcomes = gather_objects((len(bundles), problem), ranks)
+    _raise_first(problem for _, problem in outcomes)
+    for number in range(max(count for count, _ in outcomes)):
         yield from _exchange(bundles[number] if number < len(bundles) else [], ranks)
 
 

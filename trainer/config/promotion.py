@@ -102,14 +102,14 @@ def different_evaluations(
     conditions: tuple[Condition, ...], facts: Facts, facts_of_alias: Mapping[str, Facts]
 ) -> list[str]:
     """Return what differs between the evaluations that the conditions compare; empty where the scores compare."""
-    found = [
+    explanations = [
         f"{each.metric} of the new version and of {each.operand}: {', '.join(different)}"
         for each in conditions
         if isinstance(each.operand, str)
         and each.operand in facts_of_alias
         and (different := differences(each.metric, facts, facts_of_alias[each.operand]))
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(explanations))
 
 
 def _parse(part: str, text: str) -> Condition:

@@ -144,9 +144,9 @@ def _sequence_length(values: Mapping[str, Any], name: str) -> int | None:
         if own := _lengths(stages[number]):
             return own.pop() if len(own) == 1 else None
     sections = (values, *(values[each] for each in ("data", "training", "model") if each in values))
-    found = set().union(*(_lengths(each) for each in sections if isinstance(each, Mapping)))
-    length = found.pop() if found else DataSettings.model_fields["sequence_length"].default
-    return length if type(length) is int and not found else None
+    lengths = set().union(*(_lengths(each) for each in sections if isinstance(each, Mapping)))
+    length = lengths.pop() if lengths else DataSettings.model_fields["sequence_length"].default
+    return length if type(length) is int and not lengths else None
 
 
 def _lengths(section: Mapping[str, Any]) -> set[Any]:

@@ -232,12 +232,12 @@ def _shape(config: RunConfig, item: StageSettings, number: int) -> StageShape:
 
 def _cut(shapes: Sequence[StageShape], steps: int) -> list[StageShape]:
     """Return the stages of the first `steps` steps; the last stage is lengthened where they are fewer."""
-    found, left = [], steps
+    stages, left = [], steps
     for shape in shapes:
         if left > 0:
-            found.append(replace(shape, steps=min(shape.steps, left)))
-            left -= found[-1].steps
-    return [*found[:-1], replace(found[-1], steps=found[-1].steps + left)]
+            stages.append(replace(shape, steps=min(shape.steps, left)))
+            left -= stages[-1].steps
+    return [*stages[:-1], replace(stages[-1], steps=stages[-1].steps + left)]
 
 
 def _branch_number(config: RunConfig, settings: Sequence[StageSettings]) -> int:
@@ -272,9 +272,9 @@ def _named(where: str, section: str) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        found: SettingError = error.errors()[0]["ctx"]["error"]
-        fix = within_item(found.fix, where.partition(" ")[0], section)
-        raise SettingError(f"{where}: {found}", fix=fix, code=found.code) from None
+        setting_error: SettingError = error.errors()[0]["ctx"]["error"]
+        fix = within_item(setting_error.fix, where.partition(" ")[0], section)
+        raise SettingError(f"{where}: {setting_error}", fix=fix, code=setting_error.code) from None
 
 
 def _model(model: ModelSettings, item: StageSettings, where: str) -> ModelSettings:

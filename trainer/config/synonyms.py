@@ -90,7 +90,7 @@ def explain_synonym(name: str, value: object, sequence_length: int | None = None
     answer = _answer(synonym, text, sequence_length)
     if stage is None:
         return answer
-    return re.sub(r"\b[a-z]+\.[a-z_]+\b", lambda found: _of_stage(found[0], stage[0]), answer)
+    return re.sub(r"\b[a-z]+\.[a-z_]+\b", lambda mention: _of_stage(mention[0], stage[0]), answer)
 
 
 _OFF = {

@@ -149,13 +149,13 @@ class _Sources:
 
     def of(self, segments: Segments, shards: Sequence[Shard]) -> np.ndarray:
         """Return the source of each segment as an index into `Origins.names`, (N,) int64."""
-        found = np.zeros(len(segments.rows), np.int64)
+        numbers = np.zeros(len(segments.rows), np.int64)
         for number in np.unique(segments.shards).tolist():
             inside, shard = segments.shards == number, shards[number]
             starts, sources = self._documents_of(shard)
             documents = np.searchsorted(starts, segments.starts[inside], "right") - 1
-            found[inside] = self._firsts[shard.shard_set] + sources[documents]
-        return found
+            numbers[inside] = self._firsts[shard.shard_set] + sources[documents]
+        return numbers
 
 
 def _documents_of(shard: Shard) -> tuple[np.ndarray, np.ndarray]:

@@ -223,9 +223,9 @@ def _passages(shard_sets: Sequence[ShardSet], tokenizer: Tokenizer, skip_corrupt
         start, length = starts[positions[number]], int(lengths[positions[number]])
         most = (per_document + 1) * PASSAGE_BYTES  # a token is a byte at least
         tokens = shard.read_tokens()[start : start + min(length, most)].astype(np.int64)
-        found = list(_cut(tokens, length > most, tokenizer, int(document_ids[number]), per_document * PASSAGE_BYTES))
-        yield from found[:left]
-        left -= min(left, len(found))
+        passages = list(_cut(tokens, length > most, tokenizer, int(document_ids[number]), per_document * PASSAGE_BYTES))
+        yield from passages[:left]
+        left -= min(left, len(passages))
 
 
 def _layout_of(shard: Shard) -> tuple[np.ndarray, np.ndarray]:

@@ -100,8 +100,8 @@ def read_minimal_pairs(path: str | Path) -> list[MinimalPair]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    found = (each for each in folder.rglob("*") if each.name.endswith(SUFFIXES) and each.is_file())
-    return sorted(each for each in found if not any(part.startswith(".") for part in each.relative_to(folder).parts))
+    files = (each for each in folder.rglob("*") if each.name.endswith(SUFFIXES) and each.is_file())
+    return sorted(each for each in files if not any(part.startswith(".") for part in each.relative_to(folder).parts))
 
 
 def _name_of(file: Path, path: Path) -> str:

@@ -188,14 +188,14 @@ def _cut_chunks_both_ways(
 
 def _walk(text: _Text, successors: np.ndarray) -> np.ndarray:
     """Return the sentences at which chunks begin, ascending, from the first sentence of each document to its end."""
-    found = []
+    chunks = []
     at, stop = text.document_firsts[:-1], text.document_firsts[1:]
     while len(at):
-        found.append(at)
+        chunks.append(at)
         at = successors[at]
         inside = at < stop
         at, stop = at[inside], stop[inside]
-    return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
+    return np.sort(np.concatenate([np.empty(0, np.int64), *chunks]))
 
 
 def _label_next_sentences(
@@ -261,7 +261,7 @@ def _match(sizes: np.ndarray, kinds: np.ndarray, bits: Sequence[int], key: np.ui
     """
     shifts = 32 * np.arange(sizes.shape[1])  # a group by one number
     left = np.arange(len(sizes))
-    found = [np.empty((0, 2), np.int64)]
+    matches = [np.empty((0, 2), np.int64)]
     for num_bits in (64, *bits):
         groups = (_leading_bits(sizes[left], num_bits) << shifts).sum(axis=1)
         # Each group has its own order of kinds, so that different kinds meet.
@@ -272,9 +272,9 @@ def _match(sizes: np.ndarray, kinds: np.ndarray, bits: Sequence[int], key: np.ui
         in_front = np.flatnonzero(ranks < half)
         couples = left[order[np.stack([in_front, in_front + half[in_front]], axis=1)]]
         couples = couples[kinds[couples[:, 0]] != kinds[couples[:, 1]]]
-        found.append(couples)
+        matches.append(couples)
         left = np.setdiff1d(left, couples, assume_unique=True)
-    return np.concatenate(found)
+    return np.concatenate(matches)
 
 
 def _leading_bits(sizes: np.ndarray, num_bits: int) -> np.ndarray:

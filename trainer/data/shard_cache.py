@@ -146,14 +146,14 @@ class ShardCache:
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """Return (last use, bytes, path) of the files, the least recently used first, without partial downloads."""
-        found = []
+        files = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     if _OWN_NAME.fullmatch(entry.name) and entry.is_file():
                         status = entry.stat()
-                        found.append((status.st_mtime, status.st_size, Path(entry.path)))
-        return sorted(found)
+                        files.append((status.st_mtime, status.st_size, Path(entry.path)))
+        return sorted(files)
 
     @contextlib.contextmanager
     def _locked(self, name: str, wait: bool) -> Iterator[bool]:
@@ -198,10 +198,10 @@ def _check(file: CachedFile, path: Path) -> None:
             fix=fix,
             code="damaged-shard",
         )
-    found = storage.sha256_of(path)
-    if found != file.sha256:
+    sha256 = storage.sha256_of(path)
+    if sha256 != file.sha256:
         raise DamagedFile(
-            f"{storage.redact(file.url)} is damaged: its sha256 is {found}, and {file.sha256} in the manifest",
+            f"{storage.redact(file.url)} is damaged: its sha256 is {sha256}, and {file.sha256} in the manifest",
             fix=fix,
             code="damaged-shard",
         )

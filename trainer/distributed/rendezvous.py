@@ -144,23 +144,23 @@ def _join_store(
 
     It connects in a thread: torch's client waits forever for a server that accepts the connection and never answers.
     """
-    found: list[torch.distributed.TCPStore | RuntimeError] = []
+    outcomes: list[torch.distributed.TCPStore | RuntimeError] = []
 
     def connect() -> None:
         limit = timedelta(seconds=seconds)
         try:
-            found.append(
+            outcomes.append(
                 torch.distributed.TCPStore(
                     address, port, world_size, is_master=False, timeout=limit, wait_for_workers=False
                 )
             )
         except RuntimeError as error:
-            found.append(error)
+            outcomes.append(error)
 
     thread = threading.Thread(target=connect, name="meeting", daemon=True)
     thread.start()
     thread.join(seconds + _CONNECT_SECONDS)
-    return found[0] if found else TimeoutError("it accepts the connection and never answers")
+    return outcomes[0] if outcomes else TimeoutError("it accepts the connection and never answers")
 
 
 def wait_for_answer(address: str, port: int, seconds: float) -> OSError | None:

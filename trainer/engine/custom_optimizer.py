@@ -76,8 +76,8 @@ def optimizer_version(name: str) -> dict[str, str]:
     """
     if not is_custom(name):
         return {}
-    found = OPTIMIZERS.find(name).value
-    version = getattr(found, "version", None) or module_digest(found)
+    optimizer = OPTIMIZERS.find(name).value
+    version = getattr(optimizer, "version", None) or module_digest(optimizer)
     if version is None:
         raise UsageError(
             f"the source of optimizer.name={name} cannot be read",

@@ -207,12 +207,12 @@ def _without_effect(given: dict[str, Any], config: RunConfig) -> Iterator[str]:
 
 
 def _look_up(values: dict[str, Any], path: str) -> tuple[bool, Any]:
-    found: Any = values
+    value: Any = values
     for part in path.split("."):
-        if not isinstance(found, dict) or part not in found:
+        if not isinstance(value, dict) or part not in value:
             return False, None
-        found = found[part]
-    return True, found
+        value = value[part]
+    return True, value
 
 
 def _without_auto(values: dict[str, Any]) -> dict[str, Any]:

@@ -154,11 +154,13 @@ class MatrixExchange:
     def gather(self, fragments: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """From this rank's elements of each parameter to the whole of those that it owns, 1-D."""
         sent = [[fragments[name] for name, _, _ in self._between(self._rank, owner)] for owner in self._all_ranks]
-        found: dict[str, list[torch.Tensor]] = {}
+        collected: dict[str, list[torch.Tensor]] = {}
         for rank, received in enumerate(self._exchanged(sent, holds=False)):
             for (name, _, _), fragment in zip(self._between(rank, self._rank), received, strict=True):
-                found.setdefault(name, []).append(fragment)  # ranks hold the fragments of a parameter in their order
-        return {name: torch.cat(each) if len(each) > 1 else each[0] for name, each in found.items()}
+                collected.setdefault(name, []).append(
+                    fragment
+                )  # ranks hold the fragments of a parameter in their order
+        return {name: torch.cat(each) if len(each) > 1 else each[0] for name, each in collected.items()}
 
     def scatter(self, whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """From the whole of the parameters that this rank owns to this rank's elements of each."""
@@ -166,11 +168,11 @@ class MatrixExchange:
             [whole[name][start:stop] for name, start, stop in self._between(rank, self._rank)]
             for rank in self._all_ranks
         ]
-        found = {}
+        updates = {}
         for owner, received in enumerate(self._exchanged(sent, holds=True)):
             for (name, _, _), fragment in zip(self._between(self._rank, owner), received, strict=True):
-                found[name] = fragment
-        return found
+                updates[name] = fragment
+        return updates
 
     @property
     def _all_ranks(self) -> range:

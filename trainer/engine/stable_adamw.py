@@ -149,13 +149,13 @@ class _Layout(NamedTuple):
 def _layout_of(tensor: torch.Tensor, fragments: Sequence[Fragment], numbers: dict[str, int]) -> _Layout:
     sizes: list[int] = []
     kept: list[int] = []
-    found = sorted((f for f in fragments if f.start < f.stop), key=lambda fragment: fragment.offset)
-    for fragment in found:
+    ordered = sorted((f for f in fragments if f.start < f.stop), key=lambda fragment: fragment.offset)
+    for fragment in ordered:
         sizes += [gap] if (gap := fragment.offset - sum(sizes)) else []
         kept.append(len(sizes))
         sizes.append(fragment.stop - fragment.start)
     sizes += [rest] if (rest := tensor.numel() - sum(sizes)) else []
-    return _Layout(sizes, kept, [numbers[fragment.name] for fragment in found])
+    return _Layout(sizes, kept, [numbers[fragment.name] for fragment in ordered])
 
 
 def _gradients(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -354,5 +354,5 @@ def _word_of_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]]) ->
     word_at: list[int] = []
     for number, word in enumerate(words):
         word_at += [number] * len(word) + [-1]
-    found = [(token, word_at[end - 1]) for token, (begin, end) in enumerate(offsets) if end > begin]
-    return [(token, word) for token, word in found if word >= 0]
+    words_of_tokens = [(token, word_at[end - 1]) for token, (begin, end) in enumerate(offsets) if end > begin]
+    return [(token, word) for token, word in words_of_tokens if word >= 0]

@@ -95,8 +95,8 @@ def _separated(table: pandas.DataFrame, separator: str, quoting: bool) -> str:
 
     text = "".join(separator.join(map(written, cells)) + "\n" for cells in rows)
     try:
-        found = read_separated(text, separator, quoting)
-        lines = [[str(name) for name in found.columns], *found.to_numpy().tolist()]
+        table = read_separated(text, separator, quoting)
+        lines = [[str(name) for name in table.columns], *table.to_numpy().tolist()]
     except (ValueError, pandas.errors.ParserError) as error:
         raise ValueError(f"it would not read back{_unquoted(quoting)}: {error}") from None
     for number, (cells, again) in enumerate(zip(rows, lines, strict=False)):

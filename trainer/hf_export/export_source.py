@@ -71,11 +71,11 @@ def _check_tokenizer(folder: Path, saved: SavedState) -> None:
             fix="copy the directory tokenizer/ of the shards there",
             code="missing-data-file",
         )
-    found, expected = Tokenizer.load(folder).fingerprint, saved.data.tokenizer_fingerprint
-    if found != expected:
+    fingerprint, expected = Tokenizer.load(folder).fingerprint, saved.data.tokenizer_fingerprint
+    if fingerprint != expected:
         raise UserError(
             f"{folder} is not the tokenizer that the model was trained with: its fingerprint is "
-            f"{found}, and that of the shards was {expected}",
+            f"{fingerprint}, and that of the shards was {expected}",
             fix="copy the directory tokenizer/ of the shards there",
             code="other-tokenizer",
         )

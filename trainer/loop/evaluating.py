@@ -166,12 +166,12 @@ def log_average(run: Run, state: TrainState, progress: Progress, poll: StopPoll)
     run.watchdog.mark(f"averaging checkpoints after step {state.step}")
     folders = [step_folder(run.config.output_dir, step) for step in steps]
     with averaged_weights(run.engine, folders, poll) as problem:
-        found = validation_metrics(run, state, poll) if problem is None and not poll.asked else {}
+        metrics_of_mean = validation_metrics(run, state, poll) if problem is None and not poll.asked else {}
     if problem is not None and not poll.asked:
         run.warn(f"the mean of the checkpoints {_listed(steps)} is not evaluated: {problem}")
     if problem is not None or poll.asked:
         return progress, {}
-    overall = {name: value for name, value in found.items() if name.count("/") == 1}
+    overall = {name: value for name, value in metrics_of_mean.items() if name.count("/") == 1}
     metrics = {name.replace("valid/", AVERAGE_PREFIX): value for name, value in overall.items()}
     run.tracker.log(state.step, metrics)
     run.log(f"mean of the checkpoints {_listed(steps)}: {evaluation_line(state.step, overall, None, run.pair_task)}")

@@ -104,8 +104,8 @@ def check_start(start: Start, config: RunConfig, data: DataIdentity, ranks: Rank
 def scores_of_start(start: Start, ranks: Ranks) -> LateScores | None:
     """Return the scores of the checkpoint that follow its save, as rank 0 reads them; a collective."""
     folder = start.checkpoint.folder if start.checkpoint is not None and ranks.is_first else None
-    found = read_late_scores(folder, EVALUATION_NAME) if folder is not None else None
-    scores: LateScores | None = broadcast_object(found, ranks)
+    own = read_late_scores(folder, EVALUATION_NAME) if folder is not None else None
+    scores: LateScores | None = broadcast_object(own, ranks)
     return scores
 
 

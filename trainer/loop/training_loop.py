@@ -82,9 +82,9 @@ def complete_evaluation(run: Run, state: TrainState, progress: Progress) -> tupl
         return progress, False
     run.log(f"evaluating step {state.step:,}, which an earlier start saved and did not evaluate")
     enter_stage(run.engine, run.config.stage_of(state.step))
-    found = evaluate_if_due(run, state, progress)
+    evaluated = evaluate_if_due(run, state, progress)
     run.recorder.restart_clock()
-    return found
+    return evaluated
 
 
 def with_evaluation(config: RunConfig, progress: Progress, due: Due) -> Progress:

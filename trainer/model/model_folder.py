@@ -62,9 +62,9 @@ def check_model_folder(folder: Path, strict: bool = False, name: str | None = No
     _check_weight_names(folder, name)
     pickles = [path.name for path in files if path.suffix.lower() in PICKLE_SUFFIXES]
     if not any(path.suffix == ".safetensors" for path in files if path.parent == folder):
-        found = f" (only {', '.join(pickles)}, and a pickle can run code)" if pickles else ""
+        only_pickles = f" (only {', '.join(pickles)}, and a pickle can run code)" if pickles else ""
         raise UserError(
-            f"{name} has no .safetensors weights{found}",
+            f"{name} has no .safetensors weights{only_pickles}",
             fix="save the model as safetensors (save_pretrained does)",
             code="weights-not-safetensors",
         )

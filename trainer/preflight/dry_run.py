@@ -236,23 +236,23 @@ def activation_lines(config: RunConfig, world_size: int) -> list[str]:
 
 def shard_lines(config: RunConfig, world_size: int, expects_shards: bool = False) -> Iterator[str]:
     """Describe the shards: contents, sufficiency, downloads and cache of each node."""
-    found: list[Manifest | None] = []
+    all_manifests: list[Manifest | None] = []
     for url in config.data_sets:
         try:
             check_is_data_set(url)
-            found.append(read_manifest(url))
+            all_manifests.append(read_manifest(url))
         except UserError as error:
-            found.append(None)
+            all_manifests.append(None)
             is_expected = error.code == "missing-path" and not expects_shards
             yield f"{'skipped' if is_expected else 'warning'}: {error} [{error.code}]"
-    asked = tokens_by_data_set(config, [0 if each is None else each.train.tokens for each in found])
-    for url, manifest, tokens in zip(config.data_sets, found, asked, strict=True):
+    asked = tokens_by_data_set(config, [0 if each is None else each.train.tokens for each in all_manifests])
+    for url, manifest, tokens in zip(config.data_sets, all_manifests, asked, strict=True):
         if manifest is not None:
             yield from _describe_shards(storage.redact(url), manifest, config, world_size, round(tokens))
-    if None not in found and not any(each.valid.documents for each in found if each is not None):
+    if None not in all_manifests and not any(each.valid.documents for each in all_manifests if each is not None):
         check_needs_no_evaluation(config)
         yield EVALUATION_IS_OFF
-    if manifests := [each for each in found if each is not None]:
+    if manifests := [each for each in all_manifests if each is not None]:
         yield from reading_lines(manifests, config.data.cache_bytes)
 
 

@@ -123,10 +123,10 @@ def device_memory_bytes(device: torch.device, world_size: int) -> int:
 
 def check_secrets(words: Sequence[str]) -> Iterator[Finding]:
     """That no word of a command line holds a password, which `ps` shows to every user of the machine."""
-    found = [word.partition("=")[0] for word in words if has_password(word)]
-    if found:
+    names = [word.partition("=")[0] for word in words if has_password(word)]
+    if names:
         text = (
-            f"{', '.join(found)} on the command line has a password, which `ps` shows to all users; write it into the "
+            f"{', '.join(names)} on the command line has a password, which `ps` shows to all users; write it into the "
         )
         yield Finding("fail", "secrets", text + "YAML file, or into ~/.mlflow/credentials or ~/.aws/credentials")
     else:
@@ -153,11 +153,11 @@ def check_op_cache() -> Iterator[Finding]:
 
 def open_files() -> set[str]:
     """The files that processes of this machine hold open, as far as this user may see them."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
-            found |= {file.path for file in process.open_files()}
-    return found
+            paths |= {file.path for file in process.open_files()}
+    return paths
 
 
 def check_descriptors(world_size: int) -> Iterator[Finding]:

@@ -54,10 +54,10 @@ class ModelVersion:
     @property
     def scores(self) -> dict[str, float]:
         """Evaluation scores by metric."""
-        found = {
+        scores_by_name = {
             name.removeprefix(SCORES_PREFIX): text for name, text in self.tags.items() if name.startswith(SCORES_PREFIX)
         }
-        return {name: value for name, text in found.items() if (value := _number(text)) is not None}
+        return {name: value for name, text in scores_by_name.items() if (value := _number(text)) is not None}
 
     @property
     def facts(self) -> dict[str, str]:

@@ -151,11 +151,11 @@ def read_branches(run: Path) -> list[BranchRecord]:
         lines = (run / BRANCHES_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    found = []
+    branches = []
     for line in lines:
         with contextlib.suppress(ValidationError):
-            found.append(BranchRecord.model_validate_json(line))
-    return found
+            branches.append(BranchRecord.model_validate_json(line))
+    return branches
 
 
 class RunStatus:

@@ -66,7 +66,7 @@ class MinimalPairs:
         nothing is returned after it was true.
         """
         owners, positions = _copies(self.sentences)
-        found = torch.zeros(len(owners), dtype=torch.float64, device=ranks.device)
+        log_likelihoods = torch.zeros(len(owners), dtype=torch.float64, device=ranks.device)
         plan = list(_micro_batches(self.sentences, owners, stage))
         engine.eval()
         with torch.no_grad():
@@ -80,9 +80,11 @@ class MinimalPairs:
                 batch = self._batch(owners[first:stop], positions[first:stop], stage).to(ranks.device)
                 losses = engine.forward(batch, scored=True).mlm_losses
                 if number < len(plan):  # beyond it, ranks only keep each other company in collectives
-                    found[first:stop] = -losses[: stop - first].double()
+                    log_likelihoods[first:stop] = -losses[: stop - first].double()
         engine.train()
-        scores = np.bincount(owners, all_reduce_sum(found, ranks).cpu().numpy(), minlength=len(self.sentences))
+        scores = np.bincount(
+            owners, all_reduce_sum(log_likelihoods, ranks).cpu().numpy(), minlength=len(self.sentences)
+        )
         report = judge(self.pairs, scores[self.numbers])
         metrics = {f"{PREFIX}_accuracy": report.overall.share}
         names = metric_names(list(report.fields))
