@@ -112,8 +112,8 @@ def show_versions(arguments: argparse.Namespace) -> None:
     if arguments.trained_on:
         versions = trained_on(versions, arguments.trained_on)
         count = f"{len(versions)} version{'s' if len(versions) != 1 else ''}"
-        where = arguments.name or "all registered models"
-        print(f"{count} of {where} trained on {arguments.trained_on} or on data made from it")
+        what = arguments.name or "all registered models"
+        print(f"{count} of {what} trained on {arguments.trained_on} or on data made from it")
     if versions:
         print("\n".join(version_lines(versions, with_names=arguments.name is None)))
 
@@ -192,11 +192,11 @@ def how_to_load(registration: Registration, task: PipelineTask | None) -> str:
     from trainer.registry.served_model import INPUT_EXAMPLE
 
     uri, server, registry = registration.model_uri, registration.tracking_uri, registration.registry_uri
-    where = f"--model {quote(uri)} --tracking-uri {quote(server)}"
+    options = f"--model {quote(uri)} --tracking-uri {quote(server)}"
     variable = f"MLFLOW_REGISTRY_URI={quote(registry)} " if registry else ""
-    command = f"{variable}clozeworks predict {where} --input FILE --output FILE"
+    command = f"{variable}clozeworks predict {options} --input FILE --output FILE"
     if task == "fill-mask":
-        command = f"{variable}clozeworks fill-mask {where} {quote(INPUT_EXAMPLE)}"
+        command = f"{variable}clozeworks fill-mask {options} {quote(INPUT_EXAMPLE)}"
     set_registry = f"; mlflow.set_registry_uri({registry!r})" if registry else ""
     pipeline = f"  mlflow.transformers.load_model({uri!r})  # a {task} pipeline\n" if task else ""
     return (

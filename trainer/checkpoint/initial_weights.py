@@ -97,13 +97,13 @@ def look_at_initial_weights(
         UserError: `source` would be refused: of a registry, because it is not there; of a folder, for all that
             config.json and tokenizer say.
     """
-    where = storage.redact(source)
+    address = storage.redact(source)
     if is_address(source):
         family_in_transformers(config, next_sentence=False)
         check_is_there(source, tracking_uri)
-        return [f"{where} exists; the run checks whether it fits this model"]
+        return [f"{address} exists; the run checks whether it fits this model"]
     family, note = _check(_folder_without_weights(source), source, config, tokenizer_fingerprint)
-    return [f"{where} is a {family} of this architecture"] + ([note] if note else [])
+    return [f"{address} is a {family} of this architecture"] + ([note] if note else [])
 
 
 def _folder_without_weights(source: str) -> Path:
@@ -146,15 +146,15 @@ def _check(
 
 def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
     """Refuse weights whose ids mean other tokens than those of the shards; return a note if that cannot be checked."""
-    where = storage.redact(source)
+    address = storage.redact(source)
     if not any((folder / name).is_file() for name in (INFO_NAME, TOKENIZER_NAME)):
-        return f"{where} carries no {TOKENIZER_NAME}: cannot check that its ids are those of the shards"
+        return f"{address} carries no {TOKENIZER_NAME}: cannot check that its ids are those of the shards"
     fingerprint = Tokenizer.load(folder).fingerprint
     if fingerprint != expected:
         raise UserError(
-            f"init_from={where} has a tokenizer with fingerprint {fingerprint}, and the shards were made "
+            f"init_from={address} has a tokenizer with fingerprint {fingerprint}, and the shards were made "
             f"with {expected}: the same ids are other tokens",
-            fix=f"make shards with its tokenizer (`clozeworks shards --tokenizer {quote(str(where))} ...`), or give "
+            fix=f"make shards with its tokenizer (`clozeworks shards --tokenizer {quote(str(address))} ...`), or give "
             "another checkpoint",
             code="other-tokenizer",
         )
@@ -163,12 +163,12 @@ def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
 
 def _check_architecture(folder: Path, source: str, config: ModelSettings) -> str:
     """The family of both sides, whose config.json has to say what `config` says."""
-    where = storage.redact(source)
+    address = storage.redact(source)
     family = family_in_transformers(config, next_sentence=False)
     theirs: dict[str, Any] = load_config(folder).to_dict()
     if theirs["model_type"] != family:
         raise UserError(
-            f"init_from={where} is a {theirs['model_type']}, and the model is a {family} "
+            f"init_from={address} is a {theirs['model_type']}, and the model is a {family} "
             f"(model.family={config.family})",
             fix="give a checkpoint of BERT or ModernBERT, and set model.family to its family",
             code="other-architecture",
@@ -185,7 +185,7 @@ def _check_architecture(folder: Path, source: str, config: ModelSettings) -> str
         differences.append("the MLM decoder is the word matrix and there a matrix of its own")
     if differences:
         raise UserError(
-            f"init_from={where} is of another architecture: {'; '.join(differences)}",
+            f"init_from={address} is of another architecture: {'; '.join(differences)}",
             fix="set these settings as in the checkpoint, or give another checkpoint",
             code="other-architecture",
         )

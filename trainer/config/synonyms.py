@@ -123,6 +123,6 @@ def markdown_table() -> Iterator[str]:
     yield "|---|---|---|---|"
     for names, setting, unit, advice in synonyms():
         listed = ", ".join(f"`{name}`" for name in names)
-        where = "-" if setting == "none" else ", ".join(f"`{each}`" for each in setting.split(", "))
+        settings = "-" if setting == "none" else ", ".join(f"`{each}`" for each in setting.split(", "))
         how = advice.format(value="N").replace("|", "\\|") if advice else "same value"
-        yield f"| {listed} | {where} | {unit} | {how} |"
+        yield f"| {listed} | {settings} | {unit} | {how} |"

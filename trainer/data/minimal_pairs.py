@@ -43,7 +43,7 @@ class MinimalPair(NamedTuple):
     bad: str
     paradigm: str
     field: str
-    where: str
+    location: str
     """The file and the line, for messages."""
 
 
@@ -128,18 +128,18 @@ def _read_file(file: Path, name: str) -> Iterator[MinimalPair]:
             yield _read_pair(line, name, f"{file}, line {number:,}")
 
 
-def _read_pair(line: bytes, name: str, where: str) -> MinimalPair:
+def _read_pair(line: bytes, name: str, location: str) -> MinimalPair:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{where}: not valid JSON ({error})",
+            f"{location}: not valid JSON ({error})",
             fix="write one object per line",
             code="invalid-minimal-pair",
         ) from None
     if not isinstance(values, dict):
         raise UsageError(
-            f"{where}: not a JSON object ({str(values)[:_SHOWN_CHARACTERS]})",
+            f"{location}: not a JSON object ({str(values)[:_SHOWN_CHARACTERS]})",
             fix="write one object per line",
             code="invalid-minimal-pair",
         )
@@ -147,7 +147,7 @@ def _read_pair(line: bytes, name: str, where: str) -> MinimalPair:
         if not isinstance(values.get(key), str) or not values[key].strip():
             given = repr(values[key])[:_SHOWN_CHARACTERS] if key in values else "missing"
             raise UsageError(
-                f"{where}: {key} must be a sentence ({given})",
+                f"{location}: {key} must be a sentence ({given})",
                 fix="give a text that is not empty",
                 code="invalid-minimal-pair",
             )
@@ -157,13 +157,13 @@ def _read_pair(line: bytes, name: str, where: str) -> MinimalPair:
         values["sentence_bad"],
         paradigm if isinstance(paradigm, str) and paradigm else name,
         field if isinstance(field, str) else "",
-        where,
+        location,
     )
     try:
         "".join(pair[:4]).encode()
     except UnicodeEncodeError:
         raise UsageError(
-            f"{where}: a text holds half a surrogate pair, which is not a character",
+            f"{location}: a text holds half a surrogate pair, which is not a character",
             fix="correct the line, or remove it",
             code="invalid-minimal-pair",
         ) from None
@@ -191,7 +191,7 @@ def pair_scores(
         for text in (pair.good, pair.bad):
             if text not in numbers:
                 numbers[text] = len(sentences)
-                sentences.append(_checked(encode(text), text, pair.where, max_length))
+                sentences.append(_checked(encode(text), text, pair.location, max_length))
     scores = np.zeros(len(sentences))
     for owners, copies in masked_copies(sentences, mask_token_id):
         np.add.at(scores, owners, scorer(copies))
@@ -206,18 +206,18 @@ def pair_scores(
     return np.array([[scores[numbers[pair.good]], scores[numbers[pair.bad]]] for pair in pairs])
 
 
-def _checked(encoded: Encoded, text: str, where: str, max_length: int) -> Encoded:
-    check_has_token(encoded, text, where)
+def _checked(encoded: Encoded, text: str, location: str, max_length: int) -> Encoded:
+    check_has_token(encoded, text, location)
     if len(encoded.ids) > max_length:
         raise UsageError(
-            f"{where}: the sentence has {len(encoded.ids):,} tokens, and the model takes {max_length:,}",
+            f"{location}: the sentence has {len(encoded.ids):,} tokens, and the model takes {max_length:,}",
             fix="remove the pair",
             code="text-too-long",
         )
     return encoded
 
 
-def check_has_token(encoded: Encoded, text: str, where: str) -> None:
+def check_has_token(encoded: Encoded, text: str, location: str) -> None:
     """Refuse a sentence without tokens, whose score would be the highest there is.
 
     Raises:
@@ -225,7 +225,7 @@ def check_has_token(encoded: Encoded, text: str, where: str) -> None:
     """
     if not len(encoded.own):
         raise UsageError(
-            f"{where}: the tokenizer finds no token in {text[:_SHOWN_CHARACTERS]!r}",
+            f"{location}: the tokenizer finds no token in {text[:_SHOWN_CHARACTERS]!r}",
             fix="remove the pair",
             code="text-without-token",
         )

@@ -149,5 +149,5 @@ def verdict_on_lost_worker(error: BaseException | None, rank: int, num_workers: 
     elif match["signal"] not in (None, "Killed"):
         reason, fix = "read its own message above", f"{lower}; with 0 the rank process builds the batches"
     ended = f"was killed by a signal ({match['signal']})" if match["signal"] else "ended unexpectedly"
-    where = f"process {match['pids']} on {socket.gethostname()}"
-    return f"a data worker of rank {rank} ({where}) {ended}, {reason}. Fix: {fix}"
+    processes = f"process {match['pids']} on {socket.gethostname()}"
+    return f"a data worker of rank {rank} ({processes}) {ended}, {reason}. Fix: {fix}"

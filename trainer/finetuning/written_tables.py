@@ -102,8 +102,8 @@ def _separated(table: pandas.DataFrame, separator: str, quoting: bool) -> str:
     for number, (cells, again) in enumerate(zip(rows, lines, strict=False)):
         if cells != again:
             changed = next((cell for cell, other in zip(cells, again, strict=False) if cell != other), "")
-            where = f"row {number:,}" if number else "the names of the columns"
-            raise ValueError(f"{changed[:80]!r} of {where} would read back as another text{_unquoted(quoting)}")
+            part = f"row {number:,}" if number else "the names of the columns"
+            raise ValueError(f"{changed[:80]!r} of {part} would read back as another text{_unquoted(quoting)}")
     if len(lines) != len(rows):
         raise ValueError(f"its {len(rows) - 1:,} rows would read back as {len(lines) - 1:,}{_unquoted(quoting)}")
     return text

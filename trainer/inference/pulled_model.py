@@ -225,8 +225,8 @@ def find_model(client: MlflowClient, model_uri: str) -> tuple[str, str | None]:
 def _other_server(is_run: bool = False) -> str:
     """What to do about a model that this server does not have."""
     variable = None if is_run else os.environ.get("MLFLOW_REGISTRY_URI")
-    where = "MLFLOW_REGISTRY_URI" if variable else "--tracking-uri (in Python tracking_uri=)"
-    return f"give a model that exists, or set {where} to the server that has it"
+    setting = "MLFLOW_REGISTRY_URI" if variable else "--tracking-uri (in Python tracking_uri=)"
+    return f"give a model that exists, or set {setting} to the server that has it"
 
 
 def _what_there_is(client: MlflowClient, name: str | None) -> str:

@@ -233,11 +233,11 @@ def watch(config: RunConfig, ranks: Ranks) -> Watchdog:
 def finish(run: Run, ended: State) -> bool:
     """Report the end and release all resources; returns whether everything that was to be registered was."""
     peaks = [peak / (1 << 30) for peak in peak_memory_of_ranks(run.ranks)]
-    where = "GPU" if run.ranks.device.type == "cuda" else "resident set"
+    kind = "GPU" if run.ranks.device.type == "cuda" else "resident set"
     least, most = min(peaks), max(peaks)
     spread = f"{least:.2f} to {most:.2f} GiB, most on rank {peaks.index(most)}" if len(peaks) > 1 else f"{most:.2f} GiB"
     run.bar.close()
-    run.log(f"peak memory per rank: {spread} ({where})")
+    run.log(f"peak memory per rank: {spread} ({kind})")
     if ended == "stopped":  # all is saved: whoever kills this process in what follows leaves a record of it
         report_end(run, ended, run.stop_signal.cause)
     run.tracker.log_picture()

@@ -47,17 +47,17 @@ def check_batches(config: RunConfig, world_size: int) -> Iterator[Finding]:
     """The batch arithmetic of every stage."""
     for stage in config.stages:
         arithmetic = batch_arithmetic(stage, world_size)
-        where = f"{stage.label}: " if len(config.stages) > 1 else ""
+        stage_prefix = f"{stage.label}: " if len(config.stages) > 1 else ""
         if arithmetic.padding_share > NOTABLE_PADDING:
-            text = f"{where}{arithmetic}; set global_batch_tokens to a multiple, or lower micro_batch_tokens"
+            text = f"{stage_prefix}{arithmetic}; set global_batch_tokens to a multiple, or lower micro_batch_tokens"
             yield Finding("warn", "batch", text)
         else:
-            yield Finding("ok", "batch", f"{where}{arithmetic}")
+            yield Finding("ok", "batch", f"{stage_prefix}{arithmetic}")
         if stage.batch_warmup is not None and stage.taken_steps:
-            yield _check_batch_warmup(stage, world_size, where)
+            yield _check_batch_warmup(stage, world_size, stage_prefix)
 
 
-def _check_batch_warmup(stage: Stage, world_size: int, where: str) -> Finding:
+def _check_batch_warmup(stage: Stage, world_size: int, stage_prefix: str) -> Finding:
     """What of the batches that grow is computed for nothing: of themselves, and of all that the stage computes."""
     sizes = global_batch_sizes(stage)
     tokens = [size for _, size in sizes]
@@ -68,7 +68,7 @@ def _check_batch_warmup(stage: Stage, world_size: int, where: str) -> Finding:
         for start, stop, most, size in zip(starts, starts[1:], computed, tokens, strict=False)
     )
     share, of_stage = 1.0 - sum(tokens) / sum(computed), lost / tokens_of_stage(stage, 0, stage.taken_steps)
-    text = f"{where}batch-size ramp-up in {len(sizes)} sizes from {tokens[0]:,} to {tokens[-1]:,} tokens"
+    text = f"{stage_prefix}batch-size ramp-up in {len(sizes)} sizes from {tokens[0]:,} to {tokens[-1]:,} tokens"
     if share > NOTABLE_PADDING:
         text += f", with {share:.1%} padding rows, {of_stage:.1%} of the stage"
     if share <= NOTABLE_PADDING or of_stage <= NOTABLE_LOSS:

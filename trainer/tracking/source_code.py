@@ -72,9 +72,9 @@ def _of_modules(modules: Mapping[str, Path]) -> Iterator[str]:
     """Modules that a repository tracks as its commit and one diff, which takes three calls of git, and others whole."""
     by_repository: dict[Path | None, dict[str, Path]] = {}
     for name, path in modules.items():
-        where = path.parent.resolve() / path.name
-        repository = next((folder for folder in where.parents if (folder / ".git").exists()), None)
-        by_repository.setdefault(repository, {})[name] = where
+        real_path = path.parent.resolve() / path.name
+        repository = next((folder for folder in real_path.parents if (folder / ".git").exists()), None)
+        by_repository.setdefault(repository, {})[name] = real_path
     for repository, files in by_repository.items():
         paths = {} if repository is None else {name: str(path.relative_to(repository)) for name, path in files.items()}
         listed = _git(repository, "ls-files", "-z", "--", *paths.values()) if repository else None

@@ -153,10 +153,10 @@ def open_minimal_pairs(path: str, tokenizer: Tokenizer, longest: int) -> Minimal
                 own = tokenizer.encode_text(text)
                 ids = np.concatenate([[special.cls], own.astype(np.int64), [special.sep]])
                 encoded = Encoded(ids, np.arange(1, len(ids) - 1))
-                check_has_token(encoded, text, pair.where)
+                check_has_token(encoded, text, pair.location)
                 if len(ids) > longest:
                     raise UsageError(
-                        f"{pair.where}: the sentence has {len(ids):,} tokens, and a row of the run has {longest:,}",
+                        f"{pair.location}: the sentence has {len(ids):,} tokens, and a row of the run has {longest:,}",
                         fix="remove the pair, or raise data.sequence_length",
                         code="text-too-long",
                     )
