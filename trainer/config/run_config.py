@@ -219,8 +219,8 @@ def _check_schedule(schedule: ScheduleSettings, steps: int, section: str, span: 
             )
     if (schedule.warmup_steps or 0) + schedule.decay_steps > steps:
         raise SettingError(
-            f"{section}.warmup_steps={schedule.warmup_steps} plus {section}.decay_steps={schedule.decay_steps} exceeds the "
-            f"{steps} steps of the {span}",
+            f"{section}.warmup_steps={schedule.warmup_steps} plus {section}.decay_steps={schedule.decay_steps} exceeds "
+            f"the {steps} steps of the {span}",
             fix="lower one of them",
             code="schedule-longer-than-run",
         )
@@ -320,7 +320,7 @@ def _check_zero(config: RunConfig) -> None:
 
 def _check_stage(stage: Stage, prefix: str | None, max_position_embeddings: int) -> None:
     """Check a stage; `prefix` leads to its settings in `training.stages`, None for a run without that list."""
-    section_prefix = prefix or "training."
+    section = prefix or "training."
     length = f"{prefix}sequence_length" if prefix else "data.sequence_length"
     if stage.sequence_length > max_position_embeddings:
         raise SettingError(
@@ -339,32 +339,32 @@ def _check_stage(stage: Stage, prefix: str | None, max_position_embeddings: int)
         if tokens % stage.sequence_length:
             nearest = max(1, round(tokens / stage.sequence_length)) * stage.sequence_length
             raise SettingError(
-                f"{section_prefix}{name}={tokens} is not a multiple of {length}={stage.sequence_length}",
-                fix=f"set {section_prefix}{name}={nearest}",
+                f"{section}{name}={tokens} is not a multiple of {length}={stage.sequence_length}",
+                fix=f"set {section}{name}={nearest}",
                 code="tokens-not-whole-rows",
             )
         if tokens < stage.micro_batch_tokens:
             raise SettingError(
-                f"{section_prefix}micro_batch_tokens={stage.micro_batch_tokens} exceeds {section_prefix}{name}={tokens}",
+                f"{section}micro_batch_tokens={stage.micro_batch_tokens} exceeds {section}{name}={tokens}",
                 fix="lower the one or raise the other",
                 code="micro-batch-exceeds-global-batch",
             )
     if stage.batch_warmup is not None:
-        _check_batch_warmup(stage, stage.batch_warmup, section_prefix, "stage" if prefix else "run")
+        _check_batch_warmup(stage, stage.batch_warmup, section, "stage" if prefix else "run")
 
 
-def _check_batch_warmup(stage: Stage, warmup: BatchWarmup, section_prefix: str, span: str) -> None:
+def _check_batch_warmup(stage: Stage, warmup: BatchWarmup, section: str, span: str) -> None:
     """Check the ramp-up of a stage."""
     if warmup.initial_tokens >= stage.global_batch_tokens:
         raise SettingError(
-            f"{section_prefix}batch_warmup.initial_tokens={warmup.initial_tokens} is not less than "
-            f"{section_prefix}global_batch_tokens={stage.global_batch_tokens}",
-            fix=f"lower it, or remove {section_prefix}batch_warmup",
+            f"{section}batch_warmup.initial_tokens={warmup.initial_tokens} is not less than "
+            f"{section}global_batch_tokens={stage.global_batch_tokens}",
+            fix=f"lower it, or remove {section}batch_warmup",
             code="batch-warmup-without-growth",
         )
     if warmup.num_steps > stage.steps:
         raise SettingError(
-            f"{section_prefix}batch_warmup.steps={warmup.num_steps} exceeds the {stage.steps} steps of the {span}",
-            fix=f"lower the length of {section_prefix}batch_warmup",
+            f"{section}batch_warmup.steps={warmup.num_steps} exceeds the {stage.steps} steps of the {span}",
+            fix=f"lower the length of {section}batch_warmup",
             code="batch-warmup-longer-than-stage",
         )

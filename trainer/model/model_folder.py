@@ -192,12 +192,12 @@ def _check_weight_names(folder: Path, name: str) -> None:
                 code="damaged-model",
             )
         named += [(path.name, shard) for shard in shards.values()]
-    for origin, weights in named:
+    for file, weights in named:
         is_plain = isinstance(weights, str) and Path(weights).name == weights
         is_plain = is_plain and weights.endswith((".safetensors", INDEX_SUFFIX))
         if not is_plain or not (folder / weights).is_file():
             raise UserError(
-                f"{origin} of {name} names the weights {weights!r}, which are not a .safetensors file in that directory",
+                f"{file} of {name} names the weights {weights!r}, which are not a .safetensors file in that directory",
                 fix="copy or export the model again",
                 code="damaged-model",
             )
