@@ -161,7 +161,7 @@ def move_alias(version: str, conditions: tuple[Condition, ...], arguments: argpa
         return
     from trainer.registry.model_versions import promote
 
-    verdict = promote(
+    decision = promote(
         arguments.name,
         version,
         arguments.promote,
@@ -169,7 +169,7 @@ def move_alias(version: str, conditions: tuple[Condition, ...], arguments: argpa
         arguments.tracking_uri,
         arguments.allow_different_evaluation,
     )
-    reasons = f": {'; '.join(verdict.reasons)}" if verdict.reasons else ""
+    reasons = f": {'; '.join(decision.reasons)}" if decision.reasons else ""
     print(f"{arguments.promote} of {arguments.name} is now version {version}{reasons}")
 
 

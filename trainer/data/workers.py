@@ -118,9 +118,9 @@ def explain_lost_workers(rank: int, num_workers: int, end_run: Callable[[str], N
     try:
         yield
     except (OSError, EOFError, RuntimeError) as error:
-        found = error if isinstance(error, RuntimeError) or not num_workers else _wait_for_loss(error)
-        if (verdict := verdict_on_lost_worker(found, rank, num_workers)) is not None:
-            end_run(verdict)
+        loss = error if isinstance(error, RuntimeError) or not num_workers else _wait_for_loss(error)
+        if (description := describe_lost_worker(loss, rank, num_workers)) is not None:
+            end_run(description)
         raise
 
 
@@ -136,7 +136,7 @@ def _wait_for_loss(error: OSError | EOFError) -> BaseException:
     return error
 
 
-def verdict_on_lost_worker(error: BaseException | None, rank: int, num_workers: int) -> str | None:
+def describe_lost_worker(error: BaseException | None, rank: int, num_workers: int) -> str | None:
     """Describe the lost worker, the probable cause and the fix; None if the error is not about a worker."""
     while error is not None and (match := _LOST.search(str(error))) is None:
         error = error.__cause__ or error.__context__

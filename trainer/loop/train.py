@@ -179,7 +179,7 @@ def take_output_dir(config: RunConfig, ranks: Ranks, watchdog: Watchdog, held: c
     if config.checkpoint.upload_to is None:
         refuse_unshared(config.output_dir, ranks)
     if ranks.is_first:  # not before: the directory may belong to another run
-        watchdog.on_exit = lambda verdict: record_end(Path(config.output_dir), "failed", verdict)
+        watchdog.on_exit = lambda failure: record_end(Path(config.output_dir), "failed", failure)
 
 
 @contextlib.contextmanager
@@ -225,7 +225,7 @@ def watch(config: RunConfig, ranks: Ranks) -> Watchdog:
     output_dir = Path(config.output_dir)
     watchdog = Watchdog(config.health, ranks, stacks=output_dir / STACKS_FOLDER)
     if ranks.rank == 1:
-        watchdog.on_exit = lambda verdict: record_loss_of_writer(output_dir, verdict)
+        watchdog.on_exit = lambda failure: record_loss_of_writer(output_dir, failure)
     watchdog.start()
     return watchdog
 

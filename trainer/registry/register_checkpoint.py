@@ -61,7 +61,7 @@ def register_checkpoint(request: Request) -> tuple[Registration, str]:
         return registration, ""
     conditions = parse_conditions(request.only_if) if request.only_if else ()
     try:
-        verdict = promote(
+        decision = promote(
             request.name,
             registration.version,
             request.promote_to,
@@ -75,7 +75,7 @@ def register_checkpoint(request: Request) -> tuple[Registration, str]:
         options = ["--name", request.name, "--version", str(registration.version), *request.alias_options]
         command = register_command(options, request.tracking_uri)
         return registration, f"the promotion failed ({error.problem}); repeat it with `{command}`"
-    return registration, f"promoted to {request.promote_to} ({'; '.join(verdict.reasons) or 'no condition'})"
+    return registration, f"promoted to {request.promote_to} ({'; '.join(decision.reasons) or 'no condition'})"
 
 
 def main() -> None:

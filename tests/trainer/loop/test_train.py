@@ -59,8 +59,8 @@ class Watched:
     def report_lost_ranks(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def end_run(self, verdict: str) -> NoReturn:
-        raise AssertionError(verdict)
+    def end_run(self, failure: str) -> NoReturn:
+        raise AssertionError(failure)
 
     def close(self) -> None:
         self.closed.set()

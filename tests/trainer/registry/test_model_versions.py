@@ -109,8 +109,8 @@ def test_versions_that_were_evaluated_differently_are_not_compared(
         promote("birds", "2", "champion", BETTER, store)
     assert named in refused.value.problem and refused.value.exit_status == 3
     assert aliases(store) == {"champion": 1}, "no alias moves"
-    verdict = promote("birds", "2", "champion", BETTER, store, allow_different_evaluation=True)
-    assert aliases(store)["champion"] == 2 and named in " ".join(verdict.reasons)
+    decision = promote("birds", "2", "champion", BETTER, store, allow_different_evaluation=True)
+    assert aliases(store)["champion"] == 2 and named in " ".join(decision.reasons)
 
 
 @pytest.mark.long
