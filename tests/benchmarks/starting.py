@@ -214,7 +214,7 @@ def _count_together(config: RunConfig, folder: Path, rank: int, world_size: int,
     ranks, sets = Ranks(rank, world_size, rank % RANKS_OF_NODE, torch.device("cpu")), [_open(config)]
     kept = KeptPairCounts(folder / f"counts-{rank}")
     stop_poll.begin_sum_on_hosts = lambda values, ranks: lambda: values  # no rank asks for a stop
-    no_stop: Any = argparse.Namespace(asked=False)
+    no_stop: Any = argparse.Namespace(is_requested=False)
     counting = PairCounting(config, config.stages[0], sets, kept, ranks, lambda doing, seconds: None, no_stop)
     cost = _cost(lambda: counting.open(START), folder / "shards")
     planner = training_samples(sets, config.data, config.stages[0], config.training.seed).planner(ReadEpoch(0, 0))

@@ -226,14 +226,14 @@ class Prefetcher:
         """`fetch` downloads or verifies a file unless another process does so."""
         self._fetch = fetch
         self._waiting: queue.SimpleQueue[CachedFile] = queue.SimpleQueue()
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
         self._thread: threading.Thread | None = None
 
     def ask(self, file: CachedFile) -> None:
         """Request a file; a file that was requested before is not fetched again."""
-        if file.name in self._asked:
+        if file.name in self._requested:
             return
-        self._asked.add(file.name)
+        self._requested.add(file.name)
         self._waiting.put(file)
         # Forked workers of DataLoader do not inherit the thread, which the warmup step starts before the fork.
         thread = self._thread
@@ -243,7 +243,7 @@ class Prefetcher:
 
     def forget(self, file: CachedFile) -> None:
         """Allow new requests for a file after its use, because the cache may have removed it by then."""
-        self._asked.discard(file.name)
+        self._requested.discard(file.name)
 
     def _run(self) -> None:
         while True:

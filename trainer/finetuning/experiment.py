@@ -141,8 +141,8 @@ def prepare(
         preprocessor = replace(preprocessor, max_length=max_length, is_shortened=max_length < preprocessor.max_length)
     data = replace(encode_task(task_of_files, examples, preprocessor), num_swallowing=num_swallowing(files, examples))
     hidden_size = load_config(encoder).hidden_size
-    asked = tuple(dict.fromkeys(learning_rates))
-    rates = {variant: asked or usual_rates(variant, hidden_size) for variant in variants}
+    candidates = tuple(dict.fromkeys(learning_rates))
+    rates = {variant: candidates or usual_rates(variant, hidden_size) for variant in variants}
     experiment = Experiment(encoder, data, metric, rates, tuple(range(num_seeds)), settings)
     if "frozen" in variants:
         rows = [row for part in data.parts.values() for row in part.encoded.rows]

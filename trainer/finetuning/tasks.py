@@ -292,13 +292,13 @@ class TokenTask(Task):
         return " ".join(label)
 
 
-def choosing_metric(task: Task, asked: str | None) -> str:
+def choosing_metric(task: Task, requested: str | None) -> str:
     """Return the metric that selects between fits: the requested one, else the first of the task.
 
     Raises:
         UsageError: the task lacks it.
     """
-    metric = asked or task.metrics[0]
+    metric = requested or task.metrics[0]
     if metric not in task.metrics:
         raise UsageError(
             f"--metric {metric!r} cannot choose between fits of {task.name}",

@@ -113,7 +113,7 @@ def train(
                 ended, state, progress = training_loop(run, state, progress)
         with reported_if_it_fails(run):
             all_registered = finish(run, ended)
-    if not all_registered and run.stop_signal.asked:
+    if not all_registered and run.stop_signal.is_requested:
         ended = "stopped"  # in the wait for a suite or a registration, which the next start does
     tracker = run.tracker
     return Ended(ended, state.step, progress.metrics, tracker.run_id, tracker.view_hint, all_registered)
@@ -265,4 +265,4 @@ def finish(run: Run, ended: State) -> bool:
         return all_scored
     # A run that was stopped before it registered its last checkpoint does so now.
     run.registrar.submit(run.recorder.last_step, step_folder(run.output_dir, run.recorder.last_step))
-    return run.registrar.close(lambda: run.stop_signal.asked) and all_scored
+    return run.registrar.close(lambda: run.stop_signal.is_requested) and all_scored

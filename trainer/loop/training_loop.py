@@ -212,7 +212,7 @@ def requests_of(run: Run, progress: Progress) -> StepRequests:
     minutes, seconds = run.config.checkpoint.every_minutes, run.config.logging.every_seconds
     now, is_first = time.monotonic(), run.ranks.is_first
     return StepRequests(
-        stop=run.stop_signal.asked,
+        stop=run.stop_signal.is_requested,
         save=is_first and minutes is not None and now - progress.saved_at >= 60 * minutes,
         log=is_first and seconds is not None and now - progress.logged_at >= seconds,
     )

@@ -77,9 +77,11 @@ def look_at_data(config: RunConfig, shard_sets: list[ShardSet], world_size: int)
             yield Finding("warn", "shards", f"{address} has no valid documents, so it is not evaluated")
         shards = "1 train shard for" if len(train.shards) == 1 else f"{len(train.shards):,} train shards for"
         yield Finding("ok", "shards", f"{address}: {shards} {counted(world_size, 'rank')}")
-    asked = config.tokens_after()
+    num_read = config.tokens_after()
     tokens = sum(shard_set.manifest.train.tokens for shard_set in shard_sets)
-    yield Finding("ok", "tokens", f"the run reads {asked:,} tokens, about {format_epochs(asked / max(tokens, 1))}")
+    yield Finding(
+        "ok", "tokens", f"the run reads {num_read:,} tokens, about {format_epochs(num_read / max(tokens, 1))}"
+    )
 
 
 def format_epochs(epochs: float) -> str:

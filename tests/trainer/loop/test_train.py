@@ -78,7 +78,7 @@ def make_run(rank: int, **parts: Any) -> SimpleNamespace:
             "suites": None,
             "watchdog": Watched(),
             "engine": SimpleNamespace(destroy=lambda: None),
-            "stop_signal": SimpleNamespace(cause="a test", asked=False, request=None),
+            "stop_signal": SimpleNamespace(cause="a test", is_requested=False, request=None),
             "recorder": SimpleNamespace(last_step=7),
             "output_dir": Path("run"),
             **parts,
