@@ -19,13 +19,13 @@ from pathlib import Path
 from data_prep.base.environment import environment_now
 from data_prep.base.known_secrets import secrets_of
 from data_prep.base.urls import is_remote
+from trainer.checkpoint.compatibility import PACKAGES
 from trainer.config.run_config import RunConfig
 from trainer.preflight.disk_checks import LARGEST_SKEW_SECONDS
 from trainer.preflight.finding import Finding
 from trainer.preflight.launch_checks import SECRET_REMEDY
 from trainer.preflight.service_checks import describe_bandwidth
 
-PACKAGES = ("torch", "deepspeed", "clozeworks")
 PROBE = (
     "import importlib.metadata as m, json, os, sys, time; "
     f"print(json.dumps([sys.version.split()[0], [m.version(p) for p in {PACKAGES!r}], time.time(), "
