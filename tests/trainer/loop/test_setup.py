@@ -50,7 +50,7 @@ BASE, BEFORE_BASE = "b" * 64, "a" * 64
 class BareEngine:
     """What setting up and saving ask of an engine, at stage 0 on one rank."""
 
-    stage = 0
+    zero_stage = 0
     ranks = ALONE
     optimizer_steps = 0
 

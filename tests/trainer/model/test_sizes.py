@@ -256,5 +256,5 @@ def test_of_the_logits_the_loss_keeps_one_copy_of_the_four_at_the_peak(tiny_conf
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(batch)
     share = batch.masked_positions.numel() / batch.input_ids.numel()
-    sizes = {"stage": 0, "world_size": 1, "micro_batch_tokens": 64, "sequence_length": 64, "precision": "fp32"}
+    sizes = {"zero_stage": 0, "world_size": 1, "micro_batch_tokens": 64, "sequence_length": 64, "precision": "fp32"}
     assert 4 * sum(kept.values()) == memory_per_rank(tiny_config, **sizes, mlm_probability=share)["logits"]
