@@ -48,7 +48,7 @@ def tiny_model(shard_set: ShardSet) -> ModelSettings:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_place_of_the_flat_form_is_one_of_the_padded_form(shard_set: ShardSet, mode: str) -> None:
+def test_every_position_of_the_flat_form_is_one_of_the_padded_form(shard_set: ShardSet, mode: str) -> None:
     for batch in batches(shard_set, mode, 3):
         padded = to_padded(batch)
         attended = padded["attention_mask"].bool()

@@ -22,7 +22,7 @@ from trainer.distributed import agreement
 from trainer.distributed.process_group import Ranks
 
 
-def test_nodes_that_share_a_folder_bring_back_what_a_killed_save_set_aside_one_after_the_other(tmp_path, monkeypatch):
+def test_nodes_that_share_a_folder_restore_a_replaced_checkpoint_in_turn(tmp_path, monkeypatch):
     engine = StillEngine()
     folder = save(tmp_path / "run", 1, engine)
     folder.rename(folder.with_name(f"{folder.name}.replaced"))
@@ -44,7 +44,7 @@ def test_nodes_that_share_a_folder_bring_back_what_a_killed_save_set_aside_one_a
     assert torch.equal(read_weights(folder)["norm.weight"], engine.module.norm.weight)
 
 
-def test_a_damaged_step_that_was_asked_for_is_named_with_those_beside_it(tmp_path):
+def test_a_damaged_step_that_was_requested_is_named_with_those_beside_it(tmp_path):
     for step in (3, 7, 9):
         folder = save(tmp_path / "run", step)
     flip_bytes(folder / "rank-00000-of-00001.safetensors")
@@ -104,7 +104,7 @@ def test_nodes_that_hold_different_saves_of_a_step_take_the_stores(stored, nodes
     assert files_of(nodes[0]) == files_of(nodes[1]) == expected
 
 
-def test_different_saves_of_a_step_that_the_store_lacks_are_no_checkpoint(nodes, tmp_path, monkeypatch):
+def test_different_saves_of_a_step_that_the_store_does_not_have_are_no_checkpoint(nodes, tmp_path, monkeypatch):
     before = [files_of(node) for node in nodes]
     problems = bring(nodes, tmp_path / "store", monkeypatch)
     assert all(problem is not None and MARKER_NAME in problem for problem in problems)

@@ -99,7 +99,7 @@ def test_the_best_are_found_by_scores_and_how_they_were_measured(tmp_path, facts
     assert {*steps} - superfluous_in(checkpoints_folder(tmp_path), steps, 30, settings) == left
 
 
-def test_a_course_that_was_left_goes():
+def test_steps_after_the_newest_checkpoint_are_superfluous():
     assert superfluous_steps(STEPS, 30, CheckpointSettings(keep_last=2, keep_every_steps=10)) == {40, 50}
 
 

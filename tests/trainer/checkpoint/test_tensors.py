@@ -31,7 +31,7 @@ from trainer.checkpoint.tensors import (
 from trainer.distributed.process_group import Ranks
 
 
-def test_a_piece_gives_any_part_of_the_elements_it_holds(tmp_path: Path) -> None:
+def test_a_fragment_reads_any_range_of_its_elements(tmp_path: Path) -> None:
     save_file({"weight:5:a:b": torch.arange(5.0, 12.0), "exp_avg:0:c": torch.ones(3)}, tmp_path / "file")
     fragments = {(fragment.kind, fragment.name): fragment for fragment in read_fragments(tmp_path / "file")}
     assert {key: (fragment.start, fragment.stop) for key, fragment in fragments.items()} == {
@@ -61,7 +61,7 @@ def test_a_piece_gives_any_part_of_the_elements_it_holds(tmp_path: Path) -> None
         ("a", torch.zeros(3)),
     ],
 )
-def test_what_is_no_piece_is_refused(tmp_path: Path, key: str, tensor: torch.Tensor) -> None:
+def test_a_tensor_that_is_no_fragment_is_refused(tmp_path: Path, key: str, tensor: torch.Tensor) -> None:
     save_file({key: tensor}, tmp_path / "file")
     with pytest.raises(UserError, match=re.escape(str(tmp_path / "file")), check=coded("damaged-checkpoint")):
         list(read_fragments(tmp_path / "file"))

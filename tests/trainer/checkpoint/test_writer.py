@@ -101,7 +101,7 @@ def test_a_checkpoint_that_is_to_be_evaluated_is_complete_only_with_its_note(tmp
     assert EVALUATION_NAME not in {record.name for record in CheckpointFolder(saved.folder).read_marker().files}
 
 
-def test_a_checkpoint_holds_no_secret_of_the_configuration(tmp_path):
+def test_a_checkpoint_contains_no_secret_of_the_configuration(tmp_path):
     config = make_config(str(tmp_path), 0)
     data = config.data.model_copy(update={"shards": "https://user:hunter2@host/shards?sig=hunter2"})
     config = config.model_copy(update={"data": data})
@@ -190,7 +190,7 @@ def tear(path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("damage", [d for name, d in DAMAGES.items() if name != "marker missing"])
-def test_where_none_is_whole_the_run_does_not_start_afresh(damage, tmp_path):
+def test_a_run_with_only_damaged_checkpoints_does_not_start_from_the_beginning(damage, tmp_path):
     damage(save(tmp_path, 1))
     with pytest.raises(UserError, match="all 1 checkpoints", check=coded("no-intact-checkpoint")):
         find_latest(tmp_path, warn=lambda message: None)
@@ -204,7 +204,7 @@ def test_weights_of_a_torn_checkpoint_are_refused(damage, tmp_path):
         read_weights(folder)
 
 
-def test_a_save_that_never_ended_is_no_checkpoint_but_is_told(tmp_path):
+def test_a_save_that_never_ended_is_no_checkpoint_but_is_reported(tmp_path):
     DAMAGES["marker missing"](save(tmp_path, 1))
     warnings: list[str] = []
     assert find_latest(tmp_path, warn=warnings.append) is None
@@ -279,7 +279,7 @@ def test_only_the_newest_are_kept(tmp_path):
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step-00000003", "step-00000004"]
 
 
-def test_what_is_left_of_damaged_and_unfinished_saves_goes_with_the_next_good_one(tmp_path):
+def test_the_next_complete_save_removes_damaged_and_unfinished_ones(tmp_path):
     engine = StillEngine()
     save(tmp_path, 1, engine)
     DAMAGES["marker missing"](save(tmp_path, 2, engine))
@@ -506,7 +506,7 @@ SLOW = pytest.mark.slow
         ),
     ],
 )
-def test_another_stage_and_number_of_ranks_goes_on_within_rounding(
+def test_another_stage_and_number_of_ranks_continues_within_rounding(
     from_stage, zero_stage, world_size, optimizer, tmp_path
 ):
     """From 2 ranks, to 3 that divide neither the rows of the batch nor the parameters; against plain PyTorch."""
@@ -520,7 +520,7 @@ def test_another_stage_and_number_of_ranks_goes_on_within_rounding(
 @pytest.mark.parametrize(
     ("from_stage", "zero_stage"), [pytest.param(0, 1, marks=SLOW), (1, 2), pytest.param(3, 0, marks=SLOW)]
 )
-def test_one_rank_goes_on_as_two_within_rounding(from_stage, zero_stage, tmp_path):
+def test_one_rank_continues_as_two_within_rounding(from_stage, zero_stage, tmp_path):
     job = {"stage": from_stage, "accumulation": 4, "output_dir": str(tmp_path / "run"), "steps": 2, "dropout": False}
     run_jobs(tmp_path, 1, [job])
     go_on_as_plain_pytorch(tmp_path, zero_stage, 2)
@@ -528,7 +528,7 @@ def test_one_rank_goes_on_as_two_within_rounding(from_stage, zero_stage, tmp_pat
 
 @pytest.mark.spawn
 @pytest.mark.parametrize(("from_stage", "zero_stage"), [pytest.param(1, 1, marks=SLOW), pytest.param(3, 2, marks=SLOW)])
-def test_four_ranks_go_on_as_three_that_divide_no_batch_within_rounding(from_stage, zero_stage, tmp_path):
+def test_four_ranks_continue_as_three_that_divide_no_batch_within_rounding(from_stage, zero_stage, tmp_path):
     job = {"stage": from_stage, "accumulation": 1, "output_dir": str(tmp_path / "run"), "steps": 2, "dropout": False}
     run_jobs(tmp_path, 4, [job])
     go_on_as_plain_pytorch(tmp_path, zero_stage, 3)

@@ -76,12 +76,12 @@ def test_a_version_is_compared_with_the_one_under_the_alias() -> None:
     assert judge(parse_conditions("accuracy > 0.5"), {"accuracy": 0.51}, {}).is_met
 
 
-def test_where_nothing_bears_the_alias_there_is_nothing_to_be_better_than() -> None:
+def test_a_first_version_is_promoted_while_no_version_holds_the_alias() -> None:
     decision = judge(parse_conditions("loss < champion"), {"loss": 9.0}, {"champion": None}, "champion")
     assert decision.is_met and decision.reasons == ("no version holds the alias champion yet",)
 
 
-def test_an_alias_that_is_not_there_lets_nothing_pass_to_another() -> None:
+def test_a_missing_alias_in_the_condition_blocks_a_promotion_to_another() -> None:
     decision = judge(parse_conditions("loss < champio"), {"loss": 9.0}, {"champio": None}, "champion")
     assert not decision.is_met and decision.reasons == ("no version holds the alias champio yet",)
 
@@ -100,7 +100,7 @@ def test_a_score_that_is_missing_or_nan_promotes_nothing(scores: dict[str, float
     assert not judge(parse_conditions("loss > champion"), scores, {"champion": others}).is_met
 
 
-def test_all_conditions_have_to_hold_and_each_is_told() -> None:
+def test_all_conditions_have_to_hold_and_each_is_reported() -> None:
     conditions = parse_conditions("loss < champion and accuracy > 0.5")
     decision = judge(conditions, {"loss": 1.0, "accuracy": 0.4}, {"champion": {"loss": 2.0}})
     assert not decision.is_met

@@ -44,7 +44,7 @@ def test_a_packed_batch_is_unpacked_as_it_was(num_sequences: int, num_pairs: int
         assert tensor.untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()
 
 
-def test_a_batch_counts_what_it_holds() -> None:
+def test_a_batch_counts_its_content() -> None:
     batch = batch_of(3, 3)
     assert (batch.num_rows, batch.num_tokens, batch.num_masked, batch.num_pairs) == (2, 7, 1, 3)
 

@@ -61,7 +61,7 @@ def test_sources_are_counted_through_and_a_folder_without_names_is_one(corpora: 
     assert origins.first_of(1) == 3
 
 
-def test_of_a_url_that_is_named_twice_each_component_has_sources_of_its_own(corpora: list) -> None:
+def test_each_component_of_a_repeated_url_has_its_own_sources(corpora: list) -> None:
     url = corpora[0].shard_set.url
     shard_sets = [open_shard_set(url), open_shard_set(url)]
     data = DataSettings(shards=[{"url": url, "weight": 1}, {"url": url, "weight": 2}])

@@ -84,7 +84,7 @@ def test_spans_have_geometric_lengths_and_an_end() -> None:
     assert np.abs(shares - geometric).max() < 5 * np.sqrt(0.25 / len(lengths))
 
 
-def test_spans_begin_at_words_and_after_special_tokens() -> None:
+def test_spans_start_at_words_and_after_special_tokens() -> None:
     maskable = np.array([[0, 1, 1, 1, 1, 0, 0, 1, 1, 1]], bool)
     words = np.array([[0, 1, 0, 1, 0, 0, 0, 1, 1, 0]], bool)
     never, always = np.ones((1, 10)), np.zeros((1, 10))

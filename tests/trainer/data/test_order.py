@@ -53,7 +53,7 @@ def test_windows_of_equal_size_have_orders_of_their_own() -> None:
     assert (rows[0] == rows[1]).sum() < 10
 
 
-def test_places_can_be_asked_for_in_any_grouping() -> None:
+def test_positions_can_be_requested_in_any_grouping() -> None:
     order = EpochOrder([7, 90, 3] * 10, root_key(4))
     windows, rows = order.locate(np.arange(order.num_rows))
     for positions in (np.array([5]), np.arange(80, 1000, 7), np.empty(0, np.int64)):

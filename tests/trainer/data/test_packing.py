@@ -38,7 +38,7 @@ def test_documents_are_found_in_their_records(index_of: IndexMaker) -> None:
     assert document_starts(index, 2).tolist() == [record, record + 5, 2 * record, 2 * record + 1]
 
 
-def test_a_shard_begins_a_row_of_its_own(index_of: IndexMaker) -> None:
+def test_a_shard_starts_a_row_of_its_own(index_of: IndexMaker) -> None:
     rows = pieces(DocumentRows([index_of([[3]]), index_of([[4]])], [4, 4], 16))
     assert [[shard for shard, *_ in row] for row in rows] == [[0], [1]]
 
@@ -66,7 +66,7 @@ def test_every_token_is_in_exactly_one_row(
     assert sorted(found) == sorted(expected)
 
 
-def test_rows_can_be_asked_for_in_any_order(index_of: IndexMaker) -> None:
+def test_rows_can_be_requested_in_any_order(index_of: IndexMaker) -> None:
     rows = DocumentRows([index_of([[11], [7], [30], [2], [9]])], [4], 12)
     all_pieces = pieces(rows)
     asked = np.array([4, 0, 3])

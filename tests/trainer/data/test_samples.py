@@ -40,7 +40,7 @@ def space_of(components: list[list[Any]], usage: Purpose, task: Any = "next_sent
     return SampleSpace(components, weights, RowSettings(16, task, 0.0), seed=1, usage=usage)
 
 
-def test_training_does_not_begin_without_a_labeled_pair(index_of: IndexMaker) -> None:
+def test_training_does_not_start_without_a_labeled_pair(index_of: IndexMaker) -> None:
     singles = shard_of(index_of([[4]] * 5, documents_a_record=5))
     pairs = shard_of(index_of([[4, 4]] * 6, documents_a_record=6))
     with pytest.raises(UserError, check=coded("no-sentence-pairs")):

@@ -371,7 +371,7 @@ def test_a_label_from_the_hash_of_the_cut_is_noticed(
         ("sentence_order", [[1]] * 8, 24 // 3),  # [CLS] a [SEP]
     ],
 )
-def test_a_row_holds_as_many_of_the_shortest_sequences_as_fit(
+def test_a_row_contains_as_many_of_the_shortest_sequences_as_fit(
     index_of: IndexMaker, task: PairTask, documents: list[list[int]], most: int
 ) -> None:
     """Rows of 24 positions."""

@@ -176,7 +176,7 @@ def test_a_tokenizer_on_the_hub_is_downloaded_or_answered_with_the_command(
     assert tokenizer_of_run("someone/tiny", one) == "someone/tiny"
 
 
-def test_what_is_no_data_set_is_answered_with_what_it_is(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_data_set_is_named_by_its_content(tmp_path: Path) -> None:
     with pytest.raises(UsageError, check=coded("missing-path"), match="nowhere does not exist"):
         open_shard_set(str(tmp_path / "nowhere"))
     (tmp_path / "corpus.jsonl.gz").write_bytes(b"")

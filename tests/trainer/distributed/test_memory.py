@@ -31,7 +31,7 @@ def test_a_refusal_of_memory_says_where_and_what_to_lower(refusal):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a collective failed"), UserError("a shard is damaged"), KeyError("x")])
-def test_other_errors_are_what_they_are(error):
+def test_other_errors_are_not_changed(error):
     with pytest.raises(type(error)) as raised, explain_out_of_memory(ALONE, "in training"):
         raise error
     assert raised.value is error

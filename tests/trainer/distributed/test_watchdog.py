@@ -56,7 +56,7 @@ def test_a_silent_rank_that_was_last_heard_of_before_is_placed_by_the_others(las
     assert shown in find_trouble(heard, 1000, SETTINGS)
 
 
-def test_where_none_moves_the_one_behind_is_named_and_slowness_alone_is_no_trouble():
+def test_the_rank_behind_is_named_if_none_moves_and_slowness_alone_is_no_trouble():
     heard = {rank: LastSeen(word(marks=9, rank=rank), beat_at=1000, moved_at=399) for rank in range(3)}
     heard[1] = LastSeen(word(marks=8, doing="fetching batch 4", rank=1), beat_at=1000, moved_at=300)
     failure = find_trouble(heard, 1000, SETTINGS)
@@ -194,7 +194,7 @@ def test_the_failure_names_the_step_and_stacks_that_cannot_be_written_come_befor
 
 
 @pytest.mark.spawn
-def test_a_rank_that_tells_its_error_is_quoted_by_the_others_and_not_called_lost(tmp_path):
+def test_a_rank_that_reports_its_error_is_quoted_by_the_others_and_not_called_lost(tmp_path):
     results = run_ranks("one has an error", tmp_path, world_size=3)
     assert [status for status, _, _ in results] == [1, 1, 1], results
     message = "this host's disk is gone. Fix: mount it again. [disk-gone]"

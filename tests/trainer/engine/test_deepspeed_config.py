@@ -106,7 +106,7 @@ def test_offload_needs_no_compiler():
     assert settings["zero_force_ds_cpu_optimizer"] is False
 
 
-def test_all_contradictions_are_told_at_once_with_both_values():
+def test_all_contradictions_are_reported_at_once_with_both_values():
     user = {
         "gradient_clipping": 0.5,
         "zero_optimization": {"stage": 3},
@@ -152,7 +152,7 @@ def test_the_micro_batch_of_the_yaml_agrees_where_many_ranks_need_a_smaller_one(
         deepspeed_config(make_config(), 16, {"train_micro_batch_size_per_gpu": 3})
 
 
-def test_what_the_yaml_does_not_say_is_merged():
+def test_deepspeed_settings_that_the_yaml_lacks_are_merged():
     user = {"zero_optimization": {"overlap_comm": True}, "bfloat16": {"enabled": True}, "wall_clock_breakdown": True}
     settings = deepspeed_config(make_config(2), 2, user)
     assert settings["zero_optimization"]["overlap_comm"] is True
@@ -246,7 +246,7 @@ EXCHANGED = {path: key.exchanged for path, key in KEYS.items() if isinstance(key
 
 
 @pytest.mark.parametrize("path", EXCHANGED)
-def test_what_the_exchange_of_gradients_would_ignore_is_refused_there_alone(path):
+def test_settings_that_the_gradient_exchange_ignores_are_refused_only_with_it(path):
     def settings(value, zero_stage=1, precision="bf16", **section):
         user: object = value
         for part in reversed(path.split(".")):

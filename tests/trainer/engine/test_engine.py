@@ -267,7 +267,7 @@ def test_a_loss_scale_can_fall_in_fp16_while_it_is_dynamic_and_above_its_minimum
     assert not scaled_engine("bf16")[0].loss_scale_can_fall
 
 
-def test_a_fresh_run_begins_with_the_exact_weights_and_without_moments_or_updates(monkeypatch):
+def test_a_fresh_run_starts_with_the_exact_weights_and_without_moments_or_updates(monkeypatch):
     """In bf16 DeepSpeed's own fp32 weights are rounded ones."""
     engine, deepspeed = scaled_engine("bf16")
     count = torch.tensor(1.0)

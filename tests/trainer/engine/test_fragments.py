@@ -99,7 +99,7 @@ def fragments_of_ranks(zero_stage: int, world_size: int) -> Iterator[Fragment]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("zero_stage", MAKERS)
-def test_what_the_ranks_own_is_every_element_once_in_its_place(zero_stage: int, world_size: int) -> None:
+def test_the_ranks_own_every_element_once_at_its_position(zero_stage: int, world_size: int) -> None:
     found = {(kind, name): [torch.nan] * torch.Size(shape).numel() for name, shape in SHAPES.items() for kind in KINDS}
     for fragment in fragments_of_ranks(zero_stage, world_size):
         assert fragment.kinds == KINDS
@@ -116,7 +116,7 @@ def test_what_the_ranks_own_is_every_element_once_in_its_place(zero_stage: int, 
 
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("zero_stage", MAKERS)
-def test_what_is_written_is_held_and_padding_becomes_0(zero_stage: int, world_size: int) -> None:
+def test_written_elements_are_read_back_and_padding_becomes_0(zero_stage: int, world_size: int) -> None:
     for fragment in fragments_of_ranks(zero_stage, world_size):
         numel = fragment.stop - fragment.start
         values = -torch.arange(1.0, numel + 1)

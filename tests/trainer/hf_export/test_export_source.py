@@ -37,7 +37,7 @@ def test_a_runs_folder_gives_its_newest_checkpoint(run_folder):
     assert read_source(run_folder).facts.checkpoint == "step-00000020"
 
 
-def test_scores_are_told_for_the_step_they_were_measured_at(run_folder):
+def test_scores_are_reported_for_the_step_they_were_measured_at(run_folder):
     metrics = {"train/mlm_loss": 1.0, "valid/mlm_loss": 2.0, "valid/mlm_perplexity": None}
     write_status(run_folder, "finished", {"step": 20, "metrics": metrics})
     assert read_source(step_folder(run_folder, 20)).facts.scores == {"valid/mlm_loss": 2.0}
@@ -69,7 +69,7 @@ def run_export(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_the_command_tells_what_it_checked_and_needs_no_deepspeed(run_folder, tmp_path):
+def test_the_command_reports_what_it_checked_and_needs_no_deepspeed(run_folder, tmp_path):
     done = run_export("--checkpoint", run_folder, "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "texts tokenized alike" in done.stdout and "largest difference" in done.stdout

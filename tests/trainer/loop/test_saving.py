@@ -28,7 +28,7 @@ from trainer.metrics.health import NonFiniteSteps
     ],
     ids=["the new course's beginning", "later on it", "no new course"],
 )
-def test_the_registrar_forgets_the_old_course_and_then_takes_what_was_missed(
+def test_a_branch_is_saved_after_the_registrar_went_back_and_took_missed_checkpoints(
     state: TrainState, done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     did: list[str] = []
@@ -91,7 +91,7 @@ def in_streak(saved_step: int | None) -> tuple[SimpleNamespace, Progress, list[s
     return run, Progress(nonfinite, saved_step=saved_step), warnings
 
 
-def test_a_deferred_save_is_owed_and_told_once_with_the_last_good_checkpoint() -> None:
+def test_a_deferred_save_is_made_up_and_reported_once_with_the_last_good_checkpoint() -> None:
     run, progress, warnings = in_streak(saved_step=6)
     for _ in range(3):
         progress = saving.defer_save(run, EIGHT, progress, is_last=False)

@@ -156,7 +156,7 @@ def on_other_data(config: RunConfig, folder: Path) -> RunConfig:
 
 
 @pytest.mark.long
-def test_the_data_of_the_weights_that_a_run_begins_with_counts_as_seen(
+def test_the_data_of_the_weights_that_a_run_starts_with_counts_as_seen(
     config: RunConfig, base: Path, tracker: TagTracker
 ) -> None:
     digest = open_dataset(config.data.shards).manifest.digest
@@ -284,7 +284,7 @@ def test_a_registry_that_is_refused_today_makes_no_checkpoint_unreadable(
 
 
 @pytest.mark.long
-def test_a_run_of_precision_auto_that_moves_to_another_processor_goes_on_in_its_own(
+def test_a_run_of_precision_auto_that_moves_to_another_processor_continues_in_its_own(
     config: RunConfig, tracker: TagTracker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def in_precision(precision: str) -> RunConfig:

@@ -117,7 +117,7 @@ def test_a_rank_whose_copy_is_done_is_watched_while_another_still_copies(meeting
     assert slow.watchdog.marks[0] == "copying", "the watchdog sees that the wait gets on"
 
 
-def test_no_rank_of_a_finished_run_waits_in_a_collective_for_what_the_first_registers(meetings):
+def test_no_rank_of_a_finished_run_waits_for_a_registration_of_the_first(meetings):
     _, left = meetings
     submitted: list[int] = []
     registrar = SimpleNamespace(
@@ -137,7 +137,7 @@ def test_the_ranks_of_a_stopped_run_leave_once_the_registration_under_way_is_don
     assert seen == [True, False], "the other rank waited"
 
 
-def test_what_a_rank_says_at_the_end_does_not_grow_with_ranks(meetings, monkeypatch, caplog):
+def test_the_last_lines_of_a_rank_do_not_grow_with_ranks(meetings, monkeypatch, caplog):
     gib = 1 << 30
     monkeypatch.setattr(train, "peak_memory_of_ranks", lambda ranks: [gib] * 300 + [2 * gib] + [gib] * 211)
     monkeypatch.setattr(reporting, "gather_objects", lambda request, ranks: [f"rank {rank}" for rank in range(512)])

@@ -200,7 +200,7 @@ def test_an_evaluated_model_drops_nothing_whichever_way_attention_takes(
         assert torch.equal(found, expected)
 
 
-def test_attention_dropout_is_asked_for_in_training_alone(tiny_config, make_model, make_documents, pack, monkeypatch):
+def test_attention_dropout_is_requested_in_training_alone(tiny_config, make_model, make_documents, pack, monkeypatch):
     """In evaluation the fast kernel serves, which has no dropout."""
     asked = []
     choose = encoder.choose_kernel

@@ -55,7 +55,7 @@ def test_closed_form_equals_the_parameters_counted(name, next_sentence):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_formulas_for_people_say_what_is_computed(name):
+def test_printed_formulas_describe_the_computation(name):
     config = CONFIGS[name]
     names = config.model_dump() | {
         "padded_vocab_size": config.padded_vocab_size,
@@ -72,7 +72,7 @@ def test_the_formulas_for_people_say_what_is_computed(name):
     assert eval(FLOPS_FORMULA, names) == flops_per_token(config, 512, 0.3)  # noqa: S307
 
 
-def test_each_module_counts_what_it_holds():
+def test_each_module_counts_its_content():
     config = CONFIGS["tiny"]
     with torch.device("meta"):
         model = PretrainingModel(config, next_sentence=True)
@@ -241,7 +241,7 @@ def test_checkpointing_keeps_every_blocks_input_and_one_block(tiny_config, make_
     assert expected["attention"] == one["attention"] and expected["feed_forward"] == one["feed_forward"]
 
 
-def test_of_the_logits_the_loss_keeps_one_copy_of_the_four_at_the_peak(tiny_config, make_model, make_documents, pack):
+def test_the_loss_keeps_one_of_four_copies_of_the_logits(tiny_config, make_model, make_documents, pack):
     """In fp32: the logits, their log-softmax, its gradient, and a copy in float32 that is none there."""
     batch = pack(make_documents([16] * 4), 16).batch
     model = make_model(tiny_config, next_sentence=False)

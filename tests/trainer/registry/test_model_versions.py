@@ -143,7 +143,7 @@ def test_a_slip_in_the_alias_of_a_condition_moves_nothing(store: str) -> None:
     assert aliases(store) == {"champion": 2}
 
 
-def test_a_version_or_model_that_is_not_there_is_told(store: str) -> None:
+def test_a_missing_version_or_model_is_reported(store: str) -> None:
     with pytest.raises(UserError, match="9, only 1, 2, 3", check=coded("unknown-model-version")):
         promote("birds", "9", "champion", (), store)
     with pytest.raises(UserError, match="fish", check=coded("unknown-model")):
