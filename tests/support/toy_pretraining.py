@@ -145,7 +145,7 @@ def run_job(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
             clock,
             lambda text: None,
         )
-        sums = torch.stack([result.mlm_loss_sum, result.nsp_loss_sum])
+        sums = torch.stack([result.mlm_loss_sum, result.pair_loss_sum])
         if ranks.world_size > 1:
             torch.distributed.all_reduce(sums)
         report["losses"].append(float(sums[0] / result.counts.masked + sums[1] / result.counts.pairs))
@@ -186,7 +186,7 @@ def train_plainly(shards: str, job: dict[str, Any]) -> dict[str, Any]:
         for number, micro in enumerate(batch.micro_batches):
             seed_micro_batch(config.training.seed, step, number)
             output = model(micro)
-            loss = output.mlm_loss_sum / masked + output.nsp_loss_sum / pairs
+            loss = output.mlm_loss_sum / masked + output.pair_loss_sum / pairs
             for weight, gradient in zip(
                 master.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
             ):

@@ -96,7 +96,7 @@ class Training:
 
         def compute_loss() -> torch.Tensor:
             output: PretrainingOutput = self.engine.forward(batch)
-            return output.mlm_loss_sum + output.nsp_loss_sum
+            return output.mlm_loss_sum + output.pair_loss_sum
 
         self.engine.warmup_step(compute_loss)
 

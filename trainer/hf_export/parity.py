@@ -176,8 +176,8 @@ def compare_logits(
     mlm_logits = getattr(theirs, "prediction_logits", None)
     mlm_logits = theirs.logits if mlm_logits is None else mlm_logits
     compared = [(ours.mlm_logits, mlm_logits[inputs["attention_mask"].bool()])]
-    if ours.nsp_logits is not None:
-        compared.append((ours.nsp_logits, theirs.seq_relationship_logits))
+    if ours.pair_logits is not None:
+        compared.append((ours.pair_logits, theirs.seq_relationship_logits))
     assert all(mine.shape == other.shape for mine, other in compared)
     # torch's max keeps a NaN, where Python's may lose it.
     differences = torch.stack([(mine - other).abs().max() for mine, other in compared])

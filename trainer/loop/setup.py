@@ -317,7 +317,7 @@ def _first_batch(
 def _loss_of(engine: Engine, batch: Batch) -> Callable[[], torch.Tensor]:
     def loss() -> torch.Tensor:
         output: PretrainingOutput = engine.forward(batch)
-        return output.mlm_loss_sum + output.nsp_loss_sum
+        return output.mlm_loss_sum + output.pair_loss_sum
 
     return loss
 

@@ -87,7 +87,7 @@ def test_both_forms_give_the_same_losses(shard_set: ShardSet, mode: str) -> None
         ]
         assert ours.mlm_loss_sum.item() == pytest.approx(sums[0], rel=1e-5)
         if mode != "none":
-            assert ours.nsp_loss_sum.item() == pytest.approx(sums[1], rel=1e-5)
+            assert ours.pair_loss_sum.item() == pytest.approx(sums[1], rel=1e-5)
 
 
 def test_a_documents_states_do_not_depend_on_its_row_mates(shard_set: ShardSet) -> None:

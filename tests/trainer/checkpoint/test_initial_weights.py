@@ -103,7 +103,7 @@ def test_the_first_loss_is_transformers_on_the_same_batch(family, folder, multip
     ours = model(batch)
     with torch.no_grad():
         theirs = make_theirs(family)(input_ids=batch.input_ids.view(2, LENGTH), labels=labels, **pairs)
-    loss = ours.mlm_loss_sum / len(batch.labels) + (ours.nsp_loss_sum / 2 if has_pairs else 0.0)
+    loss = ours.mlm_loss_sum / len(batch.labels) + (ours.pair_loss_sum / 2 if has_pairs else 0.0)
     torch.testing.assert_close(loss, theirs.loss, rtol=1e-5, atol=0)
     assert "initializing from" in lines[0] and len(lines) == (1 if multiple == 1 else 2)
     loss.backward()

@@ -26,9 +26,9 @@ from trainer.metrics.health import NonFiniteSteps
         (TrainState(step=80, branched_at=80, mlflow_run_id="abc"), ["submit_missed"]),
         (TrainState(step=80), ["submit_missed"]),
     ],
-    ids=["the new course's beginning", "later on it", "no new course"],
+    ids=["the start of a branch", "later on it", "no branch"],
 )
-def test_a_branch_is_saved_after_the_registrar_went_back_and_took_missed_checkpoints(
+def test_the_start_of_a_branch_goes_back_and_is_saved_before_missed_checkpoints(
     state: TrainState, done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     did: list[str] = []

@@ -125,8 +125,8 @@ def test_logits_losses_and_every_gradient_agree(both):
     loss = ours.mlm_loss_sum / batch.num_masked
     predictions = model.predict(batch)
     if family == "bert":
-        loss = loss + ours.nsp_loss_sum / batch.num_pairs
-        assert_near(predictions.nsp_logits[: batch.num_pairs], theirs.seq_relationship_logits, "next-sentence logits")
+        loss = loss + ours.pair_loss_sum / batch.num_pairs
+        assert_near(predictions.pair_logits[: batch.num_pairs], theirs.seq_relationship_logits, "next-sentence logits")
     loss.backward()
     mlm_logits = theirs.prediction_logits if family == "bert" else theirs.logits
     assert_near(predictions.mlm_logits[: batch.num_masked], mlm_logits[inputs["labels"] != -100], "MLM logits")
@@ -174,7 +174,7 @@ def test_correct_counts_agree(both):
     mlm_logits = theirs.prediction_logits if family == "bert" else theirs.logits
     assert scores.mlm_first[batch.labels != -100].sum() == (mlm_logits.argmax(-1) == inputs["labels"]).sum()
     if family == "bert":
-        assert ours.nsp_correct == (theirs.seq_relationship_logits.argmax(-1) == inputs["next_sentence_label"]).sum()
+        assert ours.pair_correct == (theirs.seq_relationship_logits.argmax(-1) == inputs["next_sentence_label"]).sum()
 
 
 @pytest.mark.parametrize(("family", "next_sentence"), [("bert", True), ("bert", False), ("modernbert", False)])

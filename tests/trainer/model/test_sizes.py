@@ -117,7 +117,7 @@ def counted_flops(config: ModelSettings, model: PretrainingModel, batch: Batch, 
     monkeypatch.setattr(encoder, "choose_kernel", lambda *_: "masked")
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         output = model(batch)
-        (output.mlm_loss_sum + output.nsp_loss_sum).backward()
+        (output.mlm_loss_sum + output.pair_loss_sum).backward()
     return counter.get_total_flops()
 
 

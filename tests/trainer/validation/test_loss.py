@@ -135,7 +135,7 @@ def in_plain_words(model: PretrainingModel, batches: list[EvaluationBatch]) -> d
             return length_names(BOUNDS)[bisect.bisect_right(BOUNDS, tokens)]
 
         parts = ((predictions.mlm_logits, batch.labels, batch.masked_positions, 0),)
-        parts += ((predictions.nsp_logits, batch.next_sentence_labels, batch.cls_positions, 4),)
+        parts += ((predictions.pair_logits, batch.next_sentence_labels, batch.cls_positions, 4),)
         for logits, labels, places, column in parts:
             for row, label, place in zip(logits, labels.tolist(), places.tolist(), strict=True):
                 if label == IGNORED:
