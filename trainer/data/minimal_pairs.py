@@ -185,13 +185,8 @@ def pair_scores(
     Raises:
         UserError: a sentence has no token or more than `max_length`, or a score is not finite.
     """
-    numbers: dict[str, int] = {}
-    sentences: list[Encoded] = []
-    for pair in pairs:
-        for text in (pair.good, pair.bad):
-            if text not in numbers:
-                numbers[text] = len(sentences)
-                sentences.append(_checked(encode(text), text, pair.location, max_length))
+    encoded = encode_pairs(pairs, encode, max_length, "the model takes", fix="remove the pair")
+    sentences, numbers = list(encoded.values()), {text: number for number, text in enumerate(encoded)}
     scores = np.zeros(len(sentences))
     for owners, copies in masked_copies(sentences, mask_token_id):
         np.add.at(scores, owners, scorer(copies))
@@ -206,29 +201,33 @@ def pair_scores(
     return np.array([[scores[numbers[pair.good]], scores[numbers[pair.bad]]] for pair in pairs])
 
 
-def _checked(encoded: Encoded, text: str, location: str, max_length: int) -> Encoded:
-    check_has_token(encoded, text, location)
-    if len(encoded.ids) > max_length:
-        raise UsageError(
-            f"{location}: the sentence has {len(encoded.ids):,} tokens, and the model takes {max_length:,}",
-            fix="remove the pair",
-            code="text-too-long",
-        )
-    return encoded
-
-
-def check_has_token(encoded: Encoded, text: str, location: str) -> None:
-    """Refuse a sentence without tokens, whose score would be the highest there is.
+def encode_pairs(
+    pairs: Sequence[MinimalPair], encode: Callable[[str], Encoded], max_length: int, limit: str, fix: str
+) -> dict[str, Encoded]:
+    """Encode each sentence of the pairs once, by its text; `limit` and `fix` are of the error for long ones.
 
     Raises:
-        UsageError: it has none.
+        UsageError: a sentence has no token, whose score would be the highest there is, or more than `max_length`.
     """
-    if not len(encoded.own):
-        raise UsageError(
-            f"{location}: the tokenizer finds no token in {text[:_SHOWN_CHARACTERS]!r}",
-            fix="remove the pair",
-            code="text-without-token",
-        )
+    sentences: dict[str, Encoded] = {}
+    for pair in pairs:
+        for text in (pair.good, pair.bad):
+            if text in sentences:
+                continue
+            sentences[text] = encode(text)
+            if not len(sentences[text].own):
+                raise UsageError(
+                    f"{pair.location}: the tokenizer finds no token in {text[:_SHOWN_CHARACTERS]!r}",
+                    fix="remove the pair",
+                    code="text-without-token",
+                )
+            if (length := len(sentences[text].ids)) > max_length:
+                raise UsageError(
+                    f"{pair.location}: the sentence has {length:,} tokens, and {limit} {max_length:,}",
+                    fix=fix,
+                    code="text-too-long",
+                )
+    return sentences
 
 
 def num_masked_copies(pairs: Sequence[MinimalPair], encode: Callable[[str], Encoded]) -> int:

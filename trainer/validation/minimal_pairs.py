@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data_prep.base.errors import UsageError
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.run_config import RunConfig
@@ -23,8 +22,8 @@ from trainer.data.batch import IGNORED, Batch
 from trainer.data.minimal_pairs import (
     Encoded,
     MinimalPair,
-    check_has_token,
     digest_of_pairs,
+    encode_pairs,
     judge,
     read_minimal_pairs,
 )
@@ -144,25 +143,16 @@ def open_minimal_pairs(path: str, tokenizer: Tokenizer, longest: int) -> Minimal
         UserError: as `read_minimal_pairs`, or a sentence has no token or does not fit into a row.
     """
     pairs, special = read_minimal_pairs(path), tokenizer.special_tokens
-    numbers: dict[str, int] = {}
-    sentences: list[Encoded] = []
-    for pair in pairs:
-        for text in (pair.good, pair.bad):
-            if text not in numbers:
-                numbers[text] = len(sentences)
-                own = tokenizer.encode_text(text)
-                ids = np.concatenate([[special.cls], own.astype(np.int64), [special.sep]])
-                encoded = Encoded(ids, np.arange(1, len(ids) - 1))
-                check_has_token(encoded, text, pair.location)
-                if len(ids) > longest:
-                    raise UsageError(
-                        f"{pair.location}: the sentence has {len(ids):,} tokens, and a row of the run has {longest:,}",
-                        fix="remove the pair, or raise data.sequence_length",
-                        code="text-too-long",
-                    )
-                sentences.append(encoded)
+
+    def encode(text: str) -> Encoded:
+        ids = np.concatenate([[special.cls], tokenizer.encode_text(text).astype(np.int64), [special.sep]])
+        return Encoded(ids, np.arange(1, len(ids) - 1))
+
+    fix = "remove the pair, or raise data.sequence_length"
+    encoded = encode_pairs(pairs, encode, longest, "a row of the run has", fix)
+    numbers = {text: number for number, text in enumerate(encoded)}
     of_pairs = np.array([[numbers[pair.good], numbers[pair.bad]] for pair in pairs])
-    return MinimalPairs(tuple(pairs), tuple(sentences), of_pairs, special.mask, special.pad)
+    return MinimalPairs(tuple(pairs), tuple(encoded.values()), of_pairs, special.mask, special.pad)
 
 
 def _copies(sentences: Sequence[Encoded]) -> tuple[np.ndarray, np.ndarray]:
