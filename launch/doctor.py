@@ -89,11 +89,12 @@ def examine(
     """Run all checks, in the order in which a run would meet the problems."""
     import torch
 
+    from trainer.api import EXTENSIONS
     from trainer.preflight import host_checks, service_checks
     from trainer.preflight.checks import CHECKS, PlannedRun
     from trainer.preflight.finding import Finding, guarded
 
-    run = PlannedRun(config, world_size, device)
+    run = PlannedRun(config, world_size, device, EXTENSIONS)
     for check in CHECKS:
         yield from check.findings(run)
     host_findings: list[Finding] = []

@@ -151,10 +151,12 @@ def main() -> None:
     from trainer.distributed.stop_signal import StopSignal
 
     stop_signal = StopSignal()  # before the imports below, which take seconds
+    from trainer.api import EXTENSIONS
     from trainer.distributed.exit import run_rank
     from trainer.loop.train import train
 
-    run_rank(lambda: train(config, arguments.allow_change, branch, stop_signal, verbose=arguments.verbose).exit_status)
+    allow_change, verbose = arguments.allow_change, arguments.verbose
+    run_rank(lambda: train(config, EXTENSIONS, allow_change, branch, stop_signal, verbose=verbose).exit_status)
 
 
 def is_finished(config: RunConfig) -> bool:
@@ -255,13 +257,15 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
     if arguments.print_config:
         print(to_yaml(without_secrets(config)), end="")
     if arguments.dry_run:
+        from trainer.api import EXTENSIONS
         from trainer.distributed.process_group import device_type
         from trainer.model.numerics import with_own_precision
         from trainer.preflight.dry_run import explain, resume_line
 
         config = with_own_precision(config, device_type())
         expects_shards = any(word.startswith("data.shards") for word in arguments.overrides)
-        print(explain(config, world_size(arguments), expects_shards, arguments.tokens_per_second))
+        speed, look_at_model = arguments.tokens_per_second, EXTENSIONS.look_at_model
+        print(explain(config, world_size(arguments), look_at_model, expects_shards, speed))
         if arguments.resume_from is not None:
             print("", resume_line(config, arguments.resume_from), sep="\n")
 

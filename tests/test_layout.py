@@ -57,10 +57,20 @@ ORDER = {
         "dataset", "deduplication", "pipeline", "estimate", "reports", "api", "commands",
     ),
     "trainer": (
-        "config", "distributed", "data", "model", "tracking", "engine", "checkpoint", "validation", "metrics",
-        "hf_export", "inference", "registry", "finetuning", "evaluation", "follow", "preflight", "loop", "benchmark",
+        "config", "distributed", "data", "model", "tracking", "engine", "checkpoint",
+        "validation", "metrics", "preflight", "loop",
+        "hf_export", "inference", "registry", "finetuning", "evaluation",
+        "follow", "benchmark", "api",
     ),
 }  # fmt: skip
+MODULES = {"trainer": {"api"}}
+"""Names in `ORDER` that are modules beside the packages."""
+
+# Two towers stand on the packages before them: nothing in one imports from the other.
+TOWERS = (
+    {"validation", "metrics", "preflight", "loop"},  # training
+    {"hf_export", "inference", "registry", "finetuning", "evaluation"},  # models
+)
 TAKEN_BY_TRAINER = {"base", "storage", "text", "tokenizer", "dataset"}  # packages of data_prep
 COMMANDS = ("data_prep/commands", "launch")  # a command bears the name of what it is a front end of
 
@@ -193,12 +203,17 @@ def test_imports_follow_one_direction(path: Path) -> None:
 @pytest.mark.parametrize("top", ORDER)
 def test_packages_import_downwards_only(top: str) -> None:
     found = {path.name for path in (REPOSITORY / top).iterdir() if (path / "__init__.py").is_file()}
-    assert found == set(ORDER[top])
-    modules = {module_name(path): path for path in PRODUCT_FILES if path.name != "__init__.py"}
-    own = {module: path for module, path in modules.items() if module.startswith(f"{top}.") and module.count(".") > 1}
-    used = {module: imported_by(path) & own.keys() for module, path in own.items()}
+    assert found == set(ORDER[top]) - MODULES.get(top, set())
+    used = imports_within(top)
     assert sum(map(len, used.values())) > 100
     assert not upward_imports(used, ORDER[top])
+
+
+def imports_within(top: str) -> dict[str, frozenset[str]]:
+    """The modules of a top-level package that each of them imports, without `__init__` and `__main__`."""
+    modules = {module_name(path): path for path in PRODUCT_FILES if not path.name.startswith("__")}
+    own = {module: path for module, path in modules.items() if module.startswith(f"{top}.")}
+    return {module: imported_by(path) & own.keys() for module, path in own.items()}
 
 
 def upward_imports(used: Mapping[str, Collection[str]], order: Sequence[str]) -> list[tuple[str, str]]:
@@ -217,10 +232,51 @@ def test_an_upward_import_is_seen() -> None:
     assert upward_imports(used, ("low", "high")) == [("top.low.b", "top.high.c")]
 
 
+def crossing_imports(
+    used: Mapping[str, Collection[str]], towers: Sequence[Collection[str]] = TOWERS
+) -> list[tuple[str, str]]:
+    """The imports of a module in one tower that lead into another."""
+    tower = {package: number for number, packages in enumerate(towers) for package in packages}
+    return [
+        (module, other)
+        for module, others in used.items()
+        for other in others
+        if len({tower[name] for name in (module.split(".")[1], other.split(".")[1]) if name in tower}) > 1
+    ]
+
+
+def test_training_and_models_are_two_towers() -> None:
+    assert set().union(*TOWERS) < set(ORDER["trainer"])
+    assert crossing_imports(imports_within("trainer")) == []
+
+
+def test_an_import_from_one_tower_into_the_other_is_seen() -> None:
+    used = {
+        "top.base.a": {"top.base.b"},
+        "top.left.c": {"top.base.a", "top.left.d", "top.right.e"},
+        "top.right.e": {"top.base.a", "top.left.c"},
+        "top.above.f": {"top.left.c", "top.right.e"},
+    }
+    found = crossing_imports(used, ({"left"}, {"right"}))
+    assert found == [("top.left.c", "top.right.e"), ("top.right.e", "top.left.c")]
+
+
 def test_no_module_lies_loose_beside_the_packages() -> None:
-    loose = {top: {path.name for path in (REPOSITORY / top).glob("*.py")} for top in ORDER}
-    shared = {"__init__.py", "__main__.py"}
-    assert loose == {"data_prep": shared, "trainer": {*shared, "api.py"}}
+    for top in ORDER:
+        loose = {path.stem for path in (REPOSITORY / top).glob("*.py")}
+        assert loose == {"__init__", "__main__"} | MODULES.get(top, set())
+
+
+def test_public_classes_have_unique_names() -> None:
+    """A folder is the namespace of its files; a class of `trainer` or `launch` is known by its name alone."""
+    names: dict[str, list[str]] = {}
+    for path in PRODUCT_FILES:
+        if path.relative_to(REPOSITORY).parts[0] in ("trainer", "launch"):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    names.setdefault(node.name, []).append(module_name(path))
+    assert len(names) > 100
+    assert {name: modules for name, modules in names.items() if len(modules) > 1} == {}
 
 
 def test_the_trainer_takes_the_lower_packages_of_data_prep_alone() -> None:

@@ -1,4 +1,8 @@
-"""Training and loading batches from Python: what `launch/pretrain.py` does, without ending the process."""
+"""Python API: train, open_loader.
+
+`train` does what `launch/pretrain.py` does, without ending the process. This module stands above the packages: a run
+gets from it what it uses of trained models, suites and the registry.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from data_prep.base.environment import environment_now
 from data_prep.storage import storage
 from trainer.config.load import Overrides, check_output_dir, resolve_config
 from trainer.config.run_config import RunConfig
+from trainer.config.run_settings import EvaluationSettings
 from trainer.data.sample_range import Branch
 from trainer.distributed.rank_environment import RANK_VARIABLES, is_launched
 from trainer.distributed.stacks import log_environment
@@ -21,7 +26,52 @@ from trainer.loop.finished import find_finished_run
 
 if TYPE_CHECKING:
     from trainer.data.loader import GlobalBatch
+    from trainer.loop.extensions import CheckpointRegistrar, CheckpointScorer, Extensions, Say
     from trainer.tracking.status import State
+
+
+class _OfThisProject:
+    """The models, suites and registry of this project; each is imported when it is used (`trainer.loop.extensions`)."""
+
+    def pull_model(self, source: str, tracking_uri: str | None) -> Path:
+        from trainer.inference.pulled_model import pull
+
+        return pull(source, tracking_uri=tracking_uri)
+
+    def look_at_model(self, source: str, tracking_uri: str | None) -> Path | None:
+        from trainer.inference.pulled_model import folder_without_weights
+
+        return folder_without_weights(source, tracking_uri)
+
+    def check_suite(self, settings: EvaluationSettings) -> None:
+        if settings.suite is not None:
+            from trainer.follow.suites_in_training import check_suite_of
+
+            check_suite_of(settings)
+
+    def modules_of_suite(self, settings: EvaluationSettings) -> list[str]:
+        if settings.suite is None:
+            return []
+        from trainer.follow.suites_in_training import modules_of_suite
+
+        return modules_of_suite(settings)
+
+    def open_scorer(self, config: RunConfig, warn: Say, log: Say) -> CheckpointScorer | None:
+        if config.evaluation.suite is None:
+            return None
+        from trainer.follow.suites_in_training import SuitesInTraining
+
+        return SuitesInTraining(config, warn, log)
+
+    def open_registrar(self, config: RunConfig, warn: Say, log: Say) -> CheckpointRegistrar | None:
+        if config.registry.name is None:
+            return None
+        from trainer.follow.registrar import Registrar
+
+        return Registrar(config, warn, log)
+
+
+EXTENSIONS: Extensions = _OfThisProject()
 
 
 @dataclass(frozen=True)
@@ -80,7 +130,7 @@ def train(
     from trainer.loop import train as loop
 
     with _world_of_one(), contextlib.ExitStack() as watched:
-        ended = loop.train(config, allow_change, branch, watched=watched)
+        ended = loop.train(config, EXTENSIONS, allow_change, branch, watched=watched)
     steps, _ = list_steps(config.output_dir)
     return TrainResult(
         output_dir=Path(config.output_dir),

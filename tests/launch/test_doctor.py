@@ -19,6 +19,7 @@ from tests.support.doctor import findings_of
 from tests.support.error_codes import coded
 from tests.support.toy_run import preset_config
 from trainer import load_config
+from trainer.api import EXTENSIONS
 from trainer.config.run_config import RunConfig
 from trainer.preflight import checks, disk_checks, machine_checks, service_checks
 from trainer.preflight.finding import Finding
@@ -78,7 +79,9 @@ def test_a_hard_limit_of_open_files_below_the_need_of_the_ranks_fails(hard, leve
 @pytest.mark.parametrize(("wanted", "level"), [("auto", "warn"), ("true", "fail"), ("false", "ok")])
 def test_a_gpu_host_on_which_triton_cannot_start_is_found(wanted, level, small_shards, tmp_path, monkeypatch):
     monkeypatch.setattr(machine_checks, "missing_for_compilation", lambda device_type: "/usr/include/Python.h")
-    run = checks.PlannedRun(tracked(small_shards, tmp_path, f"training.compile={wanted}"), 8, torch.device("cuda"))
+    run = checks.PlannedRun(
+        tracked(small_shards, tmp_path, f"training.compile={wanted}"), 8, torch.device("cuda"), EXTENSIONS
+    )
     (check,) = (check for check in checks.CHECKS if check.name == "compiler")
     found = check.findings(run)
     assert found[0].level == level and ("Python.h" in found[0].text) is (level != "ok")
@@ -225,7 +228,7 @@ REFUSED = {
 def test_doctor_fails_with_the_message_of_the_refused_start(name, small_shards, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     overrides, said = REFUSED[name]
-    run = checks.PlannedRun(tracked(small_shards, tmp_path, *overrides), 2, CPU)
+    run = checks.PlannedRun(tracked(small_shards, tmp_path, *overrides), 2, CPU, EXTENSIONS)
     with pytest.raises(UserError, match=said) as raised:
         checks.refuse(run)
     slow = ("memory", "disk", "clock", "precision", "op cache", "compiler")
@@ -235,13 +238,14 @@ def test_doctor_fails_with_the_message_of_the_refused_start(name, small_shards, 
 
 def test_settings_of_the_first_rank_alone_refuse_no_other_rank(small_shards, tmp_path):
     config = tracked(small_shards, tmp_path, "evaluation.suite=nowhere")
-    checks.refuse(checks.PlannedRun(config, 2, CPU, is_first=False))
+    checks.refuse(checks.PlannedRun(config, 2, CPU, EXTENSIONS, is_first=False))
 
 
 def test_a_start_warns_of_what_is_cheap_to_find(small_shards, tmp_path, monkeypatch):
     monkeypatch.setattr(machine_checks, "device_memory_bytes", lambda *_: 1)
     config = tracked(small_shards, tmp_path, "checkpoint.keep_last=1")
-    found = {finding.name: finding.level for finding in checks.warnings(checks.PlannedRun(config, 2, CPU))}
+    run = checks.PlannedRun(config, 2, CPU, EXTENSIONS)
+    found = {finding.name: finding.level for finding in checks.warnings(run)}
     assert found["memory"] == "fail" and "ok" not in found.values()
 
 

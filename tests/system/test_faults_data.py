@@ -26,6 +26,7 @@ from tests.support.preparations import read_texts, trained
 from tests.support.s3_server import S3Bucket
 from tests.system.conftest import Training
 from trainer import load_config
+from trainer.api import EXTENSIONS
 from trainer.loop import train as train_module
 
 SHORT = ("training.max_steps=12", "checkpoint.every_steps=100", "evaluation.every_steps=100")
@@ -48,7 +49,7 @@ def refused(training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch) 
         one.shards = shards  # type: ignore[assignment]
         arguments = one.arguments()
         with pytest.raises(UserError) as caught:
-            train_module.train(load_config(arguments[1], arguments[2:]))
+            train_module.train(load_config(arguments[1], arguments[2:]), EXTENSIONS)
         assert caught.value.exit_status != 0 and not one.output_dir.exists()
         return str(caught.value)
 

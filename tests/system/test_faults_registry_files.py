@@ -20,6 +20,7 @@ from tests.support.launch_command import run
 from tests.support.mlflow_servers import Server
 from tests.support.toy_run import CONFIG, make_run
 from trainer import load_config
+from trainer.api import EXTENSIONS
 from trainer.checkpoint.format import step_folder
 from trainer.checkpoint.initial_weights import load_initial_weights
 from trainer.checkpoint.writer import ALONE
@@ -81,7 +82,8 @@ def users_of(folder: Path | str, desk: Path) -> list[tuple[ModuleType, list[str]
 
 def begin_with(model: Path | str, tracking_uri: str | None = None) -> None:
     """What a training with `init_from` does with it."""
-    load_initial_weights(PretrainingModel(CONFIG.model, next_sentence=False), str(model), ALONE, tracking_uri)
+    trained = PretrainingModel(CONFIG.model, next_sentence=False)
+    load_initial_weights(trained, str(model), lambda: EXTENSIONS.pull_model(str(model), tracking_uri), ALONE)
 
 
 @pytest.mark.fault(

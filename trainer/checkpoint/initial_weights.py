@@ -1,14 +1,14 @@
 """Initialize from trained weights: a Hugging Face checkpoint of BERT or ModernBERT becomes the weights of a new run.
 
-Rank 0 reads (a local directory, `models:/...` from the registry, or a model on the Hub) and broadcasts the weights, so
-only it needs the directory. transformers loads them: it knows old names of weights, sharded files and models without
-heads. Only safetensors are read. Parameters that the checkpoint lacks keep their initial values and are listed; rows
-that pad the vocabulary get a bias of `SHUT`, so the first loss is the checkpoint's own. A checkpoint with a tokenizer
-must have that of the shards.
+Rank 0 reads a local folder, which `trainer/api.py` finds, and broadcasts the weights, so only it needs the folder.
+transformers loads them: it knows old names of weights, sharded files and models without heads. Only safetensors are
+read. Parameters that the checkpoint lacks keep their initial values and are listed; rows that pad the vocabulary get a
+bias of `SHUT`, so the first loss is the checkpoint's own. A checkpoint with a tokenizer must have that of the shards.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
 from data_prep.tokenizer.tokenizer import INFO_NAME, Tokenizer
 from trainer.config.model_settings import ModelSettings
 from trainer.distributed.process_group import Ranks, broadcast_object
-from trainer.inference.pulled_model import check_is_there, is_address, local_or_hub_folder, pull
 from trainer.model.hugging_face import FAMILIES, family_in_transformers, from_hugging_face
 from trainer.model.model_folder import data_lineage, read_provenance
 from trainer.model.pretrained import load_config, load_pretrained
@@ -55,20 +54,23 @@ class _Found(NamedTuple):
 def load_initial_weights(
     model: PretrainingModel,
     source: str,
+    find_folder: Callable[[], Path],
     ranks: Ranks,
-    tracking_uri: str | None = None,
     tokenizer_fingerprint: str | None = None,
 ) -> InitialWeights:
     """Put the weights of `source` into `model` (fp32, on the CPU), all ranks together.
 
-    `tokenizer_fingerprint` is that of the shards; None: it is not compared.
+    Args:
+        source: what `init_from` names, for messages.
+        find_folder: returns the local folder of `source`, checked; called on rank 0 alone.
+        tokenizer_fingerprint: that of the shards; None: it is not compared.
 
     Raises:
-        UserError: `source` is not such a checkpoint, has another architecture than the model, or another tokenizer than
-            the shards.
+        UserError: there is no such folder, `source` is not such a checkpoint, has another architecture than the model,
+            or another tokenizer than the shards.
     """
     outcome = broadcast_object(
-        _read_or_explain(model, source, tracking_uri, tokenizer_fingerprint) if ranks.is_first else None, ranks
+        _read_or_explain(model, source, find_folder, tokenizer_fingerprint) if ranks.is_first else None, ranks
     )
     if outcome.error is not None:
         raise outcome.error
@@ -89,40 +91,38 @@ def load_initial_weights(
 
 
 def look_at_initial_weights(
-    config: ModelSettings, source: str, tracking_uri: str | None = None, tokenizer_fingerprint: str | None = None
+    config: ModelSettings,
+    source: str,
+    find_folder: Callable[[], Path | None],
+    tokenizer_fingerprint: str | None = None,
 ) -> list[str]:
-    """Describe what `load_initial_weights` would load, without loading a weight or downloading from a registry.
+    """Describe what `load_initial_weights` would load, without loading a weight.
+
+    `find_folder` returns a folder that may lack the weights; None: `source` exists and is not downloaded.
 
     Raises:
-        UserError: `source` would be refused: of a registry, because it is not there; of a folder, for all that
-            config.json and tokenizer say.
+        UserError: `source` would be refused, because it is not there, or for all that config.json and tokenizer say.
     """
     address = storage.redact(source)
-    if is_address(source):
-        family_in_transformers(config, next_sentence=False)
-        check_is_there(source, tracking_uri)
+    family_in_transformers(config, next_sentence=False)
+    folder = find_folder()
+    if folder is None:
         return [f"{address} exists; the run checks whether it fits this model"]
-    family, note = _check(_folder_without_weights(source), source, config, tokenizer_fingerprint)
+    family, note = _check(folder, source, config, tokenizer_fingerprint)
     return [f"{address} is a {family} of this architecture"] + ([note] if note else [])
 
 
-def _folder_without_weights(source: str) -> Path:
-    """A local directory, checked; of a model on the Hub, configuration and tokenizer without its weights."""
-    return pull(source) if Path(source).is_dir() else local_or_hub_folder(source, with_weights=False)
-
-
 def _read_or_explain(
-    model: PretrainingModel, source: str, tracking_uri: str | None, tokenizer_fingerprint: str | None
+    model: PretrainingModel, source: str, find_folder: Callable[[], Path], tokenizer_fingerprint: str | None
 ) -> _Found:
     """An error of rank 0 has to reach the ranks that wait for its weights."""
     try:
-        return _read(model, source, tracking_uri, tokenizer_fingerprint)
+        return _read(model, source, find_folder(), tokenizer_fingerprint)
     except UserError as error:
         return _Found({}, error=error)
 
 
-def _read(model: PretrainingModel, source: str, tracking_uri: str | None, tokenizer_fingerprint: str | None) -> _Found:
-    folder = pull(source, tracking_uri=tracking_uri)  # refuses pickles and code
+def _read(model: PretrainingModel, source: str, folder: Path, tokenizer_fingerprint: str | None) -> _Found:
     family, note = _check(folder, source, model.config, tokenizer_fingerprint)
     loaded, missing = load_pretrained(_ARCHITECTURES[family], folder, "the beginning of a run (init_from)")
     weights = {name: weight for name, weight in loaded.state_dict().items() if name not in missing}

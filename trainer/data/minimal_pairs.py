@@ -47,7 +47,7 @@ class MinimalPair(NamedTuple):
     """The file and the line, for messages."""
 
 
-class Encoded(NamedTuple):
+class EncodedSentence(NamedTuple):
     """Token ids (length,) of a sentence with its special tokens, and the positions of its own tokens."""
 
     ids: np.ndarray
@@ -172,7 +172,7 @@ def _read_pair(line: bytes, name: str, location: str) -> MinimalPair:
 
 def pair_scores(
     pairs: Sequence[MinimalPair],
-    encode: Callable[[str], Encoded],
+    encode: Callable[[str], EncodedSentence],
     mask_token_id: int,
     max_length: int,
     scorer: Scorer,
@@ -202,14 +202,14 @@ def pair_scores(
 
 
 def encode_pairs(
-    pairs: Sequence[MinimalPair], encode: Callable[[str], Encoded], max_length: int, limit: str, fix: str
-) -> dict[str, Encoded]:
+    pairs: Sequence[MinimalPair], encode: Callable[[str], EncodedSentence], max_length: int, limit: str, fix: str
+) -> dict[str, EncodedSentence]:
     """Encode each sentence of the pairs once, by its text; `limit` and `fix` are of the error for long ones.
 
     Raises:
         UsageError: a sentence has no token, whose score would be the highest there is, or more than `max_length`.
     """
-    sentences: dict[str, Encoded] = {}
+    sentences: dict[str, EncodedSentence] = {}
     for pair in pairs:
         for text in (pair.good, pair.bad):
             if text in sentences:
@@ -230,14 +230,14 @@ def encode_pairs(
     return sentences
 
 
-def num_masked_copies(pairs: Sequence[MinimalPair], encode: Callable[[str], Encoded]) -> int:
+def num_masked_copies(pairs: Sequence[MinimalPair], encode: Callable[[str], EncodedSentence]) -> int:
     """How many masked copies `pair_scores` scores."""
     texts = dict.fromkeys(text for pair in pairs for text in (pair.good, pair.bad))
     return sum(len(encode(text).own) for text in texts)
 
 
 def masked_copies(
-    sentences: Sequence[Encoded], mask_token_id: int, batch_tokens: int = BATCH_TOKENS
+    sentences: Sequence[EncodedSentence], mask_token_id: int, batch_tokens: int = BATCH_TOKENS
 ) -> Iterator[tuple[np.ndarray, MaskedCopies]]:
     """All masked copies in batches of one length and at most `batch_tokens` tokens, with the sentence (N,) of each."""
     by_length: dict[int, list[int]] = {}

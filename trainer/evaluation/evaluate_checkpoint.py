@@ -18,14 +18,13 @@ from data_prep.base.errors import run_command
 from trainer.distributed.side_process import end_with_parent
 from trainer.evaluation.evaluate_suite import evaluate_suite, prepare_suite
 from trainer.evaluation.suite_result import SuiteResult
-from trainer.evaluation.suite_settings import load_suite
-from trainer.follow.suites_in_training import Request
+from trainer.evaluation.suite_settings import SuiteRequest, load_suite
 from trainer.hf_export.export import export_checkpoint
 
 LOWEST_PRIORITY = 19
 
 
-def evaluate_checkpoint(request: Request) -> SuiteResult:
+def evaluate_checkpoint(request: SuiteRequest) -> SuiteResult:
     """Export the checkpoint and run what the results lack; returns the suite's result.
 
     Raises:
@@ -46,7 +45,7 @@ def main() -> None:
     end_with_parent(int(sys.argv[1]))
     os.nice(LOWEST_PRIORITY)
     values = json.load(sys.stdin)
-    result = evaluate_checkpoint(Request(**{**values, "overrides": tuple(values["overrides"])}))
+    result = evaluate_checkpoint(SuiteRequest(**{**values, "overrides": tuple(values["overrides"])}))
     print(json.dumps({"metrics": result.summary, "facts": result.facts}))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,6 +134,16 @@ class Suite(Settings):
         for name in self.tasks:
             add(name)
         return ordered
+
+
+@dataclass(frozen=True)
+class SuiteRequest:
+    """What a process evaluates: a checkpoint on a suite, with the directory of the results."""
+
+    checkpoint: str
+    suite: str
+    overrides: tuple[str, ...]
+    output: str
 
 
 def load_suite(path: str | Path, overrides: Sequence[str] = ()) -> Suite:

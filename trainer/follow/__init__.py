@@ -1,1 +1,1 @@
-"""What follows a run's checkpoints beside training: registration and suites of evaluations."""
+"""Registration and suites beside training."""

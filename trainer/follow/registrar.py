@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import queue
-import shlex
 import subprocess
 import sys
 import threading
@@ -25,10 +24,9 @@ from data_prep.storage import storage
 from trainer.checkpoint.format import list_steps, step_folder
 from trainer.config.run_config import RunConfig
 from trainer.distributed.side_process import failure_reason, side_environment
-from trainer.tracking.sync import server_options
 
 if TYPE_CHECKING:
-    from trainer.registry.register_checkpoint import Request
+    from trainer.registry.register_checkpoint import RegistrationRequest
 
 REGISTERED_NAME = "registered.jsonl"
 _POLL_SECONDS = 1.0
@@ -36,11 +34,6 @@ STOP_SECONDS = 10.0
 """How long a stop waits for the registration under way; a scheduler may kill the run after 30 seconds."""
 KILL_SECONDS = 5.0
 """How long a registration that is ended may take to mark its model as failed."""
-
-
-def register_command(options: list[str], tracking_uri: str | None) -> str:
-    """The command line with which a person does by hand what failed here."""
-    return shlex.join(["clozeworks", "register", *options, *server_options(tracking_uri)])
 
 
 class Registrar:
@@ -133,37 +126,32 @@ class Registrar:
                 reason = storage.hide_secrets(
                     error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
                 )
-                command = self._command(self._request(step, folder))
                 self._warn(
                     f"the checkpoint of step {step:,} was not registered as {self._config.registry.name}: "
-                    f"{reason}. Register it with `{command}`, or rerun the same command"
+                    f"{reason}. Register it with `{self._request(step, folder).command}`, or rerun the same command"
                 )
             else:
                 self._registered.add(step)
                 self._note({"step": step, **value})
                 self._report(step, value)
 
-    def _answer(self, request: Request) -> dict[str, Any]:
+    def _answer(self, request: RegistrationRequest) -> dict[str, Any]:
         """What the process that registers says of the version."""
         answer = self._run(request)
         if answer.returncode:
             raise UserError(
                 failure_reason(answer.returncode, answer.stderr, "registering"),
-                fix=f"register the checkpoint with `{self._command(request)}`",
+                fix=f"register the checkpoint with `{request.command}`",
                 code="registration-failed",
             )
         if not answer.stdout.strip():
             raise UserError(
                 "the registering process ended without an answer",
-                fix=f"register the checkpoint with `{self._command(request)}`",
+                fix=f"register the checkpoint with `{request.command}`",
                 code="registration-failed",
             )
         value: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
         return value
-
-    def _command(self, request: Request) -> str:
-        options = ["--checkpoint", request.checkpoint, "--name", request.name, *request.alias_options]
-        return register_command(options, self._config.tracking.uri)
 
     def _report(self, step: int, value: dict[str, Any]) -> None:
         newest = max(self._registered)
@@ -171,13 +159,13 @@ class Registrar:
         ending = f"; {promotion}" if promotion else ""
         self._log(f"registered step {step:,} as {value['name']} version {value['version']}{ending}")
 
-    def _request(self, step: int, folder: Path) -> Request:
+    def _request(self, step: int, folder: Path) -> RegistrationRequest:
         """What to register; an alias moves only where no later step of the run was registered."""
-        from trainer.registry.register_checkpoint import Request
+        from trainer.registry.register_checkpoint import RegistrationRequest
 
         settings = self._config.registry
         assert settings.name is not None
-        request = Request(str(folder), settings.name, tracking_uri=self._config.tracking.uri)
+        request = RegistrationRequest(str(folder), settings.name, tracking_uri=self._config.tracking.uri)
         if any(registered > step for registered in self._registered):
             return request
         return replace(
@@ -188,7 +176,7 @@ class Registrar:
             allow_different_evaluation=settings.allow_different_evaluation,
         )
 
-    def _run(self, request: Request) -> subprocess.CompletedProcess[str]:
+    def _run(self, request: RegistrationRequest) -> subprocess.CompletedProcess[str]:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command_line(), stdin=pipe, stdout=pipe, stderr=pipe, env=side_environment(), text=True

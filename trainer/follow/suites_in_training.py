@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 from data_prep.base.errors import UserError
@@ -26,31 +26,11 @@ from trainer.checkpoint.late_scores import LateScores, read_late_scores, write_l
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import EvaluationSettings
 from trainer.distributed.side_process import failure_reason, side_environment
-from trainer.evaluation.suite_settings import Suite, check_files, load_suite
+from trainer.evaluation.suite_settings import Suite, SuiteRequest, check_files, load_suite
+from trainer.loop.extensions import ScoredCheckpoint
 
 RESULTS_FOLDER = "evaluations"
 POLL_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a process evaluates: a checkpoint on a suite, with the directory of the results."""
-
-    checkpoint: str
-    suite: str
-    overrides: tuple[str, ...]
-    output: str
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """A checkpoint whose suite has ended; `metrics` are None if it failed, and the reason was reported."""
-
-    step: int
-    folder: Path
-    metrics: dict[str, float] | None
-    facts: dict[str, str] = field(default_factory=dict)
-    """What the scores depend on but the model."""
 
 
 class SuitesInTraining:
@@ -62,7 +42,7 @@ class SuitesInTraining:
         self._submitted: set[int] = set()
         self._done: set[int] = set()
         self._queue: queue.Queue[tuple[int, Path] | None] = queue.Queue()
-        self._finished: queue.Queue[Evaluated] = queue.Queue()
+        self._finished: queue.Queue[ScoredCheckpoint] = queue.Queue()
         self._process: subprocess.Popen[str] | None = None
         self._is_stopping = False
         self._thread = threading.Thread(target=self._work, name="suites", daemon=True)
@@ -93,7 +73,7 @@ class SuitesInTraining:
             if read_late_scores(folder) is not None or step == self._config.max_steps:
                 self.submit(step, folder)
 
-    def collect(self) -> list[Evaluated]:
+    def collect(self) -> list[ScoredCheckpoint]:
         """The checkpoints whose suites have ended since the last call, in order."""
         collected = []
         with contextlib.suppress(queue.Empty):
@@ -154,10 +134,10 @@ class SuitesInTraining:
                     f"suite {self._suite.name} failed on the checkpoint of step {step:,}: "
                     f"{storage.hide_secrets(reason)}. Training continues; the next start of the run tries it again"
                 )
-                evaluated = Evaluated(step, folder, None)
+                evaluated = ScoredCheckpoint(step, folder, None)
             self._finished.put(evaluated)
 
-    def _evaluate(self, step: int, folder: Path) -> Evaluated:
+    def _evaluate(self, step: int, folder: Path) -> ScoredCheckpoint:
         """Run the suite in a process.
 
         Raises:
@@ -166,7 +146,7 @@ class SuitesInTraining:
         settings = self._config.evaluation
         assert settings.suite is not None, "suites are configured"
         output = Path(self._config.output_dir) / RESULTS_FOLDER / self._suite.name / folder.name
-        request = Request(str(folder), settings.suite, settings.suite_overrides, str(output))
+        request = SuiteRequest(str(folder), settings.suite, settings.suite_overrides, str(output))
         self._process = self._start()
         if self._is_stopping:
             self._process.kill()
@@ -176,7 +156,7 @@ class SuitesInTraining:
             reason = failure_reason(status, stderr, "evaluating")
             raise UserError(reason, fix="rerun the same command", code="suite-failed")
         result = json.loads(stdout.splitlines()[-1])
-        return Evaluated(step, folder, result["metrics"], result["facts"])
+        return ScoredCheckpoint(step, folder, result["metrics"], result["facts"])
 
     def _start(self) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
@@ -202,18 +182,21 @@ def suite_of(settings: EvaluationSettings) -> Suite:
 
 
 def check_suite_of(settings: EvaluationSettings) -> None:
-    """Check the suite's files, functions and settings, if there is one.
+    """Check the suite's files, functions and settings.
 
     Raises:
         UserError: one is missing or wrong.
     """
-    if settings.suite is None:
-        return
     from trainer.evaluation.suite_plan import check_suite  # fine-tuning's libraries, which a run without suites lacks
 
     suite = suite_of(settings)
     check_files(suite)
     check_suite(suite)
+
+
+def modules_of_suite(settings: EvaluationSettings) -> list[str]:
+    """Return the modules of the suite's tasks, which the process of a suite imports."""
+    return [task.function.partition(":")[0] for task in suite_of(settings).tasks.values() if ":" in task.function]
 
 
 def command_line() -> list[str]:

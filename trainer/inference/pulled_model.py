@@ -90,6 +90,20 @@ def local_or_hub_folder(model: str | Path, with_weights: bool = True) -> Path:
         ) from None
 
 
+def folder_without_weights(model: str | Path, tracking_uri: str | None = None) -> Path | None:
+    """Return a local directory, checked, or of a model on the Hub its configuration and tokenizer.
+
+    None: an address that leads to files, of which nothing is downloaded.
+
+    Raises:
+        UserError: there is no such model, or the registry does not answer.
+    """
+    if is_address(model):
+        check_is_there(str(model), tracking_uri)
+        return None
+    return pull(model) if Path(model).is_dir() else local_or_hub_folder(model, with_weights=False)
+
+
 def check_model_name(model: str | Path) -> None:
     """Refuse what cannot name a model, before anything is loaded or downloaded.
 

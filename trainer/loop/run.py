@@ -18,9 +18,8 @@ from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine
-from trainer.follow.registrar import Registrar
-from trainer.follow.suites_in_training import SuitesInTraining
 from trainer.loop.console import PAIR_TASKS, StepBar
+from trainer.loop.extensions import CheckpointRegistrar, CheckpointScorer
 from trainer.loop.recorder import Recorder
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.model.sizes import num_parameters
@@ -84,9 +83,9 @@ class Run:
     minimal_pairs: MinimalPairs | None = None
     hidden_words: HiddenWords | None = None
     uploader: Uploader | None = None
-    registrar: Registrar | None = None
+    registrar: CheckpointRegistrar | None = None
     """On rank 0 of a run that registers its model."""
-    suites: SuitesInTraining | None = None
+    suites: CheckpointScorer | None = None
     """On rank 0 of a run whose checkpoints a suite evaluates."""
     status: RunStatus | None = None
     """On rank 0."""

@@ -45,10 +45,9 @@ from trainer.distributed.process_group import (
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
-from trainer.follow.registrar import Registrar
-from trainer.follow.suites_in_training import SuitesInTraining
 from trainer.loop.console import StepBar, device_line
 from trainer.loop.evaluating import AVERAGE_PREFIX
+from trainer.loop.extensions import Extensions
 from trainer.loop.global_batches import count_first_epoch
 from trainer.loop.recorder import Recorder
 from trainer.loop.run import Progress, Run, data_identity, warn_of_disk
@@ -87,6 +86,7 @@ COMPILATION_SECONDS = 3600
 
 def set_up(
     config: RunConfig,
+    extensions: Extensions,
     shard_sets: list[ShardSet],
     ranks: Ranks,
     stop_signal: StopSignal,
@@ -99,7 +99,7 @@ def set_up(
     config, of_compilation = with_compilation_decided(config, ranks)
     start = find_start(config, ranks, branch)
     config, of_precision = with_precision_decided(config, ranks, start.precision)
-    log_device(config, ranks, of_compilation, of_precision)
+    log_device(config, extensions, ranks, of_compilation, of_precision)
     data = data_identity(shard_sets)
     changes = check_start(start, config, data, ranks, allow_change)
     exempt_what_is_loaded()
@@ -107,26 +107,26 @@ def set_up(
     lineage = start.data_lineage
     notes: list[str] = []
     if start.checkpoint is None and config.init_from is not None:
-        notes, lineage = load_initial_weights(
-            model, config.init_from, ranks, config.tracking.uri, data.tokenizer_fingerprint
-        )
+        find_folder = partial(extensions.pull_model, config.init_from, config.tracking.uri)
+        notes, lineage = load_initial_weights(model, config.init_from, find_folder, ranks, data.tokenizer_fingerprint)
     if ranks.is_first:  # after the checks: a rejected run leaves the directory unchanged
         keep_tokenizer(config, shard_sets[0])
     scores = scores_of_start(start, ranks)
     engine = open_engine(model, start, scores, config, shard_sets, ranks, watchdog)
     state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks), scores)
     progress = first_progress(start, scores, config, state)
-    run = open_run(start, state, config, shard_sets, engine, stop_signal, watchdog)
+    task_modules = extensions.modules_of_suite(config.evaluation) if ranks.is_first else []
+    run = open_run(start, state, config, extensions, task_modules, shard_sets, engine, stop_signal, watchdog)
     for note in notes:
         run.log(note)
     log_run_summary(run, state, changes, config.branch if start.is_from_other_run else None)
-    log_sources(run, start, verbose)
+    log_sources(run, start, task_modules, verbose)
     if warning := rate_jump(start, config, state):
         run.warn(warning)
     return run, state, progress
 
 
-def log_device(config: RunConfig, ranks: Ranks, *decisions: str | None) -> None:
+def log_device(config: RunConfig, extensions: Extensions, ranks: Ranks, *decisions: str | None) -> None:
     """Log what the run trains on as its first line, then warnings: of decisions, and those of `clozeworks doctor`."""
     hosts, devices = zip(*gather_objects((socket.gethostname(), device_name(ranks.device)), ranks), strict=True)
     if not ranks.is_first:
@@ -141,7 +141,7 @@ def log_device(config: RunConfig, ranks: Ranks, *decisions: str | None) -> None:
     for decision in decisions:
         if decision:
             LOG.warning(decision)
-    for finding in warnings(PlannedRun(config, ranks.world_size, ranks.device)):
+    for finding in warnings(PlannedRun(config, ranks.world_size, ranks.device, extensions)):
         LOG.warning(f"{finding.name}: {finding.text} (details: `clozeworks doctor`)")
 
 
@@ -197,6 +197,8 @@ def open_run(
     start: Start,
     state: TrainState,
     config: RunConfig,
+    extensions: Extensions,
+    task_modules: list[str],
     shard_sets: list[ShardSet],
     engine: Engine,
     stop_signal: StopSignal,
@@ -218,12 +220,12 @@ def open_run(
         health=Health(config.health, training_entropy_nats(stage.data, stage.select(shard_sets))),
         minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
         hidden_words=hidden_words_of(config, shard_sets),
-        suites=SuitesInTraining(config, LOG.warning, LOG.info) if ranks.is_first and config.evaluation.suite else None,
-        registrar=Registrar(config, LOG.warning, LOG.info) if ranks.is_first and config.registry.name else None,
+        suites=extensions.open_scorer(config, LOG.warning, LOG.info) if ranks.is_first else None,
+        registrar=extensions.open_registrar(config, LOG.warning, LOG.info) if ranks.is_first else None,
         status=RunStatus(output_dir, partial(warn_of_disk, output_dir)) if ranks.is_first else None,
         system=SystemMetrics(output_dir, ranks.device) if ranks.is_first else None,
         bar=StepBar(ranks.is_first, state.step, config.max_steps),
-        sources=broadcast_object(running_sources(config) if ranks.is_first else None, ranks),
+        sources=broadcast_object(running_sources(task_modules) if ranks.is_first else None, ranks),
     )
 
 

@@ -12,15 +12,13 @@ import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from data_prep.base.imported_sources import imported_digest
 from data_prep.storage import storage
-from trainer.config.run_config import RunConfig
-from trainer.evaluation.suite_settings import load_suite
 from trainer.loop.run import Run
 from trainer.loop.start import Start
 from trainer.tracking.source_code import PACKAGES, source_text
@@ -50,13 +48,14 @@ def source_digests() -> Iterator[tuple[str, str]]:
         yield f"{_SCRIPT}{Path(script).name}", storage.sha256_of(Path(script))
 
 
-def own_modules(config: RunConfig) -> dict[str, Path]:
-    """Return the files of the user's own modules that this process imported, and of its suite's tasks, by name.
+def own_modules(task_modules: Sequence[str] = ()) -> dict[str, Path]:
+    """Return the files of the user's own modules that this process imported, by name, and of modules that it did not.
 
-    What is installed, Python's own library and this project are none of them.
+    `task_modules` have the tasks of a suite, which a process of its own imports. What is installed, Python's own
+    library and this project are none of them.
     """
     files = {name: path for name, module in list(sys.modules.items()) if (path := _file_of(name, module)) is not None}
-    for module in _task_modules(config):
+    for module in task_modules:
         if module not in files and (path := _file_of_spec(module)) is not None:
             files[module] = path
     script = files.pop("__main__", None)
@@ -64,10 +63,10 @@ def own_modules(config: RunConfig) -> dict[str, Path]:
     return named if script is None else {f"{_SCRIPT}{script.name}": script, **named}
 
 
-def running_sources(config: RunConfig) -> dict[str, str]:
+def running_sources(task_modules: Sequence[str] = ()) -> dict[str, str]:
     """Return the sha256 of every source file that this run executes: the project's and the user's own, by name."""
     digests = dict(project_digests())
-    for name, path in own_modules(config).items():
+    for name, path in own_modules(task_modules).items():
         module = "__main__" if name.startswith(_SCRIPT) else name.removeprefix(_MODULE)
         digests[name] = imported_digest(sys.modules.get(module)) or storage.sha256_of(path)
     return digests
@@ -108,7 +107,7 @@ def listed(names: tuple[str, ...]) -> str:
     return ", ".join(names[:_MAX_NAMES]) + more
 
 
-def log_sources(run: Run, start: Start, verbose: bool) -> None:
+def log_sources(run: Run, start: Start, task_modules: Sequence[str], verbose: bool) -> None:
     """Warn of source files that differ from the checkpoint's, and keep the source of each MLflow run as an artifact.
 
     A start with another source has an artifact of its own. `verbose` lists changed files on which no number depends.
@@ -124,7 +123,7 @@ def log_sources(run: Run, start: Start, verbose: bool) -> None:
         )
     if changes.others and verbose:
         run.log(f"changed since the checkpoint: other source files: {listed(changes.others)}")
-    modules = own_modules(run.config)
+    modules = own_modules(task_modules)
     if edited := [
         name for name, path in modules.items() if run.sources.get(name) not in (None, storage.sha256_of(path))
     ]:
@@ -143,14 +142,6 @@ def _project_folders() -> Iterator[tuple[str, Path]]:
         spec = importlib.util.find_spec(package)
         for folder in (spec and spec.submodule_search_locations) or ():
             yield package, Path(folder)
-
-
-def _task_modules(config: RunConfig) -> list[str]:
-    """Modules of the evaluation tasks that a process of its own imports."""
-    if config.evaluation.suite is None:
-        return []
-    suite = load_suite(config.evaluation.suite, config.evaluation.suite_overrides)
-    return [task.function.partition(":")[0] for task in suite.tasks.values() if ":" in task.function]
 
 
 def _file_of(name: str, module: ModuleType | None) -> Path | None:

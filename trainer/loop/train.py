@@ -32,6 +32,7 @@ from trainer.distributed.shared_folder import refuse_unshared
 from trainer.distributed.stacks import STACKS_FOLDER
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS, StopSignal
 from trainer.distributed.watchdog import Watchdog
+from trainer.loop.extensions import Extensions
 from trainer.loop.identity import facts_of
 from trainer.loop.reporting import finish_suites, report_end, report_start
 from trainer.loop.run import Run
@@ -46,7 +47,7 @@ LOG = logger(__name__)
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunEnd:
     """How a run ended on this rank."""
 
     state: State
@@ -67,15 +68,17 @@ class Ended:
 
 def train(
     config: RunConfig,
+    extensions: Extensions,
     allow_change: bool = False,
     branch: Branch | None = None,
     stop_signal: StopSignal | None = None,
     watched: contextlib.ExitStack | None = None,
     verbose: bool = False,
-) -> Ended:
+) -> RunEnd:
     """Start or resume the run of `config.output_dir`; returns once all ranks have left their groups.
 
     Args:
+        extensions: what the run uses of trained models, suites and the registry (`trainer/api.py`).
         branch: a checkpoint to branch from first (`trainer/loop/start.py`).
         stop_signal: one that was installed earlier, and ends this process until the first step; else one is installed
             once the ranks have their group.
@@ -88,7 +91,7 @@ def train(
     """
     launched_at = time.time()
     environment.check_rank_environment()
-    opened = open_or_explain(config, allow_change)
+    opened = open_or_explain(config, extensions, allow_change)
     ranks, signal_of_rank, watchdog = join_group(config, stop_signal, watched)
     with contextlib.ExitStack() as held:
         with watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "while it was set up"):
@@ -97,6 +100,7 @@ def train(
             with recorded_if_it_fails(Path(config.output_dir), ranks):
                 run, state, progress = set_up(
                     config=config,
+                    extensions=extensions,
                     shard_sets=shard_sets,
                     ranks=ranks,
                     stop_signal=signal_of_rank,
@@ -116,10 +120,10 @@ def train(
     if not all_registered and run.stop_signal.is_requested:
         ended = "stopped"  # in the wait for a suite or a registration, which the next start does
     tracker = run.tracker
-    return Ended(ended, state.step, progress.metrics, tracker.run_id, tracker.view_hint, all_registered)
+    return RunEnd(ended, state.step, progress.metrics, tracker.run_id, tracker.view_hint, all_registered)
 
 
-def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | UserError:
+def open_or_explain(config: RunConfig, extensions: Extensions, allow_change: bool) -> list[ShardSet] | UserError:
     """Check the run as far as one rank can and open its data; of several ranks, return the error for all to compare.
 
     If a rank ended here alone, the others would wait for it until `distributed.meeting_timeout_seconds`.
@@ -128,7 +132,7 @@ def open_or_explain(config: RunConfig, allow_change: bool) -> list[ShardSet] | U
         UserError: this is the only rank, and a check failed.
     """
     world_size, is_first = environment.world_size(), environment.rank() == 0
-    planned = PlannedRun(config, world_size, torch.device(device_type()), allow_change, is_first)
+    planned = PlannedRun(config, world_size, torch.device(device_type()), extensions, allow_change, is_first)
     try:
         storage.configure(config.storage_options)  # first: it makes its secrets known, which messages hide
         refuse(planned)

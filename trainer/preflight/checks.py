@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -18,10 +20,10 @@ from trainer.checkpoint.data_version import open_data
 from trainer.checkpoint.upload import check_upload_wait
 from trainer.config.load import check_output_dir
 from trainer.config.run_config import RunConfig
+from trainer.config.run_settings import EvaluationSettings
 from trainer.data.minimal_pairs import read_minimal_pairs
 from trainer.data.shard_set import ShardSet
 from trainer.engine.custom_optimizer import optimizer_version
-from trainer.follow.suites_in_training import check_suite_of
 from trainer.preflight.data_checks import check_data, look_at_data
 from trainer.preflight.deepspeed_sections import check_output_file
 from trainer.preflight.disk_checks import check_clock, check_disk
@@ -45,6 +47,24 @@ from trainer.tracking.mlflow_server import resolve_tracking_uri
 from trainer.validation.minimal_pairs import minimal_pairs_of
 
 
+class Outside(Protocol):
+    """What checks use of the packages that training does not import; `trainer/api.py` has it."""
+
+    def look_at_model(self, source: str, tracking_uri: str | None) -> Path | None:
+        """Return the checked folder of a model, perhaps without its weights; None: it exists and is not downloaded.
+
+        Raises:
+            UserError: there is no such model, or the registry does not answer.
+        """
+
+    def check_suite(self, settings: EvaluationSettings) -> None:
+        """Check the files, functions and settings of the suite, if there is one.
+
+        Raises:
+            UserError: one is missing or wrong.
+        """
+
+
 @dataclass(frozen=True)
 class PlannedRun:
     """A run that is checked before it starts."""
@@ -52,6 +72,7 @@ class PlannedRun:
     config: RunConfig
     world_size: int
     device: torch.device
+    outside: Outside
     allow_change: bool = False
     """Whether the run resumes although a setting changed that makes it another run."""
     is_first: bool = True
@@ -121,14 +142,15 @@ CHECKS = (
     ),
     Check("deepspeed", lambda run: check_output_file(run.config), of_host=True, of_first_rank=True),
     Check("optimizer", lambda run: optimizer_version(run.config.optimizer.name)),
-    Check("init_from", look=lambda run: check_initial_weights(run.config)),  # a start reads them once, on rank 0
+    # A start reads them once, on rank 0.
+    Check("init_from", look=lambda run: check_initial_weights(run.config, run.outside.look_at_model)),
     Check(
         "data",
         lambda run: check_data(run.config, run.shard_sets),
         lambda run: look_at_data(run.config, run.shard_sets, run.world_size),
     ),
     Check("minimal pairs", _read_minimal_pairs, _encode_minimal_pairs),
-    Check("suite", lambda run: check_suite_of(run.config.evaluation), of_first_rank=True),
+    Check("suite", lambda run: run.outside.check_suite(run.config.evaluation), of_first_rank=True),
     Check("memory", look=lambda run: check_memory(run.config, run.world_size, run.device), warns=True),
     Check("disk", look=lambda run: check_disk(run.config), warns=True),
     Check("store", lambda run: check_upload_wait(run.config, run.world_size), lambda run: check_store(run.config)),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -41,11 +42,16 @@ ZERO_STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 
 
 def explain(
-    config: RunConfig, world_size: int, expects_shards: bool = False, tokens_per_second: float | None = None
+    config: RunConfig,
+    world_size: int,
+    look_at_model: Callable[[str, str | None], Path | None],
+    expects_shards: bool = False,
+    tokens_per_second: float | None = None,
 ) -> str:
     """Return the explanation for `world_size` ranks; it needs neither a GPU nor shards.
 
     Args:
+        look_at_model: finds what `init_from` names (`trainer/preflight/checks.py::Outside`).
         expects_shards: whether missing shards are worth a warning, as if they were named on the command line.
         tokens_per_second: throughput of all ranks, for the hours of each stage.
 
@@ -72,7 +78,7 @@ def explain(
     if config.branch is not None:
         parts.append(("Branch", [branch_line(config, config.branch)]))
     if config.init_from is not None:
-        parts.append(("Initial weights", initial_weights_lines(config, config.init_from)))
+        parts.append(("Initial weights", initial_weights_lines(config, config.init_from, look_at_model)))
     return "\n\n".join(f"{title}\n{'-' * len(title)}\n" + "\n".join(lines) for title, lines in parts)
 
 
@@ -298,7 +304,9 @@ def windows_bytes(manifest: Manifest) -> int:
     return sum(sorted(shard.bytes for shard in manifest.train.shards)[-2 * WINDOW_SHARDS :])
 
 
-def initial_weights_lines(config: RunConfig, source: str) -> list[str]:
+def initial_weights_lines(
+    config: RunConfig, source: str, look_at_model: Callable[[str, str | None], Path | None]
+) -> list[str]:
     """The weights that the run starts from, checked against the model; a run with checkpoints resumes from those."""
     complete, _ = list_steps(config.output_dir)
     if complete:
@@ -307,7 +315,8 @@ def initial_weights_lines(config: RunConfig, source: str) -> list[str]:
         fingerprint = read_manifest(config.data_sets[0]).tokenizer.fingerprint
     except UserError:  # reported under "Shards"; without them there is nothing to compare the tokenizer with
         fingerprint = None
-    return look_at_initial_weights(config.model, source, config.tracking.uri, fingerprint)
+    find_folder = partial(look_at_model, source, config.tracking.uri)
+    return look_at_initial_weights(config.model, source, find_folder, fingerprint)
 
 
 def _describe_shards(

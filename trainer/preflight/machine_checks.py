@@ -10,7 +10,8 @@ import os
 import resource
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -222,8 +223,14 @@ def describe_device(config: RunConfig, device: torch.device) -> Finding:
     )
 
 
-def check_initial_weights(config: RunConfig) -> Iterator[Finding]:
-    """Check that the initial weights exist and fit the model; a run with checkpoints resumes from those."""
+def check_initial_weights(
+    config: RunConfig, look_at_model: Callable[[str, str | None], Path | None]
+) -> Iterator[Finding]:
+    """Check that the initial weights exist and fit the model; a run with checkpoints resumes from those.
+
+    `look_at_model` is that of `Outside` (`trainer/preflight/checks.py`).
+    """
     if config.init_from is not None and not list_steps(config.output_dir)[0]:
-        for line in look_at_initial_weights(config.model, config.init_from, config.tracking.uri, None):
+        find_folder = partial(look_at_model, config.init_from, config.tracking.uri)
+        for line in look_at_initial_weights(config.model, config.init_from, find_folder):
             yield Finding("ok", "init_from", line)

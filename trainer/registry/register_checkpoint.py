@@ -8,6 +8,7 @@ command lines are seen by all), the answer goes to standard output.
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 import tempfile
@@ -17,14 +18,14 @@ from pathlib import Path
 from data_prep.base.errors import UserError, run_command
 from trainer.config.promotion import parse_conditions
 from trainer.distributed.side_process import end_with_parent
-from trainer.follow.registrar import register_command
 from trainer.hf_export.export import export_checkpoint
 from trainer.registry.model_versions import NotPromoted, promote
 from trainer.registry.registration import Registration, register
+from trainer.tracking.sync import server_options
 
 
 @dataclass(frozen=True)
-class Request:
+class RegistrationRequest:
     """What is to be registered, and which aliases are to move."""
 
     checkpoint: str
@@ -44,8 +45,14 @@ class Request:
         allowed = ["--allow-different-evaluation"] if self.only_if and self.allow_different_evaluation else []
         return ["--promote", self.promote_to, *condition, *allowed]
 
+    @property
+    def command(self) -> str:
+        """The command line with which a person registers the checkpoint."""
+        options = ["--checkpoint", self.checkpoint, "--name", self.name, *self.alias_options]
+        return _register_command(options, self.tracking_uri)
 
-def register_checkpoint(request: Request) -> tuple[Registration, str]:
+
+def register_checkpoint(request: RegistrationRequest) -> tuple[Registration, str]:
     """Export, register, promote; returns the version and what became of the promotion, in words.
 
     An existing version of this checkpoint is reused: a registration may be killed before it reports.
@@ -73,16 +80,20 @@ def register_checkpoint(request: Request) -> tuple[Registration, str]:
         return registration, error.problem
     except UserError as error:
         options = ["--name", request.name, "--version", str(registration.version), *request.alias_options]
-        command = register_command(options, request.tracking_uri)
+        command = _register_command(options, request.tracking_uri)
         return registration, f"the promotion failed ({error.problem}); repeat it with `{command}`"
     return registration, f"promoted to {request.promote_to} ({'; '.join(decision.reasons) or 'no condition'})"
+
+
+def _register_command(options: list[str], tracking_uri: str | None) -> str:
+    return shlex.join(["clozeworks", "register", *options, *server_options(tracking_uri)])
 
 
 def main() -> None:
     end_with_parent(int(sys.argv[1]))
     # An exception from now on, so that an upload that is cut short leaves a model that says so.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    registration, promotion = register_checkpoint(Request(**json.load(sys.stdin)))
+    registration, promotion = register_checkpoint(RegistrationRequest(**json.load(sys.stdin)))
     print(json.dumps({**asdict(registration), "promotion": promotion}))
 
 

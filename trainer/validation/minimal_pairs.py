@@ -20,7 +20,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.assembly import sequence_capacity
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.minimal_pairs import (
-    Encoded,
+    EncodedSentence,
     MinimalPair,
     digest_of_pairs,
     encode_pairs,
@@ -40,7 +40,7 @@ class MinimalPairs:
     """The pairs of a folder, encoded once by the run's tokenizer."""
 
     pairs: tuple[MinimalPair, ...]
-    sentences: tuple[Encoded, ...]
+    sentences: tuple[EncodedSentence, ...]
     numbers: np.ndarray
     """(num_pairs, 2) int64: the sentences of each pair, the good one first."""
     mask_token_id: int
@@ -144,9 +144,9 @@ def open_minimal_pairs(path: str, tokenizer: Tokenizer, longest: int) -> Minimal
     """
     pairs, special = read_minimal_pairs(path), tokenizer.special_tokens
 
-    def encode(text: str) -> Encoded:
+    def encode(text: str) -> EncodedSentence:
         ids = np.concatenate([[special.cls], tokenizer.encode_text(text).astype(np.int64), [special.sep]])
-        return Encoded(ids, np.arange(1, len(ids) - 1))
+        return EncodedSentence(ids, np.arange(1, len(ids) - 1))
 
     fix = "remove the pair, or raise data.sequence_length"
     encoded = encode_pairs(pairs, encode, longest, "a row of the run has", fix)
@@ -155,14 +155,16 @@ def open_minimal_pairs(path: str, tokenizer: Tokenizer, longest: int) -> Minimal
     return MinimalPairs(tuple(pairs), tuple(encoded.values()), of_pairs, special.mask, special.pad)
 
 
-def _copies(sentences: Sequence[Encoded]) -> tuple[np.ndarray, np.ndarray]:
+def _copies(sentences: Sequence[EncodedSentence]) -> tuple[np.ndarray, np.ndarray]:
     """The sentence (num_copies,) and the masked position (num_copies,) of every copy, by length of the sentence."""
     order = sorted(range(len(sentences)), key=lambda number: len(sentences[number].ids))
     owners = np.concatenate([np.full(len(sentences[number].own), number) for number in order])
     return owners, np.concatenate([sentences[number].own for number in order])
 
 
-def _micro_batches(sentences: Sequence[Encoded], owners: np.ndarray, stage: StageShape) -> Iterator[tuple[int, int]]:
+def _micro_batches(
+    sentences: Sequence[EncodedSentence], owners: np.ndarray, stage: StageShape
+) -> Iterator[tuple[int, int]]:
     """First and last copy (exclusive) of each micro-batch, whose copies have one length."""
     lengths = np.array([len(each.ids) for each in sentences])[owners]
     bounds = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]

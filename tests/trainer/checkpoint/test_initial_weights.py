@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from trainer.checkpoint.initial_weights import SHUT, load_initial_weights, look_
 from trainer.checkpoint.writer import ALONE
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
+from trainer.inference.pulled_model import folder_without_weights, pull
 from trainer.model.pretraining import PretrainingModel
 
 SIZES = {
@@ -73,7 +75,7 @@ def folder(family, tmp_path) -> Path:
 def begin(config: ModelSettings, folder: Path, next_sentence: bool = False) -> tuple[PretrainingModel, list[str]]:
     model = PretrainingModel(config, next_sentence)
     model.initialize(seed=5)
-    return model.eval(), load_initial_weights(model, str(folder), ALONE).notes
+    return model.eval(), load_initial_weights(model, str(folder), lambda: pull(folder), ALONE).notes
 
 
 def make_batch() -> Batch:
@@ -133,13 +135,13 @@ def test_a_missing_token_starts_with_bias_0_and_padding_rows_are_shut(family, fo
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_checkpoint_of_another_tokenizer_than_the_shards_is_refused(folder, writer, family):
     model = PretrainingModel(OURS[family], next_sentence=False)
-    lines, _ = load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint="0" * 64)
+    lines, _ = load_initial_weights(model, str(folder), lambda: pull(folder), ALONE, tokenizer_fingerprint="0" * 64)
     assert "carries no tokenizer.json" in lines[-1]
     fingerprint = Tokenizer.load(WRITERS[writer](folder, ["a few words of text"] * 9, vocab_size=400)).fingerprint
-    lines, _ = load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint=fingerprint)
+    lines, _ = load_initial_weights(model, str(folder), lambda: pull(folder), ALONE, tokenizer_fingerprint=fingerprint)
     assert len(lines) == 1
     with pytest.raises(UserError, match=f"{fingerprint}.*{'0' * 64}", check=coded("other-tokenizer")):
-        load_initial_weights(model, str(folder), ALONE, tokenizer_fingerprint="0" * 64)
+        load_initial_weights(model, str(folder), lambda: pull(folder), ALONE, tokenizer_fingerprint="0" * 64)
 
 
 def test_rows_that_the_vocabulary_has_more_are_initialized_and_reported(family, folder):
@@ -251,8 +253,12 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
         begin(OURS["bert"], tmp_path)
 
 
+def look(config, source, tracking_uri=None, tokenizer_fingerprint=None):
+    find_folder = partial(folder_without_weights, source, tracking_uri)
+    return look_at_initial_weights(config, source, find_folder, tokenizer_fingerprint)
+
+
 def test_a_refusal_loads_no_weights(family, folder, tmp_path):
-    look = look_at_initial_weights
     assert look(OURS[family], str(folder)) == [f"{folder} is a {family} of this architecture"]
     for weights in folder.glob("*.safetensors"):
         weights.write_bytes(b"")  # not even opened
@@ -268,8 +274,8 @@ def test_a_refusal_loads_no_weights(family, folder, tmp_path):
 
 def test_a_registered_model_is_looked_up_and_not_downloaded(monkeypatch):
     asked = []
-    monkeypatch.setattr("trainer.checkpoint.initial_weights.check_is_there", lambda *given: asked.append(given))
-    said = look_at_initial_weights(OURS["bert"], "models:/small/1", "sqlite:///m.db")
+    monkeypatch.setattr("trainer.inference.pulled_model.check_is_there", lambda *given: asked.append(given))
+    said = look(OURS["bert"], "models:/small/1", "sqlite:///m.db")
     assert said == ["models:/small/1 exists; the run checks whether it fits this model"]
     assert asked == [("models:/small/1", "sqlite:///m.db")]
 

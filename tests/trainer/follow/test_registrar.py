@@ -26,7 +26,7 @@ from trainer.checkpoint.format import MARKER_NAME, step_folder, step_of
 from trainer.config.run_config import RunConfig
 from trainer.follow import registrar as registrar_module
 from trainer.follow.registrar import REGISTERED_NAME, Registrar, registered_steps
-from trainer.registry.register_checkpoint import Request
+from trainer.registry.register_checkpoint import RegistrationRequest
 from trainer.tracking.mlflow_server import connect
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,7 +37,7 @@ def registering(output_dir: Path, uri: str | None = None, **registry: Any) -> Ru
     return tiny_config(output_dir, tracking={"uri": uri}, registry={"name": "birds", **registry}, checkpoint=checkpoint)
 
 
-class Answers(list[Request]):
+class Answers(list[RegistrationRequest]):
     """What would be registered, without doing it; refused are the steps of `refused`."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Answers(list[Request]):
     def steps(self) -> list[int | None]:
         return [step_of(Path(request.checkpoint).name) for request in self]
 
-    def run(self, request: Request) -> subprocess.CompletedProcess[str]:
+    def run(self, request: RegistrationRequest) -> subprocess.CompletedProcess[str]:
         self.append(request)
         if self.steps[-1] in self.refused:
             return subprocess.CompletedProcess([], 1, "", "error: the server is away")
@@ -135,7 +135,7 @@ def test_a_stopped_run_waits_for_the_registration_under_way_alone(
 ) -> None:
     begun, going_on = threading.Event(), threading.Event()
 
-    def run(registrar: Registrar, request: Request) -> subprocess.CompletedProcess[str]:
+    def run(registrar: Registrar, request: RegistrationRequest) -> subprocess.CompletedProcess[str]:
         begun.set()
         assert going_on.wait(60)
         return answers.run(request)
@@ -224,7 +224,7 @@ def test_a_process_that_ended_without_a_word_is_reported_by_its_signal(
 def test_a_failure_with_one_checkpoint_is_reported_and_the_next_is_registered(
     befell: Any, said: str, tmp_path: Path, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(registrar: Registrar, request: Request) -> subprocess.CompletedProcess[str]:
+    def run(registrar: Registrar, request: RegistrationRequest) -> subprocess.CompletedProcess[str]:
         if not request.checkpoint.endswith("10"):
             return answers.run(request)
         if isinstance(befell, Exception):

@@ -12,8 +12,8 @@ from tests.support.error_codes import coded
 from trainer.checkpoint.format import TrainState
 from trainer.checkpoint.writer import ALONE
 from trainer.data.sample_range import SampleRange
-from trainer.follow.suites_in_training import Evaluated
 from trainer.loop import saving
+from trainer.loop.extensions import ScoredCheckpoint
 from trainer.loop.reporting import attach_suites
 from trainer.loop.run import Progress
 from trainer.metrics.health import NonFiniteSteps
@@ -51,7 +51,7 @@ def test_a_checkpoint_that_a_suite_scores_is_registered_once_it_has_its_scores(
     """So that a gate can compare them; where the suite fails, it is registered without."""
     registered: list[int] = []
     logged: list[tuple[int, dict[str, float]]] = []
-    ended = [Evaluated(8, tmp_path, {"suite/own/average": 0.5}), Evaluated(10, tmp_path, None)]
+    ended = [ScoredCheckpoint(8, tmp_path, {"suite/own/average": 0.5}), ScoredCheckpoint(10, tmp_path, None)]
     monkeypatch.setattr(saving.writer, "save", lambda *given, **_: SimpleNamespace(step=given[2].step, folder=tmp_path))
     run = SimpleNamespace(
         config=SimpleNamespace(output_dir=str(tmp_path)),

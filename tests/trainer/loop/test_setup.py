@@ -21,6 +21,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
 from tests.support.living_data_sets import change_manifest
 from tests.support.toy_run import tiny_config
+from trainer.api import EXTENSIONS
 from trainer.checkpoint import writer
 from trainer.checkpoint.compatibility import check_compatible
 from trainer.checkpoint.format import CheckpointFolder, TrainState
@@ -93,7 +94,7 @@ def tracker(monkeypatch: pytest.MonkeyPatch) -> TagTracker:
     monkeypatch.setattr(runs, "build_engine", lambda model, config, ranks: BareEngine(model))
     monkeypatch.setattr(runs, "open_tracker", lambda config, ranks, state, begin: tracker)
     # Here these would be the modules of all tests, whose text takes its time.
-    monkeypatch.setattr("trainer.loop.sources.own_modules", lambda config: {})
+    monkeypatch.setattr("trainer.loop.sources.own_modules", lambda task_modules: {})
     return tracker
 
 
@@ -137,7 +138,7 @@ def set_up(
 ) -> tuple[Run, TrainState, Progress]:
     shard_sets = [open_shard_set(component.url) for component in config.data.components]
     nothing: Any = SimpleNamespace()
-    return runs.set_up(config, shard_sets, ALONE, nothing, nothing, allow_change, branch, verbose)
+    return runs.set_up(config, EXTENSIONS, shard_sets, ALONE, nothing, nothing, allow_change, branch, verbose)
 
 
 def save(begun: tuple[Run, TrainState, Progress], step: int) -> Path:
@@ -356,7 +357,7 @@ def test_a_large_model_on_a_cpu_for_which_nobody_asked_is_warned_of(
     monkeypatch.setattr(runs, "num_parameters", lambda *arguments: parameters)
     monkeypatch.setattr(runs, "is_cpu_requested", lambda: is_requested)
     monkeypatch.setattr(runs, "warnings", lambda run: [])
-    runs.log_device(config, ALONE, None, "a decision")
+    runs.log_device(config, EXTENSIONS, ALONE, None, "a decision")
     said = capsys.readouterr()
     assert said.out.startswith("1 rank on 1 host (") and "| device CPU (" in said.out.splitlines()[0]
     assert ("no GPU was found" in said.err) == warns and "a decision" in said.err
@@ -403,12 +404,12 @@ def warnings_of_sources(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.long
 def test_edited_source_is_a_warning_at_the_resume_and_once(config, tracker, monkeypatch, caplog):
-    monkeypatch.setattr(runs, "running_sources", lambda config: SOURCES)
+    monkeypatch.setattr(runs, "running_sources", lambda task_modules: SOURCES)
     save(set_up(config), 2)
     assert tracker.texts["source/step-00000000.diff"].startswith("# ") and not warnings_of_sources(caplog)
     set_up(config)
     assert not warnings_of_sources(caplog) and "source/step-00000002.diff" not in tracker.texts
-    monkeypatch.setattr(runs, "running_sources", lambda config: EDITED)
+    monkeypatch.setattr(runs, "running_sources", lambda task_modules: EDITED)
     begun = set_up(config)
     (warning,) = warnings_of_sources(caplog)
     assert "module mine, trainer/data/masking.py;" in warning and "launch/options.py" not in warning
@@ -421,9 +422,9 @@ def test_edited_source_is_a_warning_at_the_resume_and_once(config, tracker, monk
 @pytest.mark.long
 def test_other_edited_files_are_listed_with_verbose_alone(config, tracker, monkeypatch, caplog):
     caplog.set_level("INFO")
-    monkeypatch.setattr(runs, "running_sources", lambda config: {"launch/options.py": "1"})
+    monkeypatch.setattr(runs, "running_sources", lambda task_modules: {"launch/options.py": "1"})
     save(set_up(config), 2)
-    monkeypatch.setattr(runs, "running_sources", lambda config: {"launch/options.py": "2"})
+    monkeypatch.setattr(runs, "running_sources", lambda task_modules: {"launch/options.py": "2"})
     set_up(config)
     assert "launch/options.py" not in caplog.text
     set_up(config, verbose=True)
@@ -432,9 +433,9 @@ def test_other_edited_files_are_listed_with_verbose_alone(config, tracker, monke
 
 @pytest.mark.long
 def test_branches_compare_the_source_with_that_of_their_checkpoint(config, tracker, monkeypatch, caplog, tmp_path):
-    monkeypatch.setattr(runs, "running_sources", lambda config: SOURCES)
+    monkeypatch.setattr(runs, "running_sources", lambda task_modules: SOURCES)
     save(set_up(config), 2)
-    monkeypatch.setattr(runs, "running_sources", lambda config: EDITED)
+    monkeypatch.setattr(runs, "running_sources", lambda task_modules: EDITED)
     set_up(config, branch=Branch(step=2))
     assert len(warnings_of_sources(caplog)) == 1
     values = config.model_dump()
@@ -450,8 +451,8 @@ def test_branches_compare_the_source_with_that_of_their_checkpoint(config, track
 def test_a_checkpoint_without_digests_resumes_without_a_warning_and_keeps_the_source(
     config, tracker, monkeypatch, caplog
 ):
-    monkeypatch.setattr(runs, "running_sources", lambda config: {})
+    monkeypatch.setattr(runs, "running_sources", lambda task_modules: {})
     save(set_up(config), 2)
-    monkeypatch.setattr(runs, "running_sources", lambda config: EDITED)
+    monkeypatch.setattr(runs, "running_sources", lambda task_modules: EDITED)
     set_up(config)
     assert not warnings_of_sources(caplog) and "source/step-00000002.diff" in tracker.texts

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.toy_run import tiny_config
+from trainer.api import EXTENSIONS
+from trainer.config.run_settings import EvaluationSettings
 from trainer.loop.sources import listed, own_modules, running_sources, source_changes, source_digests
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -39,15 +40,13 @@ def test_imported_modules_of_the_user_count_and_installed_ones_do_not(
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.import_module("optimizer_of_mine")
     try:
-        before = running_sources(tiny_config(tmp_path))
+        before = running_sources()
         assert {"module optimizer_of_mine", "module kernels_of_mine", "trainer/loop/step.py"} <= before.keys()
         assert not {"module torch", "module json", "module trainer.loop.step"} & before.keys()
         (tmp_path / "kernels_of_mine.py").write_text("SCALE = 2\n")
-        assert not source_changes(before, running_sources(tiny_config(tmp_path))), (
-            "the code that was imported still runs"
-        )
+        assert not source_changes(before, running_sources()), "the code that was imported still runs"
         importlib.reload(sys.modules["kernels_of_mine"])
-        changes = source_changes(before, running_sources(tiny_config(tmp_path)))
+        changes = source_changes(before, running_sources())
         assert (changes.numerics, changes.others) == (("module kernels_of_mine",), ())
     finally:
         del sys.modules["optimizer_of_mine"], sys.modules["kernels_of_mine"]
@@ -59,7 +58,7 @@ def test_the_tasks_of_a_suite_count_though_another_process_imports_them(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "suite.yaml").write_text(SUITE)
     (tmp_path / "tasks_of_mine.py").write_text("raise SystemExit('it is not imported')\n")
-    found = own_modules(tiny_config(tmp_path, evaluation={"suite": str(tmp_path / "suite.yaml")}))
+    found = own_modules(EXTENSIONS.modules_of_suite(EvaluationSettings(suite=str(tmp_path / "suite.yaml"))))
     assert found["module tasks_of_mine"] == tmp_path / "tasks_of_mine.py"
     assert "tasks_of_mine" not in sys.modules and str(tmp_path) not in sys.path
 

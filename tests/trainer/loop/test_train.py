@@ -16,6 +16,7 @@ import torch
 from data_prep.base.errors import UserError
 from data_prep.storage.locks import IsHeld, hold_lock
 from tests.support.toy_run import CONFIG
+from trainer.api import EXTENSIONS
 from trainer.checkpoint.format import TrainState
 from trainer.checkpoint.writer import ALONE
 from trainer.data.sample_range import SampleRange
@@ -181,7 +182,7 @@ def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
     for name, result in (("training_loop", ended), ("finish", True)):
         see(name, result)
     config = CONFIG.model_copy(update={"output_dir": str(tmp_path)})
-    result = train.train(config, stop_signal=SimpleNamespace(can_save=lambda: None))
+    result = train.train(config, EXTENSIONS, stop_signal=SimpleNamespace(can_save=lambda: None))
     assert (result.step, result.exit_status) == (3, 0)
     assert is_held() is False
     assert set(seen.values()) == {True} and len(seen) == 4

@@ -15,6 +15,7 @@ from unittest import mock
 
 from data_prep.base.errors import UserError
 from trainer import load_config
+from trainer.api import EXTENSIONS
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import DistributedSettings
 from trainer.data.sample_range import Branch
@@ -33,7 +34,8 @@ def outcome(config: RunConfig, flags: dict[str, Any], ranks: Ranks) -> list[Any]
     )
     allow_change = flags.get("allow_change", False)
     try:
-        agree(facts_of(config, allow_change, branch, open_or_explain(config, allow_change)), ranks, warnings.append)
+        opened = open_or_explain(config, EXTENSIONS, allow_change)
+        agree(facts_of(config, allow_change, branch, opened), ranks, warnings.append)
     except UserError as error:
         return [type(error).__name__, str(error), error.exit_status, warnings]
     return ["", "", 0, warnings]

@@ -9,6 +9,7 @@ from data_prep import open_dataset
 from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
 from trainer import load_config
+from trainer.api import EXTENSIONS
 from trainer.checkpoint.format import CheckpointFolder, DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BranchSettings
@@ -89,7 +90,7 @@ def test_memory_is_that_of_the_stage_with_the_largest_micro_batch_after_it_is_di
 
 
 def test_missing_shards_are_reported_and_no_error():
-    text = explain(load_config("tiny_cpu", ["data.shards=nowhere"]), 2)
+    text = explain(load_config("tiny_cpu", ["data.shards=nowhere"]), 2, EXTENSIONS.look_at_model)
     assert "skipped: data.shards=nowhere does not exist" in text and "warning:" not in text
 
 
@@ -149,22 +150,22 @@ def test_initial_weights_are_looked_at_with_the_tokenizer_of_the_shards(small_sh
     settings = ["model.output_bias=zeros", begins, f"data.shards={small_shards}", f"output_dir={tmp_path / 'run'}"]
     config = load_config("tiny_cpu", settings)
     with pytest.raises(UserError, match="theirs", check=coded("unknown-model")):
-        explain(config, 2)
+        explain(config, 2, EXTENSIONS.look_at_model)
     write_model(tmp_path / "theirs", config)
-    told = explain(config, 2).partition("Initial weights")[2]
+    told = explain(config, 2, EXTENSIONS.look_at_model).partition("Initial weights")[2]
     assert f"{tmp_path / 'theirs'} is a bert of this architecture" in told and "carries no tokenizer.json" in told
     shutil.copytree(small_shards / "tokenizer", tmp_path / "theirs", dirs_exist_ok=True)
-    assert "carries no tokenizer.json" not in explain(config, 2)
+    assert "carries no tokenizer.json" not in explain(config, 2, EXTENSIONS.look_at_model)
     narrower = load_config("tiny_cpu", [*settings, "model.intermediate_size=100"])
     with pytest.raises(UserError, match="model.intermediate_size is 100 and there"):
-        explain(narrower, 2)
+        explain(narrower, 2, EXTENSIONS.look_at_model)
 
 
 def test_a_run_that_has_checkpoints_does_not_look_at_initial_weights(tmp_path):
     (tmp_path / "checkpoints" / "step-00000007").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-00000007" / "checkpoint.json").write_text("{}")
     settings = ["model.output_bias=zeros", "init_from=nowhere", f"output_dir={tmp_path}"]
-    explained = explain(load_config("tiny_cpu", settings), 2)
+    explained = explain(load_config("tiny_cpu", settings), 2, EXTENSIONS.look_at_model)
     assert "has checkpoints, and the run resumes from the newest" in explained
 
 

@@ -11,7 +11,7 @@ from data_prep.base.errors import UserError
 from tests.support.advice import refused_commands
 from trainer.registry import register_checkpoint as module
 from trainer.registry.model_versions import NotPromoted
-from trainer.registry.register_checkpoint import Request, register_checkpoint
+from trainer.registry.register_checkpoint import RegistrationRequest, register_checkpoint
 from trainer.registry.registration import Registration
 
 REGISTRATION = Registration("birds", "3", None, "sqlite:///mlflow.db", None)
@@ -26,7 +26,7 @@ def test_a_checkpoint_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(module, "export_checkpoint", lambda checkpoint, folder: folder.mkdir())
     monkeypatch.setattr(module, "register", register)
-    assert register_checkpoint(Request("nowhere", "birds")) == (REGISTRATION, "")
+    assert register_checkpoint(RegistrationRequest("nowhere", "birds")) == (REGISTRATION, "")
     assert asked == [True], "a registration may have ended before it told of its version"
 
 
@@ -50,7 +50,9 @@ def test_a_version_counts_as_registered_whatever_becomes_of_its_promotion(
     monkeypatch.setattr(module, "export_checkpoint", lambda checkpoint, folder: folder.mkdir())
     monkeypatch.setattr(module, "register", lambda *arguments, once: REGISTRATION)
     monkeypatch.setattr(module, "promote", fail)
-    request = Request("nowhere", "birds", None, "champion", "loss < champion", allow_different_evaluation=True)
+    request = RegistrationRequest(
+        "nowhere", "birds", None, "champion", "loss < champion", allow_different_evaluation=True
+    )
     registration, promotion = register_checkpoint(request)
     assert registration == REGISTRATION
     assert re.search(said, promotion)
