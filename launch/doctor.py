@@ -97,12 +97,12 @@ def examine(
     run = PlannedRun(config, world_size, device, EXTENSIONS)
     for check in CHECKS:
         yield from check.findings(run)
-    found: list[Finding] = []
+    host_findings: list[Finding] = []
     if hosts:
-        found = guarded("host", lambda: host_checks.check_hosts(list(hosts), config))
-        yield from found
+        host_findings = guarded("host", lambda: host_checks.check_hosts(list(hosts), config))
+        yield from host_findings
         yield from guarded("forwarding", lambda: host_checks.check_forwarding(list(hosts), device.type))
-    if any(finding.level == "fail" for finding in found):
+    if any(finding.level == "fail" for finding in host_findings):
         yield Finding("warn", "collective", "skipped because a host check failed; fix the failures above")
     elif len(hosts) > 1:
         yield from guarded("collective", lambda: host_checks.check_collective_of_hosts(hosts, address, device.type))

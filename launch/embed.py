@@ -99,14 +99,16 @@ def main() -> None:
     if arguments.dry_run:
         print(f"dry run: would embed {counted(len(given), 'text')} into {arguments.output}; nothing was written")
         return
-    found = embedder.embed(given, arguments.pooling, arguments.layer, arguments.batch_size)
-    write_vectors(arguments.output, texts, found.vectors)
+    embedded = embedder.embed(given, arguments.pooling, arguments.layer, arguments.batch_size)
+    write_vectors(arguments.output, texts, embedded.vectors)
     cut = (
-        f"; {counted(found.num_truncated, 'text')} truncated to {embedder.max_length} tokens"
-        if found.num_truncated
+        f"; {counted(embedded.num_truncated, 'text')} truncated to {embedder.max_length} tokens"
+        if embedded.num_truncated
         else ""
     )
-    print(f"{arguments.output}: {counted(found.vectors.shape[0], 'vector')} of size {found.vectors.shape[1]:,}{cut}")
+    print(
+        f"{arguments.output}: {counted(embedded.vectors.shape[0], 'vector')} of size {embedded.vectors.shape[1]:,}{cut}"
+    )
 
 
 def input_texts(arguments: argparse.Namespace) -> Sequence[str | None]:
@@ -205,12 +207,12 @@ def show_neighbors(embedder: Embedder, texts: list[str], arguments: argparse.Nam
     """Print the nearest words by the embedding table and, if there are texts, by contextual vectors."""
     word = arguments.neighbors
     static = embedder.static_neighbors(word, arguments.top_k)
-    print(f"{word!r} in the embedding table: " + ", ".join(f"{found} {cosine:.3f}" for found, cosine in static))
+    print(f"{word!r} in the embedding table: " + ", ".join(f"{neighbor} {cosine:.3f}" for neighbor, cosine in static))
     if texts:
         near, count = embedder.contextual_neighbors(word, texts, arguments.top_k, arguments.layer, arguments.batch_size)
         print(
             f"{word!r} in context ({counted(count, 'time')} in {counted(len(texts), 'text')}): "
-            + ", ".join(f"{found} {cosine:.3f}" for found, cosine in near)
+            + ", ".join(f"{neighbor} {cosine:.3f}" for neighbor, cosine in near)
         )
 
 

@@ -38,12 +38,12 @@ def main() -> None:
 
     model = NextSentence.load(folder, arguments.model)
     for first, second in pairs:
-        found = model.predict(first, second)
+        prediction = model.predict(first, second)
         if arguments.json:
-            value = {"first": first, "second": second, "label": found.label, "probability": found.probability}
+            value = {"first": first, "second": second, "label": prediction.label, "probability": prediction.probability}
             print(json_line(value))
         else:
-            print(f"{found.label} (probability {found.probability:.3f})")
+            print(f"{prediction.label} (probability {prediction.probability:.3f})")
 
 
 def read_pairs(pair: list[str]) -> list[tuple[str, str]]:

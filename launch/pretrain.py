@@ -163,10 +163,10 @@ def is_finished(config: RunConfig) -> bool:
     """Return whether the run is finished with nothing left to do, and say so on rank 0; before torch is imported."""
     from trainer.loop.finished import find_finished_run
 
-    found = find_finished_run(config)
-    if found is not None and is_first_rank():
-        print(found, flush=True)
-    return found is not None
+    finished_run = find_finished_run(config)
+    if finished_run is not None and is_first_rank():
+        print(finished_run, flush=True)
+    return finished_run is not None
 
 
 def check_has_dry_run(arguments: argparse.Namespace) -> None:

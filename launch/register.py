@@ -112,8 +112,8 @@ def show_versions(arguments: argparse.Namespace) -> None:
     if arguments.trained_on:
         versions = trained_on(versions, arguments.trained_on)
         count = f"{len(versions)} version{'s' if len(versions) != 1 else ''}"
-        where = arguments.name or "all registered models"
-        print(f"{count} of {where} trained on {arguments.trained_on} or on data made from it")
+        what = arguments.name or "all registered models"
+        print(f"{count} of {what} trained on {arguments.trained_on} or on data made from it")
     if versions:
         print("\n".join(version_lines(versions, with_names=arguments.name is None)))
 
@@ -129,9 +129,9 @@ def register_folder(folder: Path, conditions: tuple[Condition, ...], arguments: 
     if conditions:
         check_metrics(conditions, read_provenance(pull(str(folder))).get("scores") or {})
     if arguments.dry_run:
-        found = pull(str(folder))
-        check_registrable(found)
-        load_served(found)
+        source = pull(str(folder))
+        check_registrable(source)
+        load_served(source)
         print(f"dry run: {folder} can be registered as {arguments.name}; nothing was written")
         return
     registration = register(folder, arguments.name, arguments.alias, arguments.tracking_uri)
@@ -161,7 +161,7 @@ def move_alias(version: str, conditions: tuple[Condition, ...], arguments: argpa
         return
     from trainer.registry.model_versions import promote
 
-    verdict = promote(
+    decision = promote(
         arguments.name,
         version,
         arguments.promote,
@@ -169,7 +169,7 @@ def move_alias(version: str, conditions: tuple[Condition, ...], arguments: argpa
         arguments.tracking_uri,
         arguments.allow_different_evaluation,
     )
-    reasons = f": {'; '.join(verdict.reasons)}" if verdict.reasons else ""
+    reasons = f": {'; '.join(decision.reasons)}" if decision.reasons else ""
     print(f"{arguments.promote} of {arguments.name} is now version {version}{reasons}")
 
 
@@ -192,11 +192,11 @@ def how_to_load(registration: Registration, task: PipelineTask | None) -> str:
     from trainer.registry.served_model import INPUT_EXAMPLE
 
     uri, server, registry = registration.model_uri, registration.tracking_uri, registration.registry_uri
-    where = f"--model {quote(uri)} --tracking-uri {quote(server)}"
+    options = f"--model {quote(uri)} --tracking-uri {quote(server)}"
     variable = f"MLFLOW_REGISTRY_URI={quote(registry)} " if registry else ""
-    command = f"{variable}clozeworks predict {where} --input FILE --output FILE"
+    command = f"{variable}clozeworks predict {options} --input FILE --output FILE"
     if task == "fill-mask":
-        command = f"{variable}clozeworks fill-mask {where} {quote(INPUT_EXAMPLE)}"
+        command = f"{variable}clozeworks fill-mask {options} {quote(INPUT_EXAMPLE)}"
     set_registry = f"; mlflow.set_registry_uri({registry!r})" if registry else ""
     pipeline = f"  mlflow.transformers.load_model({uri!r})  # a {task} pipeline\n" if task else ""
     return (

@@ -327,9 +327,9 @@ def describe(figures: dict[str, Any]) -> Iterator[str]:
         stage = f" ({run['stage']})" if run["stage"] else ""
         loss = display(run["valid_mlm_loss"], lambda value: f", valid MLM loss {value:.4f}")
         loss += " (measured differently)" if loss and run["valid_evaluation"] != own else ""
-        place = f"{run['state']}, step {run['step'] or 0:,} of {run['max_steps'] or 0:,}{loss}"
+        progress = f"{run['state']}, step {run['step'] or 0:,} of {run['max_steps'] or 0:,}{loss}"
         mark = "   <- this run" if run["is_this"] else ""
-        yield f"  {'  ' * run['depth']}{origin}{run['output_dir']}{stage}: {place}{mark}"
+        yield f"  {'  ' * run['depth']}{origin}{run['output_dir']}{stage}: {progress}{mark}"
 
 
 def display(value: Any, text_of: Any, if_none: str = "") -> str:

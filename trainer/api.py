@@ -115,15 +115,15 @@ def train(
     """
     config = resolve_config(config, overrides)
     check_output_dir(config.output_dir, config.checkpoint.upload_to)
-    if branch is None and not allow_change and (found := find_finished_run(config)) is not None:
+    if branch is None and not allow_change and (finished := find_finished_run(config)) is not None:
         return TrainResult(
-            found.output_dir,
+            finished.output_dir,
             "finished",
-            found.step,
-            found.metrics,
-            found.checkpoint,
-            found.mlflow_run_id,
-            found.view_hint,
+            finished.step,
+            finished.metrics,
+            finished.checkpoint,
+            finished.mlflow_run_id,
+            finished.view_hint,
         )
     os.environ.update(log_environment(environment_now()))  # before torch is imported
     from trainer.checkpoint.format import list_steps, step_folder

@@ -274,7 +274,7 @@ def in_bfloat16(make: Callable[[], Module]) -> Module:
 
 def _loss(output: Any) -> torch.Tensor:
     assert isinstance(output, PretrainingOutput)
-    return output.mlm_loss_sum + output.nsp_loss_sum
+    return output.mlm_loss_sum + output.pair_loss_sum
 
 
 def _size(tensor: torch.Tensor) -> int:

@@ -197,7 +197,7 @@ def _train(job: dict[str, Any]) -> None:
         shards, config.data, stage, Position(0, 0, 0), 0, ranks.rank, ranks.world_size, lambda step: 0.15, 0
     )
     batches = list(itertools.islice(loader, _WARMUP_STEPS + job["steps"]))
-    engine.prepare(lambda: engine.forward(batches[0].micro_batches[0]).mlm_loss_sum)
+    engine.warmup_step(lambda: engine.forward(batches[0].micro_batches[0]).mlm_loss_sum)
     engine.train()
     seconds = []
     for step, batch in enumerate(batches):

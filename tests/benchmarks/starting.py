@@ -33,9 +33,9 @@ from data_prep.dataset.manifest import Manifest, write_manifest
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord, TokenizerRecord
 from data_prep.dataset.shards import Record, write_shard
 from data_prep.storage import storage
-from trainer.checkpoint import pieces
+from trainer.checkpoint import tensors
 from trainer.checkpoint.format import rank_file_name
-from trainer.checkpoint.pieces import Wanted, own_first, read_alone, read_shared, write_tensors
+from trainer.checkpoint.tensors import Wanted, own_first, read_alone, read_shared, write_tensors
 from trainer.config.load import load_config
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import Position
@@ -214,7 +214,7 @@ def _count_together(config: RunConfig, folder: Path, rank: int, world_size: int,
     ranks, sets = Ranks(rank, world_size, rank % RANKS_OF_NODE, torch.device("cpu")), [_open(config)]
     kept = KeptPairCounts(folder / f"counts-{rank}")
     stop_poll.begin_sum_on_hosts = lambda values, ranks: lambda: values  # no rank asks for a stop
-    no_stop: Any = argparse.Namespace(asked=False)
+    no_stop: Any = argparse.Namespace(is_requested=False)
     counting = PairCounting(config, config.stages[0], sets, kept, ranks, lambda doing, seconds: None, no_stop)
     cost = _cost(lambda: counting.open(START), folder / "shards")
     planner = training_samples(sets, config.data, config.stages[0], config.training.seed).planner(ReadEpoch(0, 0))
@@ -260,7 +260,7 @@ def _read_window(config: RunConfig, cache: Path, log: Path, begin: Any) -> None:
 
     storage.sha256_of = noted
     begin.wait()
-    _, shards = samples.segments(0, np.arange(64))
+    _, shards = samples.segments_of_samples(0, np.arange(64))
     for shard in shards:
         shard.read_tokens()
     time.sleep(2)  # the next window is verified meanwhile
@@ -308,9 +308,9 @@ def _shares(shapes: dict[str, int], world_size: int) -> Iterator[list[Wanted]]:
 
 def _opens(how: str, folder: Path, names: list[str], wanted: list[list[Wanted]], rank: int) -> int:
     """How many files of a checkpoint a rank opens for what it wants."""
-    opened, original = [], pieces.read_pieces
+    opened, original = [], tensors.read_fragments
     ranks = Ranks(rank, len(wanted), rank % RANKS_OF_NODE, torch.device("cpu"))
-    pieces.read_pieces = lambda path: opened.append(path) or original(path)
+    tensors.read_fragments = lambda path: opened.append(path) or original(path)
     try:
         if how == "alone":
             left = [len(kinds) * (stop - start) for _, start, stop, kinds in wanted[rank]]
@@ -318,11 +318,11 @@ def _opens(how: str, folder: Path, names: list[str], wanted: list[list[Wanted]],
             for _, _, _, values in read_alone(folder, ordered, wanted[rank], lambda: sum(left) > 0):
                 left.append(-len(values))
         else:
-            pieces.gather_objects = lambda value, ranks: [value]
-            pieces._exchange = lambda bundle, ranks: iter(())
+            tensors.gather_objects = lambda value, ranks: [value]
+            tensors._exchange = lambda bundle, ranks: iter(())
             list(read_shared(folder, names, wanted[rank], ranks))
     finally:
-        pieces.read_pieces = original
+        tensors.read_fragments = original
     return len(opened)
 
 

@@ -29,7 +29,7 @@ from tests.support.living_data_sets import RemovalRecord, read_index
 from tests.support.reading import BadInput, reader_of
 from tests.support.toy_run import make_weights, write_checkpoint
 from trainer.checkpoint.format import STATE_NAME
-from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.tensors import read_weights
 from trainer.data.shard_set import open_shard_set
 from trainer.inference.next_sentence import pair_task
 from trainer.preflight.hostfile import read_hostfile
@@ -274,7 +274,7 @@ def test_shapes_that_no_memory_holds_are_refused_before_memory_is_taken(checkpoi
         (lambda key, tensor: {f"weight:0:{key}": tensor.new_zeros(())}, "not a checkpoint file"),
     ],
 )
-def test_pieces_that_do_not_lie_one_behind_the_other_are_refused(
+def test_fragments_that_do_not_lie_one_behind_the_other_are_refused(
     checkpoint: Path, change: Callable[[str, torch.Tensor], dict[str, torch.Tensor]], match: str
 ) -> None:
     tensors = safetensors.torch.load((checkpoint / TENSORS).read_bytes())

@@ -22,8 +22,8 @@ from tests.support.data_prep_command import files_of
 from tests.support.settings import validated
 from tests.support.toy_run import make_weights, write_checkpoint
 from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, CheckpointFolder, SavedState, step_folder
-from trainer.checkpoint.pieces import read_weights
 from trainer.checkpoint.restore import find_latest
+from trainer.checkpoint.tensors import read_weights
 from trainer.config.run_config import RunConfig
 
 TENSORS = "rank-00000-of-00002.safetensors"

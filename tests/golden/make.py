@@ -189,7 +189,7 @@ def expected(folder: Path) -> dict[str, Any]:
     from data_prep import open_dataset
     from data_prep.tokenizer.tokenizer import Tokenizer
     from trainer.checkpoint.format import CheckpointFolder, step_folder
-    from trainer.checkpoint.pieces import read_weights
+    from trainer.checkpoint.tensors import read_weights
 
     manifest = open_dataset(folder / "shards").manifest
     tokenizer = Tokenizer.load(folder / "shards" / "tokenizer")

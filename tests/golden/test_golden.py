@@ -22,8 +22,8 @@ from tests.support import fork_server
 from tests.support.references import check_parity
 from trainer.checkpoint.format import FORMAT_VERSION as CHECKPOINT_FORMAT
 from trainer.checkpoint.format import CheckpointFolder, step_folder
-from trainer.checkpoint.pieces import read_weights
 from trainer.checkpoint.restore import find_latest
+from trainer.checkpoint.tensors import read_weights
 from trainer.hf_export.export_source import read_source
 from trainer.inference.fill_mask import FillMask
 

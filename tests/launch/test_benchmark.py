@@ -131,7 +131,7 @@ def test_cuda_in_bf16_compiled_states_its_memory_and_its_peak(tmp_path: Path, en
 @pytest.mark.gpu
 @NEEDS_CUDA
 @pytest.mark.spawn
-def test_a_sweep_on_cuda_meets_the_end_of_memory_and_goes_on(tmp_path: Path) -> None:
+def test_a_sweep_on_cuda_meets_the_end_of_memory_and_continues(tmp_path: Path) -> None:
     """Most of the memory is taken away, so that a small model meets the end of it."""
     output, code = tmp_path / "figures.json", tmp_path / "little_memory.py"
     code.write_text(

@@ -46,7 +46,7 @@ def demo(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=60)
 
 
-def test_a_corpus_that_is_not_there_is_told_before_anything_is_installed(root: Path) -> None:
+def test_a_missing_corpus_is_reported_before_anything_is_installed(root: Path) -> None:
     refused = demo(root, "--corpus", "texts/*.jsonl")
     assert refused.returncode == 2 and "texts/*.jsonl matches no file" in refused.stderr
     assert not (root / "prepared").exists() and not (root / "demo").exists()
@@ -67,14 +67,14 @@ def test_a_demo_without_a_finished_step_binds_nobody(root: Path) -> None:
     assert refused.returncode == 2 and "holds a demo made from" in refused.stderr
 
 
-def test_a_misspelt_setting_is_told_before_the_first_step(root: Path) -> None:
+def test_a_misspelled_setting_is_reported_before_the_first_step(root: Path) -> None:
     refused = demo(root, "--corpus", "texts/one.txt", "--", "wrong.max_steps=3")
     assert refused.returncode == 2 and "unknown setting" in refused.stderr and "[2/6]" not in refused.stdout
     assert "[3/6]" in demo(root, "--corpus", "texts/one.txt", "--", "training.max_steps=3").stdout
 
 
 @pytest.mark.parametrize("corpus", ["texts", "texts/", "/"])
-def test_a_folder_as_corpus_is_told_before_anything_is_installed(root: Path, corpus: str) -> None:
+def test_a_folder_as_corpus_is_reported_before_anything_is_installed(root: Path, corpus: str) -> None:
     refused = demo(root, "--corpus", corpus)
     assert refused.returncode == 2 and "is a folder; give a file of it, or a quoted pattern such as '" in refused.stderr
     assert "/*.txt'" in refused.stderr and not (root / "prepared").exists() and not (root / "demo").exists()

@@ -196,7 +196,7 @@ def test_a_password_on_the_command_line_fails_and_is_not_repeated():
 
 @pytest.mark.long
 @pytest.mark.spawn
-def test_ranks_of_this_machine_reduce_together_and_tell_their_bandwidth(monkeypatch, forking_python):
+def test_ranks_of_this_machine_reduce_together_and_report_their_bandwidth(monkeypatch, forking_python):
     monkeypatch.setattr(sys, "executable", forking_python)
     monkeypatch.setattr(service_checks, "COLLECTIVE_SECONDS", 500)
     (finding,) = service_checks.check_collective(2, "cpu")
@@ -225,7 +225,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_start_is_refused_for_fails_here_in_the_same_words(name, small_shards, tmp_path, monkeypatch):
+def test_doctor_fails_with_the_message_of_the_refused_start(name, small_shards, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     overrides, said = REFUSED[name]
     run = checks.PlannedRun(tracked(small_shards, tmp_path, *overrides), 2, CPU, EXTENSIONS)
@@ -236,7 +236,7 @@ def test_what_a_start_is_refused_for_fails_here_in_the_same_words(name, small_sh
     assert [each.text for each in findings if each.level == "fail"] == [str(raised.value)]
 
 
-def test_what_only_the_first_rank_does_refuses_no_other(small_shards, tmp_path):
+def test_settings_of_the_first_rank_alone_refuse_no_other_rank(small_shards, tmp_path):
     config = tracked(small_shards, tmp_path, "evaluation.suite=nowhere")
     checks.refuse(checks.PlannedRun(config, 2, CPU, EXTENSIONS, is_first=False))
 
@@ -249,7 +249,7 @@ def test_a_start_warns_of_what_is_cheap_to_find(small_shards, tmp_path, monkeypa
     assert found["memory"] == "fail" and "ok" not in found.values()
 
 
-def test_initial_weights_that_are_not_there_fail(small_shards, tmp_path):
+def test_missing_initial_weights_fail(small_shards, tmp_path):
     config = tracked(small_shards, tmp_path, f"init_from={tmp_path}/nothing", "model.output_bias=zeros")
     (weights,) = findings_of(config, "init_from")
     assert weights.level == "fail" and "nothing" in weights.text

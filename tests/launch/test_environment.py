@@ -117,7 +117,7 @@ def test_the_script_knows_the_extras_of_the_project_and_refuses_others(machine: 
 
 
 @pytest.mark.long
-def test_what_a_larger_installation_contains_is_not_installed_again(machine: Machine) -> None:
+def test_extras_that_are_installed_already_are_not_installed_again(machine: Machine) -> None:
     assert machine.run("test").returncode == 0
     assert len(machine.pip_calls()) == 2
     for extras in ("core", "all", "train", "train,registry"):
@@ -177,7 +177,7 @@ def test_an_unknown_installer_is_refused(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("answer", ["No matching distribution found for torch", "ResolutionImpossible"])
-def test_where_no_cpu_build_is_offered_the_ordinary_one_follows_with_a_warning(
+def test_the_ordinary_build_is_installed_with_a_warning_where_no_cpu_build_exists(
     machine: Machine, torch_version: str, answer: str
 ) -> None:
     machine.write_python(cpu_answer=answer)
@@ -261,7 +261,7 @@ def test_a_packages_own_script_runs_where_the_environments_path_is_no_word(tmp_p
     assert other.read_text() == "deactivate () {\n" and not list(script.parent.glob("*.new"))
 
 
-def test_without_a_new_enough_python_it_says_what_to_install(machine: Machine) -> None:
+def test_an_old_python_is_reported_with_the_version_to_install(machine: Machine) -> None:
     shutil.rmtree(machine.venv)
     machine.add_command("python3", f"#!{shutil.which('bash')}\nexit 1\n")
     result = machine.run()

@@ -54,7 +54,7 @@ def status_of(words: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.parametrize(("code", "words"), WRONG)
-def test_what_is_refused_before_any_work_ends_with_two_and_writes_nothing(
+def test_a_refusal_before_any_work_ends_with_status_two_and_writes_nothing(
     code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -198,7 +198,7 @@ def test_a_dry_run_estimates_and_writes_nothing(
         (("--max-length", "0"), "max-length-too-small"),
     ],
 )
-def test_wrong_usage_is_told_before_any_work(
+def test_wrong_usage_is_reported_before_any_work(
     tiny_hugging_face: Path,
     labeled: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -227,7 +227,7 @@ for options in sys.argv[1:]:
 
 
 @pytest.mark.long
-def test_wrong_arguments_are_told_before_torch_is_loaded(labeled: Path) -> None:
+def test_wrong_arguments_are_reported_before_torch_is_loaded(labeled: Path) -> None:
     told = {
         "--task pair_classification": "[missing-pair-column]",
         "--task classification --pair-column other": "[unexpected-pair-column]",
@@ -254,7 +254,7 @@ def test_wrong_arguments_are_told_before_torch_is_loaded(labeled: Path) -> None:
     assert [(line, what) for line, what in zip(lines, told.values(), strict=True) if what not in line] == []
 
 
-def test_an_output_that_cannot_be_made_is_told(
+def test_an_output_that_cannot_be_made_is_reported(
     tiny_hugging_face: Path, labeled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match="animals.tsv/fitted cannot be "):
@@ -288,7 +288,7 @@ def test_a_registry_that_refuses_takes_no_fit_away(
     assert "loaded back from models:/animals/1: It was a fine day." in out and "clozeworks predict --model" in out
 
 
-def test_predictions_go_neither_over_their_input_nor_into_a_folder_that_is_not_there(
+def test_predictions_go_neither_over_their_input_nor_into_a_missing_folder(
     labeled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for output, code in (("animals.tsv", "output-is-input"), ("none/out.tsv", "missing-output-folder")):

@@ -31,7 +31,7 @@ def parts(runtime: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict
     return job_set, replicated["template"]["spec"], replicated["template"]["spec"]["template"]["spec"]
 
 
-def test_the_runtime_and_the_job_hold_what_trainer_looks_for():
+def test_runtime_and_job_have_the_fields_that_the_trainer_reads():
     """Names and labels are those of pkg/constants of kubeflow/trainer."""
     runtime, train_job = manifests()
     for manifest, kind in ((runtime, "TrainingRuntime"), (train_job, "TrainJob")):
@@ -114,7 +114,7 @@ def test_a_run_that_can_resume_is_restarted_and_no_other():
 
 @pytest.mark.long
 @pytest.mark.spawn
-def test_the_variables_of_trainer_tell_torchrun_nodes_ranks_and_the_first_host(tmp_path, forking_python):
+def test_the_variables_of_trainer_report_torchrun_nodes_ranks_and_the_first_host(tmp_path, forking_python):
     """The PET_ variables are those that pkg/runtime/framework/plugins/torch of kubeflow/trainer sets."""
     (tmp_path / "rank.py").write_text(
         "import os, pathlib, sys, time\n"

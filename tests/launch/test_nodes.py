@@ -108,7 +108,7 @@ def test_a_host_is_here_where_its_address_is():
     [quoted(SCRIPT), quoted(sys.executable)] != [SCRIPT, sys.executable],
     reason="the launcher does not quote its paths, and one here needs it",
 )
-def test_a_dry_run_shows_what_would_be_started_and_mistakes_are_told(tmp_path):
+def test_a_dry_run_shows_what_would_be_started_and_mistakes_are_reported(tmp_path):
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "HF_TOKEN": "hf_secret_word"}
         return fork_server.run([SCRIPT, *words], tmp_path, environment)

@@ -33,7 +33,7 @@ def assert_refused(result: subprocess.CompletedProcess[str], status: int, *said:
         assert part in result.stderr
 
 
-def test_a_file_at_the_place_of_the_output_folder_is_refused(tmp_path, monkeypatch):
+def test_a_file_as_output_folder_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     for output_dir in (tmp_path / "file", tmp_path / "file" / "run"):
         arguments = ["pretrain.py", "--config", "tiny_cpu", "data.shards=shards", f"output_dir={output_dir}"]
@@ -52,7 +52,7 @@ def test_an_output_dir_that_is_a_url_is_refused(monkeypatch, url, more):
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_link_to_nothing_at_the_place_of_the_output_folder_is_refused(tmp_path):
+def test_a_broken_link_as_output_folder_is_refused(tmp_path):
     (tmp_path / "link").symlink_to("nothing")
     for output_dir in (tmp_path / "link", tmp_path / "link" / "run"):
         with pytest.raises(UsageError, check=coded("output-dir-dangling-link"), match=f"{tmp_path}/link,.*nothing"):
@@ -86,7 +86,7 @@ def test_a_wrong_configuration_is_refused_before_anything_starts(tmp_path, overr
 
 @pytest.mark.long
 @pytest.mark.parametrize(("local_rank", "speaks"), [("0", True), ("1", False)])
-def test_a_wrong_configuration_is_told_by_the_first_rank_of_each_host(tmp_path, local_rank, speaks):
+def test_a_wrong_configuration_is_reported_by_the_first_rank_of_each_host(tmp_path, local_rank, speaks):
     """The file of another host may be wrong where rank 0's is not."""
     env = {"RANK": "9", "LOCAL_RANK": local_rank, "WORLD_SIZE": "16"}
     result = pretrain("--config", "tiny_cpu", "training.seed=ten", cwd=tmp_path, **env)
@@ -159,7 +159,7 @@ def test_dry_run_explains_a_run_without_shards(tmp_path):
 
 
 @pytest.mark.long
-def test_dry_run_tells_the_shards_there_are(tmp_path, small_shards):
+def test_dry_run_reports_the_shards_there_are(tmp_path, small_shards):
     result = pretrain("--config", "tiny_cpu", f"data.shards={small_shards}", "--dry-run", cwd=tmp_path, WORLD_SIZE="2")
     assert "4 train shards for 2 ranks" in result.stdout, result.stderr
 
@@ -198,7 +198,7 @@ def test_help_names_every_setting(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--ranks=8", "--tokens-per-second=9000"])
-def test_what_only_a_dry_run_reads_starts_no_training(tmp_path, monkeypatch, option):
+def test_options_of_dry_runs_start_no_run(tmp_path, monkeypatch, option):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["pretrain.py", "--config", "tiny_cpu", option])
     with pytest.raises(UsageError, check=coded("option-needs-dry-run"), match=option.replace("=", " ")):

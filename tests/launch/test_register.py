@@ -179,7 +179,7 @@ def test_options_that_contradict_each_other_end_with_status_two(
     assert stopped.value.code == 2
 
 
-def test_what_a_model_makes_of_its_example_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_a_model_is_described_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     tagged: list[dict[str, object]] = []
     monkeypatch.setattr(ServedModel, "pipeline", lambda self: lambda text: tagged)
     tagger = ServedModel(None, None, "token-classification", "It was a fine day.")

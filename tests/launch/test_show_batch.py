@@ -61,7 +61,7 @@ def test_help_names_every_field_of_the_json_rows(
         (["--rows", "0"], "--rows: must be a whole number of 1 or more, got '0'"),
     ],
 )
-def test_rows_that_are_not_there_are_named(
+def test_missing_rows_are_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     small_shards: Path,

@@ -79,7 +79,7 @@ def test_the_job_asks_for_a_signal_and_starts_torchrun_on_every_node(slurm):
 @pytest.mark.parametrize(
     ("status", "requeued"), [("75", True), ("76", True), ("137", True), ("1", False), ("143", False)]
 )
-def test_a_run_that_can_go_on_is_requeued_and_a_failed_or_ended_one_is_not(status, requeued, slurm):
+def test_a_run_that_can_continue_is_requeued_and_a_failed_or_ended_one_is_not(status, requeued, slurm):
     pretrain(slurm | {"RANKS_STATUS": status}, "--", "--config", "x")
     assert Path(slurm["STATE"], "requeued").exists() is requeued
     assert read(slurm, "status") == ["0" if requeued else status]

@@ -83,7 +83,7 @@ def test_the_end_of_a_start_that_noted_none_is_not_that_of_the_session_before():
     assert (alone.ended_at, alone.state) == (1800.0, "lost")
 
 
-def test_the_end_of_a_run_tells_since_when_its_process_ran(tmp_path):
+def test_the_end_of_a_run_reports_since_when_its_process_ran(tmp_path):
     write_status(tmp_path, "running", {"step": 5})
     written_at = read_status(tmp_path).written_at
     append_history(tmp_path, "started", {"step": 0, "world_size": 1})
@@ -93,7 +93,7 @@ def test_the_end_of_a_run_tells_since_when_its_process_ran(tmp_path):
 
 
 @pytest.mark.parametrize(("step", "cause"), [(200, "finished at step 1,500, then resumed"), (1500, "then restarted")])
-def test_a_start_after_the_end_tells_that_it_went_back_on_purpose(step, cause):
+def test_a_start_after_the_end_reports_that_it_went_back_on_purpose(step, cause):
     end = ended(5400.0, "finished", 1500, None)
     (again,) = summarize(STATUS, [HISTORY[0], end, started(6000.0, step)], now=9060.0)["restarts"]
     assert again["step"] == step and cause in again["cause"]
@@ -104,7 +104,7 @@ def test_the_time_in_which_a_start_is_set_up_is_paid_for_too():
     assert alone.started_at == 7900.0 and alone.rank_hours == pytest.approx(8 * 1100 / 3600)
 
 
-def test_the_time_left_is_the_runs_own_where_it_tells_one():
+def test_the_time_left_is_the_runs_own_where_it_reports_one():
     told = summarize(status_with(seconds_left=5000.0), HISTORY, now=9060.0)
     assert told["seconds_left"] == 5000 and told["rank_hours_left"] == pytest.approx(8 * 5000 / 3600)
     assert summarize(status_with(seconds_left=5000.0, step=1500), HISTORY, now=9060.0)["seconds_left"] == 0
@@ -172,7 +172,7 @@ def test_a_run_that_lives_and_says_nothing_may_hang():
     )
 
 
-def test_a_run_of_an_older_release_without_history_is_told_as_far_as_it_goes():
+def test_a_run_of_an_older_release_without_history_is_reported_as_far_as_it_goes():
     old = STATUS.model_dump(exclude={"train_seconds", "seconds_per_step"}, exclude_unset=True)
     text = "\n".join(describe(summarize(Status(**old), [], now=9060.0)))
     assert "500 of 1,500" in text and "time left         unknown" in text and "cost" not in text
@@ -186,7 +186,7 @@ def test_torn_lines_of_the_history_are_left_out(tmp_path):
     assert [event.step for event in read_history(tmp_path)] == [1, 2]
 
 
-def test_an_end_keeps_the_figures_and_tells_the_cause(tmp_path):
+def test_an_end_keeps_the_figures_and_reports_the_cause(tmp_path):
     write_status(tmp_path, "running", {"step": 5, "max_steps": 9})
     record_end(tmp_path, "failed", "rank 1 is not there any more")
     status = json.loads((tmp_path / "status.json").read_text())
@@ -214,7 +214,7 @@ def test_a_damaged_status_is_none(text, tmp_path):
     assert read_status(tmp_path) is None
 
 
-def test_folders_in_place_of_the_files_are_none(tmp_path):
+def test_folders_with_the_names_of_files_do_not_count(tmp_path):
     (tmp_path / "status.json").mkdir()
     (tmp_path / "history.jsonl").mkdir()
     assert read_status(tmp_path) is None and read_history(tmp_path) == []
@@ -227,7 +227,7 @@ def test_lines_of_the_history_that_are_not_whole_are_left_out(tmp_path):
     assert read_history(tmp_path) == []
 
 
-def test_a_status_that_lacks_figures_is_told_with_their_names(tmp_path, monkeypatch):
+def test_a_status_that_does_not_have_figures_is_reported_with_their_names(tmp_path, monkeypatch):
     (tmp_path / "status.json").write_text('{"state": "failed", "written_at": 1, "step": 12}')
     monkeypatch.setattr(sys, "argv", ["status.py", str(tmp_path)])
     with pytest.raises(UserError, match="max_steps, tokens_seen, skipped_steps", check=coded("unreadable-status")):
@@ -243,7 +243,7 @@ def test_whole_records_are_read_with_fields_of_a_later_version_beside(tmp_path):
     assert read_status(tmp_path) == STATUS
 
 
-def test_what_stands_in_a_status_keeps_its_order_and_its_words_when_it_is_written_again(tmp_path):
+def test_a_rewritten_status_keeps_order_and_text(tmp_path):
     before = {"state": "running", "written_at": 1, "later": {"of": [1, None]}, "metrics": {"a": 2}, "host": "node-a"}
     (tmp_path / "status.json").write_text(json.dumps(before))
     add_metrics(tmp_path, {"suite/score": 0.5})
@@ -255,7 +255,7 @@ def test_what_stands_in_a_status_keeps_its_order_and_its_words_when_it_is_writte
     assert (tmp_path / "status.json").read_text() == json.dumps(changed, indent=1) + "\n"
 
 
-def test_a_run_that_ended_before_its_first_step_is_told_in_one_line(tmp_path, monkeypatch):
+def test_a_run_that_ended_before_its_first_step_is_reported_in_one_line(tmp_path, monkeypatch):
     record_end(tmp_path, "failed", "rank 1 is not there any more")
     monkeypatch.setattr(sys, "argv", ["status.py", str(tmp_path)])
     with pytest.raises(UserError, match="rank 1 is not there any more", check=coded("ended-before-first-step")):
@@ -283,7 +283,7 @@ def test_the_command_reads_the_folder_alone_and_imports_no_torch(tmp_path):
     assert done.returncode == 2 and "[missing-path]" in done.stderr
 
 
-def test_a_duration_of_days_tells_them() -> None:
+def test_a_duration_of_days_reports_them() -> None:
     assert long_duration(285) == "0:04:45" and long_duration(2 * 86400 + 285) == "2 d 0:04:45"
 
 

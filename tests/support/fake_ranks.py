@@ -21,8 +21,8 @@ from tests.support.toy_training import ToyModel, global_batch, make_config
 from trainer import load_config
 from trainer.checkpoint import writer as checkpoints
 from trainer.checkpoint.format import DataIdentity, TrainState
-from trainer.checkpoint.pieces import read_pieces
 from trainer.checkpoint.restore import load
+from trainer.checkpoint.tensors import read_fragments
 from trainer.distributed import gradient_exchange
 from trainer.distributed.process_group import Ranks, forget_groups
 from trainer.engine import fragments, muon, stable_adamw
@@ -78,7 +78,7 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
 
     meetings: list[int] = []
     stable_adamw.all_reduce_sum = lambda sums, ranks: meetings.append(len(sums)) or sums
-    engine.prepare(loss)
+    engine.warmup_step(loss)
     for _ in range(2):
         engine.set_learning_rate(1e-3)
         engine.backward(loss() * 1e-3, is_last_micro_batch=True)
@@ -100,7 +100,7 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
         "groups": len(tensors),
         "groups_of_padding": sum(id(tensor) not in with_numbers for tensor in tensors),
         "same": all(torch.equal(f.view(kind), before[f.name, kind]) for f in held for kind in f.kinds),
-        "pieces": len(list(read_pieces(saved.folder / saved.tensor_files[0]))),
+        "fragments": len(list(read_fragments(saved.folder / saved.tensor_files[0]))),
         "finite": all(bool(torch.isfinite(tensor).all()) for tensor in tensors),
     }
     engine.destroy()

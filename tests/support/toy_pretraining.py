@@ -122,7 +122,7 @@ def run_job(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     config = make_config(shards, job)
     engine = build_engine(make_model(config), config, ranks)
     warmup_step(engine, config, [open_shard_set(shards)], ranks, 0, Watchdog(config.health, ranks))
-    found = find_latest(config.output_dir, ranks, stage=engine.stage)
+    found = find_latest(config.output_dir, ranks, zero_stage=engine.zero_stage)
     state = TrainState()
     if found is not None:
         load(engine, found)
@@ -145,7 +145,7 @@ def run_job(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
             clock,
             lambda text: None,
         )
-        sums = torch.stack([result.mlm_loss_sum, result.nsp_loss_sum])
+        sums = torch.stack([result.mlm_loss_sum, result.pair_loss_sum])
         if ranks.world_size > 1:
             torch.distributed.all_reduce(sums)
         report["losses"].append(float(sums[0] / result.counts.masked + sums[1] / result.counts.pairs))
@@ -186,7 +186,7 @@ def train_plainly(shards: str, job: dict[str, Any]) -> dict[str, Any]:
         for number, micro in enumerate(batch.micro_batches):
             seed_micro_batch(config.training.seed, step, number)
             output = model(micro)
-            loss = output.mlm_loss_sum / masked + output.nsp_loss_sum / pairs
+            loss = output.mlm_loss_sum / masked + output.pair_loss_sum / pairs
             for weight, gradient in zip(
                 master.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
             ):

@@ -59,22 +59,22 @@ def run_jobs(folder: Path, world_size: int, jobs: list[dict[str, Any]]) -> list[
 OPTIMIZERS = ("adamw", "stable_adamw", "muon", "tests.support.toy_optimizers:lion")
 
 
-def precisions_of(stage: int, optimizer: str) -> tuple[str, ...]:
+def precisions_of(zero_stage: int, optimizer: str) -> tuple[str, ...]:
     """Those in which `trained` stops and resumes; once will do for StableAdamW, which has AdamW's states."""
     if ":" in optimizer or optimizer == "stable_adamw":
-        return ("bf16",) if stage == 3 else ()
-    if stage == 0:
+        return ("bf16",) if zero_stage == 3 else ()
+    if zero_stage == 0:
         return ("fp32",)
     return ("fp32", "bf16") if optimizer == "adamw" else ("bf16",)
 
 
-def averaged_name(stage: int) -> str:
+def averaged_name(zero_stage: int) -> str:
     """The optimizer and precision of the run `averaged`."""
-    return "muon-bf16" if stage else "muon-fp32"
+    return "muon-bf16" if zero_stage else "muon-fp32"
 
 
 @functools.cache
-def trained(stage: int) -> tuple[Path, dict[str, dict[str, Any]]]:
+def trained(zero_stage: int) -> tuple[Path, dict[str, dict[str, Any]]]:
     """Two ranks at one ZeRO stage: a folder of runs, and the report of each; made once for all workers.
 
     By optimizer and precision `OPTIMIZER-PRECISION-whole` of 4 steps, `OPTIMIZER-PRECISION-halves` of 2 steps and then
@@ -84,30 +84,30 @@ def trained(stage: int) -> tuple[Path, dict[str, dict[str, Any]]]:
     """
 
     def make(folder: Path) -> None:
-        jobs = _jobs(stage, folder)
+        jobs = _jobs(zero_stage, folder)
         reports = dict(zip(jobs, run_jobs(folder, 2, list(jobs.values())), strict=True))
         (folder / "reports.json").write_text(json.dumps(reports))
 
-    folder = fork_server.made_once(f"toy-training-{stage}", make)
+    folder = fork_server.made_once(f"toy-training-{zero_stage}", make)
     return folder, json.loads((folder / "reports.json").read_text())
 
 
-def _jobs(stage: int, folder: Path) -> dict[str, dict[str, Any]]:
+def _jobs(zero_stage: int, folder: Path) -> dict[str, dict[str, Any]]:
     jobs: dict[str, dict[str, Any]] = {}
     for optimizer in OPTIMIZERS:
-        for precision in precisions_of(stage, optimizer):
+        for precision in precisions_of(zero_stage, optimizer):
             name = f"{optimizer}-{precision}"
-            common = {"stage": stage, "optimizer": optimizer, "precision": precision, "accumulation": 2}
+            common = {"stage": zero_stage, "optimizer": optimizer, "precision": precision, "accumulation": 2}
             # The poisoned step at its end changes nothing: the course is compared bitwise with one that has none.
             whole = {"output_dir": str(folder / f"{name}-whole"), "steps": 4, "poison": True}
             jobs[f"{name}-whole"] = common | whole
-            if name == averaged_name(stage):
+            if name == averaged_name(zero_stage):
                 average = {"output_dir": str(folder / "averaged"), "steps": 4, "average": True}
                 jobs["averaged"] = common | average
             halves = common | {"output_dir": str(folder / f"{name}-halves"), "steps": 2}
             jobs[f"{name}-first-half"] = jobs[f"{name}-second-half"] = halves
         jobs[f"{optimizer}-plain"] = {
-            "stage": stage,
+            "stage": zero_stage,
             "optimizer": optimizer,
             "accumulation": 2,
             "output_dir": str(folder / f"{optimizer}-plain"),

@@ -14,7 +14,7 @@ from tests.support.living_data_sets import FileRecord
 from tests.support.preparations import trained
 from trainer import load_config
 from trainer.checkpoint.format import DataIdentity, Marker, SavedState, TrainState, step_folder
-from trainer.checkpoint.pieces import write_tensors
+from trainer.checkpoint.tensors import write_tensors
 from trainer.config.run_config import RunConfig
 from trainer.model.pretraining import PretrainingModel
 

@@ -20,8 +20,8 @@ from torch import nn
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from trainer.checkpoint import writer as checkpoints
+from trainer.checkpoint.average import averaged_weights
 from trainer.checkpoint.format import DataIdentity, TrainState, step_folder
-from trainer.checkpoint.merging import averaged_weights
 from trainer.checkpoint.restore import find_latest, load
 from trainer.checkpoint.upload import Uploader
 from trainer.config.data_settings import DataSettings
@@ -76,7 +76,7 @@ def global_batch(step: int) -> torch.Tensor:
 
 
 def make_config(
-    output_dir: str, stage: int, precision: str = "fp32", offload: bool = False, **changes: Any
+    output_dir: str, zero_stage: int, precision: str = "fp32", offload: bool = False, **changes: Any
 ) -> RunConfig:
     return RunConfig(
         output_dir=output_dir,
@@ -89,7 +89,7 @@ def make_config(
             gradient_clipping=changes.pop("gradient_clipping", 0.3),
         ),
         optimizer=OptimizerSettings(name=changes.pop("optimizer", "adamw"), weight_decay=0.1, beta2=0.98),
-        zero=ZeroSettings(stage=stage, offload_optimizer=offload),
+        zero=ZeroSettings(stage=zero_stage, offload_optimizer=offload),
         checkpoint=CheckpointSettings(keep_last=changes.pop("keep_last", 10)),
         **changes,
     )
@@ -121,7 +121,7 @@ def run_job(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     output_dir, remote = job["output_dir"].replace("RANK", str(ranks.rank)), job.get("upload_to")
     if job.get("find_only"):
         warnings: list[str] = []
-        found = find_latest(output_dir, ranks, warnings.append, stage=job["stage"])
+        found = find_latest(output_dir, ranks, warnings.append, zero_stage=job["stage"])
         return {"found": gather_objects(found and found.step, ranks), "warnings": warnings}
     optimizer = job.get("optimizer", "adamw")
     config = make_config(
@@ -131,9 +131,9 @@ def run_job(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         ranks = replace(ranks, local_rank=0)
         settings = config.checkpoint.model_copy(update={"upload_to": remote})
         config = config.model_copy(update={"checkpoint": settings})
-    found = find_latest(config.output_dir, ranks, remote=remote, stage=job["stage"])
+    found = find_latest(config.output_dir, ranks, remote=remote, zero_stage=job["stage"])
     engine = build_engine(ToyModel(), config, ranks)
-    engine.prepare(lambda: engine.forward(global_batch(0)[:2]))
+    engine.warmup_step(lambda: engine.forward(global_batch(0)[:2]))
     first = 0
     if found is not None:
         load(engine, found)

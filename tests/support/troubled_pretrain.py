@@ -135,7 +135,7 @@ class BadSteps:
         return output._replace(mlm_loss_sum=loss)
 
 
-def rehearse_with_little_memory(original: Callable[..., Any], *args: Any) -> None:
+def warm_up_with_little_memory(original: Callable[..., Any], *args: Any) -> None:
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (held + TROUBLE["memory"], hard))
@@ -225,7 +225,7 @@ def make_trouble() -> None:
     if "can_compile" in TROUBLE:
         wrap(trainer.model.numerics, "missing_for_compilation", find_what_compilation_needs)
     if "memory" in TROUBLE:
-        wrap(trainer.loop.setup, "warmup_step", rehearse_with_little_memory)
+        wrap(trainer.loop.setup, "warmup_step", warm_up_with_little_memory)
 
 
 if __name__ == "__main__":

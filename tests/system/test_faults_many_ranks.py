@@ -67,8 +67,8 @@ def test_row_75_a_rank_of_padding_steps_saves_and_loads_with_every_optimizer(
     for report in reports:
         assert report["steps"] == 2 and report["same"] and report["finite"]
         assert report["groups_of_padding"] > 0
-        assert (report["pieces"] == 0) == (report["groups_of_padding"] == report["groups"])
-    assert (reports[0]["pieces"] == 0) == (groups_of_padding == "all")
+        assert (report["fragments"] == 0) == (report["groups_of_padding"] == report["groups"])
+    assert (reports[0]["fragments"] == 0) == (groups_of_padding == "all")
 
 
 @pytest.mark.fault(
@@ -82,4 +82,4 @@ def test_row_75_a_rank_of_padding_steps_saves_and_loads_with_every_optimizer(
 )
 def test_row_75_the_last_rank_of_a_preset_steps_saves_and_loads(preset, rank, world_size, tmp_path):
     (report,) = run_rank(tmp_path, rank, world_size, [{"output_dir": str(tmp_path / "run"), "preset": preset}])
-    assert report["groups_of_padding"] > 0 and report["steps"] == 2 and report["same"] and report["pieces"] > 0
+    assert report["groups_of_padding"] > 0 and report["steps"] == 2 and report["same"] and report["fragments"] > 0

@@ -14,7 +14,7 @@ from tests.support.plain_ranks import finish, losses, newest_checkpoint, run, se
 from tests.system.conftest import Training
 from trainer import load_config
 from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
-from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.tensors import read_weights
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
 from trainer.tracking.status import read_status
 
@@ -163,12 +163,12 @@ def test_row_53_a_due_save_waits_for_a_finite_step_and_a_run_that_ends_in_a_stre
 @pytest.mark.fault(
     row="34",
     fault="the system refuses memory to the first step's forward (RLIMIT_AS; a GPU's own refusal is raised by hand)",
-    required="met in the rehearsal step by the largest micro-batch, with what to lower",
+    required="met in the warmup step by the largest micro-batch, with what to lower",
 )
-def test_row_34_too_little_memory_is_met_in_the_rehearsal_step_with_what_to_lower(training):
+def test_row_34_too_little_memory_is_met_in_the_warmup_step_with_what_to_lower(training):
     small = training("training.micro_batch_tokens=32768", "training.global_batch_tokens=32768")
     output = run(small, 1, trouble={"memory": 1 << 24}, status=1)
-    assert "error: rank 0 ran out of memory on cpu in the rehearsal step (" in output, output
+    assert "error: rank 0 ran out of memory on cpu in the warmup step (" in output, output
     assert (
         "lower training.micro_batch_tokens, set training.activation_checkpointing=true, or raise zero.stage" in output
     )

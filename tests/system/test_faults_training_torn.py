@@ -13,7 +13,7 @@ from tests.support.plain_ranks import final_tensors, losses, newest_checkpoint, 
 from tests.support.preparations import read_texts
 from tests.system.conftest import Training
 from trainer.checkpoint.format import CheckpointFolder
-from trainer.checkpoint.pieces import read_pieces
+from trainer.checkpoint.tensors import read_fragments
 
 pytestmark = [pytest.mark.slow, pytest.mark.spawn]
 
@@ -94,7 +94,7 @@ def assert_finite(checkpoint: Path) -> None:
     """Of weights and both moments."""
     kinds = set()
     for path in checkpoint.glob("*.safetensors"):
-        for piece in read_pieces(path):
+        for piece in read_fragments(path):
             kinds.add(piece.kind)
             assert piece.read(piece.start, piece.stop).isfinite().all(), (path.name, piece.kind, piece.name)
     assert kinds == {"weight", "exp_avg", "exp_avg_sq"}

@@ -15,7 +15,7 @@ from launch import status
 from tests.support import launch_command, plain_ranks
 from tests.system.conftest import Training
 from trainer.checkpoint.format import CheckpointFolder, step_folder
-from trainer.checkpoint.pieces import read_pieces, read_weights
+from trainer.checkpoint.tensors import read_fragments, read_weights
 from trainer.hf_export.export import export_checkpoint
 from trainer.tracking.status import read_status
 
@@ -151,8 +151,8 @@ def test_a_stage_clips_by_its_own_bound(straight) -> None:
 
 def _first_moments(folder: Path) -> dict[tuple[str, int], torch.Tensor]:
     """Adam's first moments of a checkpoint, by parameter and start of the piece."""
-    pieces = [piece for file in sorted(folder.glob("rank-*.safetensors")) for piece in read_pieces(file)]
-    return {(each.name, each.start): each.read(each.start, each.stop) for each in pieces if each.kind == "exp_avg"}
+    fragments = [fragment for file in sorted(folder.glob("rank-*.safetensors")) for fragment in read_fragments(file)]
+    return {(each.name, each.start): each.read(each.start, each.stop) for each in fragments if each.kind == "exp_avg"}
 
 
 def branch_of(straight: Training, step: int, folder: Path, name: str) -> tuple[Training, tuple[str, ...]]:

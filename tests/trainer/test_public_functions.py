@@ -114,7 +114,7 @@ def make_source(tokenizer: Path) -> ExportSource:
         ("", False),
     ],
 )
-def test_names_on_the_hub_are_told_from_paths(
+def test_names_on_the_hub_are_distinguished_from_paths(
     text: str, is_name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -154,7 +154,7 @@ def test_with_network_a_hub_name_is_downloaded_without_code_and_pickles(
     assert "*.safetensors" not in list(asked["allow_patterns"])  # type: ignore[call-overload]
 
 
-def test_what_the_hub_does_not_have_and_what_fails_are_two_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_model_and_a_failed_download_are_two_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub.errors import RepositoryNotFoundError
 
     for error, kind, code in (
@@ -252,7 +252,7 @@ def test_variants_are_compared_with_as_many_seeds_as_asked(tiny_hugging_face: Pa
     assert set(result.scores) == {"frozen", "full"} and {len(each.fits) for each in result.results} == {1}
 
 
-def test_a_run_that_the_server_lacks_is_an_unknown_model() -> None:
+def test_a_run_that_the_server_does_not_have_is_an_unknown_model() -> None:
     from mlflow.exceptions import MlflowException
     from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 

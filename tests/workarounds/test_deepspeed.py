@@ -192,7 +192,7 @@ def engine_findings() -> dict[str, bool]:
         (
             "state before the first step",
             False,
-            "Engine.prepare of trainer/engine/engine.py needs no rehearsal for the state",
+            "Engine.warmup_step of trainer/engine/engine.py is not needed for the state",
         ),
         ("all groups are linked", False, "_flattened_fragment of engine/fragments.py may use optim_fragment"),
     ],

@@ -96,9 +96,9 @@ class Training:
 
         def compute_loss() -> torch.Tensor:
             output: PretrainingOutput = self.engine.forward(batch)
-            return output.mlm_loss_sum + output.nsp_loss_sum
+            return output.mlm_loss_sum + output.pair_loss_sum
 
-        self.engine.prepare(compute_loss)
+        self.engine.warmup_step(compute_loss)
 
     def step(self, clock: WorkClock) -> int:
         """Take one step as the training loop does; returns its tokens over all ranks."""

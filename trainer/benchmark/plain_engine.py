@@ -81,8 +81,8 @@ class PlainEngine:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
 
-    def prepare(self, compute_loss: Callable[[], torch.Tensor]) -> None:
-        """One forward and backward that changes nothing, as `trainer.engine.engine.Engine.prepare`."""
+    def warmup_step(self, compute_loss: Callable[[], torch.Tensor]) -> None:
+        """One forward and backward that changes nothing, as `trainer.engine.engine.Engine.warmup_step`."""
         self.train()
         self.backward(compute_loss())
         self.clear_gradients()

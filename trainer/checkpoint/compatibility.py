@@ -30,6 +30,8 @@ CHANGES_SCORES = (
     *(f"evaluation.{name} " for name in ("mlm_probability", "mask_unit", "seed", "sequence_length", "max_tokens")),
 )
 """So begin the lines after which scores of the valid split do not compare with earlier ones of the run."""
+PACKAGES = ("clozeworks", "torch", "deepspeed")
+"""Packages that a run's numbers depend on: a resume compares their versions, and doctor those of the hosts."""
 
 _HARMLESS_SECTIONS = frozenset(
     {
@@ -180,8 +182,7 @@ def check_branch(saved: SavedState, config: RunConfig, data: DataIdentity) -> No
 
 def current_versions() -> dict[str, str]:
     """Versions of what a resumed run's numbers depend on."""
-    packages = ("clozeworks", "torch", "deepspeed")
-    versions = {package: installed_version(package) or "not installed" for package in packages}
+    versions = {package: installed_version(package) or "not installed" for package in PACKAGES}
     return {"python": sys.version.split()[0], **versions}
 
 

@@ -6,10 +6,10 @@
         state.json                        `SavedState`
         checkpoint.json                   `Marker`: bytes and sha256 of every file above; written last
 
-A tensor `KIND:START:NAME` is a 1-D float32 piece of the flattened parameter NAME from element START on, KIND `weight`
-or a state that the optimizer keeps of every element of this parameter (`exp_avg` and `exp_avg_sq` of AdamW). The pieces
-of all files cover every parameter once, at any ZeRO stage and number of ranks, so any stage and number can read them
-(`trainer/checkpoint/pieces.py`). No marker, no checkpoint. A store has the same directories right below
+A tensor `KIND:START:NAME` is a 1-D float32 fragment of the flattened parameter NAME from element START on, KIND
+`weight` or a state that the optimizer keeps of every element of this parameter (`exp_avg` and `exp_avg_sq` of AdamW).
+The fragments of all files cover every parameter once, at any ZeRO stage and number of ranks, so any stage and number
+can read them (`trainer/checkpoint/tensors.py`). No marker, no checkpoint. A store has the same directories right below
 `checkpoint.upload_to`, with notes of what was copied (`trainer/checkpoint/upload.py`).
 """
 

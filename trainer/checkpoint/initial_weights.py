@@ -69,25 +69,25 @@ def load_initial_weights(
         UserError: there is no such folder, `source` is not such a checkpoint, has another architecture than the model,
             or another tokenizer than the shards.
     """
-    found = broadcast_object(
+    outcome = broadcast_object(
         _read_or_explain(model, source, find_folder, tokenizer_fingerprint) if ranks.is_first else None, ranks
     )
-    if found.error is not None:
-        raise found.error
+    if outcome.error is not None:
+        raise outcome.error
     parameters = dict(model.named_parameters())
     filled_up = []
     with torch.no_grad():
-        for name, weight in found.weights.items():
+        for name, weight in outcome.weights.items():
             parameters[name][: len(weight)].copy_(weight)
             if len(weight) < len(parameters[name]):
                 filled_up.append(f"{name} from row {len(weight):,} of {len(parameters[name]):,}")
         # Those of the checkpoint's rows that only pad are as trained; a decoder without a bias pads the same.
-        num_rows = len(found.weights[_WORDS])
+        num_rows = len(outcome.weights[_WORDS])
         parameters["mlm_head.bias"][max(num_rows, model.config.vocab_size) :] = SHUT
-    fresh = [name for name in parameters if name not in found.weights] + filled_up
-    lines = [f"initializing from {storage.redact(source)}: {len(found.weights)} of {len(parameters)} tensors"]
+    fresh = [name for name in parameters if name not in outcome.weights] + filled_up
+    lines = [f"initializing from {storage.redact(source)}: {len(outcome.weights)} of {len(parameters)} tensors"]
     lines += [f"newly initialized (missing there): {', '.join(fresh)}"] if fresh else []
-    return InitialWeights(lines + ([found.note] if found.note else []), found.data_lineage)
+    return InitialWeights(lines + ([outcome.note] if outcome.note else []), outcome.data_lineage)
 
 
 def look_at_initial_weights(
@@ -103,13 +103,13 @@ def look_at_initial_weights(
     Raises:
         UserError: `source` would be refused, because it is not there, or for all that config.json and tokenizer say.
     """
-    where = storage.redact(source)
+    address = storage.redact(source)
     family_in_transformers(config, next_sentence=False)
     folder = find_folder()
     if folder is None:
-        return [f"{where} exists; the run checks whether it fits this model"]
+        return [f"{address} exists; the run checks whether it fits this model"]
     family, note = _check(folder, source, config, tokenizer_fingerprint)
-    return [f"{where} is a {family} of this architecture"] + ([note] if note else [])
+    return [f"{address} is a {family} of this architecture"] + ([note] if note else [])
 
 
 def _read_or_explain(
@@ -146,15 +146,15 @@ def _check(
 
 def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
     """Refuse weights whose ids mean other tokens than those of the shards; return a note if that cannot be checked."""
-    where = storage.redact(source)
+    address = storage.redact(source)
     if not any((folder / name).is_file() for name in (INFO_NAME, TOKENIZER_NAME)):
-        return f"{where} carries no {TOKENIZER_NAME}: cannot check that its ids are those of the shards"
-    found = Tokenizer.load(folder).fingerprint
-    if found != expected:
+        return f"{address} carries no {TOKENIZER_NAME}: cannot check that its ids are those of the shards"
+    fingerprint = Tokenizer.load(folder).fingerprint
+    if fingerprint != expected:
         raise UserError(
-            f"init_from={where} has a tokenizer with fingerprint {found}, and the shards were made "
+            f"init_from={address} has a tokenizer with fingerprint {fingerprint}, and the shards were made "
             f"with {expected}: the same ids are other tokens",
-            fix=f"make shards with its tokenizer (`clozeworks shards --tokenizer {quote(str(where))} ...`), or give "
+            fix=f"make shards with its tokenizer (`clozeworks shards --tokenizer {quote(str(address))} ...`), or give "
             "another checkpoint",
             code="other-tokenizer",
         )
@@ -163,12 +163,12 @@ def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
 
 def _check_architecture(folder: Path, source: str, config: ModelSettings) -> str:
     """The family of both sides, whose config.json has to say what `config` says."""
-    where = storage.redact(source)
+    address = storage.redact(source)
     family = family_in_transformers(config, next_sentence=False)
     theirs: dict[str, Any] = load_config(folder).to_dict()
     if theirs["model_type"] != family:
         raise UserError(
-            f"init_from={where} is a {theirs['model_type']}, and the model is a {family} "
+            f"init_from={address} is a {theirs['model_type']}, and the model is a {family} "
             f"(model.family={config.family})",
             fix="give a checkpoint of BERT or ModernBERT, and set model.family to its family",
             code="other-architecture",
@@ -185,7 +185,7 @@ def _check_architecture(folder: Path, source: str, config: ModelSettings) -> str
         differences.append("the MLM decoder is the word matrix and there a matrix of its own")
     if differences:
         raise UserError(
-            f"init_from={where} is of another architecture: {'; '.join(differences)}",
+            f"init_from={address} is of another architecture: {'; '.join(differences)}",
             fix="set these settings as in the checkpoint, or give another checkpoint",
             code="other-architecture",
         )

@@ -68,8 +68,8 @@ def is_pending(folder: str | Path) -> bool:
     Raises:
         UserError: the store cannot be read.
     """
-    found = (read_late_scores(folder, name) for name in SCORE_FILES)
-    return any(scores is not None and scores.state == "pending" for scores in found)
+    late_scores = (read_late_scores(folder, name) for name in SCORE_FILES)
+    return any(scores is not None and scores.state == "pending" for scores in late_scores)
 
 
 def evaluation_of(folder: str | Path) -> LateScores:

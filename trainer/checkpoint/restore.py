@@ -23,7 +23,7 @@ from trainer.checkpoint.format import (
     steps_in,
 )
 from trainer.checkpoint.late_scores import SCORE_FILES
-from trainer.checkpoint.pieces import check_coverage, own_first, read_alone, read_shared
+from trainer.checkpoint.tensors import check_coverage, own_first, read_alone, read_shared
 from trainer.checkpoint.writer import ALONE, Warn, bring_back_replaced, ignore, in_turn
 from trainer.distributed.agreement import raise_error_of_any
 from trainer.distributed.process_group import Ranks, broadcast_object, gather_objects
@@ -38,7 +38,7 @@ def find_latest(
     ranks: Ranks = ALONE,
     warn: Warn = LOG.warning,
     remote: str | None = None,
-    stage: int | None = None,
+    zero_stage: int | None = None,
     step: int | None = None,
 ) -> Checkpoint | None:
     """Return the newest intact checkpoint, the same one on all ranks; None if there is no complete one.
@@ -48,7 +48,7 @@ def find_latest(
     Args:
         remote: `checkpoint.upload_to`: what a node's disk lacks is fetched from there. Without it all nodes are taken
             to share the folder, and every rank verifies a share of the files.
-        stage: ZeRO stage of the run, by which a rank knows which files it needs.
+        zero_stage: ZeRO stage of the run, by which a rank knows which files it needs.
         step: take the checkpoint of this step and no other.
 
     Raises:
@@ -69,8 +69,8 @@ def find_latest(
         if remote is None:
             problem = _first_problem(folder, ranks)
         else:
-            problem = fetch_checkpoint(CheckpointFolder.of_step(remote, candidate), folder, stage, ranks)
-        problems = [found for found in gather_objects(problem, ranks) if found]
+            problem = fetch_checkpoint(CheckpointFolder.of_step(remote, candidate), folder, zero_stage, ranks)
+        problems = [each for each in gather_objects(problem, ranks) if each]
         if not problems:
             return open_checkpoint(folder.url, verified=True)
         if step is not None:
@@ -100,7 +100,7 @@ def open_verified(output_dir: str | Path, step: int, ranks: Ranks = ALONE) -> Ch
         UserError: there is none, or it is damaged.
     """
     folder = CheckpointFolder(step_folder(output_dir, step))
-    problems = [found for found in gather_objects(_first_problem(folder, ranks), ranks) if found]
+    problems = [each for each in gather_objects(_first_problem(folder, ranks), ranks) if each]
     if problems:
         if not any(gather_objects(Path(output_dir).is_dir(), ranks)):
             raise UsageError(f"{output_dir} does not exist", fix="give the output_dir of a run", code="missing-path")
@@ -117,7 +117,7 @@ def _candidates(output_dir: str | Path, ranks: Ranks, remote: str | None, report
     """Steps with a complete checkpoint on some node's disk or in the store, newest first; the same on all ranks."""
     in_turn(lambda: bring_back_replaced(output_dir), ranks, nodes_have_disks=remote is not None)
     complete, unfinished = list_steps(output_dir) if remote is not None or ranks.is_first else ([], [])
-    steps = sorted({step for found in gather_objects(complete, ranks) for step in found}, reverse=True)
+    steps = sorted({step for of_rank in gather_objects(complete, ranks) for step in of_rank}, reverse=True)
     if remote is not None:
         stored, problem = broadcast_object(_stored_steps(remote) if ranks.is_first else None, ranks)
         if problem and not steps:
@@ -155,7 +155,9 @@ def _first_problem(folder: CheckpointFolder, ranks: Ranks) -> str | None:
         return error.problem
 
 
-def fetch_checkpoint(stored: CheckpointFolder, folder: CheckpointFolder, stage: int | None, ranks: Ranks) -> str | None:
+def fetch_checkpoint(
+    stored: CheckpointFolder, folder: CheckpointFolder, zero_stage: int | None, ranks: Ranks
+) -> str | None:
     """Have in this node's `folder` what its ranks need of the stored checkpoint, every file of it verified.
 
     Fetched is only what is needed and missing or damaged. A rank that resumes on the same number of ranks at the same
@@ -174,7 +176,7 @@ def fetch_checkpoint(stored: CheckpointFolder, folder: CheckpointFolder, stage: 
     if any(gather_objects(problem, ranks)):
         return problem
     assert marker is not None
-    _, problem = _attempt(lambda: _ensure_files(stored, folder, needed_files(marker, folder, stage, ranks)))
+    _, problem = _attempt(lambda: _ensure_files(stored, folder, needed_files(marker, folder, zero_stage, ranks)))
     if any(gather_objects(problem, ranks)):
         return problem
     if leads:
@@ -183,11 +185,11 @@ def fetch_checkpoint(stored: CheckpointFolder, folder: CheckpointFolder, stage: 
     return problem
 
 
-def needed_files(marker: Marker, folder: CheckpointFolder, stage: int | None, ranks: Ranks) -> list[FileRecord]:
+def needed_files(marker: Marker, folder: CheckpointFolder, zero_stage: int | None, ranks: Ranks) -> list[FileRecord]:
     """The tensor files that this rank fetches: its own, or on one rank of a node all of them."""
     saved = folder.parse_state(marker)
     tensors = [record for record in marker.files if record.name != STATE_NAME]
-    if stage and (saved.world_size, saved.zero_stage) == (ranks.world_size, stage):
+    if zero_stage and (saved.world_size, saved.zero_stage) == (ranks.world_size, zero_stage):
         own = rank_file_name(ranks.rank, ranks.world_size)
         return [record for record in tensors if record.name == own]
     return tensors if ranks.local_rank == 0 else []
@@ -255,15 +257,18 @@ def load(engine: Engine, checkpoint: Checkpoint) -> None:
     missing = {f"{kind} of {f.name}": f.stop - f.start for f in fragments for kind in f.kinds}
     by_name = {fragment.name: fragment for fragment in fragments}
     wanted = [(fragment.name, fragment.start, fragment.stop, fragment.kinds) for fragment in fragments]
-    has_own_file = engine.stage > 0 and (saved.world_size, saved.zero_stage) == (ranks.world_size, engine.stage)
+    has_own_file = engine.zero_stage > 0 and (saved.world_size, saved.zero_stage) == (
+        ranks.world_size,
+        engine.zero_stage,
+    )
     names = own_first(checkpoint.tensor_files, ranks)
     if has_own_file or ranks.world_size == 1:
-        found = read_alone(checkpoint.folder, names, wanted, lambda: any(missing.values()))
+        values_read = read_alone(checkpoint.folder, names, wanted, lambda: any(missing.values()))
     else:
-        found = read_shared(checkpoint.folder, checkpoint.tensor_files, wanted, ranks)
+        values_read = read_shared(checkpoint.folder, checkpoint.tensor_files, wanted, ranks)
     error: UserError | None = None
     try:
-        for kind, name, start, values in found:
+        for kind, name, start, values in values_read:
             by_name[name].write(kind, start, values)
             missing[f"{kind} of {name}"] -= len(values)
         check_coverage(missing, checkpoint.folder)

@@ -72,7 +72,7 @@ class Uploader:
         self._pending: dict[int, Checkpoint] = {}
         self._newest = 0
         self._changed = threading.Condition()
-        self._asked = False
+        self._is_requested = False
         self._scored: Path | None = None
         """The folder of the checkpoints, once scores followed that are to be copied."""
         self._deadline: float | None = None
@@ -86,7 +86,7 @@ class Uploader:
             self._pending = {step: each for step, each in self._pending.items() if step < checkpoint.step}
             self._pending[checkpoint.step] = checkpoint
             self._newest = checkpoint.step
-            self._asked = True
+            self._is_requested = True
             self._changed.notify_all()
 
     def submit_scores(self, folder: Path) -> None:
@@ -137,7 +137,7 @@ class Uploader:
     def copy_scores(self, checkpoints: Path) -> None:
         """Copy the scores that followed the checkpoints of a folder, and remove what they make superfluous; waits."""
         try:
-            self._let_go(checkpoints)
+            self._remove_superfluous(checkpoints)
         except Exception as error:  # noqa: BLE001 - whatever fails, the next save does it
             reason = error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             self._warn(
@@ -148,11 +148,11 @@ class Uploader:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._asked or self._scored or self._deadline is not None)
-                if not self._asked and self._scored is None:
+                self._changed.wait_for(lambda: self._is_requested or self._scored or self._deadline is not None)
+                if not self._is_requested and self._scored is None:
                     return
-                pending = sorted(self._pending.items(), reverse=True) if self._asked else []
-                self._asked, scored, self._scored = False, self._scored, None
+                pending = sorted(self._pending.items(), reverse=True) if self._is_requested else []
+                self._is_requested, scored, self._scored = False, self._scored, None
             for step, checkpoint in pending:
                 if self._copy_if_there(checkpoint):
                     with self._changed:
@@ -197,7 +197,7 @@ class Uploader:
             return False
         self._copy_scores(checkpoint.folder, remote)
         remote.write_marker(marker)
-        self._let_go(checkpoint.folder.parent)
+        self._remove_superfluous(checkpoint.folder.parent)
         return True
 
     def _copy_scores(self, folder: Path, remote: CheckpointFolder) -> None:
@@ -217,7 +217,7 @@ class Uploader:
             missing = {name: sha256 for name, sha256 in missing.items() if not self._is_copied(remote, name, sha256)}
             if not missing:
                 return True
-            if self._asked or (self._deadline is not None and time.monotonic() > self._deadline):
+            if self._is_requested or (self._deadline is not None and time.monotonic() > self._deadline):
                 self._warn(f"{remote} is not complete yet: it lacks {', '.join(sorted(missing)[:3])}")
                 return False
             time.sleep(_POLL_SECONDS)
@@ -226,7 +226,7 @@ class Uploader:
         note = remote.file(name + COPIED_SUFFIX)
         return storage.exists(note) and storage.read_bytes(note).decode() == sha256
 
-    def _let_go(self, checkpoints: Path) -> None:
+    def _remove_superfluous(self, checkpoints: Path) -> None:
         """Remove from the store what the newest checkpoint makes superfluous; an older one may be copied after it.
 
         A copy that was broken off goes once a newer one is complete. Those after it may be another rank's work now.

@@ -34,8 +34,8 @@ from trainer.checkpoint.format import (
     step_of,
 )
 from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, write_late_scores
-from trainer.checkpoint.pieces import Part, write_tensors
 from trainer.checkpoint.retention import superfluous_in
+from trainer.checkpoint.tensors import TensorToWrite, write_tensors
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.run_settings import CheckpointSettings
 from trainer.distributed.process_group import Ranks, barrier, broadcast_object, gather_objects
@@ -63,7 +63,7 @@ def save(
     evaluation: LateScores | None = None,
     sources: Mapping[str, str] | None = None,
 ) -> Checkpoint | None:
-    """Save the state after `state.step` steps, all ranks together; then let old checkpoints go.
+    """Save the state after `state.step` steps, all ranks together; then remove superfluous checkpoints.
 
     `evaluation` says that the step is evaluated after this: the checkpoint is never without it.
 
@@ -72,7 +72,7 @@ def save(
     """
     folder, ranks, settings = step_folder(output_dir, state.step), engine.ranks, config.checkpoint
     nodes_have_disks = settings.upload_to is not None
-    in_turn(lambda: _make_room(folder), ranks, nodes_have_disks)
+    in_turn(lambda: _set_aside(folder), ranks, nodes_have_disks)
     records, problems = _write_rank_files(folder, engine)
     saved = SavedState(
         format_version=FORMAT_VERSION,
@@ -80,7 +80,7 @@ def save(
         config=without_secrets(config).model_dump(mode="json"),
         data=data,
         world_size=ranks.world_size,
-        zero_stage=engine.stage,
+        zero_stage=engine.zero_stage,
         shapes=parameter_shapes(engine.module),
         optimizer_steps=engine.optimizer_steps,
         loss_scaler=engine.loss_scaler_state(),
@@ -94,11 +94,11 @@ def save(
     marker, problems = broadcast_object((marker, problems), ranks)
     if problems:
         if ranks.is_first:
-            _give_up(folder, problems[0], warn)
+            _undo_save(folder, problems[0], warn)
         return None
     if ranks.local_rank == 0 and not CheckpointFolder(folder).is_complete:
         _complete_here(folder, saved, evaluation, marker, warn)
-    retire(output_dir, settings, state.step, ranks, warn)
+    remove_superfluous(output_dir, settings, state.step, ranks, warn)
     return Checkpoint(folder, saved, tuple(record.name for record in records))
 
 
@@ -108,14 +108,16 @@ def _write_rank_files(folder: Path, engine: Engine) -> tuple[list[FileRecord], l
     outcome: FileRecord | str
     try:
         CheckpointFolder(folder).refuse_link()  # which was set aside, unless nothing may be changed here
-        outcome = write_tensors(folder / rank_file_name(ranks.rank, ranks.world_size), _parts(engine.fragments()))
+        outcome = write_tensors(
+            folder / rank_file_name(ranks.rank, ranks.world_size), _owned_tensors(engine.fragments())
+        )
     except UserError as error:
         outcome = f"rank {ranks.rank}: {error.problem}"
     outcomes = gather_objects(outcome, ranks)
     return [o for o in outcomes if isinstance(o, FileRecord)], [o for o in outcomes if isinstance(o, str)]
 
 
-def _parts(fragments: list[Fragment]) -> list[Part]:
+def _owned_tensors(fragments: list[Fragment]) -> list[TensorToWrite]:
     return [
         (f"{kind}:{f.owned_start}:{f.name}", f.owned_stop - f.owned_start, partial(f.read_owned, kind))
         for f in fragments
@@ -174,7 +176,7 @@ def in_turn(tidy: Callable[[], None], ranks: Ranks, nodes_have_disks: bool) -> N
         barrier(ranks)
 
 
-def _make_room(folder: Path) -> None:
+def _set_aside(folder: Path) -> None:
     """Rank 0: set aside what an earlier save of this step left, so that nothing of it mixes with the new one."""
     with contextlib.suppress(UserError, OSError):  # where it cannot be removed, writing into it reports the reason
         if CheckpointFolder(folder).is_complete:
@@ -184,7 +186,7 @@ def _make_room(folder: Path) -> None:
             storage.remove(folder)
 
 
-def _give_up(folder: Path, problem: str, warn: Warn) -> None:
+def _undo_save(folder: Path, problem: str, warn: Warn) -> None:
     """Rank 0: remove the half-made save and bring back what it was to replace."""
     warn(f"CHECKPOINT {folder} WAS NOT SAVED; the last complete checkpoint stays: {problem}")
     with contextlib.suppress(UserError, OSError):
@@ -214,7 +216,7 @@ def _replaced_steps(output_dir: str | Path) -> list[int]:
     return [step for step in steps if step is not None]
 
 
-def retire(
+def remove_superfluous(
     output_dir: str | Path, settings: CheckpointSettings, saved_step: int, ranks: Ranks, warn: Warn = LOG.warning
 ) -> None:
     """Remove what the newest checkpoint, and its scores, make superfluous; all ranks together.
@@ -225,12 +227,14 @@ def retire(
     kept: set[int] = set()
     if nodes_have_disks:
         complete = list_steps(output_dir)[0] if ranks.is_first else []
-        gone = superfluous_in(checkpoints_folder(output_dir), complete, saved_step, settings)
-        kept = broadcast_object({*complete} - gone, ranks)
-    in_turn(lambda: _retire(output_dir, settings, saved_step, kept, report), ranks, nodes_have_disks)
+        superfluous = superfluous_in(checkpoints_folder(output_dir), complete, saved_step, settings)
+        kept = broadcast_object({*complete} - superfluous, ranks)
+    in_turn(lambda: _remove_superfluous_here(output_dir, settings, saved_step, kept, report), ranks, nodes_have_disks)
 
 
-def _retire(output_dir: str | Path, settings: CheckpointSettings, saved_step: int, kept: set[int], warn: Warn) -> None:
+def _remove_superfluous_here(
+    output_dir: str | Path, settings: CheckpointSettings, saved_step: int, kept: set[int], warn: Warn
+) -> None:
     """Remove superfluous checkpoints but `kept`, and what was never completed."""
     complete, unfinished = list_steps(output_dir)
     superfluous = superfluous_in(checkpoints_folder(output_dir), complete, saved_step, settings) - kept | {*unfinished}

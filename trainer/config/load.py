@@ -67,5 +67,5 @@ def check_output_dir(output_dir: str, upload_to: str | None = None) -> None:
         )
     file = next((each for each in (path, *path.parents) if each.is_file()), None)
     if file is not None:
-        where = "is a file" if file == path else f"is inside {file}, which is a file"
-        raise UsageError(f"output_dir={output_dir} {where}", fix="choose a directory", code="output-dir-is-file")
+        obstacle = "is a file" if file == path else f"is inside {file}, which is a file"
+        raise UsageError(f"output_dir={output_dir} {obstacle}", fix="choose a directory", code="output-dir-is-file")

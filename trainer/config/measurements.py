@@ -63,15 +63,15 @@ def measurements_of(stage: Stage) -> tuple[Measurement, ...]:
         rows.append(("pair", common.model_copy(update={"sentence_pairs": own.sentence_pairs})))
     if _content(own) != _content(common):
         rows.append(("own_mlm", own))
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     for metric, data in rows:
-        same = next((number for number, each in enumerate(found) if _content(each.data) == _content(data)), None)
+        same = next((number for number, each in enumerate(measurements) if _content(each.data) == _content(data)), None)
         if same is not None:
-            found[same] = replace(found[same], metrics=found[same].metrics | {metric})
+            measurements[same] = replace(measurements[same], metrics=measurements[same].metrics | {metric})
             continue
         shape = _shape(stage, data.sequence_length)
-        found.append(Measurement(frozenset({metric}), data, shape, evaluation.seed, evaluation.max_tokens))
-    return tuple(found)
+        measurements.append(Measurement(frozenset({metric}), data, shape, evaluation.seed, evaluation.max_tokens))
+    return tuple(measurements)
 
 
 def shape_of_words(stage: Stage) -> StageShape:
@@ -81,13 +81,13 @@ def shape_of_words(stage: Stage) -> StageShape:
 
 def evaluated_shapes(stages: Sequence[Stage]) -> list[tuple[DataSettings, StageShape]]:
     """Return the data and shape of one measurement per shape of micro-batch that the stages evaluate."""
-    found: dict[tuple[int, int], tuple[DataSettings, StageShape]] = {}
+    shapes: dict[tuple[int, int], tuple[DataSettings, StageShape]] = {}
     for stage in stages:
         measurements = measurements_of(stage)
         words = (measurements[0].data, shape_of_words(stage))
         for data, shape in [*((each.data, each.shape) for each in measurements), words]:
-            found[shape.micro_batch_tokens, shape.sequence_length] = data, shape
-    return list(found.values())
+            shapes[shape.micro_batch_tokens, shape.sequence_length] = data, shape
+    return list(shapes.values())
 
 
 def untrained_positions(config: RunConfig) -> str | None:

@@ -88,9 +88,9 @@ class ModelSettings(Settings):
 
     @model_validator(mode="after")
     def _options_are_of_the_family(self) -> ModelSettings:
-        if found := violations(self.family, dict(self)):
+        if broken_rules := violations(self.family, dict(self)):
             raise SettingError(
-                f"model.family={self.family} does not support {'; '.join(found)}",
+                f"model.family={self.family} does not support {'; '.join(broken_rules)}",
                 fix="remove the setting, or set model.family=custom (transformers may then not be able to load it)",
                 code="option-not-of-family",
             )

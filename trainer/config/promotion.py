@@ -39,10 +39,10 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """Whether the conditions hold, and one line per condition."""
 
-    holds: bool
+    is_met: bool
     reasons: tuple[str, ...]
 
 
@@ -87,7 +87,7 @@ def judge(
     scores: Mapping[str, float],
     scores_of_alias: Mapping[str, Mapping[str, float] | None],
     promoted: str | None = None,
-) -> Verdict:
+) -> Decision:
     """Judge the scores of a version; `scores_of_alias` is None for an alias that no version holds yet.
 
     If no version holds the alias that is to move (`promoted`), there is nothing to compare with, and the condition
@@ -95,21 +95,21 @@ def judge(
     missing or NaN on either side.
     """
     judged = [_judge(each, scores, scores_of_alias, promoted) for each in conditions]
-    return Verdict(all(holds for holds, _ in judged), tuple(reason for _, reason in judged))
+    return Decision(all(is_met for is_met, _ in judged), tuple(reason for _, reason in judged))
 
 
 def different_evaluations(
     conditions: tuple[Condition, ...], facts: Facts, facts_of_alias: Mapping[str, Facts]
 ) -> list[str]:
     """Return what differs between the evaluations that the conditions compare; empty where the scores compare."""
-    found = [
+    explanations = [
         f"{each.metric} of the new version and of {each.operand}: {', '.join(different)}"
         for each in conditions
         if isinstance(each.operand, str)
         and each.operand in facts_of_alias
         and (different := differences(each.metric, facts, facts_of_alias[each.operand]))
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(explanations))
 
 
 def _parse(part: str, text: str) -> Condition:
@@ -145,17 +145,17 @@ def _judge(
         known = ", ".join(sorted(scores)) or "none"
         return False, f"the new version has no {metric} (its scores: {known})"
     if isinstance(operand, float):
-        holds = OPERATORS[condition.comparison](value, operand)
-        return holds, f"{metric} {value:g} {_is(holds)} {condition.comparison} {operand:g}"
+        is_met = OPERATORS[condition.comparison](value, operand)
+        return is_met, f"{metric} {value:g} {_is(is_met)} {condition.comparison} {operand:g}"
     others = scores_of_alias[operand]
     if others is None:
         return operand == promoted, f"no version holds the alias {operand} yet"
     other = others.get(metric)
     if other is None or math.isnan(other):
         return False, f"the version under {operand} has no {metric} to compare with"
-    holds = OPERATORS[condition.comparison](value, other)
-    return holds, f"{metric} {value:g} {_is(holds)} {condition.comparison} {other:g} of {operand}"
+    is_met = OPERATORS[condition.comparison](value, other)
+    return is_met, f"{metric} {value:g} {_is(is_met)} {condition.comparison} {other:g} of {operand}"
 
 
-def _is(holds: bool) -> str:
-    return "is" if holds else "is not"
+def _is(is_met: bool) -> str:
+    return "is" if is_met else "is not"

@@ -144,9 +144,9 @@ def _sequence_length(values: Mapping[str, Any], name: str) -> int | None:
         if own := _lengths(stages[number]):
             return own.pop() if len(own) == 1 else None
     sections = (values, *(values[each] for each in ("data", "training", "model") if each in values))
-    found = set().union(*(_lengths(each) for each in sections if isinstance(each, Mapping)))
-    length = found.pop() if found else DataSettings.model_fields["sequence_length"].default
-    return length if type(length) is int and not found else None
+    lengths = set().union(*(_lengths(each) for each in sections if isinstance(each, Mapping)))
+    length = lengths.pop() if lengths else DataSettings.model_fields["sequence_length"].default
+    return length if type(length) is int and not lengths else None
 
 
 def _lengths(section: Mapping[str, Any]) -> set[Any]:
@@ -209,18 +209,18 @@ def _check_schedules(config: RunConfig) -> None:
         _check_schedule(stage.schedule, stage.rate_clock.steps, prefix, span)
 
 
-def _check_schedule(schedule: ScheduleSettings, steps: int, where: str, span: str) -> None:
+def _check_schedule(schedule: ScheduleSettings, steps: int, section: str, span: str) -> None:
     for name, part in (("warmup_steps", schedule.warmup_steps or 0), ("decay_steps", schedule.decay_steps)):
         if part > steps:
             raise SettingError(
-                f"{where}.{name}={part} exceeds the {steps} steps of the {span}",
-                fix=f"lower {where}.{name}",
+                f"{section}.{name}={part} exceeds the {steps} steps of the {span}",
+                fix=f"lower {section}.{name}",
                 code="schedule-longer-than-run",
             )
     if (schedule.warmup_steps or 0) + schedule.decay_steps > steps:
         raise SettingError(
-            f"{where}.warmup_steps={schedule.warmup_steps} plus {where}.decay_steps={schedule.decay_steps} exceeds the "
-            f"{steps} steps of the {span}",
+            f"{section}.warmup_steps={schedule.warmup_steps} plus {section}.decay_steps={schedule.decay_steps} exceeds "
+            f"the {steps} steps of the {span}",
             fix="lower one of them",
             code="schedule-longer-than-run",
         )
@@ -320,7 +320,7 @@ def _check_zero(config: RunConfig) -> None:
 
 def _check_stage(stage: Stage, prefix: str | None, max_position_embeddings: int) -> None:
     """Check a stage; `prefix` leads to its settings in `training.stages`, None for a run without that list."""
-    where = prefix or "training."
+    section = prefix or "training."
     length = f"{prefix}sequence_length" if prefix else "data.sequence_length"
     if stage.sequence_length > max_position_embeddings:
         raise SettingError(
@@ -339,32 +339,32 @@ def _check_stage(stage: Stage, prefix: str | None, max_position_embeddings: int)
         if tokens % stage.sequence_length:
             nearest = max(1, round(tokens / stage.sequence_length)) * stage.sequence_length
             raise SettingError(
-                f"{where}{name}={tokens} is not a multiple of {length}={stage.sequence_length}",
-                fix=f"set {where}{name}={nearest}",
+                f"{section}{name}={tokens} is not a multiple of {length}={stage.sequence_length}",
+                fix=f"set {section}{name}={nearest}",
                 code="tokens-not-whole-rows",
             )
         if tokens < stage.micro_batch_tokens:
             raise SettingError(
-                f"{where}micro_batch_tokens={stage.micro_batch_tokens} exceeds {where}{name}={tokens}",
+                f"{section}micro_batch_tokens={stage.micro_batch_tokens} exceeds {section}{name}={tokens}",
                 fix="lower the one or raise the other",
                 code="micro-batch-exceeds-global-batch",
             )
     if stage.batch_warmup is not None:
-        _check_batch_warmup(stage, stage.batch_warmup, where, "stage" if prefix else "run")
+        _check_batch_warmup(stage, stage.batch_warmup, section, "stage" if prefix else "run")
 
 
-def _check_batch_warmup(stage: Stage, warmup: BatchWarmup, where: str, span: str) -> None:
+def _check_batch_warmup(stage: Stage, warmup: BatchWarmup, section: str, span: str) -> None:
     """Check the ramp-up of a stage."""
     if warmup.initial_tokens >= stage.global_batch_tokens:
         raise SettingError(
-            f"{where}batch_warmup.initial_tokens={warmup.initial_tokens} is not less than "
-            f"{where}global_batch_tokens={stage.global_batch_tokens}",
-            fix=f"lower it, or remove {where}batch_warmup",
+            f"{section}batch_warmup.initial_tokens={warmup.initial_tokens} is not less than "
+            f"{section}global_batch_tokens={stage.global_batch_tokens}",
+            fix=f"lower it, or remove {section}batch_warmup",
             code="batch-warmup-without-growth",
         )
     if warmup.num_steps > stage.steps:
         raise SettingError(
-            f"{where}batch_warmup.steps={warmup.num_steps} exceeds the {stage.steps} steps of the {span}",
-            fix=f"lower the length of {where}batch_warmup",
+            f"{section}batch_warmup.steps={warmup.num_steps} exceeds the {stage.steps} steps of the {span}",
+            fix=f"lower the length of {section}batch_warmup",
             code="batch-warmup-longer-than-stage",
         )

@@ -144,7 +144,7 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
     stages, first_step = [], begin
     for number, (item, shape) in enumerate(zip(settings, shapes, strict=True)):
         own_clock = Clock(first_step, shape.steps)
-        where = f"training.stages.{numbers[number]}" + (f" ({item.name})" if item.name else "")
+        stage_name = f"training.stages.{numbers[number]}" + (f" ({item.name})" if item.name else "")
         masks = {name: getattr(item, name) for name in ("mlm_probability", "mask_unit") if getattr(item, name)}
         if item.mlm_probability is not None:
             masks["final_mlm_probability"] = item.final_mlm_probability
@@ -156,11 +156,11 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
                 prefix=f"training.stages.{numbers[number]}." if config.training.stages else None,
                 first_step=first_step,
                 taken_steps=min(max(max_steps - first_step, 0), shape.steps),
-                data=_data(config.data, item, {"sequence_length": shape.sequence_length, **masks}, where),
+                data=_data(config.data, item, {"sequence_length": shape.sequence_length, **masks}, stage_name),
                 data_sets=(),
                 evaluation_data=config.data,
-                evaluation=_evaluation(config.evaluation, item, where),
-                model=_model(config.model, item, where),
+                evaluation=_evaluation(config.evaluation, item, stage_name),
+                model=_model(config.model, item, stage_name),
                 peak_learning_rate=item.learning_rate or config.optimizer.learning_rate,
                 weight_decay=config.optimizer.weight_decay if item.weight_decay is None else item.weight_decay,
                 schedule=run_schedule if item.schedule is None else with_schedule_steps(item.schedule, [shape]),
@@ -207,10 +207,10 @@ def _shape(config: RunConfig, item: StageSettings, number: int) -> StageShape:
     for name in ("micro_batch_tokens", "global_batch_tokens"):
         value = getattr(item, name) or getattr(training, name)
         if value is None:
-            where = f"training.stages.{number}.{name} is not set, nor is " if training.stages else ""
+            in_stage = f"training.stages.{number}.{name} is not set, nor is " if training.stages else ""
             raise SettingError(
-                f"{where}training.{name}" + ("" if where else " is required and not set"),
-                fix=f"set training.{name}" + (f", or {name} in the stage" if where else ""),
+                f"{in_stage}training.{name}" + ("" if in_stage else " is required and not set"),
+                fix=f"set training.{name}" + (f", or {name} in the stage" if in_stage else ""),
                 code="missing-setting",
             )
         sizes[name] = value
@@ -232,12 +232,12 @@ def _shape(config: RunConfig, item: StageSettings, number: int) -> StageShape:
 
 def _cut(shapes: Sequence[StageShape], steps: int) -> list[StageShape]:
     """Return the stages of the first `steps` steps; the last stage is lengthened where they are fewer."""
-    found, left = [], steps
+    stages, left = [], steps
     for shape in shapes:
         if left > 0:
-            found.append(replace(shape, steps=min(shape.steps, left)))
-            left -= found[-1].steps
-    return [*found[:-1], replace(found[-1], steps=found[-1].steps + left)]
+            stages.append(replace(shape, steps=min(shape.steps, left)))
+            left -= stages[-1].steps
+    return [*stages[:-1], replace(stages[-1], steps=stages[-1].steps + left)]
 
 
 def _branch_number(config: RunConfig, settings: Sequence[StageSettings]) -> int:
@@ -253,31 +253,31 @@ def _branch_number(config: RunConfig, settings: Sequence[StageSettings]) -> int:
     return names.index(config.branch.stage)
 
 
-def _data(data: DataSettings, item: StageSettings, changes: dict[str, Any], where: str) -> DataSettings:
+def _data(data: DataSettings, item: StageSettings, changes: dict[str, Any], stage_name: str) -> DataSettings:
     if item.data is not None:
         changes |= dict(item.data)
-    with _named(where, "data"):
+    with _named(stage_name, "data"):
         return DataSettings.model_validate({**dict(data), **changes})
 
 
-def _evaluation(evaluation: EvaluationSettings, item: StageSettings, where: str) -> EvaluationSettings:
+def _evaluation(evaluation: EvaluationSettings, item: StageSettings, stage_name: str) -> EvaluationSettings:
     changes = item.evaluation.model_dump(exclude_none=True) if item.evaluation is not None else {}
-    with _named(where, "evaluation"):
+    with _named(stage_name, "evaluation"):
         return EvaluationSettings.model_validate({**dict(evaluation), **changes})
 
 
 @contextlib.contextmanager
-def _named(where: str, section: str) -> Iterator[None]:
+def _named(stage_name: str, section: str) -> Iterator[None]:
     """Name the stage in the error of settings that contradict each other; single values were validated before."""
     try:
         yield
     except ValidationError as error:
-        found: SettingError = error.errors()[0]["ctx"]["error"]
-        fix = within_item(found.fix, where.partition(" ")[0], section)
-        raise SettingError(f"{where}: {found}", fix=fix, code=found.code) from None
+        setting_error: SettingError = error.errors()[0]["ctx"]["error"]
+        fix = within_item(setting_error.fix, stage_name.partition(" ")[0], section)
+        raise SettingError(f"{stage_name}: {setting_error}", fix=fix, code=setting_error.code) from None
 
 
-def _model(model: ModelSettings, item: StageSettings, where: str) -> ModelSettings:
+def _model(model: ModelSettings, item: StageSettings, stage_name: str) -> ModelSettings:
     bases = {name: getattr(item, name) for name in ROPE_BASES}
     changes = {name: value for name, value in bases.items() if value is not None}
     for name, value in changes.items():
@@ -288,7 +288,7 @@ def _model(model: ModelSettings, item: StageSettings, where: str) -> ModelSettin
         else:
             continue
         raise SettingError(
-            f"{where}: {name}={value:g} has no effect: {why}",
+            f"{stage_name}: {name}={value:g} has no effect: {why}",
             fix=f"remove {name} from the stage",
             code="setting-without-effect",
         )

@@ -90,7 +90,7 @@ def explain_synonym(name: str, value: object, sequence_length: int | None = None
     answer = _answer(synonym, text, sequence_length)
     if stage is None:
         return answer
-    return re.sub(r"\b[a-z]+\.[a-z_]+\b", lambda found: _of_stage(found[0], stage[0]), answer)
+    return re.sub(r"\b[a-z]+\.[a-z_]+\b", lambda mention: _of_stage(mention[0], stage[0]), answer)
 
 
 _OFF = {
@@ -123,6 +123,6 @@ def markdown_table() -> Iterator[str]:
     yield "|---|---|---|---|"
     for names, setting, unit, advice in synonyms():
         listed = ", ".join(f"`{name}`" for name in names)
-        where = "-" if setting == "none" else ", ".join(f"`{each}`" for each in setting.split(", "))
+        settings = "-" if setting == "none" else ", ".join(f"`{each}`" for each in setting.split(", "))
         how = advice.format(value="N").replace("|", "\\|") if advice else "same value"
-        yield f"| {listed} | {where} | {unit} | {how} |"
+        yield f"| {listed} | {settings} | {unit} | {how} |"

@@ -11,6 +11,7 @@ from data_prep.base.errors import UserError
 from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
 from trainer.data.batch import IGNORED
 from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments
+from trainer.data.sentence_pairs import PairTask, max_pairs_in_row
 from trainer.data.shard_set import Shard
 
 SEQUENCE_BUCKET = 64
@@ -22,13 +23,18 @@ _NOT_OURS = "prepare the text again"
 
 
 @dataclass(frozen=True)
-class RowShape:
-    """The fixed shape of a row."""
+class RowSettings:
+    """Form of a row: the settings that the order of samples depends on."""
 
     sequence_length: int
     """L: positions."""
-    max_pairs: int
-    """Largest number of sentence pairs in a row; 0 without pairs."""
+    pair_task: PairTask | None = None
+    short_seq_probability: float = 0.0
+
+    @property
+    def max_pairs(self) -> int:
+        """Largest number of sentence pairs in a row; 0 without pairs."""
+        return max_pairs_in_row(self.sequence_length) if self.pair_task is not None else 0
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ def assemble_rows(
     segments: Segments,
     tokens: np.ndarray,
     num_rows: int,
-    shape: RowShape,
+    settings: RowSettings,
     special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS,
 ) -> Rows:
     """Place segments in rows with their special tokens; the rest of a row is padding.
@@ -104,7 +110,7 @@ def assemble_rows(
     Args:
         tokens: (sum(segments.lengths),) ids, as `read_segments` returns them.
     """
-    length = shape.sequence_length
+    length = settings.sequence_length
     opens = segments.types == SEGMENT_A
     positions = segments.lengths + 1 + opens  # [SEP], and [CLS] before an A
     used = np.bincount(segments.rows, weights=positions, minlength=num_rows).astype(np.int64)
@@ -122,7 +128,7 @@ def assemble_rows(
     with_dead = np.flatnonzero(used < length)
     starts = np.sort(np.concatenate([firsts[opens], with_dead * length + used[with_dead]]))
     lengths = np.diff(starts, append=num_rows * length)
-    cls_positions, labels = _pairs(firsts, segments.labels, num_rows * shape.max_pairs)
+    cls_positions, labels = _pairs(firsts, segments.labels, num_rows * settings.max_pairs)
     return Rows(
         input_ids=input_ids,
         position_ids=np.arange(num_rows * length) - np.repeat(starts, lengths),

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 from trainer.config.data_settings import DataSettings
-from trainer.data.epochs import RowSettings, num_shard_rows
+from trainer.data.assembly import RowSettings
+from trainer.data.epochs import num_shard_rows
 from trainer.data.shard_set import Shard, ShardSet, Split
 
 BUDGET_TOLERANCE = 0.01
@@ -37,19 +38,19 @@ def components_of(data: DataSettings, shard_sets: Sequence[ShardSet], settings: 
     Raises:
         UserError: a data set contains no training document.
     """
-    found = []
+    components = []
     for weight, shard_set in zip(data_set_weights(data, shard_sets), shard_sets, strict=True):
         shards, tokens = shards_of(shard_set, "train"), shard_set.manifest.train.tokens
         if not shard_set.manifest.has_source_budgets:
-            found.append(Component(shard_set.url, shards, weight, tokens))
+            components.append(Component(shard_set.url, shards, weight, tokens))
             continue
         sources = _sources(shard_set, shards, settings)
         total = sum(source.weight for source in sources)
-        found += [
+        components += [
             Component(each.name, each.shards, weight * each.weight / total, each.tokens, each.max_tokens)
             for each in sources
         ]
-    return found
+    return components
 
 
 def data_set_weights(data: DataSettings, shard_sets: Sequence[ShardSet]) -> list[float]:
@@ -117,7 +118,7 @@ def _sources(shard_set: ShardSet, shards: Sequence[Shard], settings: RowSettings
 
     The samples are rows, not tokens: special tokens and the last row of a shard count too.
     """
-    found = []
+    components = []
     for source in shard_set.manifest.sources:
         own = [shard for shard in shards if shard.record.source == source.name]
         tokens = sum(shard.record.tokens for shard in own)
@@ -128,5 +129,5 @@ def _sources(shard_set: ShardSet, shards: Sequence[Shard], settings: RowSettings
         bounds += [source.epochs * tokens] if source.epochs is not None else []
         budget = min(bounds) * positions / tokens if bounds else None
         weight = source.weight if source.weight is not None else positions if budget is None else budget
-        found.append(Component(source.name, own, weight, tokens, budget))
-    return found
+        components.append(Component(source.name, own, weight, tokens, budget))
+    return components

@@ -7,33 +7,17 @@ sentence pairs need a plan of every shard at the start, to determine the number 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, fields, replace
 from functools import lru_cache
 
 import numpy as np
 
-from trainer.data.assembly import RowShape
+from trainer.data.assembly import RowSettings
 from trainer.data.order import WINDOW_SHARDS, EpochOrder
 from trainer.data.packing import DocumentRows, RowPlan, Segments, num_document_rows
 from trainer.data.pair_counts import PairPlanner
 from trainer.data.pair_rows import PairCounts, PairPlan, PairRows
-from trainer.data.sentence_pairs import PairTask, max_pairs_in_row
 from trainer.data.shard_set import Shard
-
-
-@dataclass(frozen=True)
-class RowSettings:
-    """Form of a row: the settings that the order of samples depends on."""
-
-    sequence_length: int
-    pair_task: PairTask | None
-    short_seq_probability: float
-
-
-def row_shape(settings: RowSettings) -> RowShape:
-    """Return the fixed shape of the rows under these settings, for any data."""
-    length = settings.sequence_length
-    return RowShape(length, max_pairs_in_row(length) if settings.pair_task is not None else 0)
 
 
 class ComponentEpoch:
@@ -56,13 +40,13 @@ class ComponentEpoch:
     def num_rows(self) -> int:
         return self._order.num_rows
 
-    def segments(self, positions: np.ndarray) -> tuple[Segments, list[Shard]]:
+    def segments_of_epoch(self, positions: np.ndarray) -> tuple[Segments, list[Shard]]:
         """Return the segments at `positions` (n,) int64 of the epoch, and their shards; rows count 0 to n - 1."""
         windows, rows = self._order.locate(positions)
         parts = []
         for window in np.unique(windows).tolist():
             members = np.flatnonzero(windows == window)
-            segments = self._window(window).segments(rows[members])
+            segments = self._window(window).segments_of_rows(rows[members])
             parts.append((members, segments, [self._shards[number] for number in self._order.windows[window].tolist()]))
         return merge_segments(parts)
 

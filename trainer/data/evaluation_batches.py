@@ -13,10 +13,9 @@ from data_prep.storage import storage
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.measurements import Measurement, Metrics
-from trainer.data.assembly import RowShape, assemble_rows
+from trainer.data.assembly import RowSettings, assemble_rows
 from trainer.data.batch import Batch
 from trainer.data.components import shards_of
-from trainer.data.epochs import row_shape
 from trainer.data.micro_batches import MicroBatches, Slice
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import Segments, document_starts
@@ -113,10 +112,8 @@ def evaluation_batches(
     settings = row_settings(data, stage)
     samples = SampleSpace([shards], [1.0], settings, seed, Purpose.EVALUATION)
     num_rows = stage.micro_batch_tokens // stage.sequence_length
-    shape = row_shape(settings)
     batches = MicroBatches(
         samples,
-        shape,
         masking_of(data, shard_sets[0]),
         num_rows,
         seed,
@@ -124,20 +121,20 @@ def evaluation_batches(
         skip_corrupt_shards=data.on_corrupt_shard == "skip",
     )
     sources = _Sources(shard_sets)
-    total = samples.open_pass(epoch=0).num_rows
+    total = samples.open_epoch(epoch=0).num_rows
     if max_tokens is not None:
         total = min(total, max(1, max_tokens // stage.sequence_length))
     for first in range(0, total, num_rows * world_size):
         own = min(first + rank * num_rows, total)
         which = Slice(0, own, min(own + num_rows, total), data.evaluated_mlm_probability)
         segments, held_in, _ = batches.plan(which)
-        origins = scatter_to_positions(sources.of(segments, held_in), segments, num_rows, shape)
+        origins = scatter_to_positions(sources.of(segments, held_in), segments, num_rows, settings)
         yield EvaluationBatch(batches.build(which), torch.from_numpy(origins))
 
 
-def scatter_to_positions(values: np.ndarray, segments: Segments, num_rows: int, shape: RowShape) -> np.ndarray:
+def scatter_to_positions(values: np.ndarray, segments: Segments, num_rows: int, settings: RowSettings) -> np.ndarray:
     """Return the value of each segment, (N,), at the positions of its tokens, (T,) int64."""
-    return assemble_rows(segments, np.repeat(values, segments.lengths), num_rows, shape).input_ids
+    return assemble_rows(segments, np.repeat(values, segments.lengths), num_rows, settings).input_ids
 
 
 class _Sources:
@@ -152,13 +149,13 @@ class _Sources:
 
     def of(self, segments: Segments, shards: Sequence[Shard]) -> np.ndarray:
         """Return the source of each segment as an index into `Origins.names`, (N,) int64."""
-        found = np.zeros(len(segments.rows), np.int64)
+        numbers = np.zeros(len(segments.rows), np.int64)
         for number in np.unique(segments.shards).tolist():
             inside, shard = segments.shards == number, shards[number]
             starts, sources = self._documents_of(shard)
             documents = np.searchsorted(starts, segments.starts[inside], "right") - 1
-            found[inside] = self._firsts[shard.shard_set] + sources[documents]
-        return found
+            numbers[inside] = self._firsts[shard.shard_set] + sources[documents]
+        return numbers
 
 
 def _documents_of(shard: Shard) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,7 @@ import torch
 from data_prep.tokenizer.special_tokens import SpecialTokens
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.measurements import WORD_ROW_LENGTH
-from trainer.data.assembly import RowShape, assemble_rows
+from trainer.data.assembly import RowSettings, assemble_rows
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.evaluation_batches import EvaluationBatch
 from trainer.data.packing import SEGMENT_A, Segments, document_starts
@@ -122,7 +122,7 @@ def _batch(
     words: HiddenWords, which: slice, token_starts: np.ndarray, num_rows: int, first_row: int
 ) -> EvaluationBatch:
     inside = slice(token_starts[which.start], token_starts[which.stop])
-    number, shape = which.stop - which.start, RowShape(words.row_length, max_pairs=0)
+    number, settings = which.stop - which.start, RowSettings(words.row_length)
     zeros = np.zeros(number, np.int64)
     segments = Segments(
         words.rows[which] - first_row,
@@ -132,8 +132,8 @@ def _batch(
         np.full(number, SEGMENT_A),
         np.full(number, IGNORED),
     )
-    rows = assemble_rows(segments, words.tokens[inside], num_rows, shape, words.special_tokens)
-    flags = assemble_rows(segments, words.hidden[inside], num_rows, shape, _NO_TOKENS).input_ids
+    rows = assemble_rows(segments, words.tokens[inside], num_rows, settings, words.special_tokens)
+    flags = assemble_rows(segments, words.hidden[inside], num_rows, settings, _NO_TOKENS).input_ids
     positions = np.flatnonzero(flags)
     labels = rows.input_ids[positions]
     rows.input_ids[positions] = words.special_tokens.mask
@@ -207,7 +207,7 @@ def _passages(shard_sets: Sequence[ShardSet], tokenizer: Tokenizer, skip_corrupt
     shards = [shard for shard_set in shard_sets for shard in shard_set.shards("valid")]
     ids = [shard.read_index().document_ids for shard in shards]
     numbers = np.repeat(np.arange(len(shards)), [len(each) for each in ids])
-    places = np.concatenate([np.arange(len(each)) for each in ids] or [np.empty(0, np.int64)])
+    positions = np.concatenate([np.arange(len(each)) for each in ids] or [np.empty(0, np.int64)])
     document_ids = np.concatenate(ids or [np.empty(0, np.uint64)])
     order = np.lexsort((document_ids, fold(_key(_ORDER), document_ids)))
     per_document = max(MIN_PASSAGES_PER_DOCUMENT, -(-MAX_PASSAGES // max(len(document_ids), 1)))
@@ -220,12 +220,12 @@ def _passages(shard_sets: Sequence[ShardSet], tokenizer: Tokenizer, skip_corrupt
         if skip_corrupt_shards and not shard.is_readable():
             continue
         starts, lengths = layout(shard)
-        start, length = starts[places[number]], int(lengths[places[number]])
+        start, length = starts[positions[number]], int(lengths[positions[number]])
         most = (per_document + 1) * PASSAGE_BYTES  # a token is a byte at least
         tokens = shard.read_tokens()[start : start + min(length, most)].astype(np.int64)
-        found = list(_cut(tokens, length > most, tokenizer, int(document_ids[number]), per_document * PASSAGE_BYTES))
-        yield from found[:left]
-        left -= min(left, len(found))
+        passages = list(_cut(tokens, length > most, tokenizer, int(document_ids[number]), per_document * PASSAGE_BYTES))
+        yield from passages[:left]
+        left -= min(left, len(passages))
 
 
 def _layout_of(shard: Shard) -> tuple[np.ndarray, np.ndarray]:

@@ -22,12 +22,11 @@ from trainer.config.data_settings import DataSettings
 from trainer.config.schedule import global_batch_tokens
 from trainer.config.stages import Stage
 from trainer.data.batch import Batch
-from trainer.data.epochs import row_shape
 from trainer.data.micro_batches import MicroBatches, Slice
 from trainer.data.pair_counts import KeptPairCounts
 from trainer.data.pair_rows import PairCounts
 from trainer.data.randomness import Purpose
-from trainer.data.samples import check_enough_rows, masking_of, row_settings, training_samples
+from trainer.data.samples import check_enough_rows, masking_of, training_samples
 from trainer.data.shard_set import ShardSet
 from trainer.data.workers import block_scheduler_signals, initialize_worker, next_or_stop
 
@@ -123,7 +122,6 @@ class Loader:
         self._samples = training_samples(shard_sets, data, stage, seed, pair_counts)
         self._dataset = MicroBatches(
             self._samples,
-            row_shape(row_settings(data, stage)),
             masking_of(data, shard_sets[0]),
             batch_arithmetic(stage, world_size).micro_batch_rows,
             seed,
@@ -143,7 +141,7 @@ class Loader:
 
     def pair_counts(self, epoch: int) -> PairCounts | None:
         """Return counts of the sentence pairs of an epoch (in a mixture: of the first component's first epoch)."""
-        return self._samples.open_pass(epoch).pair_counts
+        return self._samples.open_epoch(epoch).pair_counts
 
     def __iter__(self) -> Iterator[GlobalBatch]:
         with block_scheduler_signals():

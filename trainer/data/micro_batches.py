@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 from data_prep.base.errors import UserError
-from trainer.data.assembly import RowShape, assemble_rows, check_tokens, read_segments, without_damaged
+from trainer.data.assembly import assemble_rows, check_tokens, read_segments, without_damaged
 from trainer.data.batch import Batch
 from trainer.data.masking import Masking, mask_rows
 from trainer.data.packing import Segments
@@ -34,7 +34,6 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
     def __init__(
         self,
         samples: SampleSpace,
-        shape: RowShape,
         masking: Masking,
         num_rows: int,
         seed: int,
@@ -43,7 +42,6 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
     ) -> None:
         """`skip_corrupt_shards` replaces rows of a damaged shard by padding rows; otherwise the shard is an error."""
         self._samples = samples
-        self._shape = shape
         self._masking = masking
         self._num_rows = num_rows
         self._skip_corrupt_shards = skip_corrupt_shards
@@ -58,7 +56,7 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
 
     def plan(self, which: Slice) -> tuple[Segments, list[Shard], int]:
         """Return the segments of a slice, their shards, and the number of rows that cannot be read."""
-        segments, shards = self._samples.segments(which.epoch, np.arange(which.first, which.stop))
+        segments, shards = self._samples.segments_of_samples(which.epoch, np.arange(which.first, which.stop))
         num_unreadable_rows = 0
         if self._skip_corrupt_shards:
             segments, num_unreadable_rows = without_damaged(segments, shards)
@@ -66,13 +64,13 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
 
     def build(self, which: Slice) -> Batch:
         """Return the micro-batch of `num_rows` rows: those of the slice, then padding rows."""
-        length = self._shape.sequence_length
+        length = self._samples.settings.sequence_length
         numbers = np.arange(which.first, which.first + self._num_rows)
         segments, shards, num_unreadable_rows = self.plan(which)
         special_tokens = self._masking.special_tokens
         tokens = read_segments(segments, shards)
         check_tokens(tokens, segments, shards, self._masking.vocab_size)
-        rows = assemble_rows(segments, tokens, self._num_rows, self._shape, special_tokens)
+        rows = assemble_rows(segments, tokens, self._num_rows, self._samples.settings, special_tokens)
         keys = fold(fold(self._mask_key, which.epoch), numbers)
         masked = mask_rows(rows.input_ids.reshape(self._num_rows, length), keys, self._masking, which.mlm_probability)
         return Batch(
@@ -87,6 +85,6 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
             sequence_length=length,
             num_unreadable_rows=num_unreadable_rows,
             pad_token_id=special_tokens.pad,
-            has_segment_b=self._shape.max_pairs > 0,
+            has_segment_b=self._samples.settings.max_pairs > 0,
             longest_sequence=rows.longest_sequence,
         )

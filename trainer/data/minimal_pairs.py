@@ -43,7 +43,7 @@ class MinimalPair(NamedTuple):
     bad: str
     paradigm: str
     field: str
-    where: str
+    location: str
     """The file and the line, for messages."""
 
 
@@ -100,8 +100,8 @@ def read_minimal_pairs(path: str | Path) -> list[MinimalPair]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    found = (each for each in folder.rglob("*") if each.name.endswith(SUFFIXES) and each.is_file())
-    return sorted(each for each in found if not any(part.startswith(".") for part in each.relative_to(folder).parts))
+    files = (each for each in folder.rglob("*") if each.name.endswith(SUFFIXES) and each.is_file())
+    return sorted(each for each in files if not any(part.startswith(".") for part in each.relative_to(folder).parts))
 
 
 def _name_of(file: Path, path: Path) -> str:
@@ -128,18 +128,18 @@ def _read_file(file: Path, name: str) -> Iterator[MinimalPair]:
             yield _read_pair(line, name, f"{file}, line {number:,}")
 
 
-def _read_pair(line: bytes, name: str, where: str) -> MinimalPair:
+def _read_pair(line: bytes, name: str, location: str) -> MinimalPair:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{where}: not valid JSON ({error})",
+            f"{location}: not valid JSON ({error})",
             fix="write one object per line",
             code="invalid-minimal-pair",
         ) from None
     if not isinstance(values, dict):
         raise UsageError(
-            f"{where}: not a JSON object ({str(values)[:_SHOWN_CHARACTERS]})",
+            f"{location}: not a JSON object ({str(values)[:_SHOWN_CHARACTERS]})",
             fix="write one object per line",
             code="invalid-minimal-pair",
         )
@@ -147,7 +147,7 @@ def _read_pair(line: bytes, name: str, where: str) -> MinimalPair:
         if not isinstance(values.get(key), str) or not values[key].strip():
             given = repr(values[key])[:_SHOWN_CHARACTERS] if key in values else "missing"
             raise UsageError(
-                f"{where}: {key} must be a sentence ({given})",
+                f"{location}: {key} must be a sentence ({given})",
                 fix="give a text that is not empty",
                 code="invalid-minimal-pair",
             )
@@ -157,13 +157,13 @@ def _read_pair(line: bytes, name: str, where: str) -> MinimalPair:
         values["sentence_bad"],
         paradigm if isinstance(paradigm, str) and paradigm else name,
         field if isinstance(field, str) else "",
-        where,
+        location,
     )
     try:
         "".join(pair[:4]).encode()
     except UnicodeEncodeError:
         raise UsageError(
-            f"{where}: a text holds half a surrogate pair, which is not a character",
+            f"{location}: a text holds half a surrogate pair, which is not a character",
             fix="correct the line, or remove it",
             code="invalid-minimal-pair",
         ) from None
@@ -185,13 +185,8 @@ def pair_scores(
     Raises:
         UserError: a sentence has no token or more than `max_length`, or a score is not finite.
     """
-    numbers: dict[str, int] = {}
-    sentences: list[EncodedSentence] = []
-    for pair in pairs:
-        for text in (pair.good, pair.bad):
-            if text not in numbers:
-                numbers[text] = len(sentences)
-                sentences.append(_checked(encode(text), text, pair.where, max_length))
+    encoded = encode_pairs(pairs, encode, max_length, "the model takes", fix="remove the pair")
+    sentences, numbers = list(encoded.values()), {text: number for number, text in enumerate(encoded)}
     scores = np.zeros(len(sentences))
     for owners, copies in masked_copies(sentences, mask_token_id):
         np.add.at(scores, owners, scorer(copies))
@@ -206,29 +201,33 @@ def pair_scores(
     return np.array([[scores[numbers[pair.good]], scores[numbers[pair.bad]]] for pair in pairs])
 
 
-def _checked(encoded: EncodedSentence, text: str, where: str, max_length: int) -> EncodedSentence:
-    check_has_token(encoded, text, where)
-    if len(encoded.ids) > max_length:
-        raise UsageError(
-            f"{where}: the sentence has {len(encoded.ids):,} tokens, and the model takes {max_length:,}",
-            fix="remove the pair",
-            code="text-too-long",
-        )
-    return encoded
-
-
-def check_has_token(encoded: EncodedSentence, text: str, where: str) -> None:
-    """Refuse a sentence without tokens, whose score would be the highest there is.
+def encode_pairs(
+    pairs: Sequence[MinimalPair], encode: Callable[[str], EncodedSentence], max_length: int, limit: str, fix: str
+) -> dict[str, EncodedSentence]:
+    """Encode each sentence of the pairs once, by its text; `limit` and `fix` are of the error for long ones.
 
     Raises:
-        UsageError: it has none.
+        UsageError: a sentence has no token, whose score would be the highest there is, or more than `max_length`.
     """
-    if not len(encoded.own):
-        raise UsageError(
-            f"{where}: the tokenizer finds no token in {text[:_SHOWN_CHARACTERS]!r}",
-            fix="remove the pair",
-            code="text-without-token",
-        )
+    sentences: dict[str, EncodedSentence] = {}
+    for pair in pairs:
+        for text in (pair.good, pair.bad):
+            if text in sentences:
+                continue
+            sentences[text] = encode(text)
+            if not len(sentences[text].own):
+                raise UsageError(
+                    f"{pair.location}: the tokenizer finds no token in {text[:_SHOWN_CHARACTERS]!r}",
+                    fix="remove the pair",
+                    code="text-without-token",
+                )
+            if (length := len(sentences[text].ids)) > max_length:
+                raise UsageError(
+                    f"{pair.location}: the sentence has {length:,} tokens, and {limit} {max_length:,}",
+                    fix=fix,
+                    code="text-too-long",
+                )
+    return sentences
 
 
 def num_masked_copies(pairs: Sequence[MinimalPair], encode: Callable[[str], EncodedSentence]) -> int:

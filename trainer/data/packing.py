@@ -47,7 +47,7 @@ class RowPlan(Protocol):
 
     num_rows: int
 
-    def segments(self, rows: np.ndarray) -> Segments:
+    def segments_of_rows(self, rows: np.ndarray) -> Segments:
         """Return the segments of `rows` (n,) int64; `Segments.rows` counts 0 to n - 1."""
         ...
 
@@ -88,7 +88,7 @@ class DocumentRows:
         self._tar_starts = np.concatenate([document_starts(*pair) for pair in zip(indexes, itemsizes, strict=True)])
         self._shards = np.repeat(np.arange(len(indexes)), [len(index.document_lengths) for index in indexes])
 
-    def segments(self, rows: np.ndarray) -> Segments:
+    def segments_of_rows(self, rows: np.ndarray) -> Segments:
         row_starts = rows * self._positions_per_row
         row_ends = row_starts + self._positions_per_row
         first = np.searchsorted(self._stream_starts, row_starts, side="right") - 1

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +22,10 @@ from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from data_prep.storage import storage
 from trainer.data import bin_packing, randomness, sentence_pairs
+from trainer.data.assembly import RowSettings
 from trainer.data.pair_rows import PairCounts, PairPlan
 from trainer.data.randomness import Purpose, fold
 from trainer.data.shard_set import Shard
-
-if TYPE_CHECKING:
-    from trainer.data.epochs import RowSettings
 
 LOG = logger(__name__)
 

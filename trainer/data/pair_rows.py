@@ -73,7 +73,7 @@ class PairRows:
         self._labels = np.concatenate([plan.labels for plan in plans])
         self._shards = np.repeat(np.arange(len(plans)), np.diff(num_pairs))
 
-    def segments(self, rows: np.ndarray) -> Segments:
+    def segments_of_rows(self, rows: np.ndarray) -> Segments:
         starts = self._row_starts[rows]
         of_rows, pairs = expand_ranges(starts, self._row_starts[rows + 1] - starts)
         labels = np.stack([self._labels[pairs].astype(np.int64), np.full(len(pairs), IGNORED)], axis=1)

@@ -24,7 +24,7 @@ class Purpose(IntEnum):
     TRAINING = 1
     EVALUATION = 2
     MIXTURE = 3
-    PASS = 4
+    EPOCH = 4
     SHARD_ORDER = 5
     ROW_ORDER = 6
     SENTENCE_PAIRS = 7

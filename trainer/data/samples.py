@@ -19,8 +19,9 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.stages import Stage
+from trainer.data.assembly import RowSettings
 from trainer.data.components import check_budgets, components_of
-from trainer.data.epochs import ComponentEpoch, RowSettings, merge_segments, num_shard_rows
+from trainer.data.epochs import ComponentEpoch, merge_segments, num_shard_rows
 from trainer.data.masking import Masking
 from trainer.data.order import MIXTURE_SLOTS, Mixture
 from trainer.data.packing import Segments
@@ -61,44 +62,44 @@ class SampleSpace:
         """`usage` is Purpose.TRAINING or Purpose.EVALUATION, which have different orders."""
         self._pair_counts = pair_counts
         self._components = components
-        self._settings = settings
+        self.settings = settings
         self._usage = usage
         self._mixture = Mixture(weights, root_key(seed, usage, Purpose.MIXTURE)) if len(components) > 1 else None
-        self._key = root_key(seed, usage, Purpose.PASS)
+        self._key = root_key(seed, usage, Purpose.EPOCH)
         # A micro-batch may cross the end of an epoch.
-        self._pass = lru_cache(2 * len(components))(self._open_pass)
+        self._opened = lru_cache(2 * len(components))(self._open_epoch)
         # Without sentence pairs all epochs of a component are equally long.
-        self._rows_of_pass = [sum(num_shard_rows(shard, settings) for shard in shards) for shards in components]
-        self._pass_starts: dict[tuple[int, int], list[int]] = {}
+        self._rows_of_epoch = [sum(num_shard_rows(shard, settings) for shard in shards) for shards in components]
+        self._epoch_starts: dict[tuple[int, int], list[int]] = {}
         self._num_rows: dict[ReadEpoch, int] = {}
 
     def num_samples(self, epoch: int) -> int | None:
         """Return the number of samples of an epoch; None for a mixture, whose epochs do not end."""
         return None if self._mixture else self.num_rows(ReadEpoch(epoch, 0))
 
-    def open_pass(self, epoch: int, component: int = 0, number: int = 0) -> ComponentEpoch:
+    def open_epoch(self, epoch: int, component: int = 0, number: int = 0) -> ComponentEpoch:
         """Return epoch `number` of a component within `epoch`; without a mixture `number` is 0."""
-        return self._pass(epoch, component, number)
+        return self._opened(epoch, component, number)
 
-    def segments(self, epoch: int, samples: np.ndarray) -> tuple[Segments, list[Shard]]:
+    def segments_of_samples(self, epoch: int, samples: np.ndarray) -> tuple[Segments, list[Shard]]:
         """Return the segments of `samples` (n,) int64 and their shards; rows count 0 to n - 1."""
         if self._mixture is None:
-            return self.open_pass(epoch).segments(samples)
+            return self.open_epoch(epoch).segments_of_epoch(samples)
         components, earlier = self._mixture.locate(samples)
         parts = []
         for component in np.unique(components).tolist():
             members = np.flatnonzero(components == component)
-            numbers, positions = self._find_passes(epoch, component, earlier[members])
+            numbers, positions = self._find_epochs(epoch, component, earlier[members])
             for number in np.unique(numbers).tolist():
                 inside = numbers == number
-                part = self.open_pass(epoch, component, number).segments(positions[inside])
+                part = self.open_epoch(epoch, component, number).segments_of_epoch(positions[inside])
                 parts.append((members[inside], *part))
         return merge_segments(parts)
 
     def planner(self, read: ReadEpoch) -> PairPlanner:
         """Return the planner of the sentence pairs of an epoch of a component."""
         key = root_key(self._key, read.epoch, read.component, read.number)
-        return PairPlanner(self._components[read.component], self._settings, key)
+        return PairPlanner(self._components[read.component], self.settings, key)
 
     def epochs_until(self, epoch: int, sample: int) -> Iterator[ReadEpoch]:
         """Yield the epochs of components that begin within `epoch` up to `sample`, the first of each component first.
@@ -121,7 +122,7 @@ class SampleSpace:
     def num_rows(self, read: ReadEpoch) -> int:
         """Return the number of rows of an epoch of a component, which is planned for it once at most."""
         if read not in self._num_rows:
-            self._num_rows[read] = self.open_pass(read.epoch, read.component, read.number).num_rows
+            self._num_rows[read] = self.open_epoch(read.epoch, read.component, read.number).num_rows
         return self._num_rows[read]
 
     def is_over(self, read: ReadEpoch, epoch: int, sample: int) -> bool:
@@ -141,22 +142,22 @@ class SampleSpace:
             return num_samples
         return (num_samples // MIXTURE_SLOTS + 1) * int(self._mixture.counts[component])
 
-    def _find_passes(self, epoch: int, component: int, earlier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _find_epochs(self, epoch: int, component: int, earlier: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (component epoch, position in it) of a component's samples from the numbers of its earlier samples."""
-        if self._settings.pair_task is None:
-            return np.divmod(earlier, self._rows_of_pass[component])
+        if self.settings.pair_task is None:
+            return np.divmod(earlier, self._rows_of_epoch[component])
         # With sentence pairs each epoch has its own number of rows.
-        starts = self._pass_starts.setdefault((epoch, component), [0])
+        starts = self._epoch_starts.setdefault((epoch, component), [0])
         while starts[-1] <= earlier.max():
-            starts.append(starts[-1] + self.open_pass(epoch, component, len(starts) - 1).num_rows)
+            starts.append(starts[-1] + self.open_epoch(epoch, component, len(starts) - 1).num_rows)
         numbers = np.searchsorted(starts, earlier, side="right") - 1
         return numbers, earlier - np.asarray(starts)[numbers]
 
-    def _open_pass(self, epoch: int, component: int, number: int) -> ComponentEpoch:
+    def _open_epoch(self, epoch: int, component: int, number: int) -> ComponentEpoch:
         shards = self._components[component]
         planner, kept = self.planner(ReadEpoch(epoch, component, number)), self._pair_counts
-        counts = kept.find(planner) if kept is not None and self._settings.pair_task is not None else None
-        opened = ComponentEpoch(shards, self._settings, planner.key, counts)
+        counts = kept.find(planner) if kept is not None and self.settings.pair_task is not None else None
+        opened = ComponentEpoch(shards, self.settings, planner.key, counts)
         if not opened.num_rows or self._lacks_pairs(epoch, opened):
             raise UserError(
                 f"the shards {storage.redact(shards[0].shard_set.url)} contain no sentence pair that can be labeled: "

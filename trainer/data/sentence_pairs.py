@@ -36,9 +36,9 @@ IS_NEXT, IS_RANDOM = 0, 1
 """Labels as in Hugging Face's `next_sentence_label`."""
 IN_ORDER, IS_SWAPPED = 0, 1
 """Labels as in Hugging Face's `sentence_order_label`."""
-SPECIAL_PLACES = 3
+SPECIAL_POSITIONS = 3
 """[CLS] A [SEP] B [SEP]."""
-SHORTEST_PAIR = SPECIAL_PLACES + 2
+SHORTEST_PAIR = SPECIAL_POSITIONS + 2
 
 _NEXT_SENTENCE_BITS = (5, 4, 3, 2, 1, 0)
 """Lengths of Bs that agree in so many leading bits are cut to the shorter one; 0 bits match any two."""
@@ -111,7 +111,7 @@ def plan_pairs(
         key: of (seed, epoch, shard).
     """
     text = _Text.of(index)
-    capacity = sequence_length - SPECIAL_PLACES
+    capacity = sequence_length - SPECIAL_POSITIONS
     cut = _cut_chunks if task == "next_sentence" else _cut_chunks_both_ways
     firsts, a_ends, ends = cut(text, capacity, short_seq_probability, key)
     lengths = np.stack([text.tokens(firsts, a_ends), text.tokens(a_ends, ends)], axis=1)
@@ -129,7 +129,7 @@ def plan_pairs(
         planned = _label_sentence_orders(starts, fitted, coins, key)
     starts, lengths, labels = planned
 
-    used = lengths.sum(1) + SPECIAL_PLACES - (lengths[:, 1] == 0)
+    used = lengths.sum(1) + SPECIAL_POSITIONS - (lengths[:, 1] == 0)
     rows = pack_rows(used, sequence_length)
     order = np.argsort(rows, kind="stable")
     num_rows = int(rows.max(initial=-1)) + 1
@@ -188,14 +188,14 @@ def _cut_chunks_both_ways(
 
 def _walk(text: _Text, successors: np.ndarray) -> np.ndarray:
     """Return the sentences at which chunks begin, ascending, from the first sentence of each document to its end."""
-    found = []
+    chunks = []
     at, stop = text.document_firsts[:-1], text.document_firsts[1:]
     while len(at):
-        found.append(at)
+        chunks.append(at)
         at = successors[at]
         inside = at < stop
         at, stop = at[inside], stop[inside]
-    return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
+    return np.sort(np.concatenate([np.empty(0, np.int64), *chunks]))
 
 
 def _label_next_sentences(
@@ -261,7 +261,7 @@ def _match(sizes: np.ndarray, kinds: np.ndarray, bits: Sequence[int], key: np.ui
     """
     shifts = 32 * np.arange(sizes.shape[1])  # a group by one number
     left = np.arange(len(sizes))
-    found = [np.empty((0, 2), np.int64)]
+    matches = [np.empty((0, 2), np.int64)]
     for num_bits in (64, *bits):
         groups = (_leading_bits(sizes[left], num_bits) << shifts).sum(axis=1)
         # Each group has its own order of kinds, so that different kinds meet.
@@ -272,9 +272,9 @@ def _match(sizes: np.ndarray, kinds: np.ndarray, bits: Sequence[int], key: np.ui
         in_front = np.flatnonzero(ranks < half)
         couples = left[order[np.stack([in_front, in_front + half[in_front]], axis=1)]]
         couples = couples[kinds[couples[:, 0]] != kinds[couples[:, 1]]]
-        found.append(couples)
+        matches.append(couples)
         left = np.setdiff1d(left, couples, assume_unique=True)
-    return np.concatenate(found)
+    return np.concatenate(matches)
 
 
 def _leading_bits(sizes: np.ndarray, num_bits: int) -> np.ndarray:

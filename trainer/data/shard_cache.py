@@ -92,7 +92,7 @@ class ShardCache:
         partial = path.with_name(f".{path.name}{storage.PARTIAL_SUFFIX}")
         self._remove_abandoned()
         try:
-            self._make_room(file.bytes, path)
+            self._evict(file.bytes, path)
             while True:
                 try:
                     self._download(file.url, partial)
@@ -111,11 +111,11 @@ class ShardCache:
                     ) from None
             _check(file, partial)
             os.replace(partial, path)
-            self._make_room(0, path)  # other processes may have added files meanwhile
+            self._evict(0, path)  # other processes may have added files meanwhile
         finally:
             partial.unlink(missing_ok=True)
 
-    def _make_room(self, num_bytes: int, kept: Path) -> None:
+    def _evict(self, num_bytes: int, kept: Path) -> None:
         """Remove files other than `kept` until `num_bytes` more are within the limit, or none is left."""
         with self._locked("room", wait=True):
             files = self._files()
@@ -146,14 +146,14 @@ class ShardCache:
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """Return (last use, bytes, path) of the files, the least recently used first, without partial downloads."""
-        found = []
+        files = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     if _OWN_NAME.fullmatch(entry.name) and entry.is_file():
                         status = entry.stat()
-                        found.append((status.st_mtime, status.st_size, Path(entry.path)))
-        return sorted(found)
+                        files.append((status.st_mtime, status.st_size, Path(entry.path)))
+        return sorted(files)
 
     @contextlib.contextmanager
     def _locked(self, name: str, wait: bool) -> Iterator[bool]:
@@ -198,10 +198,10 @@ def _check(file: CachedFile, path: Path) -> None:
             fix=fix,
             code="damaged-shard",
         )
-    found = storage.sha256_of(path)
-    if found != file.sha256:
+    sha256 = storage.sha256_of(path)
+    if sha256 != file.sha256:
         raise DamagedFile(
-            f"{storage.redact(file.url)} is damaged: its sha256 is {found}, and {file.sha256} in the manifest",
+            f"{storage.redact(file.url)} is damaged: its sha256 is {sha256}, and {file.sha256} in the manifest",
             fix=fix,
             code="damaged-shard",
         )
@@ -226,14 +226,14 @@ class Prefetcher:
         """`fetch` downloads or verifies a file unless another process does so."""
         self._fetch = fetch
         self._waiting: queue.SimpleQueue[CachedFile] = queue.SimpleQueue()
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
         self._thread: threading.Thread | None = None
 
     def ask(self, file: CachedFile) -> None:
         """Request a file; a file that was requested before is not fetched again."""
-        if file.name in self._asked:
+        if file.name in self._requested:
             return
-        self._asked.add(file.name)
+        self._requested.add(file.name)
         self._waiting.put(file)
         # Forked workers of DataLoader do not inherit the thread, which the warmup step starts before the fork.
         thread = self._thread
@@ -243,7 +243,7 @@ class Prefetcher:
 
     def forget(self, file: CachedFile) -> None:
         """Allow new requests for a file after its use, because the cache may have removed it by then."""
-        self._asked.discard(file.name)
+        self._requested.discard(file.name)
 
     def _run(self) -> None:
         while True:

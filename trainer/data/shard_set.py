@@ -193,8 +193,8 @@ def check_is_data_set(url: str) -> None:
     text = str(path) if path.is_file() and _is_text(path.name) else None
     if PLAN_NAME in names:
         return  # an unfinished preparation, which reading the manifest explains
-    if found := [name for name in names if _is_text(name)]:
-        suffix = "." + found[0].partition(".")[2] if "." in found[0] else ""
+    if text_files := [name for name in names if _is_text(name)]:
+        suffix = "." + text_files[0].partition(".")[2] if "." in text_files[0] else ""
         text = f"{path}/*{suffix}"
     if text is not None:
         raise UsageError(
@@ -267,10 +267,10 @@ def check_tokenizer(shard_sets: Sequence[ShardSet], tokenizer: str | None, vocab
                 code="mixed-tokenizers",
             )
     if tokenizer is not None:
-        found = Tokenizer.load(tokenizer_of_run(tokenizer, first)).fingerprint
-        if found != expected:
+        fingerprint = Tokenizer.load(tokenizer_of_run(tokenizer, first)).fingerprint
+        if fingerprint != expected:
             raise UsageError(
-                f"data.tokenizer={tokenizer} has fingerprint {found} and the shards {storage.redact(first.url)} "
+                f"data.tokenizer={tokenizer} has fingerprint {fingerprint} and the shards {storage.redact(first.url)} "
                 f"were made with {expected}",
                 fix="remove data.tokenizer (the shards contain their tokenizer), or prepare the text again",
                 code="another-tokenizer",
@@ -315,10 +315,13 @@ def check_own_tokenizer(shard_set: ShardSet) -> None:
     """
     if storage.is_remote(shard_set.url):
         return
-    expected, found = shard_set.manifest.tokenizer.fingerprint, Tokenizer.load(shard_set.tokenizer_folder).fingerprint
-    if found != expected:
+    expected, fingerprint = (
+        shard_set.manifest.tokenizer.fingerprint,
+        Tokenizer.load(shard_set.tokenizer_folder).fingerprint,
+    )
+    if fingerprint != expected:
         raise UserError(
-            f"{shard_set.tokenizer_folder} has fingerprint {found} and its shards were made with {expected}",
+            f"{shard_set.tokenizer_folder} has fingerprint {fingerprint} and its shards were made with {expected}",
             fix="restore that tokenizer, or prepare the text again",
             code="tokenizer-mismatch",
         )

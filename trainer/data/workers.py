@@ -44,18 +44,18 @@ def next_or_stop(batches: Iterator[Item], should_stop: Callable[[], bool] | None
     """
     if should_stop is None:
         return next(batches)
-    found: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
     def read() -> None:
         try:
-            found.put((next(batches), None))
+            results.put((next(batches), None))
         except BaseException as error:  # noqa: BLE001 - it is the caller's
-            found.put((None, error))
+            results.put((None, error))
 
     threading.Thread(target=with_these_options(read), name="read", daemon=True).start()
     while True:
         try:
-            item, error = found.get(timeout=_POLL_SECONDS)
+            item, error = results.get(timeout=_POLL_SECONDS)
         except queue.Empty:
             if not should_stop():
                 continue
@@ -118,9 +118,9 @@ def explain_lost_workers(rank: int, num_workers: int, end_run: Callable[[str], N
     try:
         yield
     except (OSError, EOFError, RuntimeError) as error:
-        found = error if isinstance(error, RuntimeError) or not num_workers else _wait_for_loss(error)
-        if (verdict := verdict_on_lost_worker(found, rank, num_workers)) is not None:
-            end_run(verdict)
+        loss = error if isinstance(error, RuntimeError) or not num_workers else _wait_for_loss(error)
+        if (description := describe_lost_worker(loss, rank, num_workers)) is not None:
+            end_run(description)
         raise
 
 
@@ -136,18 +136,18 @@ def _wait_for_loss(error: OSError | EOFError) -> BaseException:
     return error
 
 
-def verdict_on_lost_worker(error: BaseException | None, rank: int, num_workers: int) -> str | None:
+def describe_lost_worker(error: BaseException | None, rank: int, num_workers: int) -> str | None:
     """Describe the lost worker, the probable cause and the fix; None if the error is not about a worker."""
-    while error is not None and (found := _LOST.search(str(error))) is None:
+    while error is not None and (match := _LOST.search(str(error))) is None:
         error = error.__cause__ or error.__context__
-    if error is None or found is None:
+    if error is None or match is None:
         return None
     lower = f"lower data.num_workers={num_workers}"
     reason, fix = "probably because the host ran out of memory", f"{lower}, or give the host more memory"
-    if found["signal"] == "Bus error":
+    if match["signal"] == "Bus error":
         reason, fix = "probably because /dev/shm is full", f"enlarge /dev/shm, or {lower}"
-    elif found["signal"] not in (None, "Killed"):
+    elif match["signal"] not in (None, "Killed"):
         reason, fix = "read its own message above", f"{lower}; with 0 the rank process builds the batches"
-    ended = f"was killed by a signal ({found['signal']})" if found["signal"] else "ended unexpectedly"
-    where = f"process {found['pids']} on {socket.gethostname()}"
-    return f"a data worker of rank {rank} ({where}) {ended}, {reason}. Fix: {fix}"
+    ended = f"was killed by a signal ({match['signal']})" if match["signal"] else "ended unexpectedly"
+    processes = f"process {match['pids']} on {socket.gethostname()}"
+    return f"a data worker of rank {rank} ({processes}) {ended}, {reason}. Fix: {fix}"

@@ -113,9 +113,9 @@ def raise_error_of_any(error: UserError | None, ranks: Ranks) -> None:
     Raises:
         UserError: on all ranks.
     """
-    for rank, found in enumerate(gather_objects(error and (error.problem, error.fix, error.code), ranks)):
-        if found is not None:
-            raise error or UserError(f"rank {rank} ended the run: {found[0]}", fix=found[1], code=found[2])
+    for rank, details in enumerate(gather_objects(error and (error.problem, error.fix, error.code), ranks)):
+        if details is not None:
+            raise error or UserError(f"rank {rank} ended the run: {details[0]}", fix=details[1], code=details[2])
 
 
 def describe_differences(variants: Sequence[_Variant]) -> str:
@@ -124,9 +124,9 @@ def describe_differences(variants: Sequence[_Variant]) -> str:
     Names that a variant with a problem lacks do not count as differences, because its ranks stopped before them.
     """
     names = dict.fromkeys(name for variant in variants for name in variant.facts)
-    found = [text for name in names if (text := _describe(name, variants)) is not None]
-    more = f"; and {len(found) - _MAX_NAMES} more" if len(found) > _MAX_NAMES else ""
-    return "; ".join(found[:_MAX_NAMES]) + more
+    differences = [text for name in names if (text := _describe(name, variants)) is not None]
+    more = f"; and {len(differences) - _MAX_NAMES} more" if len(differences) > _MAX_NAMES else ""
+    return "; ".join(differences[:_MAX_NAMES]) + more
 
 
 def who(ranks: Sequence[int], host: str) -> str:

@@ -42,9 +42,9 @@ def begin_sum_on_hosts(values: torch.Tensor, ranks: Ranks) -> Callable[[], torch
 
 
 def _begin_on_first(total: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Tensor]:
-    group, found, before = ranks.host_group, Future[torch.Tensor](), list(ranks.last_sum)
+    group, future, before = ranks.host_group, Future[torch.Tensor](), list(ranks.last_sum)
     assert group is not None
-    ranks.last_sum[:] = [found]
+    ranks.last_sum[:] = [future]
 
     def add_up() -> None:
         for earlier in before:  # so that rank 0 gathers and broadcasts in the order in which the others do
@@ -54,10 +54,10 @@ def _begin_on_first(total: torch.Tensor, ranks: Ranks) -> Callable[[], torch.Ten
             group.gather([list(parts)], [total], GatherOptions()).wait()
             torch.sum(parts, 0, out=total)
             group.broadcast([total], BroadcastOptions()).wait()
-            found.set_result(total)
+            future.set_result(total)
         except BaseException as error:  # noqa: BLE001 - it is of whoever waits
-            found.set_exception(error)
+            future.set_exception(error)
 
     # A daemon: a process that ends must not wait for a rank that is lost.
     threading.Thread(target=add_up, name="sum", daemon=True).start()
-    return found.result
+    return future.result

@@ -28,12 +28,12 @@ LOST_RANK_EXIT_STATUS = 76
 """A rank crashed or hung (EX_PROTOCOL of sysexits.h): the same command resumes from the last checkpoint."""
 
 _TOPIC = "meeting"
-_OWNER, _ALL_JOINED, _VERDICT = "keeper", "all", "verdict"
+_OWNER, _ALL_JOINED, _FAILURE = "keeper", "all", "failure"
 """What is posted beside the address of each rank, by its number."""
 _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 5.0
 _VERDICT_SECONDS = 2.0
-"""How long rank 0 keeps its store after a verdict, so that the other ranks can read it."""
+"""How long rank 0 keeps its store after a failure, so that the other ranks can read it."""
 _MAX_LISTED = 16
 
 
@@ -84,14 +84,14 @@ def _wait_for_all(board: Board, rank: int, world_size: int, settings: Distribute
     while board.read(_ALL_JOINED) is None:
         if rank == 0 and board.has_all(range(world_size)):
             board.post(_ALL_JOINED, common_peer([*board.read_all(range(world_size)).values()]))
-        elif (verdict := board.read(_VERDICT)) is not None:
-            raise RankIsMissing(verdict, fix="rerun the same command")
+        elif (failure := board.read(_FAILURE)) is not None:
+            raise RankIsMissing(failure, fix="rerun the same command")
         elif time.monotonic() > deadline:
             joined = board.read_all(range(world_size))
             missing = [other for other in range(world_size) if other not in joined]
-            verdict = _list_missing(missing, world_size, settings.meeting_timeout_seconds)
-            board.post(_VERDICT, verdict)
-            raise RankIsMissing(verdict, fix="rerun the same command")
+            failure = _list_missing(missing, world_size, settings.meeting_timeout_seconds)
+            board.post(_FAILURE, failure)
+            raise RankIsMissing(failure, fix="rerun the same command")
         else:
             time.sleep(_POLL_SECONDS)
 
@@ -144,23 +144,23 @@ def _join_store(
 
     It connects in a thread: torch's client waits forever for a server that accepts the connection and never answers.
     """
-    found: list[torch.distributed.TCPStore | RuntimeError] = []
+    outcomes: list[torch.distributed.TCPStore | RuntimeError] = []
 
     def connect() -> None:
         limit = timedelta(seconds=seconds)
         try:
-            found.append(
+            outcomes.append(
                 torch.distributed.TCPStore(
                     address, port, world_size, is_master=False, timeout=limit, wait_for_workers=False
                 )
             )
         except RuntimeError as error:
-            found.append(error)
+            outcomes.append(error)
 
     thread = threading.Thread(target=connect, name="meeting", daemon=True)
     thread.start()
     thread.join(seconds + _CONNECT_SECONDS)
-    return found[0] if found else TimeoutError("it accepts the connection and never answers")
+    return outcomes[0] if outcomes else TimeoutError("it accepts the connection and never answers")
 
 
 def wait_for_answer(address: str, port: int, seconds: float) -> OSError | None:

@@ -27,7 +27,7 @@ class StopPoll:
 
     def __init__(self, signal: StopSignal, ranks: Ranks, most_calls: int = MOST_CALLS) -> None:
         self._signal, self._ranks, self._most_calls = signal, ranks, most_calls
-        self.asked = False
+        self.is_agreed = False
         """Whether a call has returned True; from then on all do."""
         self._calls, self._calls_per_poll = 0, 1
         self._polled_at: float | None = None
@@ -36,30 +36,30 @@ class StopPoll:
 
     def __call__(self) -> bool:
         if self._ranks.world_size == 1:
-            self.asked = self.asked or self._signal.asked
-        elif not self.asked:
+            self.is_agreed = self.is_agreed or self._signal.is_requested
+        elif not self.is_agreed:
             self._calls += 1
             if self._calls >= self._calls_per_poll:
                 self._agree(waits=self._most_calls == 1)
-        return self.asked
+        return self.is_agreed
 
     @property
     def is_requested(self) -> bool:
         """Whether this rank was asked; the others may not know yet."""
-        return self._signal.asked
+        return self._signal.is_requested
 
     def conclude(self) -> None:
         """Agree after the last call, so that a rank which had to end before it is heard; all ranks together."""
-        if self._ranks.world_size > 1 and not self.asked:
+        if self._ranks.world_size > 1 and not self.is_agreed:
             self._agree(waits=True)
 
     def _agree(self, waits: bool) -> None:
         self._learn()
-        if self.asked:
+        if self.is_agreed:
             return
         now = time.monotonic()
         microseconds = 0 if self._polled_at is None else int((now - self._polled_at) * 1e6)
-        own = torch.tensor([int(self._signal.asked), microseconds])
+        own = torch.tensor([int(self._signal.is_requested), microseconds])
         self._under_way = begin_sum_on_hosts(own, self._ranks), self._calls if self._polled_at is not None else 0
         self._calls, self._polled_at = 0, now
         if waits:
@@ -71,7 +71,7 @@ class StopPoll:
             return
         (wait, calls), self._under_way = self._under_way, None
         requests, total = wait().tolist()
-        self.asked = requests > 0
+        self.is_agreed = requests > 0
         if calls:
             seconds_per_call = total / self._ranks.world_size / calls / 1e6
             fitting = max(1, int(POLL_SECONDS / max(seconds_per_call, 1e-3)))

@@ -45,7 +45,7 @@ class StopSignal:
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.is_requested = False
         self.request: str | None = None
         """Origin and cause of a request of this rank: "rank 1 (host-b): its launcher was lost"."""
         self.cause = "a signal to another rank"
@@ -53,7 +53,7 @@ class StopSignal:
         self.on_forced_end: Callable[[str], None] | None = None
         """Called with the cause when a second signal ends the process; it gets `FORCED_END_SECONDS`."""
         self._name = f"rank {environment.rank()} ({socket.gethostname()})"
-        self._asked_at = 0.0
+        self._requested_at = 0.0
         self._ends_at_once = True
         self._exiting = threading.Lock()  # acquired by the first thread that receives a signal or detects a loss
         self._stderr: int | None = None
@@ -62,7 +62,7 @@ class StopSignal:
         self._handlers: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
             self._install()
-        watch_launcher(lambda: self._ask("its launcher was lost"))
+        watch_launcher(lambda: self._request_stop("its launcher was lost"))
 
     def _install(self) -> None:
         reading, self._writing = os.pipe()
@@ -94,23 +94,23 @@ class StopSignal:
         """Let all ranks grant a request together after the next step, from now on."""
         self._ends_at_once = False
 
-    def _ask(self, cause: str) -> None:
+    def _request_stop(self, cause: str) -> None:
         if self._ends_at_once:
             self._abort(cause)
-        if not self.asked:
-            self._asked_at, self.request = time.monotonic(), f"{self._name}: {cause}"
-            self.asked = True  # set last, because other threads read it
+        if not self.is_requested:
+            self._requested_at, self.request = time.monotonic(), f"{self._name}: {cause}"
+            self.is_requested = True  # set last, because other threads read it
 
     def _read(self, reading: int) -> None:
         while written := os.read(reading, 1):
             number = written[0]
             if number not in _NUMBERS:
                 continue
-            if self.asked and number == signal.SIGHUP:
+            if self.is_requested and number == signal.SIGHUP:
                 continue  # the terminal closed during the stop
-            if self.asked and time.monotonic() - self._asked_at > REPEAT_SECONDS:
+            if self.is_requested and time.monotonic() - self._requested_at > REPEAT_SECONDS:
                 self._end_at_once(number)
-            self._ask(signal.Signals(number).name)
+            self._request_stop(signal.Signals(number).name)
         os.close(reading)
 
     def _end_at_once(self, number: int) -> None:
@@ -139,6 +139,6 @@ class StopSignal:
 
 def describe_requests(requests: Sequence[str | None]) -> str:
     """Describe origin and cause of a stop from the `request` of each rank in their order."""
-    asked = [request for request in requests if request is not None]
-    more = f" and {counted(len(asked) - _NAMED, 'more rank')}" if len(asked) > _NAMED else ""
-    return ", ".join(asked[:_NAMED]) + more
+    made = [request for request in requests if request is not None]
+    more = f" and {counted(len(made) - _NAMED, 'more rank')}" if len(made) > _NAMED else ""
+    return ", ".join(made[:_NAMED]) + more

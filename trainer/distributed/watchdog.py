@@ -2,7 +2,7 @@
 
 The *beat* thread of each rank writes heartbeats to the store at the launcher's address: that the rank is alive, and
 how far its main thread has come. Rank 0 reads the heartbeats of all ranks; the others read those of rank 0, and its
-verdict. The main thread triggers a heartbeat with each mark, so that the step of a killed rank is known. The *check*
+failure. The main thread triggers a heartbeat with each mark, so that the step of a killed rank is known. The *check*
 thread only reads clocks, because a call to a store whose process is stopped never returns. A rank that was itself
 stopped and then resumed restarts the timeouts of the others.
 """
@@ -32,7 +32,7 @@ from trainer.distributed.process_group import Ranks
 from trainer.distributed.rendezvous import LOST_RANK_EXIT_STATUS, wait_for_answer
 from trainer.distributed.stacks import DISK_SECONDS, RECORD_SECONDS, keep_flight_record, keep_stacks, within
 
-_TOPIC, _VERDICT = "watchdog", "verdict"
+_TOPIC, _FAILURE = "watchdog", "failure"
 _MAX_INTERVAL_SECONDS = 5.0
 _MIN_INTERVAL_SECONDS = 0.1
 _HEARTBEATS_PER_SECOND = 2000
@@ -72,7 +72,7 @@ def record(before: LastSeen | None, heartbeat: Heartbeat, now: float) -> LastSee
 
 
 def find_trouble(last_seen: dict[int, LastSeen], now: float, settings: HealthSettings) -> str | None:
-    """Return a verdict on the ranks without heartbeat; if all have one and none moves, on those furthest behind."""
+    """Describe the ranks without heartbeat; if all have one and none moves, those furthest behind."""
     silent = [rank for rank in last_seen if now - last_seen[rank].beat_at > settings.heartbeat_timeout_seconds]
     if silent:
         ranks = _describe(last_seen, silent, are_silent=True)
@@ -102,7 +102,7 @@ class Watchdog:
         on_exit: Callable[[str], None] | None = None,
         stacks: Path | None = None,
     ) -> None:
-        """`on_exit` is called with the verdict before the process ends; `stacks` is the folder for all stacks."""
+        """`on_exit` is called with the failure before the process ends; `stacks` is the folder for all stacks."""
         self._settings, self._ranks, self._stacks = settings, ranks, stacks
         self.on_exit = on_exit
         self._interval = min(_MAX_INTERVAL_SECONDS, settings.heartbeat_timeout_seconds / 6)
@@ -114,8 +114,8 @@ class Watchdog:
         watched = range(ranks.world_size) if ranks.is_first else (0, ranks.rank)
         now = time.monotonic()
         self._last_seen = {rank: LastSeen(unseen, now, now) for rank in watched}
-        self._verdict: str | None = None
-        self._verdict_published = threading.Event()
+        self._failure: str | None = None
+        self._failure_published = threading.Event()
         self._closing = threading.Event()
         self._marked = threading.Event()
 
@@ -134,10 +134,10 @@ class Watchdog:
         self._closing.set()
         self._marked.set()
 
-    def end_run(self, verdict: str) -> NoReturn:
-        """End the run on all ranks with this rank's verdict, such as the loss of a process that it cannot replace."""
-        self._verdict = self._verdict or verdict
-        while True:  # the beat thread publishes the verdict, the check thread ends the process
+    def end_run(self, failure: str) -> NoReturn:
+        """End the run on all ranks with this rank's failure, such as the loss of a process that it cannot replace."""
+        self._failure = self._failure or failure
+        while True:  # the beat thread publishes the failure, the check thread ends the process
             time.sleep(self._interval)
 
     @contextlib.contextmanager
@@ -159,23 +159,23 @@ class Watchdog:
     def abort_if_ranks_are_lost(self) -> None:
         """Wait for a few heartbeats after a failed collective, and end the run if ranks sent none.
 
-        Returns if all ranks sent them. If there is a verdict, the collective failed because other ranks exited on it.
+        Returns if all ranks sent them. If there is a failure, the collective failed because other ranks exited on it.
         """
         try:
             board = Board(self._connect(), _TOPIC)
             before = _read_heartbeats(board, range(self._ranks.world_size))
             time.sleep(2.5 * self._interval)
             after = _read_heartbeats(board, range(self._ranks.world_size))
-            self._verdict = self._verdict or board.read(_VERDICT)
+            self._failure = self._failure or board.read(_FAILURE)
             others = (rank for rank in range(self._ranks.world_size) if rank != self._ranks.rank)
             lost = [rank for rank in others if rank not in before or before[rank].beat == after[rank].beat]
             last_seen = {rank: LastSeen(heartbeat, 0.0, 0.0) for rank, heartbeat in after.items()}
         except RuntimeError:  # if a rank owns the store, it is rank 0
             lost, last_seen = [0], self._last_seen
-        if lost and self._verdict is None:
+        if lost and self._failure is None:
             last_seen = last_seen | {self._ranks.rank: LastSeen(self._own, 0.0, 0.0)}
-            self._verdict = f"{_describe(last_seen, lost, are_silent=True)} crashed or became unreachable"
-        if self._verdict is not None:
+            self._failure = f"{_describe(last_seen, lost, are_silent=True)} crashed or became unreachable"
+        if self._failure is not None:
             time.sleep(3 * DISK_SECONDS + RECORD_SECONDS + 8 * self._interval)  # the check thread ends the process
 
     def _beat_loop(self) -> None:
@@ -202,15 +202,15 @@ class Watchdog:
         now = time.monotonic()
         for rank, heartbeat in heartbeats.items():
             self._last_seen[rank] = record(self._last_seen[rank], heartbeat, now)
-        self._exchange_verdict(board)
+        self._exchange_failure(board)
 
-    def _exchange_verdict(self, board: Board) -> None:
-        if self._verdict is not None and not self._verdict_published.is_set():
-            board.post(_VERDICT, self._verdict)
-            self._verdict_published.set()
-        elif self._verdict is None and (verdict := board.read(_VERDICT)) is not None:
-            self._verdict = verdict
-            self._verdict_published.set()
+    def _exchange_failure(self, board: Board) -> None:
+        if self._failure is not None and not self._failure_published.is_set():
+            board.post(_FAILURE, self._failure)
+            self._failure_published.set()
+        elif self._failure is None and (failure := board.read(_FAILURE)) is not None:
+            self._failure = failure
+            self._failure_published.set()
 
     def _check_loop(self) -> None:
         checked_at = time.monotonic()
@@ -219,10 +219,10 @@ class Watchdog:
             if now - checked_at > 4 * self._interval:
                 self._last_seen = {rank: LastSeen(each.heartbeat, now, now) for rank, each in self._last_seen.items()}
             checked_at = now
-            if self._verdict is None:
-                self._verdict = find_trouble(self._watched(), now, self._settings)
-            if self._verdict is not None:
-                self._abort(self._verdict)
+            if self._failure is None:
+                self._failure = find_trouble(self._watched(), now, self._settings)
+            if self._failure is not None:
+                self._abort(self._failure)
 
     def _watched(self) -> dict[int, LastSeen]:
         """Return what was seen of all watched ranks; this rank's own heartbeat is always current."""
@@ -231,22 +231,22 @@ class Watchdog:
         self._last_seen[self._ranks.rank] = own
         return self._last_seen | {self._ranks.rank: replace(own, beat_at=time.monotonic())}
 
-    def _abort(self, verdict: str) -> None:
-        """Log, record and publish the verdict, and end the process; the verdict is the last line of its output."""
+    def _abort(self, failure: str) -> None:
+        """Log, record and publish the failure, and end the process; the failure is the last line of its output."""
         if self._closing.is_set():
             return
         # The first rank of a node prints the error for all of them, but it may be the lost one.
         opening = "error:" if self._ranks.local_rank == 0 else f"rank {self._ranks.rank} exits:"
-        line = f"{opening} {verdict}; all ranks exit. Fix: rerun the same command. [rank-lost]"
+        line = f"{opening} {failure}; all ranks exit. Fix: rerun the same command. [rank-lost]"
         print(line, file=sys.stderr, flush=True)
         # Written first: once a rank has exited, the collective fails that the stacks of the other ranks should show.
         keep_stacks(self._stacks, self._ranks.rank, f"{line}\nrank {self._ranks.rank}, {self._own.doing}, its stacks:")
         if self._ranks.device.type == "cuda" and self._stacks is not None:
             keep_flight_record(self._stacks, self._ranks.rank, RECORD_SECONDS)
-        on_exit = self.on_exit or (lambda verdict: None)
-        if (error := within(DISK_SECONDS, lambda: on_exit(verdict))) is not None:
-            print(f"rank {self._ranks.rank}: cannot record the verdict on disk ({error})", file=sys.stderr, flush=True)
-        self._verdict_published.wait(2 * self._interval)
+        on_exit = self.on_exit or (lambda failure: None)
+        if (error := within(DISK_SECONDS, lambda: on_exit(failure))) is not None:
+            print(f"rank {self._ranks.rank}: cannot record the failure on disk ({error})", file=sys.stderr, flush=True)
+        self._failure_published.wait(2 * self._interval)
         if self._ranks.is_first:
             time.sleep(2 * self._interval)  # the store may live in this process: the others must have read it
         end_with_last_line(line, LOST_RANK_EXIT_STATUS)

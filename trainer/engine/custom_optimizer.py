@@ -4,7 +4,7 @@ The function takes the parameter groups (dicts of `params` and `weight_decay`) a
 returns a `torch.optim.Optimizer`. From ZeRO 1 on the optimizer gets flat fp32 tensors in which the parameters lie end
 to end, so its update must be element by element. A checkpoint holds its states that have an element for each of the
 weight's, as float32, and the number of updates as `step`. They must be 0 before the first update, since a run starts
-with a rehearsal step after which all of them are set to 0; other states cannot be resumed and are refused.
+with a warmup step after which all of them are set to 0; other states cannot be resumed and are refused.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def optimizer_version(name: str) -> dict[str, str]:
     """
     if not is_custom(name):
         return {}
-    found = OPTIMIZERS.find(name).value
-    version = getattr(found, "version", None) or module_digest(found)
+    optimizer = OPTIMIZERS.find(name).value
+    version = getattr(optimizer, "version", None) or module_digest(optimizer)
     if version is None:
         raise UsageError(
             f"the source of optimizer.name={name} cannot be read",

@@ -109,14 +109,14 @@ def with_deepspeed_file(config: RunConfig, path: str | None) -> RunConfig:
 
 
 def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
-    stage = config.zero.stage
-    zero: dict[str, Any] = {"stage": stage}
-    if stage:
+    zero_stage = config.zero.stage
+    zero: dict[str, Any] = {"stage": zero_stage}
+    if zero_stage:
         zero |= {
             "reduce_bucket_size": REDUCE_BUCKET_ELEMENTS,
             "allgather_bucket_size": GATHER_BUCKET_ELEMENTS,
         }
-    if stage == 3:
+    if zero_stage == 3:
         # Left alone, it keeps gathered weights whose next use is under a billion numbers away: of a model with less
         # than half as many parameters all of them, from the forward to the backward.
         zero["stage3_max_reuse_distance"] = 0
@@ -139,11 +139,11 @@ def _own_settings(config: RunConfig, batch: BatchArithmetic) -> dict[str, Any]:
         settings["zero_allow_untested_optimizer"] = True
     if config.training.precision in ("bf16", "fp16"):
         settings[config.training.precision] = {"enabled": True}
-    if config.training.precision == "bf16" and stage == 1 and not config.zero.offload_optimizer:
+    if config.training.precision == "bf16" and zero_stage == 1 and not config.zero.offload_optimizer:
         # A gradient is added to its fp32 sum when it comes, by the same additions as after the backward, with two
         # passes over it instead of four, and can be reduced at once (trainer/distributed/overlapped_reduction.py).
         settings["bf16"]["immediate_grad_update"] = True
-    if stage:
+    if zero_stage:
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
 
@@ -207,12 +207,12 @@ def _without_effect(given: dict[str, Any], config: RunConfig) -> Iterator[str]:
 
 
 def _look_up(values: dict[str, Any], path: str) -> tuple[bool, Any]:
-    found: Any = values
+    value: Any = values
     for part in path.split("."):
-        if not isinstance(found, dict) or part not in found:
+        if not isinstance(value, dict) or part not in value:
             return False, None
-        found = found[part]
-    return True, found
+        value = value[part]
+    return True, value
 
 
 def _without_auto(values: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ A loss comes in scaled for the global batch (`loss_sum * world_size / global_cou
 micro-batch is the step's last, so their number may change from step to step. A step whose gradient is not finite
 changes nothing: neither weights nor optimizer state, at any stage and precision.
 
-DeepSpeed makes optimizer state in its first step. So every process takes one rehearsal step with gradient and learning
+DeepSpeed makes optimizer state in its first step. So every process takes one warmup step with gradient and learning
 rate 0, which also meets out-of-memory before the first real step, and then all state is set: to the model's initial
 weights and zeros here, or to a checkpoint's (`trainer/checkpoint/writer.py`). A fresh and a resumed run
 therefore start alike.
@@ -53,7 +53,7 @@ class Engine:
         self.optimizer_steps = 0
         """Number of updates by the optimizer; skipped steps do not count."""
         self.ranks = ranks
-        self.stage: int = config.zero.stage
+        self.zero_stage: int = config.zero.stage
         self._optimizer_name = config.optimizer.name
         self.precision: str = config.training.precision
 
@@ -97,7 +97,7 @@ class Engine:
 
         A norm that is not finite means that the step was skipped (`was_step_applied`).
         """
-        if self.stage > 0:
+        if self.zero_stage > 0:
             self._engine.step()
             norm: float | torch.Tensor = self._engine.get_global_grad_norm()
         else:
@@ -124,7 +124,7 @@ class Engine:
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of the next step."""
-        for group in fragments.base_optimizer(self._engine.optimizer, self.stage).param_groups:
+        for group in fragments.base_optimizer(self._engine.optimizer, self.zero_stage).param_groups:
             group["lr"] = learning_rate
 
     def set_gradient_clipping(self, max_norm: float) -> None:
@@ -135,12 +135,12 @@ class Engine:
 
     def set_weight_decay(self, weight_decay: float) -> None:
         """Set the weight decay of matrices for the next steps."""
-        for group in fragments.base_optimizer(self._engine.optimizer, self.stage).param_groups:
+        for group in fragments.base_optimizer(self._engine.optimizer, self.zero_stage).param_groups:
             if group.get("decays"):
                 group["weight_decay"] = weight_decay
 
-    def prepare(self, *losses: Callable[[], torch.Tensor]) -> None:
-        """Take the rehearsal step and set the state of a fresh run; all ranks together, once.
+    def warmup_step(self, *losses: Callable[[], torch.Tensor]) -> None:
+        """Take the warmup step and set the state of a fresh run; all ranks together, once.
 
         Each of `losses` runs the forward of a micro-batch, one of them of the run's largest, and returns a loss of
         shape ().
@@ -150,11 +150,11 @@ class Engine:
                 has states that a checkpoint cannot hold.
         """
         assert self._initial is not None, "the engine is prepared already"
-        scaler, base = self.loss_scaler_state(), fragments.base_optimizer(self._engine.optimizer, self.stage)
+        scaler, base = self.loss_scaler_state(), fragments.base_optimizer(self._engine.optimizer, self.zero_stage)
         groups = settings_of_groups(base)
         self.train()
         self.set_learning_rate(0.0)
-        with explain_out_of_memory(self.ranks, "in the rehearsal step"):
+        with explain_out_of_memory(self.ranks, "in the warmup step"):
             for number, compute_loss in enumerate(losses, start=1):
                 # Times 0: a step that fp16 skips for overflow would make no state.
                 self.backward(compute_loss() * 0.0, is_last_micro_batch=number == len(losses))
@@ -179,17 +179,19 @@ class Engine:
     def fragments(self) -> list[fragments.Fragment]:
         """This rank's part of the training state, in the same order in every process of a run."""
         optimizer = self._engine.optimizer
-        return list(fragments.fragments(self.module, optimizer, self.stage, self.ranks.rank, self.ranks.world_size))
+        return list(
+            fragments.fragments(self.module, optimizer, self.zero_stage, self.ranks.rank, self.ranks.world_size)
+        )
 
     def finish_setting(self, steps: int) -> None:
         """After all fragments were set: the number of updates and the weights of the forward; all ranks together."""
         self.optimizer_steps = steps
-        fragments.set_optimizer_steps(self._engine.optimizer, self.stage, steps)
+        fragments.set_optimizer_steps(self._engine.optimizer, self.zero_stage, steps)
         self.refresh_weights()
 
     def refresh_weights(self) -> None:
         """Give the forward the fp32 weights that the fragments hold; all ranks together."""
-        fragments.refresh_model_weights(self._engine.optimizer, self.stage)
+        fragments.refresh_model_weights(self._engine.optimizer, self.zero_stage)
 
     def loss_scaler_state(self) -> dict[str, float | int] | None:
         """The dynamic loss scale of fp16 and its counters; None in other precisions."""
@@ -224,7 +226,7 @@ def is_news(record: logging.LogRecord) -> bool:
 
 
 def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
-    """Hand the model, whose weights are fp32 and the same on every rank, to DeepSpeed; then call `Engine.prepare`.
+    """Hand the model, whose weights are fp32 and the same on every rank, to DeepSpeed; then call `Engine.warmup_step`.
 
     Raises:
         UsageError: the DeepSpeed settings contradict the YAML or are refused by DeepSpeed.

@@ -1,4 +1,4 @@
-"""A parameter's training state as the piece that this rank holds, at every ZeRO stage.
+"""A parameter's training state as the fragment that this rank holds, at every ZeRO stage.
 
 The state of a parameter is its fp32 weight and what the optimizer keeps of every element, such as Adam's two moments.
 Stage 0 holds all of it on every rank; stages 1 and 2 hold a range of the flattened parameter (DeepSpeed's
@@ -80,13 +80,13 @@ def parameter_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in _trainable(module)}
 
 
-def fragments(module: nn.Module, optimizer: Any, stage: int, rank: int, world_size: int) -> Iterator[Fragment]:
+def fragments(module: nn.Module, optimizer: Any, zero_stage: int, rank: int, world_size: int) -> Iterator[Fragment]:
     """Yield this rank's fragments in the module's order; `optimizer` is DeepSpeed's, after its first step."""
     parameter: Any  # DeepSpeed adds attributes to it
     for name, parameter in _trainable(module):
-        if stage == 0:
+        if zero_stage == 0:
             yield _replicated_fragment(name, parameter, optimizer, rank, world_size)
-        elif stage == 3:
+        elif zero_stage == 3:
             yield _partitioned_fragment(name, parameter, optimizer, rank)
         elif parameter._hp_mapping is not None:
             yield _flattened_fragment(name, parameter, optimizer)
@@ -109,42 +109,42 @@ class Partition:
 
 def whole_parameters(module: nn.Module, optimizer: torch.optim.Optimizer) -> Partition:
     """The partition of an optimizer of the model's parameters themselves."""
-    held = list(fragments(module, optimizer, stage=0, rank=0, world_size=1))
+    held = list(fragments(module, optimizer, zero_stage=0, rank=0, world_size=1))
     return Partition(held, [fragment.held_in for fragment in held], parameter_shapes(module))
 
 
-def partition_of(module: nn.Module, optimizer: Any, stage: int, ranks: Ranks) -> Partition:
+def partition_of(module: nn.Module, optimizer: Any, zero_stage: int, ranks: Ranks) -> Partition:
     """The partition of the torch optimizer inside DeepSpeed's; it need not have made a step."""
-    held = list(fragments(module, optimizer, stage, ranks.rank, ranks.world_size))
-    if stage == 0:
+    held = list(fragments(module, optimizer, zero_stage, ranks.rank, ranks.world_size))
+    if zero_stage == 0:
         tensors = [fragment.held_in for fragment in held]
-    elif stage == 3:
+    elif zero_stage == 3:
         tensors = list(optimizer.fp32_partitioned_groups_flat)
     else:
         tensors = [tensor for group in optimizer.optimizer.param_groups for tensor in group["params"]]
-    shared_by = ranks if stage and ranks.world_size > 1 else None
+    shared_by = ranks if zero_stage and ranks.world_size > 1 else None
     return Partition(held, tensors, parameter_shapes(module), ranks.device, shared_by)
 
 
-def base_optimizer(optimizer: Any, stage: int) -> torch.optim.Optimizer:
+def base_optimizer(optimizer: Any, zero_stage: int) -> torch.optim.Optimizer:
     """The torch optimizer inside DeepSpeed's (at stage 0 in fp32 there is no wrapper)."""
-    base: torch.optim.Optimizer = optimizer if stage == 0 else optimizer.optimizer
+    base: torch.optim.Optimizer = optimizer if zero_stage == 0 else optimizer.optimizer
     return base
 
 
-def set_optimizer_steps(optimizer: Any, stage: int, steps: int) -> None:
+def set_optimizer_steps(optimizer: Any, zero_stage: int, steps: int) -> None:
     """Set the number of updates that bias corrections start from, where the optimizer has any."""
-    for state in base_optimizer(optimizer, stage).state.values():
+    for state in base_optimizer(optimizer, zero_stage).state.values():
         if "step" in state:
             state["step"].fill_(steps)
 
 
 @torch.no_grad()
-def refresh_model_weights(optimizer: Any, stage: int) -> None:
+def refresh_model_weights(optimizer: Any, zero_stage: int) -> None:
     """Bring the weights that the forward uses in line with the fp32 weights just set; all ranks together."""
-    if stage in (1, 2):
+    if zero_stage in (1, 2):
         optimizer.update_lp_params()
-    elif stage == 3:
+    elif zero_stage == 3:
         # What DeepSpeedZeroOptimizer_Stage3.step does after its update: cast each sub-group, then gather again the
         # small parameters that stay whole on every rank.
         optimizer._partition_all_parameters()

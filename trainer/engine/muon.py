@@ -59,9 +59,9 @@ class Muon(torch.optim.AdamW):
         self._fragments = dict(zip(partition.tensors, mine, strict=True))
         self._exchanges = {}
         for number, tensor in enumerate(partition.tensors):
-            parts = [each[number] for each in held_by_rank]
-            owners = choose_owners(parts, partition.shapes, loads)
-            self._exchanges[tensor] = MatrixExchange(parts, owners, self._dtype, ranks)
+            bounds = [each[number] for each in held_by_rank]
+            owners = choose_owners(bounds, partition.shapes, loads)
+            self._exchanges[tensor] = MatrixExchange(bounds, owners, self._dtype, ranks)
         self._shapes, self._device = partition.shapes, partition.device
 
     @torch.no_grad()
@@ -116,48 +116,51 @@ def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
     return (x.mT if is_tall else x).contiguous()
 
 
-Parts = Mapping[str, tuple[int, int]]
+Bounds = Mapping[str, tuple[int, int]]
 """By parameter, the elements [start, stop) that a rank holds."""
 
 
-def choose_owners(parts: Sequence[Parts], shapes: Mapping[str, Sequence[int]], loads: list[int]) -> dict[str, int]:
-    """By name, the rank that orthogonalizes a parameter: of those that hold parts, the one with the least work so far.
+def choose_owners(bounds: Sequence[Bounds], shapes: Mapping[str, Sequence[int]], loads: list[int]) -> dict[str, int]:
+    """By name, the rank that orthogonalizes a parameter: of those that hold elements, the one with the least work so
+    far.
 
-    `parts` are those of every rank; `loads` counts the work of each, and grows.
+    `bounds` are those of every rank; `loads` counts the work of each, and grows.
     """
     owners = {}
-    for name in dict.fromkeys(name for held in parts for name in held):
-        holders = [rank for rank, held in enumerate(parts) if _size(held, name)]
+    for name in dict.fromkeys(name for held in bounds for name in held):
+        holders = [rank for rank, held in enumerate(bounds) if _size(held, name)]
         owners[name] = min(holders, key=loads.__getitem__)
         loads[owners[name]] += math.prod(shapes[name]) * min(shapes[name])
     return owners
 
 
-def _size(held: Parts, name: str) -> int:
+def _size(held: Bounds, name: str) -> int:
     start, stop = held.get(name, (0, 0))
     return stop - start
 
 
 class MatrixExchange:
-    """Bring the parts of each parameter to its owner, and the owner's results back to where the parts are."""
+    """Bring the fragments of each parameter to its owner, and the owner's results back to where the fragments are."""
 
     def __init__(
-        self, parts: Sequence[Parts], owners: Mapping[str, int], dtype: torch.dtype, ranks: Ranks | None
+        self, bounds: Sequence[Bounds], owners: Mapping[str, int], dtype: torch.dtype, ranks: Ranks | None
     ) -> None:
-        """`parts` are those of every rank, or of this one alone without `ranks`."""
-        self._parts, self._dtype, self._ranks = parts, dtype, ranks
+        """`bounds` are those of every rank, or of this one alone without `ranks`."""
+        self._bounds, self._dtype, self._ranks = bounds, dtype, ranks
         self._rank = 0 if ranks is None else ranks.rank
-        self._owned_by = [[name for name, owner in owners.items() if owner == rank] for rank in range(len(parts))]
-        self._is_split = any(sum(_size(held, name) > 0 for held in parts) > 1 for name in owners)
+        self._owned_by = [[name for name, owner in owners.items() if owner == rank] for rank in range(len(bounds))]
+        self._is_split = any(sum(_size(held, name) > 0 for held in bounds) > 1 for name in owners)
 
-    def gather(self, pieces: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def gather(self, fragments: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """From this rank's elements of each parameter to the whole of those that it owns, 1-D."""
-        sent = [[pieces[name] for name, _, _ in self._between(self._rank, owner)] for owner in self._all_ranks]
-        found: dict[str, list[torch.Tensor]] = {}
+        sent = [[fragments[name] for name, _, _ in self._between(self._rank, owner)] for owner in self._all_ranks]
+        collected: dict[str, list[torch.Tensor]] = {}
         for rank, received in enumerate(self._exchanged(sent, holds=False)):
-            for (name, _, _), piece in zip(self._between(rank, self._rank), received, strict=True):
-                found.setdefault(name, []).append(piece)  # ranks hold the parts of a parameter in their order
-        return {name: torch.cat(each) if len(each) > 1 else each[0] for name, each in found.items()}
+            for (name, _, _), fragment in zip(self._between(rank, self._rank), received, strict=True):
+                collected.setdefault(name, []).append(
+                    fragment
+                )  # ranks hold the fragments of a parameter in their order
+        return {name: torch.cat(each) if len(each) > 1 else each[0] for name, each in collected.items()}
 
     def scatter(self, whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """From the whole of the parameters that this rank owns to this rank's elements of each."""
@@ -165,19 +168,19 @@ class MatrixExchange:
             [whole[name][start:stop] for name, start, stop in self._between(rank, self._rank)]
             for rank in self._all_ranks
         ]
-        found = {}
+        updates = {}
         for owner, received in enumerate(self._exchanged(sent, holds=True)):
-            for (name, _, _), piece in zip(self._between(self._rank, owner), received, strict=True):
-                found[name] = piece
-        return found
+            for (name, _, _), fragment in zip(self._between(self._rank, owner), received, strict=True):
+                updates[name] = fragment
+        return updates
 
     @property
     def _all_ranks(self) -> range:
-        return range(len(self._parts))
+        return range(len(self._bounds))
 
     def _between(self, holder: int, owner: int) -> list[tuple[str, int, int]]:
         """Name, start and stop of what a rank holds of the parameters of an owner, in the same order everywhere."""
-        held = self._parts[holder]
+        held = self._bounds[holder]
         return [(name, *held[name]) for name in self._owned_by[owner] if _size(held, name)]
 
     def _exchanged(self, sent: list[list[torch.Tensor]], holds: bool) -> list[list[torch.Tensor]]:
@@ -191,8 +194,8 @@ class MatrixExchange:
         bundles, sizes = [], []
         for rank in self._all_ranks:
             is_other = rank != self._rank
-            parts = self._between(self._rank, rank) if holds else self._between(rank, self._rank)
-            sizes.append([stop - start for _, start, stop in parts] if is_other else [])
+            bounds = self._between(self._rank, rank) if holds else self._between(rank, self._rank)
+            sizes.append([stop - start for _, start, stop in bounds] if is_other else [])
             bundles.append(torch.cat(sent[rank]) if is_other and sent[rank] else nothing)
         received = exchange(bundles, [sum(each) for each in sizes], self._ranks)
         return [

@@ -86,8 +86,8 @@ def _by_role(group: dict[str, Any], stacked: dict[torch.Tensor, int]) -> list[di
     return [part for part in parts if part["params"]]
 
 
-def attach_partition(module: nn.Module, optimizer: Any, stage: int, ranks: Ranks) -> None:
+def attach_partition(module: nn.Module, optimizer: Any, zero_stage: int, ranks: Ranks) -> None:
     """Tell an optimizer that looks at whole parameters what the tensors hold that DeepSpeed's `optimizer` made."""
-    base = fragments.base_optimizer(optimizer, stage)
+    base = fragments.base_optimizer(optimizer, zero_stage)
     if isinstance(base, StableAdamW | Muon):
-        base.attach(fragments.partition_of(module, optimizer, stage, ranks))
+        base.attach(fragments.partition_of(module, optimizer, zero_stage, ranks))

@@ -42,7 +42,7 @@ class StableAdamW(torch.optim.Optimizer):
         held: dict[torch.Tensor, list[Fragment]] = {tensor: [] for tensor in partition.tensors}
         for fragment in partition.fragments:
             held[fragment.held_in].append(fragment)
-        self._pieces = {tensor: _pieces(tensor, fragments, numbers) for tensor, fragments in held.items()}
+        self._layouts = {tensor: _layout_of(tensor, fragments, numbers) for tensor, fragments in held.items()}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -116,20 +116,24 @@ class StableAdamW(torch.optim.Optimizer):
 
     def _numbers(self, tensors: list[torch.Tensor]) -> list[int]:
         """Of the parameters of which these tensors hold something, in the order of `_parts`."""
-        return [number for tensor in tensors for number in self._pieces[tensor].numbers]
+        return [number for tensor in tensors for number in self._layouts[tensor].numbers]
 
     def _parts(self, tensors: list[torch.Tensor], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The fragments' ranges of tensors that have the shapes of `tensors`."""
-        return [part for tensor, value in zip(tensors, values, strict=True) for part in self._pieces[tensor].of(value)]
+        return [
+            section
+            for tensor, value in zip(tensors, values, strict=True)
+            for section in self._layouts[tensor].of(value)
+        ]
 
 
-class _Pieces(NamedTuple):
+class _Layout(NamedTuple):
     """How a flattened tensor is divided: into fragments, and what lies between and behind them."""
 
     sizes: list[int]
-    """Elements of the pieces, which cover the tensor."""
+    """Elements of the sections, which cover the tensor."""
     kept: list[int]
-    """Which of the pieces are fragments."""
+    """Which of the sections are fragments."""
     numbers: list[int]
     """Of the fragments' parameters."""
 
@@ -138,20 +142,20 @@ class _Pieces(NamedTuple):
             return [tensor]
         if not self.kept:
             return []
-        pieces = tensor.view(-1).split(self.sizes)
-        return [pieces[number] for number in self.kept]
+        sections = tensor.view(-1).split(self.sizes)
+        return [sections[number] for number in self.kept]
 
 
-def _pieces(tensor: torch.Tensor, fragments: Sequence[Fragment], numbers: dict[str, int]) -> _Pieces:
+def _layout_of(tensor: torch.Tensor, fragments: Sequence[Fragment], numbers: dict[str, int]) -> _Layout:
     sizes: list[int] = []
     kept: list[int] = []
-    found = sorted((f for f in fragments if f.start < f.stop), key=lambda fragment: fragment.offset)
-    for fragment in found:
+    ordered = sorted((f for f in fragments if f.start < f.stop), key=lambda fragment: fragment.offset)
+    for fragment in ordered:
         sizes += [gap] if (gap := fragment.offset - sum(sizes)) else []
         kept.append(len(sizes))
         sizes.append(fragment.stop - fragment.start)
     sizes += [rest] if (rest := tensor.numel() - sum(sizes)) else []
-    return _Pieces(sizes, kept, [numbers[fragment.name] for fragment in found])
+    return _Layout(sizes, kept, [numbers[fragment.name] for fragment in ordered])
 
 
 def _gradients(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

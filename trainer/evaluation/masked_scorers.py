@@ -108,8 +108,8 @@ class SentenceEncoder:
     def __call__(self, text: str) -> EncodedSentence:
         if self._backend is not None:
             with library_errors(self._tokenizer.name_or_path):
-                found = self._backend.encode(replace_surrogates(text))
-            ids, special = found.ids, found.special_tokens_mask
+                encoded = self._backend.encode(replace_surrogates(text))
+            ids, special = encoded.ids, encoded.special_tokens_mask
         else:
             values = self._tokenizer(text, return_special_tokens_mask=True)
             ids, special = values["input_ids"], values["special_tokens_mask"]
@@ -120,5 +120,5 @@ def _log_probabilities(logits: torch.Tensor, targets: torch.Tensor) -> np.ndarra
     """Logits (N, vocab_size) to log-probabilities (N,) of the targets, computed in float32 at least."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     chosen = logits.gather(1, targets[:, None])[:, 0]
-    found: np.ndarray = (chosen - logits.logsumexp(dim=1)).double().cpu().numpy()
-    return found
+    log_probabilities: np.ndarray = (chosen - logits.logsumexp(dim=1)).double().cpu().numpy()
+    return log_probabilities

@@ -47,14 +47,14 @@ def run_suite(plan: Plan, model: Path, output: Path, log: Log, runs: ExperimentR
     """
     for unfinished in (output / "models").glob(".*"):
         shutil.rmtree(unfinished)
-    found: dict[Job, dict[str, float]] = {}
+    scores: dict[Job, dict[str, float]] = {}
     failures: dict[Job, str] = {}
     for number, job in enumerate(plan.jobs, start=1):
         title = f"[{number}/{len(plan.jobs)}] {job.task}, seed {job.seed}"
         metrics = read_result(output, job, plan)
         is_lost = job in plan.starts and not _model_of(output, job).is_dir()
         if metrics is not None and not is_lost:
-            found[job] = metrics
+            scores[job] = metrics
             log(f"{title}: {_display(plan, job, metrics)} (from {output})")
             continue
         if job.start is not None and job.start in failures:
@@ -64,16 +64,16 @@ def run_suite(plan: Plan, model: Path, output: Path, log: Log, runs: ExperimentR
         started_at = time.perf_counter()
         run = runs.start_child(job.name, {"task": job.task, "seed": job.seed, "digest": job.digest})
         try:
-            found[job] = _run_job(plan, job, model, output)
+            scores[job] = _run_job(plan, job, model, output)
         except UserError as error:
             failures[job] = error.problem
             log(f"{title}: failed: {error}{f' [{error.code}]' if error.code else ''}")
             runs.end_child("FAILED")
             continue
-        run.log(step, found[job])
+        run.log(step, scores[job])
         runs.end_child("FINISHED")
-        log(f"{title}: {_display(plan, job, found[job])} in {duration(time.perf_counter() - started_at)}")
-    result = SuiteResult(plan, found, failures)
+        log(f"{title}: {_display(plan, job, scores[job])} in {duration(time.perf_counter() - started_at)}")
+    result = SuiteResult(plan, scores, failures)
     storage.write_bytes(output / REPORT_FILE, ("\n".join(report_lines(result)) + "\n").encode())
     storage.write_bytes(output / SCORES_FILE, (json.dumps(as_json(result), indent=1) + "\n").encode())
     return result
@@ -91,13 +91,13 @@ def claim_output(output: Path, suite: Suite, model: str, model_digest: str) -> N
     if output.is_dir() and any(output.iterdir()):
         values = _read_json(path)
         if {name: values.get(name) for name in owner} != owner:
-            found = (
+            content = (
                 f"results of the suite {values['suite']} on {values.get('model')}"
                 if "suite" in values
                 else "other files"
             )
             raise UsageError(
-                f"--output {output} contains {found}, not results of {suite.name} on {model}",
+                f"--output {output} contains {content}, not results of {suite.name} on {model}",
                 fix="give another directory",
                 code="output-not-empty",
             )

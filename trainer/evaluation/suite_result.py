@@ -45,13 +45,13 @@ class SuiteResult:
     def summary(self) -> dict[str, float]:
         """Scores by metric name, for MLflow and the registry: `suite/NAME/TASK` and `suite/NAME/average`."""
         prefix = f"suite/{self.plan.suite.name}"
-        found = {
+        figures = {
             f"{prefix}/{task}": fmean(scores.values())
             for task in self.plan.suite.tasks
             if (scores := self.scores(task))
         }
         average = self.average
-        return found if average is None else {**found, f"{prefix}/average": average}
+        return figures if average is None else {**figures, f"{prefix}/average": average}
 
     @property
     def facts(self) -> dict[str, str]:

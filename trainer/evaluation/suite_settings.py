@@ -166,9 +166,9 @@ def check_files(suite: Suite) -> None:
         name, path = missing[0]
         others = f" (and {len(missing) - 1:,} more files)" if len(missing) > 1 else ""
         first = next(iter(suite.tasks[name].files.values()))
-        where = f"set data=DIR to the directory that contains {first}, or choose tasks with --tasks"
+        advice = f"set data=DIR to the directory that contains {first}, or choose tasks with --tasks"
         raise UsageError(
             f"task {name} of the suite {suite.name} needs {path}, which does not exist{others}",
-            fix=f"{suite.download.rstrip('. ')}; {where}" if suite.download else where,
+            fix=f"{suite.download.rstrip('. ')}; {advice}" if suite.download else advice,
             code="missing-task-file",
         )

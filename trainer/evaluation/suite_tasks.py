@@ -273,16 +273,16 @@ def find_task(name: str) -> EvaluationTask:
         return EvaluationTask(function, {"name": name, "version": str(getattr(function, "version", ""))})
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # for `module:function` of the user's, as with python -m
-    found, package_version = TASKS.find(name)
-    check_module_unchanged(found)
+    task, package_version = TASKS.find(name)
+    check_module_unchanged(task)
     identity = {"name": name}
-    version = getattr(found, "version", None)
+    version = getattr(task, "version", None)
     version = package_version if version is None else version
     if version is not None:
         identity["version"] = str(version)
-    elif (digest := module_digest(found)) is not None:
+    elif (digest := module_digest(task)) is not None:
         identity["source_sha256"] = digest
-    return EvaluationTask(found, identity)
+    return EvaluationTask(task, identity)
 
 
 def checked_metrics(name: str, metrics: Any, wanted: tuple[str, ...]) -> dict[str, float]:
@@ -297,10 +297,10 @@ def checked_metrics(name: str, metrics: Any, wanted: tuple[str, ...]) -> dict[st
             fix="return a dictionary such as {'accuracy': 0.5}",
             code="invalid-metrics",
         )
-    found = {str(key): float(value) for key, value in metrics.items()}
-    there = [metric for metric, value in found.items() if math.isfinite(value)]
+    checked = {str(key): float(value) for key, value in metrics.items()}
+    there = [metric for metric, value in checked.items() if math.isfinite(value)]
     _check_metrics(there, wanted, f"the function of task {name} returned")
-    return found
+    return checked
 
 
 def _check_metrics(there: Sequence[str], wanted: Sequence[str], introduction: str) -> None:

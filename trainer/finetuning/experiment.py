@@ -127,8 +127,8 @@ def prepare(
     Raises:
         UserError: the files, the columns, the metric, the model or the memory do not fit the task.
     """
-    found, examples = read_task(task, files, columns, split_seed)
-    metric = choosing_metric(found, metric)
+    task_of_files, examples = read_task(task, files, columns, split_seed)
+    metric = choosing_metric(task_of_files, metric)
     encoder = open_encoder()
     preprocessor = Preprocessor.load(encoder)
     if max_length is not None and max_length > preprocessor.max_length:
@@ -139,10 +139,10 @@ def prepare(
         )
     if max_length is not None:
         preprocessor = replace(preprocessor, max_length=max_length, is_shortened=max_length < preprocessor.max_length)
-    data = replace(encode_task(found, examples, preprocessor), num_swallowing=num_swallowing(files, examples))
+    data = replace(encode_task(task_of_files, examples, preprocessor), num_swallowing=num_swallowing(files, examples))
     hidden_size = load_config(encoder).hidden_size
-    asked = tuple(dict.fromkeys(learning_rates))
-    rates = {variant: asked or usual_rates(variant, hidden_size) for variant in variants}
+    candidates = tuple(dict.fromkeys(learning_rates))
+    rates = {variant: candidates or usual_rates(variant, hidden_size) for variant in variants}
     experiment = Experiment(encoder, data, metric, rates, tuple(range(num_seeds)), settings)
     if "frozen" in variants:
         rows = [row for part in data.parts.values() for row in part.encoded.rows]

@@ -174,9 +174,9 @@ def predict(
     loss_sum = 0.0
     for indices, batch in collate.by_length(rows, batch_size, next(model.parameters()).device):
         with torch.inference_mode():
-            found = model(**batch)
-        loss_sum += float(found.loss) * len(indices) if found.get("loss") is not None else float("nan")
-        arrays = {name: found[name].float().cpu().numpy() for name in _LOGITS if name in found}
+            of_batch = model(**batch)
+        loss_sum += float(of_batch.loss) * len(indices) if of_batch.get("loss") is not None else float("nan")
+        arrays = {name: of_batch[name].float().cpu().numpy() for name in _LOGITS if name in of_batch}
         for position, index in enumerate(indices):
             outputs[index] = _output_of_row(arrays, position, row_length(rows[index]))
     model.train(was_training)

@@ -173,12 +173,12 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
         ValueError: the file is damaged.
     """
     try:
-        found = read_whole(path)
+        arrow_table = read_whole(path)
     except DamagedTable as error:
         raise ValueError(str(error)) from None
-    kept = [index for index, name in enumerate(found.column_names) if not _UNNAMED_INDEX.fullmatch(name)]
+    kept = [index for index, name in enumerate(arrow_table.column_names) if not _UNNAMED_INDEX.fullmatch(name)]
     # Whole numbers stay whole where one is missing: as floats, an id beyond 2**53 would become its neighbor.
-    table: pandas.DataFrame = found.select(kept).replace_schema_metadata().to_pandas(integer_object_nulls=True)
+    table: pandas.DataFrame = arrow_table.select(kept).replace_schema_metadata().to_pandas(integer_object_nulls=True)
     table.attrs[REPEATED] = _repeated(table.columns.tolist())
     return table
 
@@ -252,9 +252,9 @@ def _other_separator(table: pandas.DataFrame) -> str:
     """Return a hint if a whole line was read as one column."""
     only = str(table.columns[0]) if len(table.columns) == 1 else ""
     signs = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars"}
-    found = next((name for sign, name in signs.items() if sign in only), None)
+    separator = next((name for sign, name in signs.items() if sign in only), None)
     return (
-        f" (the columns seem to be separated by {found}; save it as .tsv with tabs or .csv with commas)"
-        if found
+        f" (the columns seem to be separated by {separator}; save it as .tsv with tabs or .csv with commas)"
+        if separator
         else ""
     )

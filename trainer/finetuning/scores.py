@@ -67,12 +67,12 @@ def tagging_scores(labels: Sequence[Sequence[str]], predicted: Sequence[Sequence
         means = precision_recall_fscore_support(gold, guessed, average="macro", zero_division=0.0)
         precision, recall, f1 = (float(mean) for mean in means[:3])
         return {"f1": f1, "precision": precision, "recall": recall, "accuracy": accuracy}
-    found = Counter[str]()
+    counts = Counter[str]()
     for tags, guesses in zip(labels, predicted, strict=True):
         true, guessed_entities = set(entities(tags)), set(entities(guesses))
-        found.update({"true": len(true), "guessed": len(guessed_entities), "right": len(true & guessed_entities)})
-    precision = found["right"] / found["guessed"] if found["guessed"] else 0.0
-    recall = found["right"] / found["true"] if found["true"] else 0.0
+        counts.update({"true": len(true), "guessed": len(guessed_entities), "right": len(true & guessed_entities)})
+    precision = counts["right"] / counts["guessed"] if counts["guessed"] else 0.0
+    recall = counts["right"] / counts["true"] if counts["true"] else 0.0
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
     return {"f1": f1, "precision": precision, "recall": recall, "accuracy": accuracy}
 
@@ -84,16 +84,16 @@ def marks_entities(tags: set[str]) -> bool:
 
 def entities(tags: Sequence[str]) -> list[Entity]:
     """Return the entities of a sentence; an I- that continues no entity of its type begins one, as in conlleval."""
-    found: list[Entity] = []
+    spans: list[Entity] = []
     for index, tag in enumerate(tags):
         if tag == "O" or len(tag) < 3:
             continue
         kind = tag[2:]
-        if tag[0] == "I" and found and found[-1].type == kind and found[-1].end == index:
-            found[-1] = found[-1]._replace(end=index + 1)
+        if tag[0] == "I" and spans and spans[-1].type == kind and spans[-1].end == index:
+            spans[-1] = spans[-1]._replace(end=index + 1)
         else:
-            found.append(Entity(kind, index, index + 1))
-    return found
+            spans.append(Entity(kind, index, index + 1))
+    return spans
 
 
 def answer_scores(labels: Sequence[Sequence[str]], predicted: Sequence[str]) -> dict[str, float]:

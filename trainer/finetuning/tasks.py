@@ -298,13 +298,13 @@ class TokenTask(Task):
         return " ".join(label)
 
 
-def choosing_metric(task: Task, asked: str | None) -> str:
+def choosing_metric(task: Task, requested: str | None) -> str:
     """Return the metric that selects between fits: the requested one, else the first of the task.
 
     Raises:
         UsageError: the task lacks it.
     """
-    metric = asked or task.metrics[0]
+    metric = requested or task.metrics[0]
     if metric not in task.metrics:
         raise UsageError(
             f"--metric {metric!r} cannot choose between fits of {task.name}",
@@ -360,5 +360,5 @@ def _word_of_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]]) ->
     word_at: list[int] = []
     for number, word in enumerate(words):
         word_at += [number] * len(word) + [-1]
-    found = [(token, word_at[end - 1]) for token, (begin, end) in enumerate(offsets) if end > begin]
-    return [(token, word) for token, word in found if word >= 0]
+    words_of_tokens = [(token, word_at[end - 1]) for token, (begin, end) in enumerate(offsets) if end > begin]
+    return [(token, word) for token, word in words_of_tokens if word >= 0]

@@ -95,15 +95,15 @@ def _separated(table: pandas.DataFrame, separator: str, quoting: bool) -> str:
 
     text = "".join(separator.join(map(written, cells)) + "\n" for cells in rows)
     try:
-        found = read_separated(text, separator, quoting)
-        lines = [[str(name) for name in found.columns], *found.to_numpy().tolist()]
+        table = read_separated(text, separator, quoting)
+        lines = [[str(name) for name in table.columns], *table.to_numpy().tolist()]
     except (ValueError, pandas.errors.ParserError) as error:
         raise ValueError(f"it would not read back{_unquoted(quoting)}: {error}") from None
     for number, (cells, again) in enumerate(zip(rows, lines, strict=False)):
         if cells != again:
             changed = next((cell for cell, other in zip(cells, again, strict=False) if cell != other), "")
-            where = f"row {number:,}" if number else "the names of the columns"
-            raise ValueError(f"{changed[:80]!r} of {where} would read back as another text{_unquoted(quoting)}")
+            part = f"row {number:,}" if number else "the names of the columns"
+            raise ValueError(f"{changed[:80]!r} of {part} would read back as another text{_unquoted(quoting)}")
     if len(lines) != len(rows):
         raise ValueError(f"its {len(rows) - 1:,} rows would read back as {len(lines) - 1:,}{_unquoted(quoting)}")
     return text

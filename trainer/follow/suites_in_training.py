@@ -75,14 +75,14 @@ class SuitesInTraining:
 
     def collect(self) -> list[ScoredCheckpoint]:
         """The checkpoints whose suites have ended since the last call, in order."""
-        found = []
+        collected = []
         with contextlib.suppress(queue.Empty):
             while True:
-                found.append(self._finished.get_nowait())
-        for each in found:
+                collected.append(self._finished.get_nowait())
+        for each in collected:
             self._done |= {each.step} if each.metrics is not None else set()
             self._note(each.folder, "failed" if each.metrics is None else "done", each.metrics or {}, each.facts)
-        return found
+        return collected
 
     def wait(self, seconds: float, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Wait until all submitted suites have ended, for so many seconds at most, or until `should_stop`.
@@ -155,8 +155,8 @@ class SuitesInTraining:
         if status:
             reason = failure_reason(status, stderr, "evaluating")
             raise UserError(reason, fix="rerun the same command", code="suite-failed")
-        found = json.loads(stdout.splitlines()[-1])
-        return ScoredCheckpoint(step, folder, found["metrics"], found["facts"])
+        result = json.loads(stdout.splitlines()[-1])
+        return ScoredCheckpoint(step, folder, result["metrics"], result["facts"])
 
     def _start(self) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE

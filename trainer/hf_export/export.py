@@ -25,8 +25,8 @@ from safetensors import SafetensorError
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.local_paths import home_in
 from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.checkpoint.average import Weighting, average_checkpoints, average_coefficients
 from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
-from trainer.checkpoint.merging import MergeWeights, merge_coefficients, merge_weights
 from trainer.config.run_config import RunConfig
 from trainer.hf_export.export_source import read_source
 from trainer.hf_export.exported_files import write_model, write_origin, write_sentence_transformer, write_tokenizer
@@ -80,14 +80,14 @@ def last_checkpoints(run: Path, num_checkpoints: int) -> list[Path]:
     return [step_folder(run, step).resolve() for step in reversed(steps[:num_checkpoints])]
 
 
-def export_merged(
-    run: str | Path, num_checkpoints: int, weights: MergeWeights = "uniform", output: str | Path = ""
+def export_average(
+    run: str | Path, num_checkpoints: int, weights: Weighting = "uniform", output: str | Path = ""
 ) -> ExportReport:
     """Export the weighted mean of a run's newest checkpoints to the new `output`.
 
     The configuration, tokenizer and facts are those of the newest checkpoint, without its scores, which are not the
-    mean's. Up to the parity gate one copy of the weights and a piece of one checkpoint are in memory; the gate maps the
-    written file, whose pages the system may drop.
+    mean's. Up to the parity gate one copy of the weights and a fragment of one checkpoint are in memory; the gate maps
+    the written file, whose pages the system may drop.
 
     Raises:
         UserError: there are too few checkpoints, one is damaged, they differ in tokenizer or parameters, or
@@ -96,17 +96,17 @@ def export_merged(
     """
     check_output(Path(output))
     folders = last_checkpoints(Path(run), num_checkpoints)
-    coefficients = merge_coefficients(num_checkpoints, weights)
+    coefficients = average_coefficients(num_checkpoints, weights)
     fingerprints = {CheckpointFolder(folder).read_state().data.tokenizer_fingerprint for folder in folders}
     if len(fingerprints) > 1:
         raise UserError(
             f"the checkpoints of {run} have different tokenizers ({', '.join(sorted(fingerprints))})",
-            fix="merge checkpoints of one tokenizer",
+            fix="average checkpoints of one tokenizer",
             code="checkpoints-differ",
         )
-    source = read_source(folders[-1], merge_weights(folders, coefficients))
-    merged = {folder.name: coefficient for folder, coefficient in zip(folders, coefficients, strict=True)}
-    facts = replace(source.facts, merged=merged, scores={}, evaluation={})
+    source = read_source(folders[-1], average_checkpoints(folders, coefficients))
+    averaged = {folder.name: coefficient for folder, coefficient in zip(folders, coefficients, strict=True)}
+    facts = replace(source.facts, averaged=averaged, scores={}, evaluation={})
     return export_model(source.config, source.weights, source.tokenizer_folder, Path(output), facts)
 
 

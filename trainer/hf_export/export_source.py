@@ -16,7 +16,7 @@ from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.format import STATE_NAME, CheckpointFolder, SavedState, list_steps, step_folder
 from trainer.checkpoint.late_scores import evaluation_of, suite_scores_of
-from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.tensors import read_weights
 from trainer.config.run_config import RunConfig, without_registry
 from trainer.hf_export.model_card import TrainingFacts
 from trainer.tracking.journal import GIT_TAG, LINEAGE_TAG, read_record
@@ -71,11 +71,11 @@ def _check_tokenizer(folder: Path, saved: SavedState) -> None:
             fix="copy the directory tokenizer/ of the shards there",
             code="missing-data-file",
         )
-    found, expected = Tokenizer.load(folder).fingerprint, saved.data.tokenizer_fingerprint
-    if found != expected:
+    fingerprint, expected = Tokenizer.load(folder).fingerprint, saved.data.tokenizer_fingerprint
+    if fingerprint != expected:
         raise UserError(
             f"{folder} is not the tokenizer that the model was trained with: its fingerprint is "
-            f"{found}, and that of the shards was {expected}",
+            f"{fingerprint}, and that of the shards was {expected}",
             fix="copy the directory tokenizer/ of the shards there",
             code="other-tokenizer",
         )

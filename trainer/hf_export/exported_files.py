@@ -90,7 +90,7 @@ def write_origin(
         "libraries": {library: installed_version(library) for library in LIBRARIES},
         "checkpoint": facts.checkpoint,
         "step": facts.step,
-        **({"merged": dict(facts.merged)} if facts.merged else {}),
+        **({"merged": dict(facts.averaged)} if facts.averaged else {}),
         "tokens_seen": facts.tokens_seen,
         "mlflow_run_id": facts.mlflow_run_id,
         "git_revision": facts.git_revision,

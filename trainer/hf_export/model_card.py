@@ -42,7 +42,7 @@ class TrainingFacts:
     """Metrics on the valid shards by name."""
     evaluation: Mapping[str, str] = field(default_factory=dict)
     """How the scores were measured, as facts by name (`trainer/config/comparability.py`)."""
-    merged: Mapping[str, float] = field(default_factory=dict)
+    averaged: Mapping[str, float] = field(default_factory=dict)
     """Names of the checkpoints whose weighted mean the weights are, with their coefficients; empty for a single one."""
 
 
@@ -127,8 +127,8 @@ def _training(config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> 
         ("precision", config.training.precision),
         ("tokenizer", f"{_TOKENIZERS[tokenizer.info.kind]}, fingerprint `{tokenizer.fingerprint}`"),
         *(
-            [("mean of checkpoints", ", ".join(f"{name} ({share:.4f})" for name, share in facts.merged.items()))]
-            if facts.merged
+            [("mean of checkpoints", ", ".join(f"{name} ({share:.4f})" for name, share in facts.averaged.items()))]
+            if facts.averaged
             else []
         ),
         ("MLflow run", f"`{facts.mlflow_run_id}`" if facts.mlflow_run_id else None),

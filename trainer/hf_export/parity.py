@@ -176,8 +176,8 @@ def compare_logits(
     mlm_logits = getattr(theirs, "prediction_logits", None)
     mlm_logits = theirs.logits if mlm_logits is None else mlm_logits
     compared = [(ours.mlm_logits, mlm_logits[inputs["attention_mask"].bool()])]
-    if ours.nsp_logits is not None:
-        compared.append((ours.nsp_logits, theirs.seq_relationship_logits))
+    if ours.pair_logits is not None:
+        compared.append((ours.pair_logits, theirs.seq_relationship_logits))
     assert all(mine.shape == other.shape for mine, other in compared)
     # torch's max keeps a NaN, where Python's may lose it.
     differences = torch.stack([(mine - other).abs().max() for mine, other in compared])
@@ -242,7 +242,7 @@ def pad_rows(sequences: Sequence[EncodedSequence], pad_token_id: int = PAD_TOKEN
 
 
 def pack_rows(sequences: Sequence[EncodedSequence], sequence_length: int, pad_token_id: int = PAD_TOKEN_ID) -> Batch:
-    """A batch that predicts every place of every sequence, in order, and pools every first place."""
+    """A batch that predicts every position of every sequence, in order, and pools every first one."""
     packed = _Packed(sequence_length, pad_token_id)
     for sequence in sequences:
         packed.add(sequence)
@@ -284,9 +284,9 @@ class _Packed:
         self._append(sequence)
 
     def close_row(self) -> None:
-        dead = self._room() % self.sequence_length
-        if dead:
-            self._append(EncodedSequence([self.pad_token_id] * dead, [0] * dead))
+        padding = self._room() % self.sequence_length
+        if padding:
+            self._append(EncodedSequence([self.pad_token_id] * padding, [0] * padding))
 
     def _room(self) -> int:
         return self.sequence_length - len(self.input_ids) % self.sequence_length

@@ -129,8 +129,8 @@ class Embedder:
         ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
         if not ids:
             raise UsageError(f"the word {word!r} has no tokens", fix="give a word", code="empty-text")
-        found = _nearest(table[ids].mean(axis=0), list(words.values()), table[list(words)], word, top_k)
-        return found
+        neighbors = _nearest(table[ids].mean(axis=0), list(words.values()), table[list(words)], word, top_k)
+        return neighbors
 
     def contextual_neighbors(
         self, word: str, texts: Sequence[str], top_k: int = 10, layer: int = -1, batch_size: int = 32
@@ -146,9 +146,9 @@ class Embedder:
         sums: dict[str, np.ndarray] = {}
         counts: dict[str, int] = {}
         for start in range(0, len(texts), batch_size):
-            for found, vector in self._word_vectors(texts[start : start + batch_size], layer):
-                sums[found] = sums.get(found, 0.0) + vector
-                counts[found] = counts.get(found, 0) + 1
+            for occurrence, vector in self._word_vectors(texts[start : start + batch_size], layer):
+                sums[occurrence] = sums.get(occurrence, 0.0) + vector
+                counts[occurrence] = counts.get(occurrence, 0) + 1
         wanted = word.casefold()
         if wanted not in sums:
             raise UsageError(
@@ -156,7 +156,7 @@ class Embedder:
                 fix="give texts that contain it, or another word",
                 code="word-not-in-texts",
             )
-        means = np.stack([sums[found] / counts[found] for found in sums])
+        means = np.stack([sums[occurrence] / counts[occurrence] for occurrence in sums])
         return _nearest(means[list(sums).index(wanted)], list(sums), means, word, top_k), counts[wanted]
 
     def _word_vectors(self, texts: Sequence[str], layer: int) -> list[tuple[str, np.ndarray]]:

@@ -199,8 +199,8 @@ class FillMask:
         probabilities = torch.softmax(logits.float(), dim=-1)
         allowed = [token_id for token_id in self._word_ids if token_id < len(probabilities)]
         values, indices = probabilities[allowed].topk(min(top_k, len(allowed)))
-        found = zip(indices.tolist(), values.tolist(), strict=True)
-        return tuple(self._candidate(allowed[index], probability) for index, probability in found)
+        likeliest = zip(indices.tolist(), values.tolist(), strict=True)
+        return tuple(self._candidate(allowed[index], probability) for index, probability in likeliest)
 
     def _candidate(self, token_id: int, probability: float) -> Candidate:
         piece = str(self.tokenizer.convert_ids_to_tokens(token_id))

@@ -120,8 +120,8 @@ def checked_texts(texts: Any) -> list[str]:
         UsageError: they are not a list of strings; a single string would be read character by character.
     """
     is_several = isinstance(texts, Iterable) and not isinstance(texts, str | bytes | dict)
-    found: list[Any] = list(texts) if is_several else [texts]
-    wrong = [text for text in found if not is_several or not isinstance(text, str)]
+    values: list[Any] = list(texts) if is_several else [texts]
+    wrong = [text for text in values if not is_several or not isinstance(text, str)]
     if wrong:
         given = wrong[0]
         raise UsageError(
@@ -129,4 +129,4 @@ def checked_texts(texts: Any) -> list[str]:
             fix="give a string, or a list of strings",
             code="not-a-text",
         )
-    return found
+    return values

@@ -142,19 +142,19 @@ def _near(model: str) -> str:
 
 def _near_directory(path: Path) -> Path | None:
     """The existing directory of the most similar name, where parents may be misspelt too; None without one."""
-    found = Path(path.anchor)
+    directory = Path(path.anchor)
     for part in path.parts[1 if path.anchor else 0 :]:
-        if not (found / part).is_dir():
+        if not (directory / part).is_dir():
             try:
-                there = sorted(each.name for each in found.iterdir() if each.is_dir())
+                there = sorted(each.name for each in directory.iterdir() if each.is_dir())
             except (OSError, ValueError):
                 return None
             names = difflib.get_close_matches(part, there, n=1)
             if not names:
                 return None
             part = names[0]
-        found /= part
-    return found
+        directory /= part
+    return directory
 
 
 def is_checkpoint(model: str | Path) -> bool:
@@ -239,8 +239,8 @@ def find_model(client: MlflowClient, model_uri: str) -> tuple[str, str | None]:
 def _other_server(is_run: bool = False) -> str:
     """What to do about a model that this server does not have."""
     variable = None if is_run else os.environ.get("MLFLOW_REGISTRY_URI")
-    where = "MLFLOW_REGISTRY_URI" if variable else "--tracking-uri (in Python tracking_uri=)"
-    return f"give a model that exists, or set {where} to the server that has it"
+    setting = "MLFLOW_REGISTRY_URI" if variable else "--tracking-uri (in Python tracking_uri=)"
+    return f"give a model that exists, or set {setting} to the server that has it"
 
 
 def _what_there_is(client: MlflowClient, name: str | None) -> str:
@@ -261,8 +261,8 @@ def download(artifact_uri: str, digest: str | None, model_uri: str, uri: str, de
     if destination is None:
         destination = _temporary_folder() / folder_name(model_uri)
     destination.parent.mkdir(parents=True, exist_ok=True)
-    found = {Path(item.path).name for item in list_artifacts(artifact_uri=artifact_uri, tracking_uri=uri)}
-    source = f"{artifact_uri}/{EXPORT_FOLDER}" if EXPORT_FOLDER in found else artifact_uri
+    names = {Path(item.path).name for item in list_artifacts(artifact_uri=artifact_uri, tracking_uri=uri)}
+    source = f"{artifact_uri}/{EXPORT_FOLDER}" if EXPORT_FOLDER in names else artifact_uri
     with tempfile.TemporaryDirectory(prefix=".clozeworks-", dir=destination.parent) as temporary:
         folder = Path(download_artifacts(artifact_uri=source, dst_path=temporary, tracking_uri=uri))
         if source == artifact_uri and (folder / "MLmodel").is_file():

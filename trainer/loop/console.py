@@ -42,8 +42,8 @@ def device_line(hosts: Sequence[str], devices: Sequence[str], precision: str, ze
     """Format the first line of a run from host and device of each rank."""
     by_host, kinds = list(dict.fromkeys(hosts)), ", ".join(dict.fromkeys(devices))
     named = ", ".join(by_host[:SHOWN_HOSTS]) + (", ..." if len(by_host) > SHOWN_HOSTS else "")
-    where = f"{counted(len(devices), 'rank')} on {counted(len(by_host), 'host')} ({named})"
-    return f"{where} | device {kinds} | precision {precision} | ZeRO stage {zero_stage}"
+    ranks = f"{counted(len(devices), 'rank')} on {counted(len(by_host), 'host')} ({named})"
+    return f"{ranks} | device {kinds} | precision {precision} | ZeRO stage {zero_stage}"
 
 
 def evaluation_line(

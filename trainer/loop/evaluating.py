@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from data_prep.base.terminal import duration
 from data_prep.base.urls import is_remote
+from trainer.checkpoint.average import averaged_weights
 from trainer.checkpoint.format import TrainState, list_steps, step_folder
-from trainer.checkpoint.merging import averaged_weights
 from trainer.config.measurements import measurements_of, shape_of_words
 from trainer.data.evaluation_batches import EvaluationBatch, measured_batches, origins_of
 from trainer.data.hidden_words import word_batches
@@ -44,13 +44,13 @@ def evaluate_if_due(run: Run, state: TrainState, progress: Progress) -> tuple[Pr
     poll = StopPoll(run.stop_signal, run.ranks, most_calls)
     if progress.evaluation_is_due:
         metrics = evaluation_metrics(run, state, progress, poll)
-        if poll.asked:
+        if poll.is_agreed:
             return progress, True
         progress = replace(log_evaluation(run, state, progress, metrics), evaluation_is_due=False)
         attach_scores(run, state, progress, metrics, run.facts_of(state.step))
     if progress.average_is_due:
         progress, metrics = log_average(run, state, progress, poll)
-        if poll.asked:
+        if poll.is_agreed:
             return progress, True
         progress = replace(progress, average_is_due=False)
         attach_scores(run, state, progress, metrics, {})
@@ -58,7 +58,7 @@ def evaluate_if_due(run: Run, state: TrainState, progress: Progress) -> tuple[Pr
 
 
 def evaluation_metrics(run: Run, state: TrainState, progress: Progress, poll: StopPoll) -> dict[str, float]:
-    """Evaluate the run's weights on the valid split and on minimal pairs; incomplete once `poll.asked`."""
+    """Evaluate the run's weights on the valid split and on minimal pairs; incomplete once `poll.is_agreed`."""
     run.watchdog.mark(f"evaluating after step {state.step}")
     if (text := long_evaluation(run, state, progress)) is not None:
         run.log(text)
@@ -155,7 +155,7 @@ def log_average(run: Run, state: TrainState, progress: Progress, poll: StopPoll)
     """Evaluate the mean of the newest checkpoints' weights (`checkpoint.average_last`) and report it.
 
     It takes the newest checkpoints that are complete now. Nothing is evaluated until there are enough of them, nor
-    twice where no checkpoint was saved since; nothing is reported once `poll.asked`.
+    twice where no checkpoint was saved since; nothing is reported once `poll.is_agreed`.
     """
     number = run.config.checkpoint.average_last
     if number is None:
@@ -166,12 +166,12 @@ def log_average(run: Run, state: TrainState, progress: Progress, poll: StopPoll)
     run.watchdog.mark(f"averaging checkpoints after step {state.step}")
     folders = [step_folder(run.config.output_dir, step) for step in steps]
     with averaged_weights(run.engine, folders, poll) as problem:
-        found = validation_metrics(run, state, poll) if problem is None and not poll.asked else {}
-    if problem is not None and not poll.asked:
+        metrics_of_mean = validation_metrics(run, state, poll) if problem is None and not poll.is_agreed else {}
+    if problem is not None and not poll.is_agreed:
         run.warn(f"the mean of the checkpoints {_listed(steps)} is not evaluated: {problem}")
-    if problem is not None or poll.asked:
+    if problem is not None or poll.is_agreed:
         return progress, {}
-    overall = {name: value for name, value in found.items() if name.count("/") == 1}
+    overall = {name: value for name, value in metrics_of_mean.items() if name.count("/") == 1}
     metrics = {name.replace("valid/", AVERAGE_PREFIX): value for name, value in overall.items()}
     run.tracker.log(state.step, metrics)
     run.log(f"mean of the checkpoints {_listed(steps)}: {evaluation_line(state.step, overall, None, run.pair_task)}")

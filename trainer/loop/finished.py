@@ -80,8 +80,8 @@ def find_finished_run(config: RunConfig) -> FinishedRun | None:
 
 def _is_scored(output_dir: Path, steps: list[int]) -> bool:
     """Whether the suite gave the scores of the last checkpoint, and none is left to evaluate."""
-    found = [read_late_scores(step_folder(output_dir, step)) for step in steps]
-    return found[0] is not None and all(each is None or each.state == "done" for each in found)
+    scores = [read_late_scores(step_folder(output_dir, step)) for step in steps]
+    return scores[0] is not None and all(each is None or each.state == "done" for each in scores)
 
 
 def _is_one_host() -> bool:

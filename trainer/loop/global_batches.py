@@ -146,7 +146,7 @@ class GlobalBatches:
                 ranks,
                 step,
                 pin_memory,
-                should_stop=lambda: self._run.stop_signal.asked,
+                should_stop=lambda: self._run.stop_signal.is_requested,
                 pair_counts=run.pair_counts,
             )
             described = -1

@@ -159,15 +159,15 @@ class PairCounting:
             if poll():
                 return None
             try:  # a rank that has no more to count stays with the others, which may be asked to stop
-                found = next_or_stop(share, lambda: self._stop_signal.asked) if has_left else None
+                counted = next_or_stop(share, lambda: self._stop_signal.is_requested) if has_left else None
             except (StopIteration, ReadingStopped) as ended:
-                has_left, is_stopped, found = False, isinstance(ended, ReadingStopped), None
-            if found is not None and isinstance(found[1], UserError):
-                has_left, problem = False, found[1]
-            elif found is not None:
-                own[found[0]] = found[1]
+                has_left, is_stopped, counted = False, isinstance(ended, ReadingStopped), None
+            if counted is not None and isinstance(counted[1], UserError):
+                has_left, problem = False, counted[1]
+            elif counted is not None:
+                own[counted[0]] = counted[1]
         poll.conclude()
-        if poll.asked or is_stopped:
+        if poll.is_agreed or is_stopped:
             return None
         raise_error_of_any(problem, self._ranks)
         return all_reduce_sum(torch.from_numpy(own), self._ranks).cpu().numpy()

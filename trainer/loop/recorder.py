@@ -51,7 +51,7 @@ class Recorder:
     def flush(self) -> tuple[list[StepMetrics], Interval]:
         """Return the metrics of every step since the last flush (at least one), and their speed."""
         own = torch.stack(
-            [torch.stack([r.mlm_loss_sum, r.nsp_loss_sum, r.nsp_correct]) for *_, r in self._pending]
+            [torch.stack([r.mlm_loss_sum, r.pair_loss_sum, r.pair_correct]) for *_, r in self._pending]
         )  # (num_steps, 3)
         work = torch.zeros(self._ranks.world_size, 3, dtype=torch.float64)
         peak = float(peak_memory_bytes(self._ranks.device))
@@ -72,7 +72,7 @@ class Recorder:
 
     def global_losses(self, result: StepResult) -> tuple[float, float]:
         """Return MLM and pair loss of one step over all ranks; a collective that waits for the device."""
-        sums = all_reduce_sum(torch.stack([result.mlm_loss_sum, result.nsp_loss_sum]), self._ranks).tolist()
+        sums = all_reduce_sum(torch.stack([result.mlm_loss_sum, result.pair_loss_sum]), self._ranks).tolist()
         return sums[0] / max(result.counts.masked, 1), sums[1] / max(result.counts.pairs, 1)
 
 

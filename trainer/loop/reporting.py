@@ -90,7 +90,7 @@ def finish_suites(run: Run, step: int) -> bool:
     if suites is None:
         return True
     if suites.submit(step, step_folder(run.output_dir, step)) or not suites.is_complete:
-        suites.wait(run.config.evaluation.suite_wait_seconds, lambda: run.stop_signal.asked)
+        suites.wait(run.config.evaluation.suite_wait_seconds, lambda: run.stop_signal.is_requested)
         tracker = Tracker.open(run.config.tracking, run.output_dir, run.warn)
         metrics = attach_suites(run, Progress(NonFiniteSteps(0)), tracker).metrics
         tracker.close("FINISHED")

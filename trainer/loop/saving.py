@@ -111,7 +111,7 @@ def attach_scores(
     if is_complete:
         if run.uploader is not None:
             run.uploader.submit_scores(folder)
-        writer.retire(run.config.output_dir, run.config.checkpoint, state.step, run.ranks)
+        writer.remove_superfluous(run.config.output_dir, run.config.checkpoint, state.step, run.ranks)
         hand_on(run, state.step, folder)
 
 

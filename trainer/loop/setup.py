@@ -272,11 +272,11 @@ def warmup_step(
     ]
     losses = [_loss_of(engine, batch) for batch in batches]
     if not is_compiled:
-        engine.prepare(*losses)
+        engine.warmup_step(*losses)
         return
     with patient_collectives(COMPILATION_SECONDS, config.distributed, ranks):
         watchdog.mark("compiling for training", COMPILATION_SECONDS)
-        engine.prepare(*losses)
+        engine.warmup_step(*losses)
         watchdog.mark("compiling for evaluation", COMPILATION_SECONDS)
         engine.eval()
         with torch.no_grad():
@@ -319,7 +319,7 @@ def _first_batch(
 def _loss_of(engine: Engine, batch: Batch) -> Callable[[], torch.Tensor]:
     def loss() -> torch.Tensor:
         output: PretrainingOutput = engine.forward(batch)
-        return output.mlm_loss_sum + output.nsp_loss_sum
+        return output.mlm_loss_sum + output.pair_loss_sum
 
     return loss
 

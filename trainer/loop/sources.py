@@ -54,22 +54,22 @@ def own_modules(task_modules: Sequence[str] = ()) -> dict[str, Path]:
     `task_modules` have the tasks of a suite, which a process of its own imports. What is installed, Python's own
     library and this project are none of them.
     """
-    found = {name: path for name, module in list(sys.modules.items()) if (path := _file_of(name, module)) is not None}
+    files = {name: path for name, module in list(sys.modules.items()) if (path := _file_of(name, module)) is not None}
     for module in task_modules:
-        if module not in found and (path := _file_of_spec(module)) is not None:
-            found[module] = path
-    script = found.pop("__main__", None)
-    named = {f"{_MODULE}{name}": path for name, path in sorted(found.items())}
+        if module not in files and (path := _file_of_spec(module)) is not None:
+            files[module] = path
+    script = files.pop("__main__", None)
+    named = {f"{_MODULE}{name}": path for name, path in sorted(files.items())}
     return named if script is None else {f"{_SCRIPT}{script.name}": script, **named}
 
 
 def running_sources(task_modules: Sequence[str] = ()) -> dict[str, str]:
     """Return the sha256 of every source file that this run executes: the project's and the user's own, by name."""
-    found = dict(project_digests())
+    digests = dict(project_digests())
     for name, path in own_modules(task_modules).items():
         module = "__main__" if name.startswith(_SCRIPT) else name.removeprefix(_MODULE)
-        found[name] = imported_digest(sys.modules.get(module)) or storage.sha256_of(path)
-    return found
+        digests[name] = imported_digest(sys.modules.get(module)) or storage.sha256_of(path)
+    return digests
 
 
 @dataclass(frozen=True)

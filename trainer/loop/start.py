@@ -74,10 +74,12 @@ def find_start(config: RunConfig, ranks: Ranks, branch: Branch | None) -> Start:
     Raises:
         UserError: there is no checkpoint of the branch's step, or none that is whole.
     """
-    remote, stage = config.checkpoint.upload_to, config.zero.stage
-    latest = find_latest(config.output_dir, ranks, remote=remote, stage=stage)
+    remote, zero_stage = config.checkpoint.upload_to, config.zero.stage
+    latest = find_latest(config.output_dir, ranks, remote=remote, zero_stage=zero_stage)
     if branch is not None and (latest is None or not is_on(latest.saved.state, branch)):
-        return Start(find_latest(config.output_dir, ranks, remote=remote, stage=stage, step=branch.step), branch)
+        return Start(
+            find_latest(config.output_dir, ranks, remote=remote, zero_stage=zero_stage, step=branch.step), branch
+        )
     if latest is None and config.branch is not None:
         return Start(open_verified(config.branch.run, config.branch.step, ranks), is_from_other_run=True)
     return Start(latest)
@@ -102,8 +104,8 @@ def check_start(start: Start, config: RunConfig, data: DataIdentity, ranks: Rank
 def scores_of_start(start: Start, ranks: Ranks) -> LateScores | None:
     """Return the scores of the checkpoint that follow its save, as rank 0 reads them; a collective."""
     folder = start.checkpoint.folder if start.checkpoint is not None and ranks.is_first else None
-    found = read_late_scores(folder, EVALUATION_NAME) if folder is not None else None
-    scores: LateScores | None = broadcast_object(found, ranks)
+    own = read_late_scores(folder, EVALUATION_NAME) if folder is not None else None
+    scores: LateScores | None = broadcast_object(own, ranks)
     return scores
 
 

@@ -54,8 +54,8 @@ class StepResult:
 
     counts: GlobalCounts
     mlm_loss_sum: torch.Tensor
-    nsp_loss_sum: torch.Tensor
-    nsp_correct: torch.Tensor
+    pair_loss_sum: torch.Tensor
+    pair_correct: torch.Tensor
     grad_norm: torch.Tensor | float
     applied: bool
     """Whether the weights changed: not where the loss or the gradient is not finite, or the batch is empty."""
@@ -124,24 +124,24 @@ def take_step(
     (`trainer/distributed/watchdog.py`).
     """
     engine.set_learning_rate(learning_rate)
-    mlm_loss_sum, nsp_loss_sum, nsp_correct = torch.zeros(3, dtype=torch.float64, device=ranks.device).unbind()
+    mlm_loss_sum, pair_loss_sum, pair_correct = torch.zeros(3, dtype=torch.float64, device=ranks.device).unbind()
     if counts.is_empty:
         # A batch consumed: not even an update by Adam's momentum, which a gradient of zero would be.
-        return StepResult(counts, mlm_loss_sum, nsp_loss_sum, nsp_correct, grad_norm=0.0, applied=False)
+        return StepResult(counts, mlm_loss_sum, pair_loss_sum, pair_correct, grad_norm=0.0, applied=False)
     last = len(global_batch.micro_batches) - 1
     for number, batch in enumerate(on_device(global_batch.micro_batches, ranks.device)):
         mark(f"step {step + 1}: micro-batch {number}")
         seed_micro_batch(seed, step, global_batch.first_slice + number)
         with clock.forward():
             output = engine.forward(batch)
-        loss = output.mlm_loss_sum / max(counts.masked, 1) + output.nsp_loss_sum / max(counts.pairs, 1)
+        loss = output.mlm_loss_sum / max(counts.masked, 1) + output.pair_loss_sum / max(counts.pairs, 1)
         engine.backward(poisoned_unless_finite(loss) * ranks.world_size, is_last_micro_batch=number == last)
         mlm_loss_sum += output.mlm_loss_sum.detach()
-        nsp_loss_sum += output.nsp_loss_sum.detach()
-        nsp_correct += output.nsp_correct
+        pair_loss_sum += output.pair_loss_sum.detach()
+        pair_correct += output.pair_correct
     mark(f"step {step + 1}: update")
     grad_norm = engine.step()
-    return StepResult(counts, mlm_loss_sum, nsp_loss_sum, nsp_correct, grad_norm, engine.was_step_applied)
+    return StepResult(counts, mlm_loss_sum, pair_loss_sum, pair_correct, grad_norm, engine.was_step_applied)
 
 
 def poisoned_unless_finite(loss: torch.Tensor) -> torch.Tensor:

@@ -117,7 +117,7 @@ def train(
                 ended, state, progress = training_loop(run, state, progress)
         with reported_if_it_fails(run):
             all_registered = finish(run, ended)
-    if not all_registered and run.stop_signal.asked:
+    if not all_registered and run.stop_signal.is_requested:
         ended = "stopped"  # in the wait for a suite or a registration, which the next start does
     tracker = run.tracker
     return RunEnd(ended, state.step, progress.metrics, tracker.run_id, tracker.view_hint, all_registered)
@@ -183,7 +183,7 @@ def take_output_dir(config: RunConfig, ranks: Ranks, watchdog: Watchdog, held: c
     if config.checkpoint.upload_to is None:
         refuse_unshared(config.output_dir, ranks)
     if ranks.is_first:  # not before: the directory may belong to another run
-        watchdog.on_exit = lambda verdict: record_end(Path(config.output_dir), "failed", verdict)
+        watchdog.on_exit = lambda failure: record_end(Path(config.output_dir), "failed", failure)
 
 
 @contextlib.contextmanager
@@ -229,7 +229,7 @@ def watch(config: RunConfig, ranks: Ranks) -> Watchdog:
     output_dir = Path(config.output_dir)
     watchdog = Watchdog(config.health, ranks, stacks=output_dir / STACKS_FOLDER)
     if ranks.rank == 1:
-        watchdog.on_exit = lambda verdict: record_loss_of_writer(output_dir, verdict)
+        watchdog.on_exit = lambda failure: record_loss_of_writer(output_dir, failure)
     watchdog.start()
     return watchdog
 
@@ -237,11 +237,11 @@ def watch(config: RunConfig, ranks: Ranks) -> Watchdog:
 def finish(run: Run, ended: State) -> bool:
     """Report the end and release all resources; returns whether everything that was to be registered was."""
     peaks = [peak / (1 << 30) for peak in peak_memory_of_ranks(run.ranks)]
-    where = "GPU" if run.ranks.device.type == "cuda" else "resident set"
+    kind = "GPU" if run.ranks.device.type == "cuda" else "resident set"
     least, most = min(peaks), max(peaks)
     spread = f"{least:.2f} to {most:.2f} GiB, most on rank {peaks.index(most)}" if len(peaks) > 1 else f"{most:.2f} GiB"
     run.bar.close()
-    run.log(f"peak memory per rank: {spread} ({where})")
+    run.log(f"peak memory per rank: {spread} ({kind})")
     if ended == "stopped":  # all is saved: whoever kills this process in what follows leaves a record of it
         report_end(run, ended, run.stop_signal.cause)
     run.tracker.log_picture()
@@ -269,4 +269,4 @@ def finish(run: Run, ended: State) -> bool:
         return all_scored
     # A run that was stopped before it registered its last checkpoint does so now.
     run.registrar.submit(run.recorder.last_step, step_folder(run.output_dir, run.recorder.last_step))
-    return run.registrar.close(lambda: run.stop_signal.asked) and all_scored
+    return run.registrar.close(lambda: run.stop_signal.is_requested) and all_scored

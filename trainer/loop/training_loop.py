@@ -82,9 +82,9 @@ def complete_evaluation(run: Run, state: TrainState, progress: Progress) -> tupl
         return progress, False
     run.log(f"evaluating step {state.step:,}, which an earlier start saved and did not evaluate")
     enter_stage(run.engine, run.config.stage_of(state.step))
-    found = evaluate_if_due(run, state, progress)
+    evaluated = evaluate_if_due(run, state, progress)
     run.recorder.restart_clock()
-    return found
+    return evaluated
 
 
 def with_evaluation(config: RunConfig, progress: Progress, due: Due) -> Progress:
@@ -212,7 +212,7 @@ def requests_of(run: Run, progress: Progress) -> StepRequests:
     minutes, seconds = run.config.checkpoint.every_minutes, run.config.logging.every_seconds
     now, is_first = time.monotonic(), run.ranks.is_first
     return StepRequests(
-        stop=run.stop_signal.asked,
+        stop=run.stop_signal.is_requested,
         save=is_first and minutes is not None and now - progress.saved_at >= 60 * minutes,
         log=is_first and seconds is not None and now - progress.logged_at >= seconds,
     )

@@ -121,7 +121,7 @@ class NonFiniteSteps:
     def error(self, why_it_ends: str, saved_step: int | None) -> UserError:
         """Create the error that ends a run, with steps, samples, and how to resume from the last good checkpoint."""
         (first, _), (last, samples) = self.streak[0], self.streak[-1]
-        of_epoch = [found for _, found in self.streak if (found.stage, found.epoch) == (samples.stage, samples.epoch)]
+        of_epoch = [each for _, each in self.streak if (each.stage, each.epoch) == (samples.stage, samples.epoch)]
         steps = ", ".join(f"{number:,} ({range_})" for number, range_ in self.streak[-5:])
         skip = f"--skip-samples {of_epoch[0].first}:{samples.stop} --skip-epoch {samples.epoch}"
         again = "" if saved_step is None else f", or resume with pretrain.py --resume-from {saved_step} {skip}"

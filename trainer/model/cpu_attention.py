@@ -29,7 +29,7 @@ def attend_by_sequence(
     Args:
         query, key, value: (T, num_heads, head_size), as is the result.
         cu_seqlens: (S + 1,) int32, starts of the sequences, then T; unused entries repeat T.
-        bias: (L, L), added to the scores of a sequence from its first place on; L is at least the longest length.
+        bias: (L, L), added to the scores of a sequence from its first position on; L is at least the longest length.
     """
     attended: torch.Tensor
     attended, _ = torch.ops.clozeworks.attend_by_sequence(query, key, value, cu_seqlens, bias)
@@ -45,7 +45,7 @@ def attend_by_sequence(
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The attended values, and the log-sum-exp of each place's scores, (T, num_heads) float32 or float64."""
+    """The attended values, and the log-sum-exp of each position's scores, (T, num_heads) float32 or float64."""
     attended, log_sum_exp = _empty_results(query)
     for sequence in _sequences(cu_seqlens):
         inputs = (_as_one(tensor[sequence]) for tensor in (query, key, value))

@@ -14,7 +14,7 @@ from trainer.model.positions import rotation
 
 
 class Encoder(nn.Module):
-    """Token ids in, one hidden state per place out; a sequence's states depend on that sequence alone."""
+    """Token ids in, one hidden state per position out; a sequence's states depend on that sequence alone."""
 
     def __init__(self, config: ModelSettings, activation_checkpointing: bool = False) -> None:
         super().__init__()

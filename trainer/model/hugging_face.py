@@ -55,12 +55,12 @@ def family_in_transformers(config: ModelSettings, next_sentence: bool) -> str:
     """
     reasons = []
     for family in [config.family] if config.family in FAMILIES else list(RULES):
-        found = violations(family, dict(config))
+        broken_rules = violations(family, dict(config))
         if next_sentence and family == "modernbert":
-            found.append("the head for sentence pairs (ModernBERT has none)")
-        if not found:
+            broken_rules.append("the head for sentence pairs (ModernBERT has none)")
+        if not broken_rules:
             return family
-        reasons.append(f"not as {family}, for {'; '.join(found)}")
+        reasons.append(f"not as {family}, for {'; '.join(broken_rules)}")
     raise UserError(
         f"transformers has no class for this model: {', and '.join(reasons)}. It cannot be "
         "exported or initialized from a Hugging Face checkpoint; it trains, is evaluated and "

@@ -62,9 +62,9 @@ def check_model_folder(folder: Path, strict: bool = False, name: str | None = No
     _check_weight_names(folder, name)
     pickles = [path.name for path in files if path.suffix.lower() in PICKLE_SUFFIXES]
     if not any(path.suffix == ".safetensors" for path in files if path.parent == folder):
-        found = f" (only {', '.join(pickles)}, and a pickle can run code)" if pickles else ""
+        only_pickles = f" (only {', '.join(pickles)}, and a pickle can run code)" if pickles else ""
         raise UserError(
-            f"{name} has no .safetensors weights{found}",
+            f"{name} has no .safetensors weights{only_pickles}",
             fix="save the model as safetensors (save_pretrained does)",
             code="weights-not-safetensors",
         )
@@ -192,12 +192,12 @@ def _check_weight_names(folder: Path, name: str) -> None:
                 code="damaged-model",
             )
         named += [(path.name, shard) for shard in shards.values()]
-    for where, weights in named:
+    for file, weights in named:
         is_plain = isinstance(weights, str) and Path(weights).name == weights
         is_plain = is_plain and weights.endswith((".safetensors", INDEX_SUFFIX))
         if not is_plain or not (folder / weights).is_file():
             raise UserError(
-                f"{where} of {name} names the weights {weights!r}, which are not a .safetensors file in that directory",
+                f"{file} of {name} names the weights {weights!r}, which are not a .safetensors file in that directory",
                 fix="copy or export the model again",
                 code="damaged-model",
             )

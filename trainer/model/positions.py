@@ -16,7 +16,7 @@ from trainer.config.model_settings import ModelSettings
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine of every place's angles, each (T, 1, head_size / 2) float32; one for all layers of a theta."""
+    """Cosine and sine of every position's angles, each (T, 1, head_size / 2) float32; one for all layers of a theta."""
 
     cosine: torch.Tensor
     sine: torch.Tensor

@@ -28,7 +28,7 @@ class Predictions(NamedTuple):
 
     mlm_logits: torch.Tensor
     """(P, padded_vocab_size) for `masked_positions`."""
-    nsp_logits: torch.Tensor | None
+    pair_logits: torch.Tensor | None
     """(C, 2) for `cls_positions`; None without sentence pairs."""
 
 
@@ -37,9 +37,9 @@ class PretrainingOutput(NamedTuple):
 
     mlm_loss_sum: torch.Tensor
     """float32: cross-entropy over the predicted tokens, nats."""
-    nsp_loss_sum: torch.Tensor
+    pair_loss_sum: torch.Tensor
     """float32: cross-entropy over the sentence pairs, nats."""
-    nsp_correct: torch.Tensor
+    pair_correct: torch.Tensor
     """int64: pairs judged right."""
 
 
@@ -77,19 +77,19 @@ class PretrainingModel(nn.Module):
             return _score_each(self.predict(batch), batch)
         hidden_states = self.encoder(batch)  # (T, hidden_size)
         mlm_loss_sum = self._mlm_loss_sum(hidden_states, batch.masked_positions, batch.labels)
-        nsp_logits = self._nsp_logits(hidden_states, batch)
-        if nsp_logits is None:
+        pair_logits = self._pair_logits(hidden_states, batch)
+        if pair_logits is None:
             nothing = torch.zeros_like(mlm_loss_sum, requires_grad=False)
             return PretrainingOutput(mlm_loss_sum, nothing, torch.zeros_like(nothing, dtype=torch.int64))
-        nsp_loss_sum = _loss_sum(nsp_logits, batch.next_sentence_labels)
-        nsp_correct = (nsp_logits.argmax(dim=-1) == batch.next_sentence_labels).sum()
-        return PretrainingOutput(mlm_loss_sum, nsp_loss_sum, nsp_correct)
+        pair_loss_sum = _loss_sum(pair_logits, batch.next_sentence_labels)
+        pair_correct = (pair_logits.argmax(dim=-1) == batch.next_sentence_labels).sum()
+        return PretrainingOutput(mlm_loss_sum, pair_loss_sum, pair_correct)
 
     def predict(self, batch: Batch) -> Predictions:
         """The logits behind the losses, at the predicted positions and the pairs' [CLS] only."""
         hidden_states = self.encoder(batch)  # (T, hidden_size)
         return Predictions(
-            self._mlm_logits(hidden_states, batch.masked_positions), self._nsp_logits(hidden_states, batch)
+            self._mlm_logits(hidden_states, batch.masked_positions), self._pair_logits(hidden_states, batch)
         )
 
     def _mlm_logits(self, hidden_states: torch.Tensor, masked_positions: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ class PretrainingModel(nn.Module):
     ) -> torch.Tensor:
         return _loss_sum(self._mlm_logits(hidden_states, masked_positions), labels)
 
-    def _nsp_logits(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor | None:
+    def _pair_logits(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor | None:
         if self.pooler is None or self.next_sentence_head is None:
             return None
         pooled = self.pooler(hidden_states.index_select(0, batch.cls_positions))  # (C, hidden_size)
@@ -162,11 +162,11 @@ def _score_each(predictions: Predictions, batch: Batch) -> PredictionScores:
     logits = predictions.mlm_logits
     hits = logits.topk(5, dim=-1).indices == batch.labels[:, None]  # (P, 5)
     losses = F.cross_entropy(logits.float(), batch.labels, ignore_index=IGNORED, reduction="none")
-    if predictions.nsp_logits is None:
+    if predictions.pair_logits is None:
         return PredictionScores(losses, hits[:, 0].float(), hits.any(-1).float(), losses[:0], losses[:0])
     labels = batch.next_sentence_labels
-    pair_losses = F.cross_entropy(predictions.nsp_logits.float(), labels, ignore_index=IGNORED, reduction="none")
-    correct = predictions.nsp_logits.argmax(dim=-1) == labels
+    pair_losses = F.cross_entropy(predictions.pair_logits.float(), labels, ignore_index=IGNORED, reduction="none")
+    correct = predictions.pair_logits.argmax(dim=-1) == labels
     return PredictionScores(losses, hits[:, 0].float(), hits.any(-1).float(), pair_losses, correct.float())
 
 

@@ -129,7 +129,7 @@ def flops_per_token(
 def memory_per_rank(
     config: ModelSettings,
     *,
-    stage: Literal[0, 1, 2, 3],
+    zero_stage: Literal[0, 1, 2, 3],
     world_size: int,
     micro_batch_tokens: int,
     sequence_length: int,
@@ -152,8 +152,8 @@ def memory_per_rank(
     """
     total = num_parameters(config, next_sentence)
     number_bytes = 4 if precision == "fp32" else 2
-    state_ranks, gradient_ranks, weight_ranks = (world_size if stage >= first else 1 for first in (1, 2, 3))
-    keeps_master = stage >= 1 or precision != "fp32"
+    state_ranks, gradient_ranks, weight_ranks = (world_size if zero_stage >= first else 1 for first in (1, 2, 3))
+    keeps_master = zero_stage >= 1 or precision != "fp32"
     activations = activation_bytes(config, micro_batch_tokens, number_bytes, activation_checkpointing)
     num_predictions = micro_batch_tokens // sequence_length * math.ceil(mlm_probability * sequence_length)
     return {
@@ -171,7 +171,7 @@ def activation_bytes(
 ) -> dict[str, int]:
     """What the encoder's parts keep for the backward, with attention that keeps no (L, L) matrix.
 
-    Per place, in numbers of `number_bytes`, each part its inputs too:
+    Per position, in numbers of `number_bytes`, each part its inputs too:
 
     - embeddings: the sum before their norm (hidden_size)
     - attention, a block: input, q, k, v and the attended values (5 hidden_size); rotary positions keep the turned q and

@@ -110,11 +110,11 @@ class Check:
 
     def findings(self, run: PlannedRun) -> list[Finding]:
         """What the doctor prints."""
-        found = guarded(self.name, lambda: self._refuse_and_look(run))
+        findings_of_check = guarded(self.name, lambda: self._refuse_and_look(run))
         if self.of_host:
             note = "; ignore this if the run starts on hosts that have it"
-            found = [replace(each, level="warn", text=each.text + note) for each in found]
-        return found
+            findings_of_check = [replace(each, level="warn", text=each.text + note) for each in findings_of_check]
+        return findings_of_check
 
     def _refuse_and_look(self, run: PlannedRun) -> Iterator[Finding]:
         self.refuse(run)

@@ -72,14 +72,16 @@ def look_at_data(config: RunConfig, shard_sets: list[ShardSet], world_size: int)
         yield Finding("warn", "shards", EVALUATION_IS_OFF)
     for shard_set in shard_sets:
         yield from _check_shards(shard_set)
-        train, where = shard_set.manifest.train, storage.redact(shard_set.url)
+        train, address = shard_set.manifest.train, storage.redact(shard_set.url)
         if is_evaluated and not shard_set.manifest.valid.documents:
-            yield Finding("warn", "shards", f"{where} has no valid documents, so it is not evaluated")
+            yield Finding("warn", "shards", f"{address} has no valid documents, so it is not evaluated")
         shards = "1 train shard for" if len(train.shards) == 1 else f"{len(train.shards):,} train shards for"
-        yield Finding("ok", "shards", f"{where}: {shards} {counted(world_size, 'rank')}")
-    asked = config.tokens_after()
+        yield Finding("ok", "shards", f"{address}: {shards} {counted(world_size, 'rank')}")
+    num_read = config.tokens_after()
     tokens = sum(shard_set.manifest.train.tokens for shard_set in shard_sets)
-    yield Finding("ok", "tokens", f"the run reads {asked:,} tokens, about {format_epochs(asked / max(tokens, 1))}")
+    yield Finding(
+        "ok", "tokens", f"the run reads {num_read:,} tokens, about {format_epochs(num_read / max(tokens, 1))}"
+    )
 
 
 def format_epochs(epochs: float) -> str:
@@ -99,19 +101,19 @@ def _check_tokenizer_files(sets: list[ShardSet]) -> Iterator[Finding]:
 
 def _check_shards(shard_set: ShardSet) -> Iterator[Finding]:
     """All files there; of a few shards the length that the manifest says, and of small local ones the sha256."""
-    where, manifest = storage.redact(shard_set.url), shard_set.manifest
+    address, manifest = storage.redact(shard_set.url), shard_set.manifest
     missing = _missing_files(shard_set)
     problems = []
     if missing:
         missing_names = ", ".join(missing[:SHOWN_FILES]) + (", ..." if len(missing) > SHOWN_FILES else "")
-        problems.append(f"{where} lacks {len(missing)} of the files in its manifest: {missing_names}")
+        problems.append(f"{address} lacks {len(missing)} of the files in its manifest: {missing_names}")
     chosen = _sample(manifest)
     there = [record for record in chosen if record.name not in missing]
     problems += [problem for record in there if (problem := _shard_problem(shard_set, record))]
     for problem in problems:
         yield Finding("fail", "shards", f"{problem}; restore it, or rebuild the shards")
     if not problems:
-        yield Finding("ok", "shards", f"{len(chosen)} of {len(manifest.shards)} checked in {where}")
+        yield Finding("ok", "shards", f"{len(chosen)} of {len(manifest.shards)} checked in {address}")
 
 
 def _missing_files(shard_set: ShardSet) -> list[str]:
@@ -132,11 +134,11 @@ def _sample(manifest: Manifest) -> list[ShardRecord]:
 
 def _shard_problem(shard_set: ShardSet, record: ShardRecord) -> str | None:
     url = storage.join(shard_set.url, record.name)
-    where = storage.redact(url)
+    address = storage.redact(url)
     if not storage.exists(url):
-        return f"{where} is missing"
+        return f"{address} is missing"
     if (size := storage.size(url)) != record.bytes:
-        return f"{where} has {size:,} bytes instead of {record.bytes:,}"
+        return f"{address} has {size:,} bytes instead of {record.bytes:,}"
     if not storage.is_remote(url) and size <= HASHED_BYTES and storage.sha256_of(url) != record.sha256:
-        return f"{where} has another sha256 than in the manifest"
+        return f"{address} has another sha256 than in the manifest"
     return None

@@ -143,12 +143,12 @@ def problems_of(settings: dict[str, Any], names: set[str]) -> list[str]:
             schema.model_validate(settings[name])
         except ValidationError as error:
             for problem in error.errors():
-                where = ".".join([name, *map(str, problem["loc"])])
+                setting = ".".join([name, *map(str, problem["loc"])])
                 if problem["type"] == "extra_forbidden":
                     known = sorted(schema.model_fields)
                     nearest = difflib.get_close_matches(str(problem["loc"][-1]), known, 1)
                     hint = f"; did you mean {nearest[0]}?" if nearest and len(problem["loc"]) == 1 else ""
-                    problems.append(f"{where} is not a key of DeepSpeed's configuration{hint}")
+                    problems.append(f"{setting} is not a key of DeepSpeed's configuration{hint}")
                 else:
-                    problems.append(f"{where}={problem['input']!r}: {problem['msg']}")
+                    problems.append(f"{setting}={problem['input']!r}: {problem['msg']}")
     return problems

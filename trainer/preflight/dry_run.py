@@ -242,37 +242,37 @@ def activation_lines(config: RunConfig, world_size: int) -> list[str]:
 
 def shard_lines(config: RunConfig, world_size: int, expects_shards: bool = False) -> Iterator[str]:
     """Describe the shards: contents, sufficiency, downloads and cache of each node."""
-    found: list[Manifest | None] = []
+    all_manifests: list[Manifest | None] = []
     for url in config.data_sets:
         try:
             check_is_data_set(url)
-            found.append(read_manifest(url))
+            all_manifests.append(read_manifest(url))
         except UserError as error:
-            found.append(None)
+            all_manifests.append(None)
             is_expected = error.code == "missing-path" and not expects_shards
             yield f"{'skipped' if is_expected else 'warning'}: {error} [{error.code}]"
-    asked = tokens_by_data_set(config, [0 if each is None else each.train.tokens for each in found])
-    for url, manifest, tokens in zip(config.data_sets, found, asked, strict=True):
+    tokens_read = tokens_by_data_set(config, [0 if each is None else each.train.tokens for each in all_manifests])
+    for url, manifest, tokens in zip(config.data_sets, all_manifests, tokens_read, strict=True):
         if manifest is not None:
             yield from _describe_shards(storage.redact(url), manifest, config, world_size, round(tokens))
-    if None not in found and not any(each.valid.documents for each in found if each is not None):
+    if None not in all_manifests and not any(each.valid.documents for each in all_manifests if each is not None):
         check_needs_no_evaluation(config)
         yield EVALUATION_IS_OFF
-    if manifests := [each for each in found if each is not None]:
+    if manifests := [each for each in all_manifests if each is not None]:
         yield from reading_lines(manifests, config.data.cache_bytes)
 
 
 def tokens_by_data_set(config: RunConfig, train_tokens: Sequence[int]) -> list[float]:
     """Return the tokens that the run reads of each of its data sets, given the train tokens of each."""
-    asked = [0.0] * len(train_tokens)
+    tokens_read = [0.0] * len(train_tokens)
     for stage in config.stages:
         weights = [
             component.weight if component.weight is not None else train_tokens[number] ** stage.data.sampling_alpha
             for number, component in zip(stage.data_sets, stage.data.components, strict=True)
         ]
         for number, weight in zip(stage.data_sets, weights, strict=True):
-            asked[number] += stage.tokens * weight / (sum(weights) or 1)
-    return asked
+            tokens_read[number] += stage.tokens * weight / (sum(weights) or 1)
+    return tokens_read
 
 
 def reading_lines(manifests: Sequence[Manifest], cache_bytes: int) -> Iterator[str]:
@@ -319,7 +319,9 @@ def initial_weights_lines(
     return look_at_initial_weights(config.model, source, find_folder, fingerprint)
 
 
-def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size: int, asked: int) -> Iterator[str]:
+def _describe_shards(
+    url: str, manifest: Manifest, config: RunConfig, world_size: int, tokens_read: int
+) -> Iterator[str]:
     if manifest.tokenizer.vocab_size > config.model.vocab_size:
         raise UsageError(
             f"the shards at {url} have ids up to {manifest.tokenizer.vocab_size - 1:,}, and "
@@ -332,8 +334,8 @@ def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size
         f"{url}: {counted(len(train.shards), 'train shard')} for {counted(world_size, 'rank')} (any number of "
         f"ranks reads any number of shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"
     )
-    epochs = asked / max(train.tokens, 1)
-    yield f"the run reads {asked:,} tokens, about {format_epochs(epochs)} of these tokens"
+    epochs = tokens_read / max(train.tokens, 1)
+    yield f"the run reads {tokens_read:,} tokens, about {format_epochs(epochs)} of these tokens"
     if epochs > MANY_EPOCHS:
         yield f"warning: the run repeats these tokens for {format_epochs(epochs)}; lower training.max_steps or add data"
     yield from _warn_of_unused_ids(manifest.tokenizer.vocab_size, config)

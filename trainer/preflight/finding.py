@@ -26,9 +26,9 @@ class Finding:
 
 def guarded(name: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
     """The findings of a check; an error that the user can fix is one too."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
-        found.extend(check())
+        findings.extend(check())
     except UserError as error:
-        found.append(Finding("fail", name, str(error)))
-    return found
+        findings.append(Finding("fail", name, str(error)))
+    return findings

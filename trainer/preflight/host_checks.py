@@ -19,13 +19,13 @@ from pathlib import Path
 from data_prep.base.environment import environment_now
 from data_prep.base.known_secrets import secrets_of
 from data_prep.base.urls import is_remote
+from trainer.checkpoint.compatibility import PACKAGES
 from trainer.config.run_config import RunConfig
 from trainer.preflight.disk_checks import LARGEST_SKEW_SECONDS
 from trainer.preflight.finding import Finding
 from trainer.preflight.launch_checks import SECRET_REMEDY
 from trainer.preflight.service_checks import describe_bandwidth
 
-PACKAGES = ("torch", "deepspeed", "clozeworks")
 PROBE = (
     "import importlib.metadata as m, json, os, sys, time; "
     f"print(json.dumps([sys.version.split()[0], [m.version(p) for p in {PACKAGES!r}], time.time(), "
@@ -156,14 +156,14 @@ def check_forwarding(hosts: Sequence[str], device_type: str) -> Iterator[Finding
 
 def environment_file_problems() -> list[str]:
     """Lines on which the launcher's reader of `.deepspeed_env` would fail."""
-    found = []
+    problems = []
     for path in _environment_files():
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
             name, equals, _ = line.partition("=")
             if not equals or not name.strip().isidentifier():
                 text = f"{path}, line {number}: {line.strip()[:40]!r} is not NAME=VALUE, and the launcher fails on it"
-                found.append(f"{text}; blank lines and comments must go too")
-    return found
+                problems.append(f"{text}; blank lines and comments must go too")
+    return problems
 
 
 def check_collective_of_hosts(hosts: dict[str, int], address: str | None, device_type: str) -> Iterator[Finding]:
@@ -239,8 +239,8 @@ def _ssh_arguments() -> list[str]:
 
 def _environment_files() -> list[Path]:
     name = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
-    found = [path.resolve() for path in (Path.home() / name, Path(name)) if path.is_file()]
-    return list(dict.fromkeys(found))
+    files = [path.resolve() for path in (Path.home() / name, Path(name)) if path.is_file()]
+    return list(dict.fromkeys(files))
 
 
 def _environment_file_lines() -> Iterator[tuple[str, str]]:

@@ -58,8 +58,8 @@ def check_launch() -> None:
                 fix="give the path of a file with lines 'HOST slots=N', or leave --hostfile out for one node",
                 code="missing-hostfile",
             )
-    if (found := exposure(above)) is not None:
-        raise UsageError(found, fix=SECRET_REMEDY, code="secret-in-arguments")
+    if (exposed := exposure(above)) is not None:
+        raise UsageError(exposed, fix=SECRET_REMEDY, code="secret-in-arguments")
 
 
 def check_starters() -> None:
@@ -71,8 +71,8 @@ def check_starters() -> None:
     Raises:
         UsageError: there is one on this host.
     """
-    if (found := exposure(starters(list(processes_above())))) is not None:
-        raise UsageError(found, fix=SECRET_REMEDY, code="secret-in-arguments")
+    if (exposed := exposure(starters(list(processes_above())))) is not None:
+        raise UsageError(exposed, fix=SECRET_REMEDY, code="secret-in-arguments")
 
 
 def exposure(processes: Iterable[Ancestor]) -> str | None:

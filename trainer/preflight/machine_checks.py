@@ -48,17 +48,17 @@ def check_batches(config: RunConfig, world_size: int) -> Iterator[Finding]:
     """The batch arithmetic of every stage."""
     for stage in config.stages:
         arithmetic = batch_arithmetic(stage, world_size)
-        where = f"{stage.label}: " if len(config.stages) > 1 else ""
+        stage_prefix = f"{stage.label}: " if len(config.stages) > 1 else ""
         if arithmetic.padding_share > NOTABLE_PADDING:
-            text = f"{where}{arithmetic}; set global_batch_tokens to a multiple, or lower micro_batch_tokens"
+            text = f"{stage_prefix}{arithmetic}; set global_batch_tokens to a multiple, or lower micro_batch_tokens"
             yield Finding("warn", "batch", text)
         else:
-            yield Finding("ok", "batch", f"{where}{arithmetic}")
+            yield Finding("ok", "batch", f"{stage_prefix}{arithmetic}")
         if stage.batch_warmup is not None and stage.taken_steps:
-            yield _check_batch_warmup(stage, world_size, where)
+            yield _check_batch_warmup(stage, world_size, stage_prefix)
 
 
-def _check_batch_warmup(stage: Stage, world_size: int, where: str) -> Finding:
+def _check_batch_warmup(stage: Stage, world_size: int, stage_prefix: str) -> Finding:
     """What of the batches that grow is computed for nothing: of themselves, and of all that the stage computes."""
     sizes = global_batch_sizes(stage)
     tokens = [size for _, size in sizes]
@@ -69,7 +69,7 @@ def _check_batch_warmup(stage: Stage, world_size: int, where: str) -> Finding:
         for start, stop, most, size in zip(starts, starts[1:], computed, tokens, strict=False)
     )
     share, of_stage = 1.0 - sum(tokens) / sum(computed), lost / tokens_of_stage(stage, 0, stage.taken_steps)
-    text = f"{where}batch-size ramp-up in {len(sizes)} sizes from {tokens[0]:,} to {tokens[-1]:,} tokens"
+    text = f"{stage_prefix}batch-size ramp-up in {len(sizes)} sizes from {tokens[0]:,} to {tokens[-1]:,} tokens"
     if share > NOTABLE_PADDING:
         text += f", with {share:.1%} padding rows, {of_stage:.1%} of the stage"
     if share <= NOTABLE_PADDING or of_stage <= NOTABLE_LOSS:
@@ -124,10 +124,10 @@ def device_memory_bytes(device: torch.device, world_size: int) -> int:
 
 def check_secrets(words: Sequence[str]) -> Iterator[Finding]:
     """That no word of a command line holds a password, which `ps` shows to every user of the machine."""
-    found = [word.partition("=")[0] for word in words if has_password(word)]
-    if found:
+    names = [word.partition("=")[0] for word in words if has_password(word)]
+    if names:
         text = (
-            f"{', '.join(found)} on the command line has a password, which `ps` shows to all users; write it into the "
+            f"{', '.join(names)} on the command line has a password, which `ps` shows to all users; write it into the "
         )
         yield Finding("fail", "secrets", text + "YAML file, or into ~/.mlflow/credentials or ~/.aws/credentials")
     else:
@@ -154,11 +154,11 @@ def check_op_cache() -> Iterator[Finding]:
 
 def open_files() -> set[str]:
     """The files that processes of this machine hold open, as far as this user may see them."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
-            found |= {file.path for file in process.open_files()}
-    return found
+            paths |= {file.path for file in process.open_files()}
+    return paths
 
 
 def check_descriptors(world_size: int) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ def memory_in_stage(config: RunConfig, stage: Stage, zero_stage: ZeroStage, worl
     assert precision != "auto", "the precision of its numbers is not resolved"
     return memory_per_rank(
         config.model,
-        stage=zero_stage,
+        zero_stage=zero_stage,
         world_size=world_size,
         micro_batch_tokens=batch_arithmetic(stage, world_size).micro_batch_tokens,
         sequence_length=stage.sequence_length,

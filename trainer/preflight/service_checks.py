@@ -69,16 +69,16 @@ def check_mlflow(config: RunConfig) -> Iterator[Finding]:
         if elsewhere:
             yield Finding("warn", "artifacts", describe_elsewhere(elsewhere, uri))
         registry = registry_of(uri)
-        where = "" if registry == uri else f"{storage.hide_secrets(registry)} (MLFLOW_REGISTRY_URI) "
+        registry_name = "" if registry == uri else f"{storage.hide_secrets(registry)} (MLFLOW_REGISTRY_URI) "
         name = f"clozeworks-doctor-{secrets.token_hex(4)}"
         try:
             client.create_registered_model(name)
             client.delete_registered_model(name)
         except Exception as error:  # noqa: BLE001 - as above
             problem = f"cannot be written ({short(error)}); check the permissions of this user"
-            yield Finding(level, "registry", f"{where}{problem}")
+            yield Finding(level, "registry", f"{registry_name}{problem}")
         else:
-            yield Finding("ok", "registry", f"{where}accepts models")
+            yield Finding("ok", "registry", f"{registry_name}accepts models")
 
 
 def describe_elsewhere(experiments: Sequence[tuple[str, Path]], uri: str) -> str:

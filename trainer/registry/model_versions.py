@@ -14,7 +14,7 @@ import regex
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.table import aligned
 from trainer.config.comparability import FACTS_PREFIX, digest_of
-from trainer.config.promotion import Condition, Verdict, aliases_of, different_evaluations, judge
+from trainer.config.promotion import Condition, Decision, aliases_of, different_evaluations, judge
 from trainer.config.registry_settings import PREVIOUS, check_promoted
 from trainer.inference.pulled_model import TAG_PREFIX
 from trainer.registry.promotion_lock import promotion_lock
@@ -54,10 +54,10 @@ class ModelVersion:
     @property
     def scores(self) -> dict[str, float]:
         """Evaluation scores by metric."""
-        found = {
+        scores_by_name = {
             name.removeprefix(SCORES_PREFIX): text for name, text in self.tags.items() if name.startswith(SCORES_PREFIX)
         }
-        return {name: value for name, text in found.items() if (value := _number(text)) is not None}
+        return {name: value for name, text in scores_by_name.items() if (value := _number(text)) is not None}
 
     @property
     def facts(self) -> dict[str, str]:
@@ -118,7 +118,7 @@ def promote(
     conditions: tuple[Condition, ...],
     tracking_uri: str | None = None,
     allow_different_evaluation: bool = False,
-) -> Verdict:
+) -> Decision:
     """Point `alias` to the version if the conditions hold; the version that held it becomes `previous`.
 
     Scores that were measured on other rows, masks, data or tokens say nothing about the models: versions whose
@@ -141,7 +141,7 @@ def promote(
         candidate = _find(versions, name, version)
         holders = {alias_name: each for each in versions for alias_name in each.aliases}
         named = {each: holders[each].scores if each in holders else None for each in aliases_of(conditions)}
-        verdict = judge(conditions, candidate.scores, named, alias)
+        decision = judge(conditions, candidate.scores, named, alias)
         others = {name: each for name, each in holders.items() if each.version != candidate.version}
         compared = tuple(
             each
@@ -161,9 +161,9 @@ def promote(
                 "add --allow-different-evaluation",
                 code="evaluations-differ",
             )
-        if not verdict.holds:
+        if not decision.is_met:
             raise NotPromoted(
-                f"version {version} of {name} was not promoted to {alias}: {'; '.join(verdict.reasons)}. "
+                f"version {version} of {name} was not promoted to {alias}: {'; '.join(decision.reasons)}. "
                 "No alias was moved",
                 fix="evaluate or train the model further, or change the condition",
                 code="condition-not-met",
@@ -175,7 +175,7 @@ def promote(
         if holder is not None and holder.version != candidate.version:
             point_alias(client, name, PREVIOUS, str(holder.version))
         point_alias(client, name, alias, version)
-    return replace(verdict, reasons=(*verdict.reasons, *(f"measured differently: {each}" for each in different)))
+    return replace(decision, reasons=(*decision.reasons, *(f"measured differently: {each}" for each in different)))
 
 
 def version_lines(versions: Sequence[ModelVersion], with_names: bool = False) -> Iterator[str]:

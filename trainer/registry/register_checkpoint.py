@@ -68,7 +68,7 @@ def register_checkpoint(request: RegistrationRequest) -> tuple[Registration, str
         return registration, ""
     conditions = parse_conditions(request.only_if) if request.only_if else ()
     try:
-        verdict = promote(
+        decision = promote(
             request.name,
             registration.version,
             request.promote_to,
@@ -82,7 +82,7 @@ def register_checkpoint(request: RegistrationRequest) -> tuple[Registration, str
         options = ["--name", request.name, "--version", str(registration.version), *request.alias_options]
         command = _register_command(options, request.tracking_uri)
         return registration, f"the promotion failed ({error.problem}); repeat it with `{command}`"
-    return registration, f"promoted to {request.promote_to} ({'; '.join(verdict.reasons) or 'no condition'})"
+    return registration, f"promoted to {request.promote_to} ({'; '.join(decision.reasons) or 'no condition'})"
 
 
 def _register_command(options: list[str], tracking_uri: str | None) -> str:

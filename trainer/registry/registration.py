@@ -288,8 +288,8 @@ def _create_version(client: MlflowClient, name: str, model: LoggedModel, tags: d
 
 def _versions_of(client: MlflowClient, name: str, is_meant: Callable[[ModelVersion], bool]) -> list[str]:
     """Those versions of `name` that are meant, oldest first."""
-    found = client.search_model_versions(f"name='{name}'")
-    return sorted((str(each.version) for each in found if is_meant(each)), key=int)
+    versions = client.search_model_versions(f"name='{name}'")
+    return sorted((str(each.version) for each in versions if is_meant(each)), key=int)
 
 
 def _is_of_model(model: LoggedModel) -> Callable[[ModelVersion], bool]:

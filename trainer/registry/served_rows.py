@@ -47,8 +47,8 @@ class RowByRow:
         try:
             answers = self.function.predict(_rows(data, numbers), params)
         except Exception:  # noqa: BLE001  # of which row and class it is depends on the libraries
-            found = self._one_by_one(data, numbers, params)
-            numbers, parts = list(found), list(found.values())
+            outcomes = self._one_by_one(data, numbers, params)
+            numbers, parts = list(outcomes), list(outcomes.values())
             if isinstance(parts[0], pandas.DataFrame):
                 answers = pandas.concat(parts)
             else:  # the answer of a text with several masks is a list, in a batch and alone
@@ -63,16 +63,16 @@ class RowByRow:
 
     def _one_by_one(self, data: Any, numbers: Sequence[int], params: dict[str, Any] | None) -> dict[int, Any]:
         """Return the answers by the number of their row; rows that fail have none."""
-        found = {}
+        outcomes = {}
         errors = []
         for number in numbers:
             try:
-                found[number] = self.function.predict(_rows(data, [number]), params)
+                outcomes[number] = self.function.predict(_rows(data, [number]), params)
             except Exception as error:  # noqa: BLE001  # as above
                 errors.append(error)
-        if not found:
+        if not outcomes:
             raise errors[0]
-        return found
+        return outcomes
 
 
 def _rows(data: Any, numbers: Sequence[int]) -> Any:

@@ -50,14 +50,14 @@ def _curve(values: Mapping[int, float]) -> Curve | None:
 
 def _points(journal: Journal, keys: set[str]) -> dict[str, dict[int, float]]:
     """Return values by step, by key."""
-    found: dict[str, dict[int, float]] = {}
+    series: dict[str, dict[int, float]] = {}
     offset = 0
     while offset < journal.size:
         points, behind = journal.read(offset, POINTS_AT_ONCE)
         for point in points:
             if point.key in keys:
-                found.setdefault(point.key, {})[point.step] = point.value
+                series.setdefault(point.key, {})[point.step] = point.value
         if behind == offset:
             break
         offset = behind
-    return found
+    return series

@@ -198,8 +198,8 @@ class Delivery:
         from mlflow.entities import ViewType
 
         condition = f"tags.`{RUN_TAG}` = '{run_uuid}'"
-        found = self._client.search_runs([experiment_id], condition, ViewType.ALL, max_results=100)
-        return min(found, key=lambda run: int(run.data.tags.get(CREATED_TAG, "0")), default=None)
+        runs = self._client.search_runs([experiment_id], condition, ViewType.ALL, max_results=100)
+        return min(runs, key=lambda run: int(run.data.tags.get(CREATED_TAG, "0")), default=None)
 
     def _experiment_id(self) -> str:
         return find_or_create_experiment(self._client, self._journal.record.experiment, self._choice)

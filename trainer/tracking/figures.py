@@ -73,11 +73,11 @@ def draw_training(panels: Sequence[TrainingPanel], x_label: str, title: str) -> 
 
 def smooth(values: Sequence[float]) -> np.ndarray:
     """Return the moving average over `SMOOTHED_SHARE` of the points, centered and shorter at the ends."""
-    found = np.asarray(values, dtype=np.float64)
-    half = max(1, round(len(found) * SMOOTHED_SHARE / 2))
-    sums = np.concatenate([[0.0], np.cumsum(found)])
-    stops = np.minimum(np.arange(len(found)) + half + 1, len(found))
-    starts = np.maximum(np.arange(len(found)) - half, 0)
+    points = np.asarray(values, dtype=np.float64)
+    half = max(1, round(len(points) * SMOOTHED_SHARE / 2))
+    sums = np.concatenate([[0.0], np.cumsum(points)])
+    stops = np.minimum(np.arange(len(points)) + half + 1, len(points))
+    starts = np.maximum(np.arange(len(points)) - half, 0)
     averages: np.ndarray = (sums[stops] - sums[starts]) / (stops - starts)
     return averages
 

@@ -142,10 +142,10 @@ class Journal:
                 line = file.readline()
                 if not line.endswith(b"\n"):
                     break
-                found = parse_line(line) or []
-                if points and len(points) + len(found) > max_points:
+                records = parse_line(line) or []
+                if points and len(points) + len(records) > max_points:
                     break
-                points += found
+                points += records
                 offset += len(line)
         return points, offset
 

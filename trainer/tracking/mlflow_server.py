@@ -158,13 +158,15 @@ def connect(tracking_uri: str) -> MlflowClient:
             return MlflowClient(tracking_uri, registry if registry != tracking_uri else None)
     # ImportError: its driver is not installed; ValueError: a port of letters.
     except (SQLAlchemyError, MlflowException, ImportError, ValueError, OSError) as error:
-        cause, where = short(error), storage.hide_secrets(tracking_uri)
+        cause, address = short(error), storage.hide_secrets(tracking_uri)
         fix = (
             "remove that file, unless another command creates it right now (one was killed while it did)"
             if "already exists" in cause
             else "check the database and its URI"
         )
-        raise UserError(f"MLflow cannot open {where} ({cause})", fix=fix, code="unusable-tracking-database") from error
+        raise UserError(
+            f"MLflow cannot open {address} ({cause})", fix=fix, code="unusable-tracking-database"
+        ) from error
 
 
 @contextlib.contextmanager

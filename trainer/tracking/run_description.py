@@ -89,16 +89,16 @@ def lineage(url: str, digest: str) -> tuple[str, ...]:
         parents = {version.digest: version.parent for version in list_versions(url)}
     except (UserError, OSError):
         return (digest,)
-    found = [digest]
-    while (parent := parents.get(found[-1])) is not None and parent not in found:
-        found.append(parent)
-    return tuple(found)
+    chain = [digest]
+    while (parent := parents.get(chain[-1])) is not None and parent not in chain:
+        chain.append(parent)
+    return tuple(chain)
 
 
 def all_lineages(urls: Sequence[str], digests: Sequence[str], earlier: Sequence[str] = ()) -> tuple[str, ...]:
     """The lineages of several shard sets, then of what the weights saw `earlier`, each digest once."""
-    found = (each for url, digest in zip(urls, digests, strict=True) for each in lineage(url, digest))
-    return tuple(dict.fromkeys((*found, *earlier)))
+    current = (each for url, digest in zip(urls, digests, strict=True) for each in lineage(url, digest))
+    return tuple(dict.fromkeys((*current, *earlier)))
 
 
 def describe_environment() -> dict[str, str]:
@@ -115,5 +115,5 @@ def describe_environment() -> dict[str, str]:
 def installed_packages() -> str:
     """All installed distributions as `pip freeze` lists them, `name==version` a line."""
     described = map(name_and_version, metadata.distributions())
-    found = {name.lower(): f"{name}=={version}" for name, version in described if name}
-    return "\n".join(line for _, line in sorted(found.items())) + "\n"
+    packages = {name.lower(): f"{name}=={version}" for name, version in described if name}
+    return "\n".join(line for _, line in sorted(packages.items())) + "\n"

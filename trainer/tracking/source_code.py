@@ -72,19 +72,19 @@ def _of_modules(modules: Mapping[str, Path]) -> Iterator[str]:
     """Modules that a repository tracks as its commit and one diff, which takes three calls of git, and others whole."""
     by_repository: dict[Path | None, dict[str, Path]] = {}
     for name, path in modules.items():
-        where = path.parent.resolve() / path.name
-        repository = next((folder for folder in where.parents if (folder / ".git").exists()), None)
-        by_repository.setdefault(repository, {})[name] = where
-    for repository, found in by_repository.items():
-        paths = {} if repository is None else {name: str(path.relative_to(repository)) for name, path in found.items()}
+        real_path = path.parent.resolve() / path.name
+        repository = next((folder for folder in real_path.parents if (folder / ".git").exists()), None)
+        by_repository.setdefault(repository, {})[name] = real_path
+    for repository, files in by_repository.items():
+        paths = {} if repository is None else {name: str(path.relative_to(repository)) for name, path in files.items()}
         listed = _git(repository, "ls-files", "-z", "--", *paths.values()) if repository else None
         tracked = {*(listed or "").split("\0")} & {*paths.values()}
-        for name in found:
+        for name in files:
             if paths.get(name) not in tracked:
                 yield f"# {name}: {modules[name]}\n{_whole(modules[name], Path(modules[name].name))}"
         if repository and tracked:
             commit = _commit(repository)
-            yield from (f"# {name}: {modules[name]}, commit {commit}\n" for name in found if paths[name] in tracked)
+            yield from (f"# {name}: {modules[name]}, commit {commit}\n" for name in files if paths[name] in tracked)
             yield _git(repository, *_DIFF, "--", *sorted(tracked)) or ""
 
 

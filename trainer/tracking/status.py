@@ -151,11 +151,11 @@ def read_branches(run: Path) -> list[BranchRecord]:
         lines = (run / BRANCHES_NAME).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    found = []
+    branches = []
     for line in lines:
         with contextlib.suppress(ValidationError):
-            found.append(BranchRecord.model_validate_json(line))
-    return found
+            branches.append(BranchRecord.model_validate_json(line))
+    return branches
 
 
 class RunStatus:
@@ -306,14 +306,14 @@ def record_end(output_dir: Path, state: State, cause: str | None, step: int | No
     append_history(output_dir, "ended", end | {"last_written_at": status and status.last_sign})
 
 
-def record_loss_of_writer(output_dir: Path, verdict: str) -> None:
-    """Note the loss of rank 0, which writes the status, in its place; nothing where the verdict blames another rank.
+def record_loss_of_writer(output_dir: Path, failure: str) -> None:
+    """Note the loss of rank 0, which writes the status, in its place; nothing where the failure blames another rank.
 
-    The verdict has the host and process of each lost rank; a status of another process, as of a later start, is left.
+    The failure has the host and process of each lost rank; a status of another process, as of a later start, is left.
     """
     status = read_status(output_dir)
-    if status and status.state == "running" and f"({status.host}, process {status.pid};" in verdict:
-        record_end(output_dir, "failed", verdict)
+    if status and status.state == "running" and f"({status.host}, process {status.pid};" in failure:
+        record_end(output_dir, "failed", failure)
 
 
 def _finite(value: Any) -> Any:

@@ -39,14 +39,14 @@ def tracking_folders(output_dir: Path) -> list[Path]:
     Raises:
         UserError: there is none.
     """
-    found = [path.parent for path in output_dir.rglob(RECORD_NAME) if (path.parent / "artifacts").is_dir()]
-    if not found:
+    folders = [path.parent for path in output_dir.rglob(RECORD_NAME) if (path.parent / "artifacts").is_dir()]
+    if not folders:
         raise UsageError(
             f"{output_dir} has no tracking/{RECORD_NAME}: no run was tracked there",
             fix="give the OUTPUT_DIR of a run",
             code="nothing-tracked",
         )
-    return sorted(found, key=_started_at)
+    return sorted(folders, key=_started_at)
 
 
 def _started_at(folder: Path) -> tuple[int, int]:

@@ -140,14 +140,14 @@ def length_names(bounds: Sequence[int]) -> list[str]:
 
 def metric_names(names: Sequence[str]) -> list[str]:
     """Each name as MLflow takes it in a metric's name, and the next free number behind one that is taken."""
-    found: list[str] = []
+    metrics: list[str] = []
     taken = {OTHERS}
     for name in names:
         plain = re.sub(r"[^\w\- .]|^\.+$", "_", name)[:100] or "_"
         numbered = (f"{plain}-{number}" for number in itertools.count(2))
-        found.append(plain if plain not in taken else next(each for each in numbered if each not in taken))
-        taken.add(found[-1])
-    return found
+        metrics.append(plain if plain not in taken else next(each for each in numbered if each not in taken))
+        taken.add(metrics[-1])
+    return metrics
 
 
 def perplexity(loss: float) -> float:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data_prep.base.errors import UsageError
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.run_config import RunConfig
@@ -23,8 +22,8 @@ from trainer.data.batch import IGNORED, Batch
 from trainer.data.minimal_pairs import (
     EncodedSentence,
     MinimalPair,
-    check_has_token,
     digest_of_pairs,
+    encode_pairs,
     judge,
     read_minimal_pairs,
 )
@@ -66,7 +65,7 @@ class MinimalPairs:
         nothing is returned after it was true.
         """
         owners, positions = _copies(self.sentences)
-        found = torch.zeros(len(owners), dtype=torch.float64, device=ranks.device)
+        log_likelihoods = torch.zeros(len(owners), dtype=torch.float64, device=ranks.device)
         plan = list(_micro_batches(self.sentences, owners, stage))
         engine.eval()
         with torch.no_grad():
@@ -80,9 +79,11 @@ class MinimalPairs:
                 batch = self._batch(owners[first:stop], positions[first:stop], stage).to(ranks.device)
                 losses = engine.forward(batch, scored=True).mlm_losses
                 if number < len(plan):  # beyond it, ranks only keep each other company in collectives
-                    found[first:stop] = -losses[: stop - first].double()
+                    log_likelihoods[first:stop] = -losses[: stop - first].double()
         engine.train()
-        scores = np.bincount(owners, all_reduce_sum(found, ranks).cpu().numpy(), minlength=len(self.sentences))
+        scores = np.bincount(
+            owners, all_reduce_sum(log_likelihoods, ranks).cpu().numpy(), minlength=len(self.sentences)
+        )
         report = judge(self.pairs, scores[self.numbers])
         metrics = {f"{PREFIX}_accuracy": report.overall.share}
         names = metric_names(list(report.fields))
@@ -142,25 +143,16 @@ def open_minimal_pairs(path: str, tokenizer: Tokenizer, longest: int) -> Minimal
         UserError: as `read_minimal_pairs`, or a sentence has no token or does not fit into a row.
     """
     pairs, special = read_minimal_pairs(path), tokenizer.special_tokens
-    numbers: dict[str, int] = {}
-    sentences: list[EncodedSentence] = []
-    for pair in pairs:
-        for text in (pair.good, pair.bad):
-            if text not in numbers:
-                numbers[text] = len(sentences)
-                own = tokenizer.encode_text(text)
-                ids = np.concatenate([[special.cls], own.astype(np.int64), [special.sep]])
-                encoded = EncodedSentence(ids, np.arange(1, len(ids) - 1))
-                check_has_token(encoded, text, pair.where)
-                if len(ids) > longest:
-                    raise UsageError(
-                        f"{pair.where}: the sentence has {len(ids):,} tokens, and a row of the run has {longest:,}",
-                        fix="remove the pair, or raise data.sequence_length",
-                        code="text-too-long",
-                    )
-                sentences.append(encoded)
+
+    def encode(text: str) -> EncodedSentence:
+        ids = np.concatenate([[special.cls], tokenizer.encode_text(text).astype(np.int64), [special.sep]])
+        return EncodedSentence(ids, np.arange(1, len(ids) - 1))
+
+    fix = "remove the pair, or raise data.sequence_length"
+    encoded = encode_pairs(pairs, encode, longest, "a row of the run has", fix)
+    numbers = {text: number for number, text in enumerate(encoded)}
     of_pairs = np.array([[numbers[pair.good], numbers[pair.bad]] for pair in pairs])
-    return MinimalPairs(tuple(pairs), tuple(sentences), of_pairs, special.mask, special.pad)
+    return MinimalPairs(tuple(pairs), tuple(encoded.values()), of_pairs, special.mask, special.pad)
 
 
 def _copies(sentences: Sequence[EncodedSentence]) -> tuple[np.ndarray, np.ndarray]:

@@ -81,7 +81,7 @@ def test_code_tables_and_doctests_are_left_out_and_descriptions_kept(tmp_path: P
         "+--+--+ | a | b | +--+--+",
     ],
 )
-def test_what_is_no_english_sentence_is_refused(paragraph: str) -> None:
+def test_a_paragraph_that_is_no_english_prose_is_refused(paragraph: str) -> None:
     assert not is_prose(paragraph)
 
 

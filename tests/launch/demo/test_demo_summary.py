@@ -133,7 +133,7 @@ def test_a_password_in_the_address_is_not_printed(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", json.dumps({**STATUS, "metrics": {}})])
-def test_a_training_without_scores_is_an_error(tmp_path: Path, content: Any) -> None:
+def test_a_run_without_scores_is_an_error(tmp_path: Path, content: Any) -> None:
     path = tmp_path / "status.json"
     if content is not None:
         path.write_text(content)

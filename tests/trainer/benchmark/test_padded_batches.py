@@ -48,7 +48,7 @@ def tiny_model(shard_set: ShardSet) -> ModelSettings:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_place_of_the_flat_form_is_one_of_the_padded_form(shard_set: ShardSet, mode: str) -> None:
+def test_every_position_of_the_flat_form_is_one_of_the_padded_form(shard_set: ShardSet, mode: str) -> None:
     for batch in batches(shard_set, mode, 3):
         padded = to_padded(batch)
         attended = padded["attention_mask"].bool()
@@ -87,7 +87,7 @@ def test_both_forms_give_the_same_losses(shard_set: ShardSet, mode: str) -> None
         ]
         assert ours.mlm_loss_sum.item() == pytest.approx(sums[0], rel=1e-5)
         if mode != "none":
-            assert ours.nsp_loss_sum.item() == pytest.approx(sums[1], rel=1e-5)
+            assert ours.pair_loss_sum.item() == pytest.approx(sums[1], rel=1e-5)
 
 
 def test_a_documents_states_do_not_depend_on_its_row_mates(shard_set: ShardSet) -> None:

@@ -56,7 +56,7 @@ def test_preparing_changes_nothing() -> None:
     model = make_model()
     before = copy.deepcopy(model.state_dict())
     engine = PlainEngine(model, SETTINGS, CPU, torch.bfloat16)
-    engine.prepare(lambda: engine.forward(batches(0)[0].bfloat16()).float().sum())
+    engine.warmup_step(lambda: engine.forward(batches(0)[0].bfloat16()).float().sum())
     engine.step()
     torch.testing.assert_close(
         {name: weight.float() for name, weight in model.state_dict().items()}, before, rtol=1e-2, atol=1e-2

@@ -20,7 +20,7 @@ def test_lengths_have_the_mean_and_the_spread_that_they_state() -> None:
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(300, "uint16"), (70_000, "uint32")])
-def test_shards_open_and_hold_what_was_asked_for(tmp_path: Path, vocab_size: int, dtype: str) -> None:
+def test_shards_open_with_the_requested_content(tmp_path: Path, vocab_size: int, dtype: str) -> None:
     write_synthetic_shards(tmp_path, vocab_size, 150_000, DocumentLengths(400, 1.0))
     shard_set = open_shard_set(str(tmp_path))
     (shard,) = shard_set.shards("train")

@@ -153,7 +153,7 @@ def test_another_number_of_ranks_and_other_versions_are_harmless():
     assert len(lines) == 2
 
 
-def test_what_changes_the_bits_of_a_loss_is_reported():
+def test_changes_of_the_bits_of_a_loss_are_reported():
     saved = saved_with(CONFIG, numerics=NUMERICS | {"attention kernel": "varlen"})
     compiled = changed(CONFIG, "training", compile=True)
     lines = check_compatible(saved, compiled, IDENTITY, 2, NUMERICS)

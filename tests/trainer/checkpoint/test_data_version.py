@@ -94,7 +94,7 @@ def test_a_new_run_takes_the_current_version_and_a_resumed_one_its_own(config: R
     assert [shard_set.manifest for shard_set in open_data(config, allow_change=True)] == [second]
 
 
-def test_the_version_is_told(config: RunConfig, shards: Path) -> None:
+def test_the_version_is_reported(config: RunConfig, shards: Path) -> None:
     first = open_dataset(shards).manifest
     expected = f"data {shards}: version 1 ({first.digest[:16]})"
     assert list(describe_versions(open_data(config))) == [expected]

@@ -22,7 +22,7 @@ STEP = 8
 TENSORS = "rank-00000-of-00001.safetensors"
 
 
-def test_the_nulls_that_stand_for_what_was_not_finite_are_left_out():
+def test_nulls_of_nonfinite_values_are_left_out():
     state = TrainState.model_validate_json('{"step": 2, "evaluation": {"valid/mlm_loss": 7, "valid/perplexity": null}}')
     assert state == TrainState(step=2, evaluation={"valid/mlm_loss": 7.0})
 
@@ -65,7 +65,7 @@ def test_saving_the_step_of_a_link_again_puts_a_folder_in_its_place(linked, targ
 
 def test_a_link_that_cannot_be_set_aside_is_not_written_through(linked, target, monkeypatch):
     before = files_of(target)
-    monkeypatch.setattr(checkpoints, "_make_room", lambda folder: None)
+    monkeypatch.setattr(checkpoints, "_set_aside", lambda folder: None)
     warnings: list[str] = []
     config, state = make_config(str(linked), 0), TrainState(step=STEP, tokens_seen=1)
     assert checkpoints.save(linked, StillEngine(), state, config, IDENTITY, warn=warnings.append) is None
@@ -80,7 +80,7 @@ def test_a_link_in_a_store_that_is_a_folder_goes_alone(linked, target):
 
 
 @pytest.mark.parametrize("damaged", [TENSORS, MARKER_NAME])
-def test_what_the_target_of_a_link_lacks_is_not_fetched_into_it(damaged, linked, target, tmp_path):
+def test_missing_files_are_not_fetched_into_the_target_of_a_link(damaged, linked, target, tmp_path):
     store = save(tmp_path / "store", STEP, StillEngine(learning_rate=0.7)).parent
     if damaged == TENSORS:
         flip_bytes(target / TENSORS)

@@ -105,7 +105,7 @@ def test_the_first_loss_is_transformers_on_the_same_batch(family, folder, multip
     ours = model(batch)
     with torch.no_grad():
         theirs = make_theirs(family)(input_ids=batch.input_ids.view(2, LENGTH), labels=labels, **pairs)
-    loss = ours.mlm_loss_sum / len(batch.labels) + (ours.nsp_loss_sum / 2 if has_pairs else 0.0)
+    loss = ours.mlm_loss_sum / len(batch.labels) + (ours.pair_loss_sum / 2 if has_pairs else 0.0)
     torch.testing.assert_close(loss, theirs.loss, rtol=1e-5, atol=0)
     assert "initializing from" in lines[0] and len(lines) == (1 if multiple == 1 else 2)
     loss.backward()
@@ -114,7 +114,7 @@ def test_the_first_loss_is_transformers_on_the_same_batch(family, folder, multip
 
 
 @pytest.mark.parametrize("multiple", [1, 64])
-def test_a_decoder_without_a_bias_begins_with_zeros_and_its_padding_shut(tmp_path, multiple):
+def test_a_decoder_without_a_bias_starts_with_zeros_and_its_padding_shut(tmp_path, multiple):
     theirs = make_theirs("modernbert", decoder_bias=False)
     theirs.save_pretrained(tmp_path)
     model, lines = begin(OURS["modernbert"].model_copy(update={"pad_vocab_size_to_multiple_of": multiple}), tmp_path)
@@ -126,7 +126,7 @@ def test_a_decoder_without_a_bias_begins_with_zeros_and_its_padding_shut(tmp_pat
     assert "mlm_head.bias" in lines[1]
 
 
-def test_a_piece_that_the_checkpoint_lacks_begins_open_and_padding_shut(family, folder):
+def test_a_missing_token_starts_with_bias_0_and_padding_rows_are_shut(family, folder):
     config = OURS[family].model_copy(update={"vocab_size": 73, "pad_vocab_size_to_multiple_of": 16})
     model, _ = begin(config, folder)
     assert model.mlm_head.bias[70:].tolist() == [0.0] * 3 + [SHUT] * 7
@@ -144,7 +144,7 @@ def test_a_checkpoint_of_another_tokenizer_than_the_shards_is_refused(folder, wr
         load_initial_weights(model, str(folder), lambda: pull(folder), ALONE, tokenizer_fingerprint="0" * 64)
 
 
-def test_rows_that_the_vocabulary_has_more_are_initialized_and_told(family, folder):
+def test_rows_that_the_vocabulary_has_more_are_initialized_and_reported(family, folder):
     config = OURS[family].model_copy(update={"vocab_size": 71, "pad_vocab_size_to_multiple_of": 16})
     model, lines = begin(config, folder)
     fresh = PretrainingModel(config, next_sentence=False)
@@ -155,7 +155,7 @@ def test_rows_that_the_vocabulary_has_more_are_initialized_and_told(family, fold
     assert "word_embeddings.weight from row 70 of 80" in lines[1]
 
 
-def test_heads_that_are_missing_are_initialized_and_told(tmp_path):
+def test_heads_that_are_missing_are_initialized_and_reported(tmp_path):
     theirs = make_theirs("bert")
     BertModel.save_pretrained(theirs.bert, tmp_path / "encoder")
     model, lines = begin(OURS["bert"], tmp_path / "encoder", next_sentence=True)
@@ -197,7 +197,7 @@ def test_another_architecture_is_refused_and_every_difference_named(family, fold
 @pytest.mark.parametrize(
     "changes", [{"local_attention": 16}, {"global_attn_every_n_layers": 2}, {"bias": True}, {"local_rope_theta": 500.0}]
 )
-def test_what_config_json_says_of_modernbert_has_to_agree(tmp_path, changes):
+def test_config_json_of_modernbert_must_be_consistent(tmp_path, changes):
     make_theirs("modernbert").save_pretrained(tmp_path)
     with pytest.raises(UserError, check=coded("other-architecture")):
         begin(OURS["modernbert"].model_copy(update=changes), tmp_path)
@@ -218,7 +218,7 @@ def test_what_config_json_says_of_modernbert_has_to_agree(tmp_path, changes):
         ({"family": "bert", "hidden_act": "gelu_new"}, "model.hidden_act is gelu and there gelu_new"),
     ],
 )
-def test_what_no_setting_says_is_refused_too(tmp_path, options, said):
+def test_options_that_no_setting_covers_are_refused(tmp_path, options, said):
     make_theirs(**options).save_pretrained(tmp_path)
     with pytest.raises(UserError, match=said):
         begin(OURS[options["family"]], tmp_path)
@@ -258,7 +258,7 @@ def look(config, source, tracking_uri=None, tokenizer_fingerprint=None):
     return look_at_initial_weights(config, source, find_folder, tokenizer_fingerprint)
 
 
-def test_what_would_be_refused_is_refused_without_loading_a_weight(family, folder, tmp_path):
+def test_a_refusal_loads_no_weights(family, folder, tmp_path):
     assert look(OURS[family], str(folder)) == [f"{folder} is a {family} of this architecture"]
     for weights in folder.glob("*.safetensors"):
         weights.write_bytes(b"")  # not even opened

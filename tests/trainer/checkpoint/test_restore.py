@@ -17,12 +17,12 @@ from tests.support.threaded_ranks import ThreadedRanks
 from tests.trainer.checkpoint.test_writer import StillEngine, flip_bytes, refuse, save
 from trainer.checkpoint import restore, writer
 from trainer.checkpoint.format import MARKER_NAME, CheckpointFolder
-from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.tensors import read_weights
 from trainer.distributed import agreement
 from trainer.distributed.process_group import Ranks
 
 
-def test_nodes_that_share_a_folder_bring_back_what_a_killed_save_set_aside_one_after_the_other(tmp_path, monkeypatch):
+def test_nodes_that_share_a_folder_restore_a_replaced_checkpoint_in_turn(tmp_path, monkeypatch):
     engine = StillEngine()
     folder = save(tmp_path / "run", 1, engine)
     folder.rename(folder.with_name(f"{folder.name}.replaced"))
@@ -38,13 +38,13 @@ def test_nodes_that_share_a_folder_bring_back_what_a_killed_save_set_aside_one_a
     monkeypatch.setattr(restore, "bring_back_replaced", slowly)
     group = ThreadedRanks(2, (writer, restore), monkeypatch)
     store = str(tmp_path / "store")
-    found = group.run(lambda ranks: restore.find_latest(tmp_path / "run", ranks, refuse, remote=store, stage=0))
+    found = group.run(lambda ranks: restore.find_latest(tmp_path / "run", ranks, refuse, remote=store, zero_stage=0))
     assert seen == [1, 1]
     assert [each.step for each in found] == [1, 1]
     assert torch.equal(read_weights(folder)["norm.weight"], engine.module.norm.weight)
 
 
-def test_a_damaged_step_that_was_asked_for_is_named_with_those_beside_it(tmp_path):
+def test_a_damaged_step_that_was_requested_is_named_with_those_beside_it(tmp_path):
     for step in (3, 7, 9):
         folder = save(tmp_path / "run", step)
     flip_bytes(folder / "rank-00000-of-00001.safetensors")
@@ -104,7 +104,7 @@ def test_nodes_that_hold_different_saves_of_a_step_take_the_stores(stored, nodes
     assert files_of(nodes[0]) == files_of(nodes[1]) == expected
 
 
-def test_different_saves_of_a_step_that_the_store_lacks_are_no_checkpoint(nodes, tmp_path, monkeypatch):
+def test_different_saves_of_a_step_that_the_store_does_not_have_are_no_checkpoint(nodes, tmp_path, monkeypatch):
     before = [files_of(node) for node in nodes]
     problems = bring(nodes, tmp_path / "store", monkeypatch)
     assert all(problem is not None and MARKER_NAME in problem for problem in problems)

@@ -84,7 +84,7 @@ def test_nodes_with_disks_of_their_own_keep_the_best_by_a_suite_whose_scores_ran
         if node == "0":
             write_late_scores(folder, LateScores(state="done", suite="mine", metrics={"suite/mine/average": 1 / step}))
     threads = ThreadedRanks(2, (writer,), monkeypatch)
-    threads.run(lambda ranks: writer.retire(tmp_path / str(ranks.rank), settings, 30, ranks))
+    threads.run(lambda ranks: writer.remove_superfluous(tmp_path / str(ranks.rank), settings, 30, ranks))
     assert [sorted(list_steps(tmp_path / node)[0]) for node in "01"] == [[10, 30], [10, 30]]
 
 
@@ -99,7 +99,7 @@ def test_the_best_are_found_by_scores_and_how_they_were_measured(tmp_path, facts
     assert {*steps} - superfluous_in(checkpoints_folder(tmp_path), steps, 30, settings) == left
 
 
-def test_a_course_that_was_left_goes():
+def test_steps_after_the_newest_checkpoint_are_superfluous():
     assert superfluous_steps(STEPS, 30, CheckpointSettings(keep_last=2, keep_every_steps=10)) == {40, 50}
 
 

@@ -35,8 +35,8 @@ from trainer.checkpoint.late_scores import (
     read_late_scores,
     write_late_scores,
 )
-from trainer.checkpoint.pieces import read_weights
 from trainer.checkpoint.restore import find_latest, needed_files
+from trainer.checkpoint.tensors import read_weights
 from trainer.checkpoint.upload import Uploader, check_upload_wait
 from trainer.config.run_settings import CheckpointSettings
 from trainer.distributed.process_group import Ranks
@@ -70,11 +70,11 @@ class Run:
         return saved.folder
 
     def latest(self, folder: Path, **more: object) -> checkpoints.Checkpoint | None:
-        return find_latest(folder, remote=self.url, stage=0, **more)
+        return find_latest(folder, remote=self.url, zero_stage=0, **more)
 
 
 @pytest.mark.long
-def test_an_empty_disk_goes_on_from_the_newest_complete_one_in_the_store(bucket, tmp_path):
+def test_an_empty_disk_resumes_from_the_newest_complete_one_in_the_store(bucket, tmp_path):
     run = Run(tmp_path / "run", f"{bucket.url}/runs/mine")
     run.save(10)
     engine = StillEngine(learning_rate=0.7)
@@ -190,7 +190,7 @@ def test_a_wait_for_the_last_copy_that_other_ranks_do_not_outwait_is_refused():
     check(60)
 
 
-def test_what_the_store_lacks_of_a_run_that_is_started_again_is_copied_at_once(bucket, tmp_path):
+def test_a_restarted_run_copies_missing_checkpoints_to_the_store_at_once(bucket, tmp_path):
     config = make_config(str(tmp_path), 0)
     saved = checkpoints.save(tmp_path, StillEngine(), TrainState(step=10), config, IDENTITY)
     again = Run(tmp_path, bucket.url)
@@ -268,7 +268,7 @@ def test_scores_of_an_earlier_save_do_not_stay_with_a_new_one(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["tensors gone", "tensors flipped", "marker gone", "state empty"])
-def test_what_is_damaged_on_disk_is_fetched_again(damage, bucket, tmp_path):
+def test_damaged_files_on_disk_are_fetched_again(damage, bucket, tmp_path):
     run = Run(tmp_path, bucket.url)
     folder = run.save(10)
     assert run.uploader.close()
@@ -344,7 +344,7 @@ def test_a_rank_needs_its_own_file_and_with_other_ranks_or_another_stage_all(tmp
 
 @pytest.mark.slow
 @pytest.mark.spawn
-def test_with_one_nodes_folder_gone_both_nodes_go_on(bucket, tmp_path):
+def test_with_one_nodes_folder_gone_both_nodes_continue(bucket, tmp_path):
     """Two nodes of one rank each, each with a disk of its own."""
     from tests.support.toy_processes import run_jobs
 

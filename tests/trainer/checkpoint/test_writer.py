@@ -22,8 +22,8 @@ from tests.support.toy_training import ToyModel, make_config
 from trainer.checkpoint import writer as checkpoints
 from trainer.checkpoint.format import MARKER_NAME, CheckpointFolder, DataIdentity, TrainState
 from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, is_pending
-from trainer.checkpoint.pieces import read_weights
 from trainer.checkpoint.restore import find_latest, load
+from trainer.checkpoint.tensors import read_weights
 from trainer.checkpoint.writer import ALONE
 from trainer.engine import fragments
 
@@ -33,7 +33,7 @@ IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fin
 class StillEngine:
     """What save and load ask of an engine, at stage 0 on one rank, without DeepSpeed; makes one step at the start."""
 
-    stage = 0
+    zero_stage = 0
     ranks = ALONE
 
     def __init__(self, learning_rate: float = 0.1) -> None:
@@ -101,7 +101,7 @@ def test_a_checkpoint_that_is_to_be_evaluated_is_complete_only_with_its_note(tmp
     assert EVALUATION_NAME not in {record.name for record in CheckpointFolder(saved.folder).read_marker().files}
 
 
-def test_a_checkpoint_holds_no_secret_of_the_configuration(tmp_path):
+def test_a_checkpoint_contains_no_secret_of_the_configuration(tmp_path):
     config = make_config(str(tmp_path), 0)
     data = config.data.model_copy(update={"shards": "https://user:hunter2@host/shards?sig=hunter2"})
     config = config.model_copy(update={"data": data})
@@ -190,7 +190,7 @@ def tear(path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("damage", [d for name, d in DAMAGES.items() if name != "marker missing"])
-def test_where_none_is_whole_the_run_does_not_start_afresh(damage, tmp_path):
+def test_a_run_with_only_damaged_checkpoints_does_not_start_from_the_beginning(damage, tmp_path):
     damage(save(tmp_path, 1))
     with pytest.raises(UserError, match="all 1 checkpoints", check=coded("no-intact-checkpoint")):
         find_latest(tmp_path, warn=lambda message: None)
@@ -204,7 +204,7 @@ def test_weights_of_a_torn_checkpoint_are_refused(damage, tmp_path):
         read_weights(folder)
 
 
-def test_a_save_that_never_ended_is_no_checkpoint_but_is_told(tmp_path):
+def test_a_save_that_never_ended_is_no_checkpoint_but_is_reported(tmp_path):
     DAMAGES["marker missing"](save(tmp_path, 1))
     warnings: list[str] = []
     assert find_latest(tmp_path, warn=warnings.append) is None
@@ -279,7 +279,7 @@ def test_only_the_newest_are_kept(tmp_path):
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step-00000003", "step-00000004"]
 
 
-def test_what_is_left_of_damaged_and_unfinished_saves_goes_with_the_next_good_one(tmp_path):
+def test_the_next_complete_save_removes_damaged_and_unfinished_ones(tmp_path):
     engine = StillEngine()
     save(tmp_path, 1, engine)
     DAMAGES["marker missing"](save(tmp_path, 2, engine))
@@ -316,7 +316,7 @@ def test_a_checkpoint_whose_replacement_was_killed_is_there_again(failing, tmp_p
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
 
 
-def test_what_a_save_set_aside_never_comes_back_once_its_step_is_retired(tmp_path):
+def test_what_a_save_set_aside_never_comes_back_once_its_step_is_removed(tmp_path):
     """A process was killed between the marker of the second save of step 1 and the removal of the first."""
     engine = StillEngine()
     folder = save(tmp_path, 1, engine)
@@ -391,8 +391,8 @@ def test_another_model_is_refused_with_the_parameter_that_differs(tmp_path):
         load(engine, find_latest(tmp_path))
 
 
-def test_pieces_that_do_not_cover_the_parameters_are_refused(tmp_path):
-    from trainer.checkpoint.pieces import write_tensors
+def test_fragments_that_do_not_cover_the_parameters_are_refused(tmp_path):
+    from trainer.checkpoint.tensors import write_tensors
 
     folder = save(tmp_path, 1)
     record = write_tensors(folder / TENSORS, [("weight:0:norm.weight", 5, lambda: torch.zeros(5))])
@@ -412,7 +412,7 @@ def test_weights_are_read_without_deepspeed(tmp_path):
 import sys
 sys.modules["deepspeed"] = None
 from trainer.checkpoint.format import CheckpointFolder
-from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.tensors import read_weights
 from trainer.checkpoint.restore import find_latest
 print(len(read_weights({str(folder)!r})), CheckpointFolder({str(folder)!r}).read_state().state.step)
 """
@@ -423,17 +423,17 @@ print(len(read_weights({str(folder)!r})), CheckpointFolder({str(folder)!r}).read
 def sets_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
     """Weights, moments and Adam's count of a checkpoint, whole, by name."""
     from trainer.checkpoint.format import open_checkpoint
-    from trainer.checkpoint.pieces import read_pieces
+    from trainer.checkpoint.tensors import read_fragments
 
     checkpoint = open_checkpoint(folder / "checkpoints" / f"step-{step:08d}")
     shapes = checkpoint.saved.shapes
     whole: dict[str, torch.Tensor] = {}
     for file in checkpoint.tensor_files:
-        for piece in read_pieces(checkpoint.folder / file):
-            held = whole.setdefault(f"{piece.kind} {piece.name}", torch.full(shapes[piece.name], torch.nan))
-            target = held.view(-1)[piece.start : piece.stop]
+        for fragment in read_fragments(checkpoint.folder / file):
+            held = whole.setdefault(f"{fragment.kind} {fragment.name}", torch.full(shapes[fragment.name], torch.nan))
+            target = held.view(-1)[fragment.start : fragment.stop]
             assert target.isnan().all(), "held twice"
-            target.copy_(piece.read(piece.start, piece.stop))
+            target.copy_(fragment.read(fragment.start, fragment.stop))
     assert not any(tensor.isnan().any() for tensor in whole.values())
     with_momentum = {key.removeprefix("momentum ") for key in whole if key.startswith("momentum ")}
     assert with_momentum in (set(), {"gated.weight", "dense.weight"}, set(shapes)), "AdamW, Muon or Lion"
@@ -451,16 +451,16 @@ def assert_same_course(report: dict, resumed: dict, folder: Path, other: Path) -
 @pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize(
-    ("stage", "optimizer", "precision"),
+    ("zero_stage", "optimizer", "precision"),
     [
-        (stage, optimizer, precision)
-        for stage in range(4)
+        (zero_stage, optimizer, precision)
+        for zero_stage in range(4)
         for optimizer in OPTIMIZERS
-        for precision in precisions_of(stage, optimizer)
+        for precision in precisions_of(zero_stage, optimizer)
     ],
 )
-def test_a_stopped_and_resumed_run_is_bitwise_the_run_never_stopped(stage, optimizer, precision):
-    folder, reports = trained(stage)
+def test_a_stopped_and_resumed_run_is_bitwise_the_run_never_stopped(zero_stage, optimizer, precision):
+    folder, reports = trained(zero_stage)
     name = f"{optimizer}-{precision}"
     whole, resumed = reports[f"{name}-whole"], reports[f"{name}-second-half"]
     assert len(set(whole["losses"])) == 4
@@ -471,9 +471,14 @@ def test_a_stopped_and_resumed_run_is_bitwise_the_run_never_stopped(stage, optim
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_resuming_in_new_processes_is_bitwise_too(stage, world_size, optimizer, tmp_path):
-    common = {"stage": stage, "accumulation": 2, "precision": "bf16" if stage else "fp32", "optimizer": optimizer}
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_resuming_in_new_processes_is_bitwise_too(zero_stage, world_size, optimizer, tmp_path):
+    common = {
+        "stage": zero_stage,
+        "accumulation": 2,
+        "precision": "bf16" if zero_stage else "fp32",
+        "optimizer": optimizer,
+    }
     whole = common | {"output_dir": str(tmp_path / "whole"), "steps": 4}
     half = common | {"output_dir": str(tmp_path / "halves"), "steps": 2}
     (report,) = run_jobs(tmp_path, world_size, [whole])
@@ -488,7 +493,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize(
-    ("from_stage", "stage", "world_size", "optimizer"),
+    ("from_stage", "zero_stage", "world_size", "optimizer"),
     [
         (1, 3, 3, "muon"),
         (3, 1, 1, "stable_adamw"),
@@ -501,35 +506,37 @@ SLOW = pytest.mark.slow
         ),
     ],
 )
-def test_another_stage_and_number_of_ranks_goes_on_within_rounding(from_stage, stage, world_size, optimizer, tmp_path):
+def test_another_stage_and_number_of_ranks_continues_within_rounding(
+    from_stage, zero_stage, world_size, optimizer, tmp_path
+):
     """From 2 ranks, to 3 that divide neither the rows of the batch nor the parameters; against plain PyTorch."""
     folder, _ = trained(from_stage)
     shutil.copytree(folder / f"{optimizer}-plain", tmp_path / "run")
-    go_on_as_plain_pytorch(tmp_path, stage, world_size, optimizer)
+    go_on_as_plain_pytorch(tmp_path, zero_stage, world_size, optimizer)
 
 
 @pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize(
-    ("from_stage", "stage"), [pytest.param(0, 1, marks=SLOW), (1, 2), pytest.param(3, 0, marks=SLOW)]
+    ("from_stage", "zero_stage"), [pytest.param(0, 1, marks=SLOW), (1, 2), pytest.param(3, 0, marks=SLOW)]
 )
-def test_one_rank_goes_on_as_two_within_rounding(from_stage, stage, tmp_path):
+def test_one_rank_continues_as_two_within_rounding(from_stage, zero_stage, tmp_path):
     job = {"stage": from_stage, "accumulation": 4, "output_dir": str(tmp_path / "run"), "steps": 2, "dropout": False}
     run_jobs(tmp_path, 1, [job])
-    go_on_as_plain_pytorch(tmp_path, stage, 2)
+    go_on_as_plain_pytorch(tmp_path, zero_stage, 2)
 
 
 @pytest.mark.spawn
-@pytest.mark.parametrize(("from_stage", "stage"), [pytest.param(1, 1, marks=SLOW), pytest.param(3, 2, marks=SLOW)])
-def test_four_ranks_go_on_as_three_that_divide_no_batch_within_rounding(from_stage, stage, tmp_path):
+@pytest.mark.parametrize(("from_stage", "zero_stage"), [pytest.param(1, 1, marks=SLOW), pytest.param(3, 2, marks=SLOW)])
+def test_four_ranks_continue_as_three_that_divide_no_batch_within_rounding(from_stage, zero_stage, tmp_path):
     job = {"stage": from_stage, "accumulation": 1, "output_dir": str(tmp_path / "run"), "steps": 2, "dropout": False}
     run_jobs(tmp_path, 4, [job])
-    go_on_as_plain_pytorch(tmp_path, stage, 3)
+    go_on_as_plain_pytorch(tmp_path, zero_stage, 3)
 
 
-def go_on_as_plain_pytorch(folder: Path, stage: int, world_size: int, optimizer: str = "adamw") -> None:
+def go_on_as_plain_pytorch(folder: Path, zero_stage: int, world_size: int, optimizer: str = "adamw") -> None:
     """Resume the run at step 2 for 2 more steps; compare with plain PyTorch, within fp32's rounding."""
-    job = {"stage": stage, "accumulation": 2, "output_dir": str(folder / "run"), "steps": 2, "dropout": False}
+    job = {"stage": zero_stage, "accumulation": 2, "output_dir": str(folder / "run"), "steps": 2, "dropout": False}
     job["optimizer"] = optimizer
     (report,) = run_jobs(folder, world_size, [job])
     assert report["first"] == 2

@@ -45,7 +45,7 @@ def test_a_score_compares_where_what_it_depends_on_is_equal(metric: str, fact: s
         ("suite/glue/average", "suite.other"),
     ],
 )
-def test_what_a_score_does_not_depend_on_may_differ(metric: str, fact: str) -> None:
+def test_settings_that_do_not_change_a_score_may_differ(metric: str, fact: str) -> None:
     assert differences(metric, VALID, VALID | {fact: "another"}) == []
 
 

@@ -34,7 +34,7 @@ def test_a_run_that_trains_as_it_is_evaluated_is_measured_once() -> None:
         "data.sequence_length=64",
     ],
 )
-def test_what_the_run_trains_with_is_measured_where_it_differs(change: str) -> None:
+def test_the_masking_of_training_is_measured_where_it_differs(change: str) -> None:
     common, own = measured(*change.split())
     assert common == measured()[0] or change.startswith("data.sequence_length")
     assert common.data.sequence_length == 128 and own.metrics == {"own_mlm"}

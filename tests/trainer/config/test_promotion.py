@@ -70,20 +70,20 @@ def test_a_text_is_refused_or_says_just_what_was_parsed_of_it(text: str) -> None
 
 def test_a_version_is_compared_with_the_one_under_the_alias() -> None:
     better = parse_conditions("loss < champion")
-    assert judge(better, {"loss": 1.9}, {"champion": {"loss": 2.0}}).holds
-    assert not judge(better, {"loss": 2.0}, {"champion": {"loss": 2.0}}).holds
-    assert judge(parse_conditions("loss <= champion"), {"loss": 2.0}, {"champion": {"loss": 2.0}}).holds
-    assert judge(parse_conditions("accuracy > 0.5"), {"accuracy": 0.51}, {}).holds
+    assert judge(better, {"loss": 1.9}, {"champion": {"loss": 2.0}}).is_met
+    assert not judge(better, {"loss": 2.0}, {"champion": {"loss": 2.0}}).is_met
+    assert judge(parse_conditions("loss <= champion"), {"loss": 2.0}, {"champion": {"loss": 2.0}}).is_met
+    assert judge(parse_conditions("accuracy > 0.5"), {"accuracy": 0.51}, {}).is_met
 
 
-def test_where_nothing_bears_the_alias_there_is_nothing_to_be_better_than() -> None:
-    verdict = judge(parse_conditions("loss < champion"), {"loss": 9.0}, {"champion": None}, "champion")
-    assert verdict.holds and verdict.reasons == ("no version holds the alias champion yet",)
+def test_a_first_version_is_promoted_while_no_version_holds_the_alias() -> None:
+    decision = judge(parse_conditions("loss < champion"), {"loss": 9.0}, {"champion": None}, "champion")
+    assert decision.is_met and decision.reasons == ("no version holds the alias champion yet",)
 
 
-def test_an_alias_that_is_not_there_lets_nothing_pass_to_another() -> None:
-    verdict = judge(parse_conditions("loss < champio"), {"loss": 9.0}, {"champio": None}, "champion")
-    assert not verdict.holds and verdict.reasons == ("no version holds the alias champio yet",)
+def test_a_missing_alias_in_the_condition_blocks_a_promotion_to_another() -> None:
+    decision = judge(parse_conditions("loss < champio"), {"loss": 9.0}, {"champio": None}, "champion")
+    assert not decision.is_met and decision.reasons == ("no version holds the alias champio yet",)
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_an_alias_that_is_not_there_lets_nothing_pass_to_another() -> None:
     ],
 )
 def test_a_score_that_is_missing_or_nan_promotes_nothing(scores: dict[str, float], others: dict[str, float]) -> None:
-    assert not judge(parse_conditions("loss < champion"), scores, {"champion": others}).holds
-    assert not judge(parse_conditions("loss > champion"), scores, {"champion": others}).holds
+    assert not judge(parse_conditions("loss < champion"), scores, {"champion": others}).is_met
+    assert not judge(parse_conditions("loss > champion"), scores, {"champion": others}).is_met
 
 
-def test_all_conditions_have_to_hold_and_each_is_told() -> None:
+def test_all_conditions_have_to_hold_and_each_is_reported() -> None:
     conditions = parse_conditions("loss < champion and accuracy > 0.5")
-    verdict = judge(conditions, {"loss": 1.0, "accuracy": 0.4}, {"champion": {"loss": 2.0}})
-    assert not verdict.holds
-    assert verdict.reasons == ("loss 1 is < 2 of champion", "accuracy 0.4 is not > 0.5")
+    decision = judge(conditions, {"loss": 1.0, "accuracy": 0.4}, {"champion": {"loss": 2.0}})
+    assert not decision.is_met
+    assert decision.reasons == ("loss 1 is < 2 of champion", "accuracy 0.4 is not > 0.5")

@@ -224,7 +224,7 @@ def test_a_stage_that_contradicts_is_named_by_its_number():
         load_config("bert_large_phased", [f"training.stages=[{stage}]"])
 
 
-def test_a_configuration_to_keep_holds_no_secret():
+def test_a_configuration_to_keep_contains_no_secret():
     url = "https://user:hunter2@host/shards?sig=hunter2"
     config = load_config("tiny_cpu", [f"data.shards=[{{url: '{url}'}}]", "tracking.uri=sqlite:///m.db"])
     kept = without_secrets(config)

@@ -109,7 +109,7 @@ def test_a_batch_grows_by_its_first_size_and_each_size_has_as_many_steps():
     assert [global_batch_tokens(step, stage) for step in range(8)] == [8, 8, 16, 16, 24, 24, 32, 32]
 
 
-def test_the_sizes_are_told_with_their_first_steps():
+def test_the_sizes_are_reported_with_their_first_steps():
     assert global_batch_sizes(growing(8, 32, 6)) == [(0, 8), (2, 16), (4, 24), (6, 32)]
     assert global_batch_sizes(replace(growing(8, 32, 6), batch_warmup=None)) == [(0, 32)]
 
@@ -157,7 +157,7 @@ def test_a_run_may_be_extended_without_a_jump_before_the_decay_of_warmup_stable_
     assert warning is not None and "--resume-from STEP with STEP <= 2500" in warning
 
 
-def test_the_decay_of_the_shorter_run_tells_where_it_may_be_extended() -> None:
+def test_the_decay_of_the_shorter_run_reports_where_it_may_be_extended() -> None:
     before, after = (ScheduleSettings(name="warmup_stable_decay", decay_steps=steps) for steps in (500, 1000))
     assert rate_jump_warning(2500, 3000, 6000, 2e-3, before, after) is None
     warning = rate_jump_warning(3000, 3000, 6000, 2e-3, before, after)

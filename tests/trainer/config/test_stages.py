@@ -84,7 +84,7 @@ def test_a_masking_rate_of_the_run_falls_over_all_stages_and_that_of_a_stage_wit
     assert {constant.stages[1].masking_rate(step) for step in (2, 3, 4)} == {0.2}
 
 
-def test_a_schedule_of_a_stage_begins_and_ends_with_it() -> None:
+def test_a_schedule_of_a_stage_starts_and_ends_with_it() -> None:
     decay = {"name": "warmup_stable_decay", "warmup_steps": 1, "decay_steps": 4, "decay": "one_minus_sqrt"}
     config = staged(
         {"steps": 3},
@@ -110,7 +110,7 @@ def test_lengths_may_be_tokens_of_steps_that_grow() -> None:
     assert (first.schedule.warmup_steps, first.schedule.decay_steps) == (11, 6)
 
 
-def test_a_stage_goes_on_with_the_samples_of_the_one_before_where_they_are_the_same() -> None:
+def test_a_stage_continues_with_the_samples_of_the_one_before_where_they_are_the_same() -> None:
     config = staged(
         {"steps": 1},
         {"steps": 1, "mlm_probability": 0.1, "global_batch_tokens": 4 * LENGTH},
@@ -140,7 +140,7 @@ def test_the_run_may_end_within_a_stage_whose_own_schedule_stays() -> None:
     assert cut.tokens_after() == 4 * 8 * LENGTH and cut.tokens_after(3) == 8 * LENGTH
 
 
-def test_what_was_resolved_does_not_outlive_a_change() -> None:
+def test_resolved_stages_do_not_outlive_a_change() -> None:
     config = staged({"steps": 2})
     assert config.stages is config.stages, "resolved once"
     changed = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"learning_rate": 1.0})})

@@ -186,7 +186,7 @@ class Row:
 
 
 def read_rows(batch: Batch) -> list[Row]:
-    """The rows of a batch, dead ones left out; checks what holds for every batch on the way."""
+    """The rows of a batch, padding rows left out; checks what holds for every batch on the way."""
     length, total = batch.sequence_length, batch.input_ids.numel()
     ids, starts = batch.input_ids.numpy(), batch.cu_seqlens.numpy()
     assert total % length == 0
@@ -213,16 +213,16 @@ def read_rows(batch: Batch) -> list[Row]:
         assert (originals[with_b] == CLS_TOKEN_ID).all()
     rows = []
     for first in range(0, total, length):
-        place = slice(first, first + length)
+        span = slice(first, first + length)
         if not originals[first]:
-            assert not originals[place].any() and not ((first <= positions) & (positions < first + length)).any()
+            assert not originals[span].any() and not ((first <= positions) & (positions < first + length)).any()
             continue
         rows.append(
             Row(
-                input_ids=tuple(ids[place].tolist()),
-                original_ids=tuple(originals[place].tolist()),
-                position_ids=tuple(batch.position_ids[place].tolist()),
-                token_type_ids=tuple(batch.token_type_ids[place].tolist()),
+                input_ids=tuple(ids[span].tolist()),
+                original_ids=tuple(originals[span].tolist()),
+                position_ids=tuple(batch.position_ids[span].tolist()),
+                token_type_ids=tuple(batch.token_type_ids[span].tolist()),
                 masked=tuple((positions[(first <= positions) & (positions < first + length)] - first).tolist()),
                 sequence_starts=tuple((starts[(first <= starts) & (starts < first + length)] - first).tolist()),
                 next_sentence_labels=tuple(

@@ -14,7 +14,7 @@ from data_prep.tokenizer.tokenizer import CLS_TOKEN_ID, PAD_TOKEN_ID, SEP_TOKEN_
 from tests.support.error_codes import coded
 from trainer.data.assembly import (
     SEQUENCE_BUCKET,
-    RowShape,
+    RowSettings,
     assemble_rows,
     check_tokens,
     longest_sequence,
@@ -38,7 +38,7 @@ def test_document_rows_worked_out_by_hand() -> None:
         (0, 2, SEGMENT_A, IGNORED), (0, 1, SEGMENT_A, IGNORED), (1, 6, SEGMENT_A, IGNORED), (3, 1, SEGMENT_A, IGNORED)
     )
     tokens = np.array([10, 11, 12, 20, 21, 22, 23, 24, 25, 30], np.uint16)
-    rows = assemble_rows(segments, tokens, num_rows=4, shape=RowShape(8, max_pairs=0))
+    rows = assemble_rows(segments, tokens, num_rows=4, settings=RowSettings(8))
     assert rows.input_ids.reshape(4, 8).tolist() == [
         [C, 10, 11, S, C, 12, S, P],
         [C, 20, 21, 22, 23, 24, 25, S],
@@ -63,7 +63,7 @@ def test_pair_rows_worked_out_by_hand() -> None:
         (1, 3, SEGMENT_A, 1), (1, 6, SEGMENT_B, IGNORED),
     )  # fmt: skip
     tokens = np.array([10, 11, 12, 13, 14, *range(20, 29)], np.uint32)
-    rows = assemble_rows(segments, tokens, num_rows=2, shape=RowShape(12, max_pairs=2))
+    rows = assemble_rows(segments, tokens, num_rows=2, settings=RowSettings(12, "next_sentence"))
     assert rows.input_ids.reshape(2, 12).tolist() == [
         [C, 10, S, 11, S, C, 12, 13, S, 14, S, P],
         [C, 20, 21, 22, S, 23, 24, 25, 26, 27, 28, S],
@@ -99,7 +99,7 @@ def test_the_bound_counts_padding_too_and_follows_what_the_rows_hold(documents: 
     """The padding that closes a row is a sequence: of 128 positions after seven of 128, of a whole row without any."""
     columns = [(0, tokens, SEGMENT_A, IGNORED) for tokens in documents]
     segments = segments_of(*columns) if columns else Segments(*(np.empty(0, np.int64) for _ in range(6)))
-    rows = assemble_rows(segments, np.full(sum(documents), 7), 1, RowShape(1024, max_pairs=0))
+    rows = assemble_rows(segments, np.full(sum(documents), 7), 1, RowSettings(1024))
     assert rows.longest_sequence == bound >= np.diff(rows.cu_seqlens).max()
 
 
@@ -111,7 +111,7 @@ def test_no_row_has_more_sequences_than_there_is_room_for(rows: list[list[int]])
     columns = [(row, tokens, SEGMENT_A, IGNORED) for row, documents in enumerate(rows) for tokens in documents]
     segments = segments_of(*columns) if columns else Segments(*(np.empty(0, np.int64) for _ in range(6)))
     tokens = np.full(int(segments.lengths.sum()), 7)
-    boundaries = assemble_rows(segments, tokens, len(rows), RowShape(length, max_pairs=0)).cu_seqlens
+    boundaries = assemble_rows(segments, tokens, len(rows), RowSettings(length)).cu_seqlens
     real = sum(len(documents) + (sum(documents) + 2 * len(documents) < length) for documents in rows)
     assert len(np.unique(boundaries)) == real + 1
     assert len(boundaries) - 1 <= 2 * real + SEQUENCE_BUCKET

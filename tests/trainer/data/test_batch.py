@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def batch_of(num_sequences: int, num_pairs: int) -> Batch:
-    """Two rows of 4 places with the given capacities."""
+    """Two rows of 4 positions with the given capacities."""
     return Batch(
         input_ids=torch.tensor([2, 7, 3, 0, 2, 4, 9, 3]),
         position_ids=torch.tensor([0, 1, 2, 0, 0, 1, 2, 3]),
@@ -44,7 +44,7 @@ def test_a_packed_batch_is_unpacked_as_it_was(num_sequences: int, num_pairs: int
         assert tensor.untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()
 
 
-def test_a_batch_counts_what_it_holds() -> None:
+def test_a_batch_counts_its_content() -> None:
     batch = batch_of(3, 3)
     assert (batch.num_rows, batch.num_tokens, batch.num_masked, batch.num_pairs) == (2, 7, 1, 3)
 
@@ -56,7 +56,7 @@ def test_a_batch_moves_with_all_its_tensors() -> None:
 
 
 def make_batch(number: int, length: int = 8) -> Batch:
-    tensors = {name: torch.full((length,), 100 * number + place) for place, name in enumerate(TENSOR_NAMES)}
+    tensors = {name: torch.full((length,), 100 * number + position) for position, name in enumerate(TENSOR_NAMES)}
     return Batch(**tensors | {"cu_seqlens": torch.tensor([0, length], dtype=torch.int32)}, sequence_length=length)
 
 

@@ -19,7 +19,7 @@ def test_items_of_one_size_share_a_row() -> None:
     assert sorted(np.bincount(rows).tolist()) == [1, 3, 3]
 
 
-def test_nothing_needs_no_row() -> None:
+def test_no_sequences_need_no_row() -> None:
     assert len(pack_rows(np.empty(0, np.int64), 10)) == 0
 
 

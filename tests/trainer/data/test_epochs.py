@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from data_prep.dataset.shard_index import ShardIndex
-from trainer.data.epochs import ComponentEpoch, RowSettings, merge_segments
+from trainer.data.assembly import RowSettings
+from trainer.data.epochs import ComponentEpoch, merge_segments
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import Segments
 from trainer.data.randomness import root_key
@@ -27,11 +28,11 @@ def test_a_window_has_its_own_shards_and_those_of_the_next_window_fetched(index_
         )
         for number in range(4 * WINDOW_SHARDS)
     ]
-    one_pass = ComponentEpoch(shards, RowSettings(8, None, 0.0), root_key(1))
+    epoch = ComponentEpoch(shards, RowSettings(8, None, 0.0), root_key(1))
     seen = []
     for window in range(4):
         fetched.clear()
-        _, (shard, *_) = one_pass.segments(np.array([window * WINDOW_SHARDS]))
+        _, (shard, *_) = epoch.segments_of_epoch(np.array([window * WINDOW_SHARDS]))
         assert len(set(fetched)) == len(fetched) and shard.prefetch
         seen.append(set(fetched))
     assert [len(numbers) for numbers in seen] == [2 * WINDOW_SHARDS] * 3 + [WINDOW_SHARDS]

@@ -47,9 +47,9 @@ def test_every_token_of_a_text_is_of_its_documents_source(corpora: list, mode: s
             originals = micro.input_ids.clone()
             used = micro.labels != IGNORED
             originals[micro.masked_positions[used]] = micro.labels[used]
-            for place in torch.nonzero(originals >= 5).flatten().tolist():
-                origin = int(batch.origins[place])
-                assert origin == true_origin(corpora, int(originals[place]))
+            for position in torch.nonzero(originals >= 5).flatten().tolist():
+                origin = int(batch.origins[position])
+                assert origin == true_origin(corpora, int(originals[position]))
                 seen.add(origin)
     assert seen == {0, 1, 2, 3}
 
@@ -61,7 +61,7 @@ def test_sources_are_counted_through_and_a_folder_without_names_is_one(corpora: 
     assert origins.first_of(1) == 3
 
 
-def test_of_a_url_that_is_named_twice_each_component_has_sources_of_its_own(corpora: list) -> None:
+def test_each_component_of_a_repeated_url_has_its_own_sources(corpora: list) -> None:
     url = corpora[0].shard_set.url
     shard_sets = [open_shard_set(url), open_shard_set(url)]
     data = DataSettings(shards=[{"url": url, "weight": 1}, {"url": url, "weight": 2}])
@@ -88,8 +88,8 @@ def test_a_damaged_shard_is_passed_over_in_origins_too(corpora: list, tmp_path: 
     assert valid_digest([other]) == valid_digest([shard_set]) and not other.shards("valid")[1].is_readable()
     assert sum(batch.batch.num_unreadable_rows for batch in batches) > 0
     for batch in batches:
-        dead = batch.batch.input_ids == 0
-        assert (batch.origins[dead] == 0).all()
+        padding = batch.batch.input_ids == 0
+        assert (batch.origins[padding] == 0).all()
 
 
 def test_the_order_of_the_components_of_a_mixture_does_not_matter(corpora: list) -> None:

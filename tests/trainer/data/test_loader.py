@@ -188,9 +188,11 @@ def test_pairs_are_adjacent_or_from_different_documents_of_one_shard(corpus, row
             ):
                 if label == IGNORED:
                     continue
-                places = range(start, stop)
+                positions = range(start, stop)
                 halves = [
-                    np.array([row.original_ids[place] for place in places if row.token_type_ids[place] == kind])
+                    np.array(
+                        [row.original_ids[position] for position in positions if row.token_type_ids[position] == kind]
+                    )
                     for kind in (0, 1)
                 ]
                 a, b = (half[half >= corpus.first_id] - corpus.first_id for half in halves)
@@ -383,7 +385,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, corpus_at: Callable) -> tupl
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mixture_takes_its_shares_and_every_component_runs_through_its_own_passes(
+def test_a_mixture_takes_its_shares_and_every_component_runs_through_its_own_epochs(
     mixed: tuple, rows_of: Callable, mode: str
 ) -> None:
     data = DataSettings(
@@ -407,9 +409,9 @@ def test_a_mixture_takes_its_shares_and_every_component_runs_through_its_own_pas
             tokens = [
                 token for row, small in zip(rows, of_small, strict=True) if small == is_small for token in row.tokens
             ]
-            one_pass = len(corpus.train_ids)
-            for first in range(0, len(tokens) - one_pass, one_pass):
-                assert sorted(tokens[first : first + one_pass]) == corpus.train_ids.tolist()
+            one_epoch = len(corpus.train_ids)
+            for first in range(0, len(tokens) - one_epoch, one_epoch):
+                assert sorted(tokens[first : first + one_epoch]) == corpus.train_ids.tolist()
     position = alone[20].next_position
     later = [rows_of_batches(batches(position, rank, 3, 2), rows_of) for rank in range(3)]
     assert [sum((part[step] for part in later), []) for step in range(2)] == expected[21:23]

@@ -11,7 +11,7 @@ SHAPES = {"rows": st.integers(1, 5), "length": st.integers(4, 60), "seed": st.in
 
 
 def draw(rows: int, length: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Maskable places with holes, starts of units, hashes and budgets."""
+    """Maskable positions with holes, starts of units, hashes and budgets."""
     generator = np.random.default_rng(seed)
     maskable = generator.random((rows, length)) < 0.9
     starts = maskable & ((generator.random((rows, length)) < 0.5) | ~np.roll(maskable, 1, axis=1))
@@ -21,12 +21,12 @@ def draw(rows: int, length: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def units_of(maskable: np.ndarray, starts: np.ndarray) -> list[list[int]]:
-    """The places of each unit of one row, by hand."""
+    """The positions of each unit of one row, by hand."""
     units: list[list[int]] = []
-    for place in np.flatnonzero(maskable).tolist():
-        if starts[place]:
+    for position in np.flatnonzero(maskable).tolist():
+        if starts[position]:
             units.append([])
-        units[-1].append(place)
+        units[-1].append(position)
     return units
 
 
@@ -84,7 +84,7 @@ def test_spans_have_geometric_lengths_and_an_end() -> None:
     assert np.abs(shares - geometric).max() < 5 * np.sqrt(0.25 / len(lengths))
 
 
-def test_spans_begin_at_words_and_after_special_tokens() -> None:
+def test_spans_start_at_words_and_after_special_tokens() -> None:
     maskable = np.array([[0, 1, 1, 1, 1, 0, 0, 1, 1, 1]], bool)
     words = np.array([[0, 1, 0, 1, 0, 0, 0, 1, 1, 0]], bool)
     never, always = np.ones((1, 10)), np.zeros((1, 10))

@@ -74,7 +74,7 @@ def test_a_mask_depends_on_its_row_and_key_alone() -> None:
     assert not np.array_equal(alone, mask_rows(ids[3:4], keys(4, seed=9)[3:], BERT).input_ids)
 
 
-def test_rates_are_those_asked_for_at_a_million_tokens() -> None:
+def test_rates_are_those_requested_at_a_million_tokens() -> None:
     num_rows, length = 8192, 128
     ids = np.random.default_rng(0).integers(len(SPECIAL_TOKENS), VOCAB_SIZE, (num_rows, length))
     masked = mask_rows(ids, keys(num_rows), BERT)
@@ -174,7 +174,7 @@ def test_a_span_is_treated_as_one(kinds: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("unit", ["token", "word", "span"])
-def test_a_lower_rate_masks_a_part_of_the_same_places(unit: str, kinds: np.ndarray) -> None:
+def test_a_lower_rate_masks_a_part_of_the_same_positions(unit: str, kinds: np.ndarray) -> None:
     ids = text_rows(16, 128)
     masking = replace(BERT, max_mlm_probability=0.3, unit=unit, kinds=kinds)
     many, few = (mask_rows(ids, keys(16), masking, rate) for rate in (0.3, 0.15))

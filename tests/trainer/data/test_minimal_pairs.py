@@ -66,7 +66,7 @@ def test_files_of_other_systems_and_of_subdirectories_are_read(tmp_path: Path) -
     (tmp_path / "a" / "._one.jsonl").write_bytes(b"\x00\x05\x16")
     found = read_minimal_pairs(tmp_path)
     assert [each.paradigm for each in found] == ["a/one", "a/one", "b/one", "b/one"]
-    assert {each.good for each in found} == {"naïve 漢字 🙂"} and found[1].where.endswith("line 2")
+    assert {each.good for each in found} == {"naïve 漢字 🙂"} and found[1].location.endswith("line 2")
     assert {each.field for each in found} == {""}
 
 

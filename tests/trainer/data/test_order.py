@@ -11,7 +11,7 @@ from trainer.data.randomness import root_key
 
 
 def all_rows(order: EpochOrder, row_counts: list[int]) -> list[tuple[int, int]]:
-    """(shard, row of the shard) at every place of the epoch."""
+    """(shard, row of the shard) at every position of the epoch."""
     found = []
     windows, rows = order.locate(np.arange(order.num_rows))
     for window, row in zip(windows.tolist(), rows.tolist(), strict=True):
@@ -53,13 +53,13 @@ def test_windows_of_equal_size_have_orders_of_their_own() -> None:
     assert (rows[0] == rows[1]).sum() < 10
 
 
-def test_places_can_be_asked_for_in_any_grouping() -> None:
+def test_positions_can_be_requested_in_any_grouping() -> None:
     order = EpochOrder([7, 90, 3] * 10, root_key(4))
     windows, rows = order.locate(np.arange(order.num_rows))
-    for places in (np.array([5]), np.arange(80, 1000, 7), np.empty(0, np.int64)):
-        some_windows, some_rows = order.locate(places)
-        assert np.array_equal(some_windows, windows[places])
-        assert np.array_equal(some_rows, rows[places])
+    for positions in (np.array([5]), np.arange(80, 1000, 7), np.empty(0, np.int64)):
+        some_windows, some_rows = order.locate(positions)
+        assert np.array_equal(some_windows, windows[positions])
+        assert np.array_equal(some_rows, rows[positions])
 
 
 def test_a_mixture_is_exact_in_every_table() -> None:

@@ -15,7 +15,7 @@ IndexMaker = Callable[..., ShardIndex]
 
 def pieces(rows: DocumentRows) -> list[list[tuple[int, int, int]]]:
     """(shard, start, length) of every piece of every row."""
-    segments = rows.segments(np.arange(rows.num_rows))
+    segments = rows.segments_of_rows(np.arange(rows.num_rows))
     found: list[list[tuple[int, int, int]]] = [[] for _ in range(rows.num_rows)]
     columns = (segments.rows, segments.shards, segments.starts, segments.lengths)
     for row, shard, start, length in zip(*(column.tolist() for column in columns), strict=True):
@@ -24,7 +24,7 @@ def pieces(rows: DocumentRows) -> list[list[tuple[int, int, int]]]:
 
 
 def test_documents_are_packed_as_worked_out_by_hand(index_of: IndexMaker) -> None:
-    # Rows of 8 places hold 6 of the stream C 0 1 2 S | C 3 4 5 6 7 8 9 S | C 10 S, cut at 6 and 12.
+    # Rows of 8 positions hold 6 of the stream C 0 1 2 S | C 3 4 5 6 7 8 9 S | C 10 S, cut at 6 and 12.
     index = index_of([[3], [7], [1]], documents_a_record=3)
     first = (1 << 20) // 4
     rows = pieces(DocumentRows([index], [4], 8))
@@ -38,7 +38,7 @@ def test_documents_are_found_in_their_records(index_of: IndexMaker) -> None:
     assert document_starts(index, 2).tolist() == [record, record + 5, 2 * record, 2 * record + 1]
 
 
-def test_a_shard_begins_a_row_of_its_own(index_of: IndexMaker) -> None:
+def test_a_shard_starts_a_row_of_its_own(index_of: IndexMaker) -> None:
     rows = pieces(DocumentRows([index_of([[3]]), index_of([[4]])], [4, 4], 16))
     assert [[shard for shard, *_ in row] for row in rows] == [[0], [1]]
 
@@ -66,13 +66,13 @@ def test_every_token_is_in_exactly_one_row(
     assert sorted(found) == sorted(expected)
 
 
-def test_rows_can_be_asked_for_in_any_order(index_of: IndexMaker) -> None:
+def test_rows_can_be_requested_in_any_order(index_of: IndexMaker) -> None:
     rows = DocumentRows([index_of([[11], [7], [30], [2], [9]])], [4], 12)
     all_pieces = pieces(rows)
     asked = np.array([4, 0, 3])
-    segments = rows.segments(asked)
-    for place, row in enumerate(asked):
-        own = segments.rows == place
+    segments = rows.segments_of_rows(asked)
+    for position, row in enumerate(asked):
+        own = segments.rows == position
         assert segments.starts[own].tolist() == [start for _, start, _ in all_pieces[row]]
 
 
@@ -80,7 +80,7 @@ def test_rows_can_be_asked_for_in_any_order(index_of: IndexMaker) -> None:
 def test_rows_are_filled(index_of: IndexMaker, documents_of: Callable[..., list], sequence_length: int) -> None:
     index = index_of(documents_of(np.random.default_rng(0), 3000), documents_a_record=100)
     rows = DocumentRows([index], [4], sequence_length)
-    segments = rows.segments(np.arange(rows.num_rows))
+    segments = rows.segments_of_rows(np.arange(rows.num_rows))
     assert (segments.lengths + 2).sum() / (rows.num_rows * sequence_length) > 0.999
 
 

@@ -1,4 +1,4 @@
-"""Samples: which corpora without a labeled pair are refused, and which passes a mixture's samples come from."""
+"""Samples: which corpora without a labeled pair are refused, and which epochs a mixture's samples come from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.config.training_settings import StageSettings, TrainingSettings
-from trainer.data.epochs import RowSettings
+from trainer.data.assembly import RowSettings
 from trainer.data.randomness import Purpose
 from trainer.data.samples import SampleSpace, check_enough_data, training_samples
 
@@ -40,35 +40,35 @@ def space_of(components: list[list[Any]], usage: Purpose, task: Any = "next_sent
     return SampleSpace(components, weights, RowSettings(16, task, 0.0), seed=1, usage=usage)
 
 
-def test_training_does_not_begin_without_a_labeled_pair(index_of: IndexMaker) -> None:
+def test_training_does_not_start_without_a_labeled_pair(index_of: IndexMaker) -> None:
     singles = shard_of(index_of([[4]] * 5, documents_a_record=5))
     pairs = shard_of(index_of([[4, 4]] * 6, documents_a_record=6))
     with pytest.raises(UserError, check=coded("no-sentence-pairs")):
-        space_of([[singles]], Purpose.TRAINING).open_pass(0)
-    assert space_of([[singles]], Purpose.TRAINING).open_pass(1).num_rows > 0, "a later epoch happens to have none"
-    assert space_of([[singles]], Purpose.EVALUATION).open_pass(0).num_rows > 0
-    assert space_of([[singles], [pairs]], Purpose.TRAINING).open_pass(0, component=0).num_rows > 0
-    assert space_of([[singles]], Purpose.TRAINING, None).open_pass(0).num_rows > 0
-    assert space_of([[pairs]], Purpose.TRAINING).open_pass(0).num_rows > 0
+        space_of([[singles]], Purpose.TRAINING).open_epoch(0)
+    assert space_of([[singles]], Purpose.TRAINING).open_epoch(1).num_rows > 0, "a later epoch happens to have none"
+    assert space_of([[singles]], Purpose.EVALUATION).open_epoch(0).num_rows > 0
+    assert space_of([[singles], [pairs]], Purpose.TRAINING).open_epoch(0, component=0).num_rows > 0
+    assert space_of([[singles]], Purpose.TRAINING, None).open_epoch(0).num_rows > 0
+    assert space_of([[pairs]], Purpose.TRAINING).open_epoch(0).num_rows > 0
 
 
 @pytest.mark.parametrize("task", [None, "next_sentence"])
-def test_a_mixture_takes_every_row_of_a_components_pass_before_the_next(index_of: IndexMaker, task: Any) -> None:
+def test_a_mixture_takes_every_row_of_a_components_epoch_before_the_next(index_of: IndexMaker, task: Any) -> None:
     components = [[shard_of(index_of([[4, 4]] * count, documents_a_record=count))] for count in (6, 15)]
     space = space_of(components, Purpose.TRAINING, task)
     assert space.num_samples(0) is None
-    segments, shards = space.segments(0, np.arange(400))
+    segments, shards = space.segments_of_samples(0, np.arange(400))
     assert set(segments.rows.tolist()) == set(range(400)), "no sample is empty"
     assert (np.diff(segments.rows) >= 0).all()
     for number, component in enumerate(components):
         mine = np.array([shard is component[0] for shard in shards])[segments.shards]
         rows = len(set(segments.rows[mine].tolist()))
         assert 150 < rows < 250, "half of the samples are of each"
-        first_pass = space.open_pass(0, number, 0).num_rows
-        samples = np.unique(segments.rows[mine])[:first_pass]
-        in_pass = mine & np.isin(segments.rows, samples)
-        whole, _ = space.open_pass(0, number, 0).segments(np.arange(first_pass))
-        assert sorted(segments.starts[in_pass].tolist()) == sorted(whole.starts.tolist())
+        first_epoch = space.open_epoch(0, number, 0).num_rows
+        samples = np.unique(segments.rows[mine])[:first_epoch]
+        in_epoch = mine & np.isin(segments.rows, samples)
+        whole, _ = space.open_epoch(0, number, 0).segments_of_epoch(np.arange(first_epoch))
+        assert sorted(segments.starts[in_epoch].tolist()) == sorted(whole.starts.tolist())
 
 
 def stages_of(data: DataSettings, *rows: int) -> tuple[Stage, ...]:

@@ -19,7 +19,7 @@ from trainer.data.sentence_pairs import (
     IS_NEXT,
     IS_RANDOM,
     IS_SWAPPED,
-    SPECIAL_PLACES,
+    SPECIAL_POSITIONS,
     PairTask,
     fit_pairs,
     max_pairs_in_row,
@@ -100,7 +100,7 @@ def test_every_sentence_is_used_once_and_pairs_are_what_they_say(
     sentence_of = np.repeat(np.arange(len(index.sentence_lengths)), index.sentence_lengths)
     used: list[int] = []
     for a, b, label in halves(plan):
-        assert len(a) and len(a) + len(b) + SPECIAL_PLACES - (not b) <= sequence_length
+        assert len(a) and len(a) + len(b) + SPECIAL_POSITIONS - (not b) <= sequence_length
         assert len(set(document_of[a])) == 1, "no half crosses a document"
         used += [*a, *b]
         if not b:
@@ -137,7 +137,7 @@ def test_rows_hold_whole_pairs(index_of: IndexMaker, documents: list[list[int]],
     plans = [plan_pairs(index, 4, sequence_length, 0.1, root_key(seed)) for seed in (1, 2)]
     rows = PairRows(plans)
     assert rows.num_rows == sum(plan.counts.rows for plan in plans)
-    segments = rows.segments(np.arange(rows.num_rows))
+    segments = rows.segments_of_rows(np.arange(rows.num_rows))
     used = np.bincount(segments.rows, weights=segments.lengths + 1 + (segments.types == SEGMENT_A))
     num_singles = sum(int((plan.lengths[:, 1] == 0).sum()) for plan in plans)
     assert len(used) == rows.num_rows
@@ -148,7 +148,7 @@ def test_rows_hold_whole_pairs(index_of: IndexMaker, documents: list[list[int]],
     assert (segments.types[np.flatnonzero(segments.types == SEGMENT_B) - 1] == SEGMENT_A).all()
     assert used.sum() == sum(plan.counts.filled_positions for plan in plans)
     # Any order of asking gives the same rows.
-    last = rows.segments(np.array([rows.num_rows - 1, 0]))
+    last = rows.segments_of_rows(np.array([rows.num_rows - 1, 0]))
     assert last.starts[last.rows == 1].tolist() == segments.starts[segments.rows == 0].tolist()
     assert last.shards[last.rows == 0].tolist() == segments.shards[segments.rows == rows.num_rows - 1].tolist()
 
@@ -168,7 +168,7 @@ def test_pairs_of_text_as_in_the_wild(
 
 def test_short_targets_make_short_pairs(index_of: IndexMaker) -> None:
     index = index_of([[1] * 4000] * 40, documents_a_record=40)
-    capacity = 128 - SPECIAL_PLACES
+    capacity = 128 - SPECIAL_POSITIONS
     none = plan_pairs(index, 4, 128, 0.0, root_key(0))
     assert (none.lengths.sum(1) == capacity).mean() > 0.9
     always = plan_pairs(index, 4, 128, 1.0, root_key(0)).lengths.sum(1)
@@ -238,7 +238,7 @@ def test_sentence_order_uses_every_sentence_once_and_swaps_half(
     document_of = np.repeat(np.arange(len(documents)), index.document_lengths)
     used: list[int] = []
     for a, b, label in halves(plan):
-        assert len(a) + len(b) + SPECIAL_PLACES - (not b) <= sequence_length and len(a)
+        assert len(a) + len(b) + SPECIAL_POSITIONS - (not b) <= sequence_length and len(a)
         assert label == IGNORED or b
         used += [*a, *b]
         if b:
@@ -371,7 +371,7 @@ def test_a_label_from_the_hash_of_the_cut_is_noticed(
         ("sentence_order", [[1]] * 8, 24 // 3),  # [CLS] a [SEP]
     ],
 )
-def test_a_row_holds_as_many_of_the_shortest_sequences_as_fit(
+def test_a_row_contains_as_many_of_the_shortest_sequences_as_fit(
     index_of: IndexMaker, task: PairTask, documents: list[list[int]], most: int
 ) -> None:
     """Rows of 24 positions."""
@@ -385,7 +385,7 @@ def test_sentence_order_gathers_half_of_the_documents_from_their_end(
 ) -> None:
     """Documents of five sentences of 6 tokens, three in a row: the short chunk of two is the last or the first."""
     index = index_of([[6] * 5] * 40, documents_a_record=40)
-    plan = plan_pairs(index, 4, 18 + SPECIAL_PLACES, 0.0, root_key(1), task)
+    plan = plan_pairs(index, 4, 18 + SPECIAL_POSITIONS, 0.0, root_key(1), task)
     firsts = [min(a.start, b.start) if task == "sentence_order" else a.start for a, b, _ in halves(plan) if len(b)]
     counts = Counter(first % 30 for first in firsts)
     assert set(counts) == {0, *second_starts} and counts[0] == 40

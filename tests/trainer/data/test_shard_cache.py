@@ -54,7 +54,7 @@ def names(cache: Path) -> list[str]:
     return sorted(path.name.rpartition("-")[2] for path in cache.iterdir() if not path.name.startswith("."))
 
 
-def test_a_file_is_fetched_once_and_is_what_it_was(store: Store, tmp_path: Path) -> None:
+def test_a_file_is_fetched_once_and_unchanged(store: Store, tmp_path: Path) -> None:
     cache = ShardCache(tmp_path / "cache", 10 * SIZE, store.download)
     file = store.put(0)
     for _ in range(3):
@@ -62,7 +62,7 @@ def test_a_file_is_fetched_once_and_is_what_it_was(store: Store, tmp_path: Path)
     assert store.fetched == ["train-000000.tar"]
 
 
-def test_what_was_unused_for_longest_makes_room(store: Store, tmp_path: Path) -> None:
+def test_the_least_recently_used_file_is_evicted(store: Store, tmp_path: Path) -> None:
     cache = ShardCache(tmp_path / "cache", 3 * SIZE, store.download)
     files = [store.put(number) for number in range(4)]
     for age, file in enumerate(files[:3]):
@@ -92,7 +92,7 @@ def test_files_that_are_not_the_caches_own_stay(store: Store, tmp_path: Path) ->
     assert set(os.listdir(folder)) == {*own, ".locks", files[1].name, files[2].name}
 
 
-def test_what_killed_processes_had_half_fetched_goes_and_what_others_fetch_stays(store: Store, tmp_path: Path) -> None:
+def test_partial_files_of_killed_processes_are_removed_and_those_of_others_stay(store: Store, tmp_path: Path) -> None:
     cache, files = ShardCache(tmp_path / "cache", 9 * SIZE, store.download), [store.put(n) for n in range(3)]
     partials = [tmp_path / "cache" / f".{file.name}.partial" for file in files[:2]]
     with cache._locked(files[0].name, wait=True):
@@ -346,7 +346,7 @@ def _ask(prefetcher: Prefetcher, cache: MarkingCache) -> None:
 
 @pytest.mark.spawn
 def test_a_worker_fetches_ahead_though_its_rank_did_before_it_was_forked(tmp_path: Path) -> None:
-    """As the rehearsal does before DataLoader forks its workers."""
+    """As the warmup step does before DataLoader forks its workers."""
     cache: Any = MarkingCache(tmp_path)
     prefetcher = Prefetcher(cache.fetch)
     prefetcher.ask(file_of(0))

@@ -15,7 +15,8 @@ from tests.support.error_codes import coded
 from tests.support.preparations import read_texts, trained
 from trainer.data import shard_cache
 from trainer.data import shard_set as shard_set_module
-from trainer.data.epochs import ComponentEpoch, RowSettings
+from trainer.data.assembly import RowSettings
+from trainer.data.epochs import ComponentEpoch
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import document_starts
 from trainer.data.randomness import root_key
@@ -118,7 +119,7 @@ def test_remote_shards_are_copied_to_the_cache(tmp_path: Path, corpus_at: Callab
 def test_a_window_verifies_its_local_shards_and_the_next_windows_ahead(tmp_path: Path, corpus_at: Callable) -> None:
     corpus_at(tmp_path / "local", [[[5, 5]]] * 40)
     shards = open_shard_set(str(tmp_path / "local"), tmp_path / "cache").shards("train")
-    ComponentEpoch(shards, RowSettings(16, None, 0.1), root_key(0)).segments(np.array([0]))
+    ComponentEpoch(shards, RowSettings(16, None, 0.1), root_key(0)).segments_of_epoch(np.array([0]))
     deadline = time.monotonic() + 20
     while len(found := list((tmp_path / "cache").glob(".verified/[!.]*"))) < 2 * WINDOW_SHARDS:
         assert time.monotonic() < deadline, f"{len(found)} shards are verified"
@@ -134,7 +135,7 @@ def test_a_window_fetches_its_remote_shards_and_the_next_windows_ahead(tmp_path:
         memory.pipe_file(f"/shards-ahead/{path.name}", path.read_bytes())
     shards = open_shard_set("memory://shards-ahead", tmp_path / "cache").shards("train")
     opened = ComponentEpoch(shards, RowSettings(16, None, 0.1), root_key(0))
-    opened.segments(np.array([0]))
+    opened.segments_of_epoch(np.array([0]))
     deadline = time.monotonic() + 20
     while len(list((tmp_path / "cache").glob("[!.]*.tar"))) < 2 * WINDOW_SHARDS and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -175,7 +176,7 @@ def test_a_tokenizer_on_the_hub_is_downloaded_or_answered_with_the_command(
     assert tokenizer_of_run("someone/tiny", one) == "someone/tiny"
 
 
-def test_what_is_no_data_set_is_answered_with_what_it_is(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_data_set_is_named_by_its_content(tmp_path: Path) -> None:
     with pytest.raises(UsageError, check=coded("missing-path"), match="nowhere does not exist"):
         open_shard_set(str(tmp_path / "nowhere"))
     (tmp_path / "corpus.jsonl.gz").write_bytes(b"")

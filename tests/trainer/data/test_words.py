@@ -41,7 +41,7 @@ def words_of(pieces: list[str]) -> list[list[str]]:
         ("▁ ▁a", "▁|▁a"),
     ],
 )
-def test_words_are_told_from_pieces(pieces: str, words: str) -> None:
+def test_words_are_distinguished_from_pieces(pieces: str, words: str) -> None:
     assert words_of(pieces.split(" ")) == [word.split(" ") for word in words.split("|")]
 
 

@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader
 
 from trainer.data.workers import (
     ReadingStopped,
+    describe_lost_worker,
     explain_lost_workers,
     initialize_worker,
     next_or_stop,
-    verdict_on_lost_worker,
 )
 
 KILLED = "DataLoader worker (pid 4321) is killed by signal: Killed. "
@@ -65,9 +65,9 @@ def test_a_wait_for_a_batch_ends_with_a_stop_and_else_gives_the_batch_or_its_err
     ids=["killed", "shared memory", "crashed", "found when a batch is waited for", "exit code"],
 )
 def test_a_lost_worker_is_named_with_the_probable_cause_and_the_setting(text: str, parts: tuple[str, ...]) -> None:
-    verdict = verdict_on_lost_worker(RuntimeError(text), rank=5, num_workers=3)
-    assert verdict is not None and verdict.startswith("a data worker of rank 5 (") and "\n" not in verdict
-    assert [part for part in parts if part not in verdict] == []
+    description = describe_lost_worker(RuntimeError(text), rank=5, num_workers=3)
+    assert description is not None and description.startswith("a data worker of rank 5 (") and "\n" not in description
+    assert [part for part in parts if part not in description] == []
 
 
 def test_it_is_found_behind_another_error_and_not_in_others() -> None:
@@ -77,16 +77,16 @@ def test_it_is_found_behind_another_error_and_not_in_others() -> None:
         except RuntimeError as error:
             raise RuntimeError("a hook of the backward failed") from error
     except RuntimeError as error:
-        assert verdict_on_lost_worker(error, 0, 1) is not None
-    assert verdict_on_lost_worker(RuntimeError("Connection closed by peer"), 0, 1) is None
+        assert describe_lost_worker(error, 0, 1) is not None
+    assert describe_lost_worker(RuntimeError("Connection closed by peer"), 0, 1) is None
 
 
 class Ended(Exception):
     """Stands for the end of the process."""
 
 
-def end(verdict: str) -> NoReturn:
-    raise Ended(verdict)
+def end(description: str) -> NoReturn:
+    raise Ended(description)
 
 
 def started_loader() -> tuple[Iterator[int], int]:

@@ -49,7 +49,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Facts]], list[Ou
     return run
 
 
-def test_equal_ranks_go_on_and_exchange_nothing_but_digests(outcomes, monkeypatch):
+def test_equal_ranks_continue_and_exchange_nothing_but_digests(outcomes, monkeypatch):
     exchanged: list[bytes] = []
     gather = ThreadedRanks.gather_objects
     monkeypatch.setattr(
@@ -72,7 +72,7 @@ def test_a_difference_is_refused_on_every_rank_with_name_values_ranks_and_host(o
     assert issubclass(RanksDiffer, PrintedByEveryRank) and issubclass(RankCannotRun, PrintedByEveryRank)
 
 
-def test_each_name_that_differs_is_told_with_its_own_groups_of_ranks(outcomes):
+def test_each_name_that_differs_is_reported_with_its_own_groups_of_ranks(outcomes):
     text, _, _ = outcomes([facts(a=1, b=1, c=1), facts(a=2, b=1, c=1), facts(a=2, b=3, c=1)])[0]
     assert f"a is 1 on rank 0 ({HOST}) and 2 on rank 1 ({HOST}) and 1 more rank; b is 1 on rank 0 ({HOST})" in text
     assert "c is" not in text
@@ -88,20 +88,20 @@ def test_values_that_are_shown_alike_differ_all_the_same(outcomes):
         assert "uri is (hidden) on rank 0" in text and "secret" not in text and status == 2
 
 
-def test_what_may_differ_between_hosts_is_a_warning_of_the_first_rank(outcomes):
+def test_permitted_differences_between_hosts_are_warnings_of_the_first_rank(outcomes):
     (error, _, (warning,)), second = outcomes([facts(seed=1, host_cache="/a"), facts(seed=1, host_cache="/b")])
     assert error == "" and second == ("", 0, [])
     assert f"host_cache is /a on rank 0 ({HOST}) and /b on rank 1 ({HOST})" in warning
 
 
-def test_what_may_differ_on_every_host_hides_no_difference_that_counts(outcomes):
+def test_permitted_differences_hide_no_relevant_one(outcomes):
     stated = [facts(seed=int(rank == 19), host_cache=rank) for rank in range(20)]
     told = outcomes(stated)
     assert {status for _, status, _ in told} == {2}
     assert f"seed is 0 on rank 0 ({HOST}) and 18 more ranks and 1 on rank 19" in told[0][0]
 
 
-def test_where_all_ranks_differ_few_are_told(outcomes):
+def test_few_ranks_are_named_where_all_differ(outcomes):
     told = outcomes([facts(**{f"n{number}": rank for number in range(30)}) for rank in range(20)])
     assert len({text for text, _, _ in told}) == 1
     assert "n11 is 0 on rank 0" in told[0][0] and "n12 is" not in told[0][0] and "; and 18 more" in told[0][0]
@@ -120,13 +120,13 @@ def test_a_problem_of_a_rank_that_otherwise_states_the_same_is_no_agreement(outc
     assert outcomes(stated) == [(f"rank 0 ({HOST}): too little memory", 1, [])] * 2
 
 
-def test_a_difference_in_the_settings_is_told_rather_than_the_problem_that_follows_from_it(outcomes):
+def test_a_difference_in_the_settings_is_reported_rather_than_the_problem_that_follows_from_it(outcomes):
     stated = [facts(precision="fp32", data="x"), facts(UsageError("fp16 needs CUDA"), precision="fp16")]
     for text, _, _ in outcomes(stated):
         assert "precision is fp32 on rank 0" in text and "data" not in text.partition("Fix:")[0] and "CUDA" not in text
 
 
-def test_a_setting_that_only_the_rank_with_the_problem_has_is_told_rather_than_its_problem(outcomes):
+def test_a_setting_that_only_the_rank_with_the_problem_has_is_reported_rather_than_its_problem(outcomes):
     stated = [facts(a=1, data="x"), facts(UsageError("b contradicts a"), a=1, b=2)]
     text, _, _ = outcomes(stated)[0]
     assert (

@@ -16,7 +16,7 @@ def store() -> torch.distributed.Store:
     return torch.distributed.HashStore()
 
 
-def test_others_read_what_was_posted_and_the_newest_text_of_a_name(store):
+def test_others_read_the_newest_text_of_a_name(store):
     mine, other = Board(store, "topic"), Board(store, "topic")
     assert other.read(1) is None and other.read_all([0, 1, "verdict"]) == {}
     mine.post(1, "here")
@@ -64,7 +64,7 @@ def test_a_name_that_was_seen_is_read_without_asking_for_it_again():
     assert len(Board(store, "topic").read_all(range(512))) == 512 and Asked.asked == 1
 
 
-def test_of_several_texts_the_first_one_stays(store):
+def test_the_first_of_several_texts_stays(store):
     for text in ("the cause", "what followed"):
         Board(store, "topic").post_first("error", text)
     assert Board(store, "topic").read("error") == "the cause"

@@ -25,7 +25,7 @@ launcher.main()
 
 @pytest.mark.long
 @pytest.mark.spawn
-def test_what_the_launcher_starts_ends_with_it_even_by_sigkill(tmp_path):
+def test_ranks_end_with_their_launcher_even_by_sigkill(tmp_path):
     """As pdsh, which deepspeed's launcher starts by the name `subprocess.Popen` of its module."""
     launcher = fork_server.start(["-c", PROGRAM], tmp_path, os.environ | fork_server.FIXED)
     assert launcher.stdout is not None

@@ -15,7 +15,7 @@ class Ended(Exception):
     """The process would have ended here, with this status."""
 
 
-def test_a_name_that_the_system_refuses_is_told_in_a_paragraph(
+def test_a_name_that_the_system_refuses_is_reported_in_a_paragraph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def end(status: int) -> None:
@@ -52,7 +52,7 @@ def test_a_name_that_the_system_refuses_is_told_in_a_paragraph(
         "NCCL timeout in: x",
     ],
 )
-def test_what_the_libraries_say_of_a_lost_peer_is_known(message: str) -> None:
+def test_messages_of_libraries_about_a_lost_peer_are_recognized(message: str) -> None:
     """As it stands in torch 2.11 and 2.13."""
     assert exit.reports_lost_peer(message)
 

@@ -135,7 +135,7 @@ def test_the_error_is_that_of_one_rounding_of_each_ranks_contribution(world_size
 
 
 @pytest.mark.parametrize(("world_size", "per_node"), WORLDS[:4])
-def test_what_is_not_rounded_on_the_wire_is_summed_within_the_rounding_of_fp32(world_size, per_node):
+def test_values_sent_in_fp32_are_summed_within_its_rounding(world_size, per_node):
     """Sums of one micro-batch are bf16 already; and everything may travel in fp32."""
     gradients = drawn(world_size, 1.0)
     for dtype, unrounded in ((BF16, gradients.to(BF16).float()), (FP32, gradients)):

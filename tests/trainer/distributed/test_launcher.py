@@ -23,7 +23,7 @@ VARIABLES = ("TORCHELASTIC_RUN_ID", "CROSS_SIZE")
     ],
     ids=["none", "torchrun", "deepspeed on one node", "deepspeed on several"],
 )
-def test_the_launcher_is_told_by_its_environment(environment, levels, monkeypatch):
+def test_the_launcher_is_recognized_by_its_environment(environment, levels, monkeypatch):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -42,7 +42,7 @@ def test_the_launcher_is_told_by_its_environment(environment, levels, monkeypatc
         ([], False),
     ],
 )
-def test_one_host_reached_by_ssh_is_told_from_a_launcher_on_this_one(words, by_ssh):
+def test_one_host_reached_by_ssh_is_distinguished_from_a_launcher_on_this_one(words, by_ssh):
     assert came_by_ssh(words) is by_ssh
 
 

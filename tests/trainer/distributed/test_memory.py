@@ -23,15 +23,15 @@ REFUSALS = {
 
 @pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
 def test_a_refusal_of_memory_says_where_and_what_to_lower(refusal):
-    with pytest.raises(UserError) as raised, explain_out_of_memory(ALONE, "in the rehearsal step"):
+    with pytest.raises(UserError) as raised, explain_out_of_memory(ALONE, "in the warmup step"):
         raise refusal
     said = str(raised.value)
-    assert said.startswith("rank 0 ran out of memory on cpu in the rehearsal step (") and "\n" not in said
+    assert said.startswith("rank 0 ran out of memory on cpu in the warmup step (") and "\n" not in said
     assert "lower training.micro_batch_tokens" in said and "zero.stage" in said
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a collective failed"), UserError("a shard is damaged"), KeyError("x")])
-def test_other_errors_are_what_they_are(error):
+def test_other_errors_are_not_changed(error):
     with pytest.raises(type(error)) as raised, explain_out_of_memory(ALONE, "in training"):
         raise error
     assert raised.value is error

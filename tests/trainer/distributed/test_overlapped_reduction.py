@@ -111,7 +111,7 @@ def test_nothing_is_sent_before_the_last_micro_batch_and_then_the_sum_of_all(mon
     torch.testing.assert_close(torch.cat(toy.flats), 2 * before * (1 + 3) / 2)
 
 
-def test_what_the_loss_does_not_depend_on_is_reduced_too(monkeypatch):
+def test_parameters_without_gradient_are_reduced_too(monkeypatch):
     """Other ranks may have a gradient of it, and all start the same collectives."""
     toy = Toy(monkeypatch)
     toy.reduction.begin()

@@ -49,7 +49,7 @@ def test_an_environment_of_no_numbers_is_a_usage_error(monkeypatch):
 
 
 @pytest.mark.spawn
-def test_a_user_error_of_another_host_before_the_group_is_told_by_that_host():
+def test_a_user_error_of_another_host_before_the_group_is_reported_by_that_host():
     """As where the shards lie on the first host alone; the first rank of every host speaks."""
     first, second = start_ranks([str(SCRIPT), "user error before the group"], world_size=2, local_ranks=(0, 0))
     results = finish([first, second], timeout=500)
@@ -58,7 +58,7 @@ def test_a_user_error_of_another_host_before_the_group_is_told_by_that_host():
 
 
 @pytest.mark.spawn
-def test_ranks_reduce_agree_gather_and_leave_with_the_status_asked_for():
+def test_ranks_reduce_agree_gather_and_leave_with_the_status_requested():
     for status, stdout, stderr in run_ranks("collectives"):
         assert status == 75, stdout + stderr
 
@@ -72,14 +72,14 @@ def test_plain_python_is_a_world_of_one():
 
 
 @pytest.mark.spawn
-def test_a_user_error_before_the_group_is_told_once():
+def test_a_user_error_before_the_group_is_reported_once():
     (first, second) = run_ranks("user error before the group")
     assert first[0] == second[0] == 1
     assert first[2].strip() == "error: the file is missing" and second[2].strip() == ""
 
 
 @pytest.mark.spawn
-def test_a_user_error_on_all_ranks_is_told_once():
+def test_a_user_error_on_all_ranks_is_reported_once():
     (first, second) = run_ranks("user error on all")
     assert first[0] == second[0] == 1
     assert first[2].strip() == "error: the shard is damaged"
@@ -95,7 +95,7 @@ def test_a_user_error_on_all_ranks_is_told_once():
         pytest.param("killed", "", marks=pytest.mark.slow),
     ],
 )
-def test_an_error_on_one_rank_ends_all_and_none_waits(mode, told):
+def test_an_error_on_one_rank_ends_all_without_waiting(mode, told):
     started_at = time.monotonic()
     (first, second) = run_ranks(mode)
     assert time.monotonic() - started_at < 300, "a rank waited for its timeout"

@@ -107,7 +107,7 @@ def test_a_name_that_does_not_resolve_ends_every_rank_with_one_paragraph(start, 
 
 
 @pytest.mark.slow
-def test_an_address_of_another_host_is_told_by_rank_0(start, monkeypatch):
+def test_an_address_of_another_host_is_reported_by_rank_0(start, monkeypatch):
     """An address for documentation (RFC 5737), which is no host's; here something may answer, and is no store."""
     monkeypatch.setattr(toy_processes, "MASTER_ADDR", "192.0.2.77")
     ((status, _, stderr),) = finish(start("all is well", 2, world_size=1), timeout=300)
@@ -162,14 +162,14 @@ def test_something_that_accepts_and_is_silent_is_not_waited_for_for_ever():
     fault="a rank ends between the meeting and the process group",
     required="the other one leaves with 76, one paragraph and no traceback",
 )
-def test_a_rank_that_dies_between_the_meeting_and_the_group_is_told_as_lost(start):
+def test_a_rank_that_dies_between_the_meeting_and_the_group_is_reported_as_lost(start):
     ranks = start("dies after the meeting", 5, world_size=2)
     (status, _, stderr), _ = finish(ranks, timeout=90)
     assert status == LOST_RANK_EXIT_STATUS and "[process-group-not-connected]" in stderr, stderr
     assert "Traceback" not in stderr
 
 
-def test_a_port_that_another_run_has_is_told(start, monkeypatch):
+def test_a_port_that_another_run_has_is_reported(start, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         monkeypatch.setattr(toy_processes, "free_port", lambda: other.getsockname()[1])
         ((status, _, stderr),) = finish(start("all is well", 600, world_size=1), timeout=300)

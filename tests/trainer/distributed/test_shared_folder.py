@@ -75,7 +75,7 @@ def test_a_file_that_another_host_sees_late_is_waited_for(refusals, tmp_path):
     timer.join()
 
 
-def test_what_a_killed_start_left_is_removed_and_passes_for_nothing(refusals, tmp_path):
+def test_files_of_a_killed_start_are_removed_and_do_not_count(refusals, tmp_path):
     mine, other = tmp_path / "mine", tmp_path / "other"
     for folder in (mine, other):
         folder.mkdir()
@@ -84,7 +84,7 @@ def test_what_a_killed_start_left_is_removed_and_passes_for_nothing(refusals, tm
     assert os.listdir(mine) == [] and os.listdir(other) == [f"{shared_folder.PREFIX}abc"]
 
 
-def test_a_folder_that_the_first_rank_cannot_write_is_told_on_all_at_once(refusals, tmp_path):
+def test_a_folder_that_the_first_rank_cannot_write_is_reported_on_all_at_once(refusals, tmp_path):
     (tmp_path / "file").touch()
     told = refusals(tmp_path / "file", tmp_path, patience=600)
     assert [status for _, status in told] == [1, 1] and "cannot be written (Not a directory)" in told[0][0]

@@ -38,7 +38,7 @@ def test_the_record_of_nccl_is_on_with_cuda_alone_and_goes_beside_the_stacks() -
         ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
     ],
 )
-def test_what_the_user_has_set_stays_under_its_older_name_too(given: str, name: str) -> None:
+def test_variables_of_the_user_stay_under_older_names_too(given: str, name: str) -> None:
     assert name not in flight_recorder_environment(Path("/runs/a"), use_cuda=True, environment={given: "0"})
 
 

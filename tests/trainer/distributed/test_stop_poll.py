@@ -18,16 +18,16 @@ ALONE = Ranks(0, 1, 0, torch.device("cpu"))
 
 
 def signal() -> Any:
-    return SimpleNamespace(asked=False)
+    return SimpleNamespace(is_requested=False)
 
 
 def test_one_rank_hears_of_its_request_at_the_next_call_and_stays_with_it() -> None:
     request = signal()
     poll = StopPoll(request, ALONE)
-    assert not poll() and not poll.asked
-    request.asked = True
-    assert poll() and poll.asked
-    request.asked = False
+    assert not poll() and not poll.is_agreed
+    request.is_requested = True
+    assert poll() and poll.is_agreed
+    request.is_requested = False
     assert poll(), "what is incomplete was dropped"
 
 
@@ -50,7 +50,7 @@ def test_all_ranks_leave_at_the_same_call_and_sooner_where_calls_take_long(
         for number in range(100):
             if ranks.is_first:
                 clock[0] += seconds
-            request.asked = ranks.rank == 2 and number >= 20
+            request.is_requested = ranks.rank == 2 and number >= 20
             if poll():
                 return number
         raise AssertionError("no rank left")

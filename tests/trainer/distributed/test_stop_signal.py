@@ -69,9 +69,9 @@ def after_the_meeting() -> StopSignal:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_asks_for_a_stop(clock, number):
     stop = after_the_meeting()
-    assert not stop.asked
+    assert not stop.is_requested
     os.kill(os.getpid(), number)
-    assert until(lambda: stop.asked) and stop.request == f"{SELF}: {signal.Signals(number).name}"
+    assert until(lambda: stop.is_requested) and stop.request == f"{SELF}: {signal.Signals(number).name}"
 
 
 def test_under_nohup_a_terminal_that_closes_stops_nothing(clock):
@@ -79,7 +79,7 @@ def test_under_nohup_a_terminal_that_closes_stops_nothing(clock):
     stop = after_the_meeting()
     os.kill(os.getpid(), signal.SIGHUP)
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert until(lambda: stop.asked) and stop.request == f"{SELF}: SIGUSR1"
+    assert until(lambda: stop.is_requested) and stop.request == f"{SELF}: SIGUSR1"
 
 
 def test_the_loss_of_the_launcher_asks_for_a_stop(clock, monkeypatch):
@@ -88,13 +88,13 @@ def test_the_loss_of_the_launcher_asks_for_a_stop(clock, monkeypatch):
     stop = after_the_meeting()
     assert stop.request is None
     told[0]()
-    assert stop.asked and stop.request == f"{SELF}: its launcher was lost"
+    assert stop.is_requested and stop.request == f"{SELF}: its launcher was lost"
 
 
 def test_a_launcher_that_passes_ctrl_c_on_asks_no_second_time(clock):
     stop = after_the_meeting()
     os.kill(os.getpid(), signal.SIGINT)
-    assert until(lambda: stop.asked)
+    assert until(lambda: stop.is_requested)
     clock[0] += REPEAT_SECONDS / 2
     os.kill(os.getpid(), signal.SIGTERM)
     assert until(lambda: judged[1:] == [clock[0]])
@@ -106,7 +106,7 @@ def test_a_launcher_that_passes_ctrl_c_on_asks_no_second_time(clock):
 def test_a_second_signal_ends_the_process_at_once(clock):
     stop = after_the_meeting()
     os.kill(os.getpid(), signal.SIGINT)
-    assert until(lambda: stop.asked)
+    assert until(lambda: stop.is_requested)
     clock[0] += REPEAT_SECONDS + 0.1
     os.kill(os.getpid(), signal.SIGTERM)
     assert until(lambda: left == [128 + signal.SIGTERM])
@@ -115,7 +115,7 @@ def test_a_second_signal_ends_the_process_at_once(clock):
 def test_a_terminal_that_closes_during_a_stop_does_not_end_it(clock):
     stop = after_the_meeting()
     os.kill(os.getpid(), signal.SIGINT)
-    assert until(lambda: stop.asked)
+    assert until(lambda: stop.is_requested)
     clock[0] += REPEAT_SECONDS + 0.1
     os.kill(os.getpid(), signal.SIGHUP)
     os.kill(os.getpid(), signal.SIGINT)
@@ -128,7 +128,7 @@ def test_a_second_signal_has_the_end_noted_but_does_not_wait_for_a_disk_that_han
     stop, noted, never = after_the_meeting(), [], threading.Event()
     stop.on_forced_end = lambda cause: noted.append(cause) or never.wait()
     os.kill(os.getpid(), signal.SIGINT)
-    assert until(lambda: stop.asked)
+    assert until(lambda: stop.is_requested)
     clock[0] += REPEAT_SECONDS + 0.1
     os.kill(os.getpid(), signal.SIGTERM)
     assert until(lambda: left == [128 + signal.SIGTERM])
@@ -193,7 +193,9 @@ def test_a_signal_to_a_forked_child_is_not_this_process_s(clock):
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert until(lambda: stop.asked) and stop.request == f"{SELF}: SIGTERM", "the child's would have been heard before"
+    assert until(lambda: stop.is_requested) and stop.request == f"{SELF}: SIGTERM", (
+        "the child's would have been heard before"
+    )
 
 
 WAITS_OUTSIDE_PYTHON = """
@@ -203,7 +205,7 @@ stop_signal.REPEAT_SECONDS = 0.3
 stop = stop_signal.StopSignal()
 stop.can_save()
 def tell():
-    while not stop.asked:
+    while not stop.is_requested:
         time.sleep(0.01)
     print("asked", flush=True)
 threading.Thread(target=tell, daemon=True).start()

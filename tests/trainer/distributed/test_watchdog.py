@@ -37,9 +37,9 @@ def test_silent_ranks_are_named_with_place_and_work():
     heard = {rank: LastSeen(word(rank=rank), beat_at=100, moved_at=0) for rank in range(8)}
     assert find_trouble(heard, 160, SETTINGS) is None
     heard |= {rank: LastSeen(word(rank=rank, doing="fetching"), beat_at=39, moved_at=0) for rank in (2, 5, 6, 7)}
-    verdict = find_trouble(heard, 100, SETTINGS)
-    assert "rank 2 (host-2, process 102; last at fetching), rank 5" in verdict and "1 more (7)" in verdict
-    assert "rank 1 " not in verdict
+    failure = find_trouble(heard, 100, SETTINGS)
+    assert "rank 2 (host-2, process 102; last at fetching), rank 5" in failure and "1 more (7)" in failure
+    assert "rank 1 " not in failure
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_a_silent_rank_that_was_last_heard_of_before_is_placed_by_the_others(las
     assert shown in find_trouble(heard, 1000, SETTINGS)
 
 
-def test_where_none_moves_the_one_behind_is_named_and_slowness_alone_is_no_trouble():
+def test_the_rank_behind_is_named_if_none_moves_and_slowness_alone_is_no_trouble():
     heard = {rank: LastSeen(word(marks=9, rank=rank), beat_at=1000, moved_at=399) for rank in range(3)}
     heard[1] = LastSeen(word(marks=8, doing="fetching batch 4", rank=1), beat_at=1000, moved_at=300)
-    verdict = find_trouble(heard, 1000, SETTINGS)
-    assert "rank 1 (host-1, process 101; last at fetching batch 4) did not reach" in verdict
+    failure = find_trouble(heard, 1000, SETTINGS)
+    assert "rank 1 (host-1, process 101; last at fetching batch 4) did not reach" in failure
     heard[0] = LastSeen(word(marks=10), beat_at=1000, moved_at=401)
     assert find_trouble(heard, 1000, SETTINGS) is None
 
@@ -69,8 +69,8 @@ def test_a_rank_that_compiles_has_its_time_and_no_more():
     compiling = replace(word(doing="compiling for training", rank=1), patience_seconds=3600)
     heard = {0: LastSeen(word(marks=9), beat_at=4000, moved_at=0), 1: LastSeen(compiling, beat_at=4000, moved_at=400)}
     assert find_trouble(heard, 4000, SETTINGS) is None
-    verdict = find_trouble(heard | {1: LastSeen(compiling, beat_at=4000, moved_at=399)}, 4000, SETTINGS)
-    assert "for 3600 s (the limit of this operation)" in verdict and "rank 1 (" in verdict
+    failure = find_trouble(heard | {1: LastSeen(compiling, beat_at=4000, moved_at=399)}, 4000, SETTINGS)
+    assert "for 3600 s (the limit of this operation)" in failure and "rank 1 (" in failure
 
 
 class CountingStore:
@@ -149,7 +149,7 @@ def test_a_stopped_rank_is_named_and_the_others_leave_with_their_stacks(tmp_path
     assert "error:" not in second[2], "one rank of a node speaks"
     for rank, (_, _, stderr) in enumerate((first, second)):
         lines = stderr.splitlines()
-        assert lines[0] == lines[-1] and "rank 2 (" in lines[-1], "the verdict comes first and is the last line"
+        assert lines[0] == lines[-1] and "rank 2 (" in lines[-1], "the failure comes first and is the last line"
         assert "File " not in stderr, "the stacks are not in the log"
         stacks = (tmp_path / f"rank-{rank}.txt").read_text()
         assert lines[0] in stacks and "step 3: counting, its stacks:" in stacks and "all_reduce" in stacks
@@ -182,7 +182,7 @@ def test_a_killed_rank_is_named_by_those_whose_collective_fails(tmp_path):
 
 
 @pytest.mark.spawn
-def test_the_verdict_names_the_step_and_stacks_that_cannot_be_written_come_before_it(tmp_path):
+def test_the_failure_names_the_step_and_stacks_that_cannot_be_written_come_before_it(tmp_path):
     folder = tmp_path / "file"
     folder.write_text("where the folder should be")
     first, second = run_ranks("one is killed in step 40", folder)
@@ -194,7 +194,7 @@ def test_the_verdict_names_the_step_and_stacks_that_cannot_be_written_come_befor
 
 
 @pytest.mark.spawn
-def test_a_rank_that_tells_its_error_is_quoted_by_the_others_and_not_called_lost(tmp_path):
+def test_a_rank_that_reports_its_error_is_quoted_by_the_others_and_not_called_lost(tmp_path):
     results = run_ranks("one has an error", tmp_path, world_size=3)
     assert [status for status, _, _ in results] == [1, 1, 1], results
     message = "this host's disk is gone. Fix: mount it again. [disk-gone]"

@@ -42,7 +42,7 @@ def test_a_function_gets_the_groups_and_the_settings():
         ("json:dumps", "optimizer-failed"),
     ],
 )
-def test_what_is_no_optimizer_is_refused(name, code):
+def test_an_object_that_is_no_optimizer_is_refused(name, code):
     with pytest.raises(UserError, match=name, check=coded(code)):
         build_optimizer(torch.nn.Linear(3, 2), OptimizerSettings(name=name))
 

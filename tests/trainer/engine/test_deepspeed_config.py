@@ -14,14 +14,14 @@ from trainer.engine.deepspeed_config import deepspeed_config, with_deepspeed_fil
 from trainer.engine.deepspeed_keys import KEYS, Owned, Passed, Refused
 
 
-def make_config(stage: int = 1, precision: str = "bf16", offload: bool = False, **training) -> RunConfig:
+def make_config(zero_stage: int = 1, precision: str = "bf16", offload: bool = False, **training) -> RunConfig:
     settings = {"max_steps": 10, "micro_batch_tokens": 2 * 128, "global_batch_tokens": 16 * 128} | training
     return RunConfig(
         output_dir="runs/one",
         data=DataSettings(shards="shards", sequence_length=128),
         training=TrainingSettings(precision=precision, **settings),
         optimizer=OptimizerSettings(learning_rate=1e-3),
-        zero=ZeroSettings(stage=stage, offload_optimizer=offload),
+        zero=ZeroSettings(stage=zero_stage, offload_optimizer=offload),
     )
 
 
@@ -53,11 +53,11 @@ def test_with_stages_the_first_one_counts():
 
 
 def test_gradients_are_accumulated_in_fp32_wherever_zero_divides():
-    for stage in (1, 2, 3):
+    for zero_stage in (1, 2, 3):
         for precision in ("fp32", "bf16", "fp16"):
-            settings = deepspeed_config(make_config(stage, precision), 2)
+            settings = deepspeed_config(make_config(zero_stage, precision), 2)
             assert settings["data_types"] == {"grad_accum_dtype": "fp32"}
-            assert settings["zero_optimization"]["stage"] == stage
+            assert settings["zero_optimization"]["stage"] == zero_stage
             enabled = [name for name in ("fp16", "bf16") if settings.get(name, {}).get("enabled")]
             assert enabled == ([] if precision == "fp32" else [precision])
 
@@ -72,19 +72,19 @@ def test_gradients_are_added_up_as_they_come_where_deepspeed_can():
 
 
 @pytest.mark.parametrize(
-    ("stage", "precision", "user", "expected"),
+    ("zero_stage", "precision", "user", "expected"),
     [
         (1, "bf16", {}, "bf16"),
         (1, "bf16", {"communication_data_type": "fp32"}, "fp32"),
         (1, "bf16", {"bf16": {"immediate_grad_update": False}}, "fp32"),
-        *((stage, "bf16", {"communication_data_type": None}, "fp32") for stage in (2, 3)),
-        *((stage, "fp16", {}, "fp32") for stage in (1, 2, 3)),
+        *((zero_stage, "bf16", {"communication_data_type": None}, "fp32") for zero_stage in (2, 3)),
+        *((zero_stage, "fp16", {}, "fp32") for zero_stage in (1, 2, 3)),
         (2, "bf16", {"communication_data_type": "bf16"}, "bf16"),
     ],
 )
-def test_deepspeed_reduces_in_fp32_and_what_is_exchanged_travels_in_bf16(stage, precision, user, expected):
-    assert deepspeed_config(make_config(stage, precision), 2, user)["communication_data_type"] == expected
-    alone = deepspeed_config(make_config(stage, precision), 1, user)
+def test_deepspeed_reduces_in_fp32_and_what_is_exchanged_travels_in_bf16(zero_stage, precision, user, expected):
+    assert deepspeed_config(make_config(zero_stage, precision), 2, user)["communication_data_type"] == expected
+    alone = deepspeed_config(make_config(zero_stage, precision), 1, user)
     assert alone.get("communication_data_type") == user.get("communication_data_type"), "there is no sum"
 
 
@@ -106,7 +106,7 @@ def test_offload_needs_no_compiler():
     assert settings["zero_force_ds_cpu_optimizer"] is False
 
 
-def test_all_contradictions_are_told_at_once_with_both_values():
+def test_all_contradictions_are_reported_at_once_with_both_values():
     user = {
         "gradient_clipping": 0.5,
         "zero_optimization": {"stage": 3},
@@ -152,7 +152,7 @@ def test_the_micro_batch_of_the_yaml_agrees_where_many_ranks_need_a_smaller_one(
         deepspeed_config(make_config(), 16, {"train_micro_batch_size_per_gpu": 3})
 
 
-def test_what_the_yaml_does_not_say_is_merged():
+def test_deepspeed_settings_that_the_yaml_lacks_are_merged():
     user = {"zero_optimization": {"overlap_comm": True}, "bfloat16": {"enabled": True}, "wall_clock_breakdown": True}
     settings = deepspeed_config(make_config(2), 2, user)
     assert settings["zero_optimization"]["overlap_comm"] is True
@@ -246,12 +246,12 @@ EXCHANGED = {path: key.exchanged for path, key in KEYS.items() if isinstance(key
 
 
 @pytest.mark.parametrize("path", EXCHANGED)
-def test_what_the_exchange_of_gradients_would_ignore_is_refused_there_alone(path):
-    def settings(value, stage=1, precision="bf16", **section):
+def test_settings_that_the_gradient_exchange_ignores_are_refused_only_with_it(path):
+    def settings(value, zero_stage=1, precision="bf16", **section):
         user: object = value
         for part in reversed(path.split(".")):
             user = {part: user}
-        return deepspeed_config(make_config(stage, precision), 2, {**user, **section})
+        return deepspeed_config(make_config(zero_stage, precision), 2, {**user, **section})
 
     other = 2.0 if path == "gradient_predivide_factor" else not EXCHANGED[path]
     with pytest.raises(UsageError, match=f" {path}={other} has no effect at ZeRO 1", check=coded("deepspeed-settings")):
@@ -259,8 +259,8 @@ def test_what_the_exchange_of_gradients_would_ignore_is_refused_there_alone(path
     for value in ("auto", None, EXCHANGED[path]):
         settings(value)
     settings(other, bf16={"immediate_grad_update": False})
-    for stage, precision in ((2, "bf16"), (3, "bf16"), (1, "fp32")):
-        settings(other, stage, precision)
+    for zero_stage, precision in ((2, "bf16"), (3, "bf16"), (1, "fp32")):
+        settings(other, zero_stage, precision)
 
 
 def test_every_key_of_deepspeeds_reduction_is_read_by_the_exchange_or_in_the_list_of_keys():

@@ -15,7 +15,7 @@ from tests.support.toy_processes import OPTIMIZERS, run_jobs, trained
 from tests.support.toy_reference import train_plainly
 from tests.support.toy_training import ToyModel, make_config
 from trainer.checkpoint.format import CheckpointFolder, step_folder
-from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.tensors import read_weights
 from trainer.distributed import gradient_exchange
 from trainer.distributed.gradient_exchange import Route
 from trainer.distributed.process_group import Ranks
@@ -67,22 +67,22 @@ def test_deepspeed_starts_without_the_compiler_and_the_model_can_be_compiled_aft
 @pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_two_ranks_of_two_micro_batches_train_as_plain_pytorch(stage, optimizer):
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_two_ranks_of_two_micro_batches_train_as_plain_pytorch(zero_stage, optimizer):
     """The norms are those of the raw gradient, and clipping by them is active."""
-    folder, reports = trained(stage)
+    folder, reports = trained(zero_stage)
     name = f"{optimizer}-plain"
     check_against_plain_pytorch(folder / name, reports[name], 2, optimizer)
 
 
 @pytest.mark.long
 @pytest.mark.spawn
-@pytest.mark.parametrize("stage", [pytest.param(0, marks=SLOW), 1, pytest.param(2, marks=SLOW), 3])
-def test_one_rank_of_four_micro_batches_trains_as_plain_pytorch(stage, tmp_path):
+@pytest.mark.parametrize("zero_stage", [pytest.param(0, marks=SLOW), 1, pytest.param(2, marks=SLOW), 3])
+def test_one_rank_of_four_micro_batches_trains_as_plain_pytorch(zero_stage, tmp_path):
     """In fp32 to 1e-6 of the largest value; with a forward in bf16 losses, norms and updates to `BF16_BOUND`."""
-    precisions = ("fp32", "bf16") if stage else ("fp32",)
+    precisions = ("fp32", "bf16") if zero_stage else ("fp32",)
     jobs = [
-        {"stage": stage, "optimizer": optimizer, "precision": precision, "accumulation": 4, "steps": 3}
+        {"stage": zero_stage, "optimizer": optimizer, "precision": precision, "accumulation": 4, "steps": 3}
         | {"dropout": False, "output_dir": str(tmp_path / f"{optimizer}-{precision}")}
         for optimizer in ("adamw", "stable_adamw", "muon")
         for precision in precisions
@@ -105,10 +105,10 @@ def test_one_rank_of_four_micro_batches_trains_as_plain_pytorch(stage, tmp_path)
 
 @pytest.mark.spawn
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_step_with_nan_changes_nothing(stage, optimizer):
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_step_with_nan_changes_nothing(zero_stage, optimizer):
     """The job itself checks that the step counts as skipped; here, that nothing of it reached the checkpoint."""
-    folder, _ = trained(stage)
+    folder, _ = trained(zero_stage)
     checkpoint = folder / f"{optimizer}-plain" / "checkpoints" / "step-00000002"
     assert CheckpointFolder(checkpoint).read_state().optimizer_steps == 2
     assert all(torch.isfinite(weight).all() for weight in read_weights(checkpoint).values())
@@ -117,9 +117,9 @@ def test_a_step_with_nan_changes_nothing(stage, optimizer):
 @pytest.mark.spawn
 @SLOW
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("stage", "precision"), [(1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (3, "bf16")])
-def test_offload_trains_as_without(stage, precision, optimizer, tmp_path):
-    common = {"stage": stage, "precision": precision, "accumulation": 2, "steps": 3, "dropout": False}
+@pytest.mark.parametrize(("zero_stage", "precision"), [(1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (3, "bf16")])
+def test_offload_trains_as_without(zero_stage, precision, optimizer, tmp_path):
+    common = {"stage": zero_stage, "precision": precision, "accumulation": 2, "steps": 3, "dropout": False}
     common["optimizer"] = optimizer
     plain, offloaded = run_jobs(
         tmp_path,
@@ -190,7 +190,7 @@ def test_deepspeed_reduces_where_nothing_can_leave_early(world_size, immediate_g
 
 
 class ScaledDeepSpeed:
-    """What `Engine.prepare` asks of DeepSpeed's engine at stage 1 in fp16; a step changes the loss scale."""
+    """What `Engine.warmup_step` asks of DeepSpeed's engine at stage 1 in fp16; a step changes the loss scale."""
 
     def __init__(self) -> None:
         self.module = torch.nn.Module()
@@ -230,10 +230,10 @@ def scaled_engine(precision: str = "fp16") -> tuple[Engine, ScaledDeepSpeed]:
     return Engine(deepspeed, config, Ranks(0, 1, 0, torch.device("cpu")), {}), deepspeed
 
 
-def test_the_rehearsal_step_has_no_gradient_and_no_learning_rate_and_leaves_the_loss_scale_as_it_was():
+def test_the_warmup_step_has_no_gradient_and_no_learning_rate_and_leaves_the_loss_scale_as_it_was():
     engine, deepspeed = scaled_engine()
     engine.eval()
-    engine.prepare(lambda: torch.tensor(7.0))
+    engine.warmup_step(lambda: torch.tensor(7.0))
     assert deepspeed.calls == ["eval", "train", True, (0.0, False, {0.0}), "step"]
     assert vars(deepspeed.optimizer.loss_scaler) == {
         "cur_scale": 65536.0,
@@ -242,7 +242,7 @@ def test_the_rehearsal_step_has_no_gradient_and_no_learning_rate_and_leaves_the_
         "dynamic": True,
     }
     with pytest.raises(AssertionError, match="prepared already"):
-        engine.prepare(lambda: torch.tensor(7.0))
+        engine.warmup_step(lambda: torch.tensor(7.0))
 
 
 def test_the_loss_scale_is_saved_and_set_in_fp16_alone():
@@ -267,7 +267,7 @@ def test_a_loss_scale_can_fall_in_fp16_while_it_is_dynamic_and_above_its_minimum
     assert not scaled_engine("bf16")[0].loss_scale_can_fall
 
 
-def test_a_fresh_run_begins_with_the_exact_weights_and_without_moments_or_updates(monkeypatch):
+def test_a_fresh_run_starts_with_the_exact_weights_and_without_moments_or_updates(monkeypatch):
     """In bf16 DeepSpeed's own fp32 weights are rounded ones."""
     engine, deepspeed = scaled_engine("bf16")
     count = torch.tensor(1.0)
@@ -278,7 +278,7 @@ def test_a_fresh_run_begins_with_the_exact_weights_and_without_moments_or_update
     states = {weight: moments | {"step": count}}
     fragment = Fragment("a", 4, 10, owned_start=4, owned_stop=10, held_in=weight, offset=0, padding=2, states=states)
     monkeypatch.setattr(engine, "fragments", lambda: [fragment])
-    engine.prepare(lambda: torch.tensor(7.0))
+    engine.warmup_step(lambda: torch.tensor(7.0))
     assert torch.equal(weight[:6], torch.arange(4.0, 10.0) + 0.001) and not weight[6:].any()
     assert not any(moment.any() for moment in moments.values())
     assert count == 0

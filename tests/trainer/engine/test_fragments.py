@@ -91,17 +91,17 @@ def partitioned(rank: int, world_size: int) -> tuple[nn.Module, Any]:
 MAKERS = {0: replicated, 1: flattened, 2: flattened, 3: partitioned}
 
 
-def fragments_of_ranks(stage: int, world_size: int) -> Iterator[Fragment]:
+def fragments_of_ranks(zero_stage: int, world_size: int) -> Iterator[Fragment]:
     for rank in range(world_size):
-        module, optimizer = MAKERS[stage](rank, world_size)
-        yield from fragments(module, optimizer, stage, rank, world_size)
+        module, optimizer = MAKERS[zero_stage](rank, world_size)
+        yield from fragments(module, optimizer, zero_stage, rank, world_size)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-@pytest.mark.parametrize("stage", MAKERS)
-def test_what_the_ranks_own_is_every_element_once_in_its_place(stage: int, world_size: int) -> None:
+@pytest.mark.parametrize("zero_stage", MAKERS)
+def test_the_ranks_own_every_element_once_at_its_position(zero_stage: int, world_size: int) -> None:
     found = {(kind, name): [torch.nan] * torch.Size(shape).numel() for name, shape in SHAPES.items() for kind in KINDS}
-    for fragment in fragments_of_ranks(stage, world_size):
+    for fragment in fragments_of_ranks(zero_stage, world_size):
         assert fragment.kinds == KINDS
         assert fragment.start <= fragment.owned_start <= fragment.owned_stop <= fragment.stop
         for kind in KINDS:
@@ -115,9 +115,9 @@ def test_what_the_ranks_own_is_every_element_once_in_its_place(stage: int, world
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("stage", MAKERS)
-def test_what_is_written_is_held_and_padding_becomes_0(stage: int, world_size: int) -> None:
-    for fragment in fragments_of_ranks(stage, world_size):
+@pytest.mark.parametrize("zero_stage", MAKERS)
+def test_written_elements_are_read_back_and_padding_becomes_0(zero_stage: int, world_size: int) -> None:
+    for fragment in fragments_of_ranks(zero_stage, world_size):
         numel = fragment.stop - fragment.start
         values = -torch.arange(1.0, numel + 1)
         half = numel // 2
@@ -148,13 +148,13 @@ def test_the_shapes_are_whole_and_of_trainable_parameters() -> None:
     assert parameter_shapes(module)["weight"] == (50, 3)
 
 
-@pytest.mark.parametrize("stage", MAKERS)
-def test_the_number_of_updates_is_set_in_all_parts(stage: int) -> None:
-    _, optimizer = MAKERS[stage](0, 1)
-    base = optimizer if stage == 0 else optimizer.optimizer
-    assert base_optimizer(optimizer, stage) is base
+@pytest.mark.parametrize("zero_stage", MAKERS)
+def test_the_number_of_updates_is_set_in_all_parts(zero_stage: int) -> None:
+    _, optimizer = MAKERS[zero_stage](0, 1)
+    base = optimizer if zero_stage == 0 else optimizer.optimizer
+    assert base_optimizer(optimizer, zero_stage) is base
     base.state[torch.zeros(1)] = {"momentum": torch.zeros(1)}
-    set_optimizer_steps(optimizer, stage, 17)
+    set_optimizer_steps(optimizer, zero_stage, 17)
     assert {int(state["step"]) for state in base.state.values() if "step" in state} == {17}
 
 
@@ -175,9 +175,9 @@ def test_the_weights_of_the_forward_are_refreshed_as_each_stage_does_after_an_up
         2: ["update"],
         3: ["partition", ("group", 0), ("group", 1), ("group", 2), ("gather", 2)],
     }
-    for stage, calls_of_stage in expected.items():
+    for zero_stage, calls_of_stage in expected.items():
         calls.clear()
-        refresh_model_weights(optimizer, stage)
+        refresh_model_weights(optimizer, zero_stage)
         assert calls == calls_of_stage
     optimizer.persistent_parameters = []
     refresh_model_weights(optimizer, 3)

@@ -121,16 +121,16 @@ def equal_part(tensors: dict[str, torch.Tensor], ranks: Ranks) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("stage", [1, 3])
-def test_several_ranks_update_matrices_bit_by_bit_as_one(stage, world_size, monkeypatch):
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_several_ranks_update_matrices_bit_by_bit_as_one(zero_stage, world_size, monkeypatch):
     group = ThreadedRanks(world_size, (muon,), monkeypatch)
 
     def train(ranks: Ranks) -> dict[str, tuple[int, torch.Tensor]]:
-        cut = equal_part if stage == 3 else flat_part
+        cut = equal_part if zero_stage == 3 else flat_part
         flat = torch.nn.Parameter(cut({name: tensors_of(0)[name] for name in STACKED}, ranks))
         optimizer = muon_of([flat], [torch.nn.Parameter(torch.ones(1))])
         shapes = {name: SHAPES[name] for name in STACKED}
-        if stage == 3:
+        if zero_stage == 3:
             held = equal_fragments(flat, optimizer.state, ranks)
         else:
             held = flat_fragments(shapes, flat, optimizer.state, ranks)

@@ -82,7 +82,7 @@ def test_muon_has_the_matrices_inside_the_blocks_and_adamw_the_rest():
 def test_a_stage_changes_the_decay_of_matrices_alone() -> None:
     model = torch.nn.Linear(3, 2)
     engine = object.__new__(Engine)
-    engine.stage, engine._engine = 0, SimpleNamespace(optimizer=build_optimizer(model, OptimizerSettings()))
+    engine.zero_stage, engine._engine = 0, SimpleNamespace(optimizer=build_optimizer(model, OptimizerSettings()))
     for weight_decay in (0.5, 0.0, 0.25):
         engine.set_weight_decay(weight_decay)
         decays = [group["weight_decay"] for group in engine._engine.optimizer.param_groups]

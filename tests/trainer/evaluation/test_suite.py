@@ -93,7 +93,7 @@ def test_a_missing_file_names_task_path_and_source(tmp_path: Path) -> None:
         prepare_suite(suite, "anything")
 
 
-def test_chosen_tasks_bring_what_they_start_from() -> None:
+def test_chosen_tasks_include_those_they_start_from() -> None:
     suite = load_suite("glue")
     assert list(suite.selected(["stsb", "cola"]).tasks) == ["mnli", "cola", "stsb"]
     with pytest.raises(UsageError, match="wnli", check=coded("unknown-task")):
@@ -135,7 +135,7 @@ def test_a_task_is_checked_before_a_model_is_opened(
         prepare_suite(own_suite(tmp_path, **task), "models:/none@none")
 
 
-def test_a_misspelt_metric_is_refused_before_a_model_is_opened(tmp_path: Path) -> None:
+def test_a_misspelled_metric_is_refused_before_a_model_is_opened(tmp_path: Path) -> None:
     table = tmp_path / "table.tsv"
     table.write_text("text\tlabel\ncat\t0\n")
     task: dict[str, Any] = {
@@ -238,7 +238,7 @@ def test_a_kill_leaves_no_half_result(
     assert [seed for _, seed, _ in own_task.CALLS] == [2]
 
 
-def test_what_a_killed_process_left_is_removed(own_task: Any, tiny_hugging_face: Path, tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed(own_task: Any, tiny_hugging_face: Path, tmp_path: Path) -> None:
     """A process that is killed inside a task cannot remove the directory in which the task fits a model."""
     unfinished = tmp_path / "results" / "models" / ".unfinished"
     evaluated(own_suite(tmp_path), tiny_hugging_face, tmp_path / "results")

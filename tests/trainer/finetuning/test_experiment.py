@@ -42,7 +42,7 @@ def prepare_tagging(encoder: Path, path: Path, variants: tuple[str, ...] = ("ful
     return prepare(lambda: encoder, task, Files(path), columns, variants, num_seeds=1, settings=settings, **more)
 
 
-def test_rates_asked_for_are_taken_once_each_in_their_order(tiny_hugging_face: Path, tmp_path: Path) -> None:
+def test_rates_requested_are_taken_once_each_in_their_order(tiny_hugging_face: Path, tmp_path: Path) -> None:
     path = tmp_path / "tags.tsv"
     path.write_text("words\ttags\n" + "the cat\tO X\n" * 40)
     found = prepare_tagging(tiny_hugging_face, path, learning_rates=(3e-4, 1e-4, 3e-4))

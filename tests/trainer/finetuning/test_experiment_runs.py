@@ -23,7 +23,7 @@ def fit(runs: ExperimentRuns, seed: int) -> None:
 
 
 @pytest.mark.long
-def test_a_server_that_is_away_holds_up_no_fit_and_is_told_once(
+def test_a_server_that_is_away_holds_up_no_fit_and_is_reported_once(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(delivery: Delivery) -> None:
@@ -57,7 +57,7 @@ def test_a_fit_that_is_broken_off_ends_with_its_experiment(database: str, tmp_pa
     assert ended == {"fitted": "KILLED", "full-seed0-rate0.001": "FINISHED", "full-seed1-rate0.001": "KILLED"}
 
 
-def test_a_fit_that_diverged_has_failed_and_the_next_goes_on(database: str, tmp_path: Path) -> None:
+def test_a_fit_that_diverged_has_failed_and_the_next_continues(database: str, tmp_path: Path) -> None:
     runs = ExperimentRuns(TrackingSettings(uri=database), tmp_path / "fitted")
     runs.child("full", 1, 1e-3).fail()
     fit(runs, 0)

@@ -70,7 +70,7 @@ def test_a_fit_learns_and_the_same_seed_gives_the_same(setting: Experiment) -> N
 
 
 @pytest.mark.long
-def test_the_first_seed_tries_every_rate_and_the_best_goes_on(setting: Experiment) -> None:
+def test_the_first_seed_tries_every_rate_and_the_best_continues(setting: Experiment) -> None:
     result = run_variant(setting, "scratch", silent, lambda model, one: None)
     assert set(result.tried) == {1e-2, 1e-5} and result.learning_rate == max(result.tried, key=result.tried.__getitem__)
     assert {one.learning_rate for one in result.fits} == {result.learning_rate} and len(result.fits) == 2
@@ -111,7 +111,7 @@ def test_a_pooler_that_is_a_part_of_the_encoder_is_not_fitted_alone() -> None:
     freeze_encoder(transformers.AlbertForTokenClassification(config))
 
 
-def test_an_encoder_that_lacks_weights_is_not_fitted_as_pretrained(setting: Experiment, tmp_path: Path) -> None:
+def test_an_encoder_with_missing_weights_is_not_fitted_as_pretrained(setting: Experiment, tmp_path: Path) -> None:
     folder = tmp_path / "torn"
     shutil.copytree(setting.encoder, folder)
     weights = load_file(folder / "model.safetensors")
@@ -163,7 +163,7 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_fit(setting: Experiment, d
 
 
 @pytest.mark.long
-def test_of_epochs_alike_by_the_metric_the_one_of_lower_loss_is_kept_and_patience_is_the_metrics(
+def test_the_loss_breaks_ties_between_epochs_and_patience_follows_the_metric(
     setting: Experiment, data: TaskData
 ) -> None:
     scores = iter([(0.9, 0.5), (0.9, 0.4), (0.9, 0.6), (0.9, 0.3)])
@@ -183,9 +183,7 @@ def fit_of(rate: float, loss: float, seed: int = 0) -> Fit:
     return Fit("full", seed, rate, (), 1, 1.0, {"loss": loss, "accuracy": 0.9}, {}, [])
 
 
-def test_of_rates_and_seeds_alike_by_the_metric_the_one_of_lower_loss_is_best(
-    setting: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_breaks_ties_between_rates_and_seeds(setting: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = {1e-2: 0.5, 1e-3: 0.3, 1e-4: 0.4}
 
     def fit_once(setting: Experiment, variant: str, seed: int, rate: float, *more: object) -> Fit:
@@ -202,7 +200,7 @@ def test_of_rates_and_seeds_alike_by_the_metric_the_one_of_lower_loss_is_best(
     assert best.fit is not None and best.fit.valid_scores["loss"] == 0.3
 
 
-def test_a_rate_that_diverges_is_left_out_and_told(setting: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_that_diverges_is_left_out_and_reported(setting: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     def fit_once(setting: Experiment, variant: str, seed: int, rate: float, *more: object) -> Fit:
         if rate == 0.5:
             raise Diverged("the fit diverged")
@@ -217,7 +215,7 @@ def test_a_rate_that_diverges_is_left_out_and_told(setting: Experiment, monkeypa
         run_variant(replace(setting, learning_rates={"full": (0.5,)}), "full", silent, lambda model, one: None)
 
 
-def test_a_later_seed_that_diverges_is_told_and_left_out(
+def test_a_later_seed_that_diverges_is_reported_and_left_out(
     setting: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fit_once(setting: Experiment, variant: str, seed: int, rate: float, *more: object) -> Fit:

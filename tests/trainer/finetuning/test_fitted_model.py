@@ -64,7 +64,7 @@ def save(name: str, model_folder: Path, preprocessor: Preprocessor, output: Path
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_what_is_loaded_predicts_as_what_was_saved(
+def test_a_loaded_model_predicts_as_the_saved_one(
     tiny_hugging_face: Path, preprocessor: Preprocessor, tmp_path: Path, name: str
 ) -> None:
     fitted = save(name, tiny_hugging_face, preprocessor, tmp_path / "model")

@@ -73,7 +73,7 @@ def test_parquet_with_other_bytes_than_were_written_is_refused(tmp_path: Path) -
 @pytest.mark.parametrize(
     "noted", ["", "[" * 100_000, '{"index_columns": 5}', '{"columns": [], "index_columns": ["x"]}']
 )
-def test_what_pandas_has_noted_in_parquet_changes_nothing(tmp_path: Path, noted: str) -> None:
+def test_pandas_metadata_in_parquet_changes_nothing(tmp_path: Path, noted: str) -> None:
     table = pyarrow.table({**ROWS, "__index_level_0__": [2, 0, 1]}, metadata={"pandas": noted})
     pyarrow.parquet.write_table(table, tmp_path / "table.parquet")
     found = read_table(tmp_path / "table.parquet")
@@ -102,7 +102,7 @@ def test_na_is_a_word_and_not_a_missing_cell(tmp_path: Path) -> None:
         ("more.tsv", "text\tlabel\na cat\t1\t\na dog\t0\t\n", "rows have more cells than the first line has names"),
     ],
 )
-def test_a_file_that_is_no_table_is_told(tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_a_file_that_is_no_table_is_reported(tmp_path: Path, name: str, content: str, message: str) -> None:
     path = tmp_path / name
     path.write_text(content)
     with pytest.raises(UserError, match=message):
@@ -118,7 +118,7 @@ def test_wrong_names_are_answered_with_those_that_are_there(tmp_path: Path) -> N
         column(pandas.DataFrame(ROWS), "sentence", Path("t.csv"), "--text-column")
 
 
-def test_a_file_in_another_encoding_is_told_with_line_and_remedy(tmp_path: Path) -> None:
+def test_a_file_in_another_encoding_is_reported_with_line_and_remedy(tmp_path: Path) -> None:
     path = tmp_path / "latin.csv"
     path.write_bytes("text,label\nsummer,1\nété,0\n".encode("latin-1"))
     with pytest.raises(UserError, match="line 3, .*0xe9.*iconv -f latin1 .*latin.csv", check=coded("table-not-utf8")):
@@ -128,7 +128,7 @@ def test_a_file_in_another_encoding_is_told_with_line_and_remedy(tmp_path: Path)
         read_table(path)
 
 
-def test_of_two_columns_with_one_name_none_is_chosen_in_silence(tmp_path: Path) -> None:
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "twice.csv"
     path.write_text("text,label,label\na,0,1\n")
     table = read_table(path)
@@ -137,7 +137,7 @@ def test_of_two_columns_with_one_name_none_is_chosen_in_silence(tmp_path: Path) 
         column(table, "label", path, "--label-column")
 
 
-def test_of_two_columns_of_parquet_with_one_name_none_is_chosen(tmp_path: Path) -> None:
+def test_two_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     pyarrow.parquet.write_table(pyarrow.table([["a"], ["b"], ["1"]], names=["text", "text", "label"]), path)
     table = read_table(path)
@@ -146,14 +146,14 @@ def test_of_two_columns_of_parquet_with_one_name_none_is_chosen(tmp_path: Path) 
         column(table, "text", path, "--text-column")
 
 
-def test_a_file_with_other_separators_is_told_by_its_one_column(tmp_path: Path) -> None:
+def test_a_file_with_other_separators_is_reported_by_its_one_column(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("text;label\na;0\n")
     with pytest.raises(UsageError, match="text;label .* semicolons", check=coded("unknown-column")):
         column(read_table(path), "text", path, "--text-column")
 
 
-def test_what_parquet_cannot_hold_is_told(tmp_path: Path) -> None:
+def test_values_that_parquet_cannot_store_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, check=coded("table-not-writable")):
         write_table(pandas.DataFrame({"mixed": ["a", 1]}, dtype=object), tmp_path / "table.parquet")
 
@@ -173,7 +173,7 @@ def test_a_table_that_cannot_be_written_whole_leaves_the_old_one(tmp_path: Path,
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_that_cannot_be_read_as_a_table_is_told_before_any_work(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_as_a_table_is_reported_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "some.csv").touch()
     check_readable(tmp_path / "some.csv")
     with pytest.raises(UserError, match="none.csv", check=coded("missing-path")):

@@ -74,6 +74,6 @@ def test_answers_are_compared_without_articles_case_and_punctuation() -> None:
     assert answer_f1("cat", "") == 0.0
 
 
-def test_of_several_right_answers_the_best_counts() -> None:
+def test_the_best_of_several_right_answers_counts() -> None:
     scores = answer_scores([["Denver Broncos", "the Broncos"], ["big cat", "cat sat"]], ["Broncos", "cat"])
     assert scores == {"f1": pytest.approx((1 + 2 / 3) / 2), "exact_match": 0.5}

@@ -32,7 +32,7 @@ COLUMNS = Columns("text", None, "label")
 
 
 @pytest.mark.parametrize(("cell", "is_named"), [('"a dog', True), ("a dog", False)])
-def test_empty_cells_name_no_quoting_where_cells_begin_with_a_quotation_mark(
+def test_empty_cells_name_no_quoting_where_cells_start_with_a_quotation_mark(
     cell: str, is_named: bool, tmp_path: Path
 ) -> None:
     path = write(tmp_path, "text\tlabel", f"{cell}\t1", 'a cat"', "end\t0", name="train.tsv")
@@ -138,7 +138,7 @@ def test_a_cell_that_is_no_label_is_refused_by_its_row(tmp_path: Path, task: str
 
 
 @pytest.mark.parametrize(("cell", "message"), [(["a", float("nan")], "NaN"), (5, "a list of words")])
-def test_a_word_that_is_none_is_refused(cell: object, message: str) -> None:
+def test_a_cell_that_is_no_list_of_words_is_refused(cell: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_task("token_classification").parse_text(cell)
 
@@ -195,7 +195,7 @@ def test_examples_have_a_digest_of_their_file_or_of_what_they_were_split_from(tm
     assert split.examples_sha256("test", 0) == Files(train).examples_sha256("test", 0)
 
 
-def test_labels_that_training_lacks_are_named(tmp_path: Path) -> None:
+def test_labels_that_training_does_not_have_are_named(tmp_path: Path) -> None:
     files = Files(write(tmp_path, *many("0", "1")), valid=write(tmp_path, *many("0", "2"), name="valid.csv"))
     with pytest.raises(UserError, match="valid.csv .*: 2;", check=coded("unknown-label")):
         read_task("classification", files, COLUMNS, 0)

@@ -116,7 +116,7 @@ def test_only_checkpoints_that_were_submitted_and_are_still_there_are_missed(tmp
     assert registrar.close() and answers == []
 
 
-def test_a_new_course_registers_the_later_steps_anew(tmp_path: Path, answers: Answers) -> None:
+def test_a_branch_registers_the_later_steps_again(tmp_path: Path, answers: Answers) -> None:
     config, said = registering(tmp_path, when="kept", alias="latest-run"), Warnings()
     old = Registrar(config, pytest.fail, said)
     submit(old, tmp_path, 10, 20)
@@ -201,7 +201,7 @@ def test_a_registration_that_hangs_is_ended_by_a_stop_and_left_to_the_next_start
     assert len(told) == 1 and "next start" in told[0]
 
 
-def test_a_process_that_ended_without_a_word_is_told_by_its_signal(
+def test_a_process_that_ended_without_a_word_is_reported_by_its_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for status, said in ((-15, "killed by SIGTERM"), (3, "exited with status 3")):
@@ -221,7 +221,7 @@ def test_a_process_that_ended_without_a_word_is_told_by_its_signal(
         (subprocess.CompletedProcess([], 0, "no answer of ours\n", ""), "JSONDecodeError"),
     ],
 )
-def test_whatever_befalls_one_checkpoint_is_told_and_the_next_is_registered(
+def test_a_failure_with_one_checkpoint_is_reported_and_the_next_is_registered(
     befell: Any, said: str, tmp_path: Path, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(registrar: Registrar, request: RegistrationRequest) -> subprocess.CompletedProcess[str]:
@@ -255,7 +255,7 @@ time.sleep(600)
 
 
 @pytest.mark.long
-def test_what_registers_ends_with_the_training_even_by_sigkill() -> None:
+def test_the_registering_process_ends_with_the_run_even_by_sigkill() -> None:
     """It waits for its request, which the test could still give."""
     command = [sys.executable, "-c", TRAINING]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -269,7 +269,7 @@ def test_what_registers_ends_with_the_training_even_by_sigkill() -> None:
 
 
 @pytest.mark.long
-def test_what_registers_does_nothing_where_the_training_is_gone_already(tmp_path: Path, forking_python: str) -> None:
+def test_the_registering_process_does_nothing_once_the_run_has_ended(tmp_path: Path, forking_python: str) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     request = json.dumps({"checkpoint": str(tmp_path), "name": "birds"})
@@ -280,7 +280,7 @@ def test_what_registers_does_nothing_where_the_training_is_gone_already(tmp_path
 
 @pytest.mark.long
 @pytest.mark.usefixtures("forking_python")
-def test_a_failure_is_told_and_the_next_start_registers(
+def test_a_failure_is_reported_and_the_next_start_registers(
     run_folder: Path, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = fork_server.beside(registrar_module.command_line(), tmp_path)

@@ -20,7 +20,7 @@ from tests.support.settings import validated
 from tests.support.toy_run import CONFIG, tiny_config
 from trainer.checkpoint.format import MARKER_NAME, step_folder
 from trainer.checkpoint.late_scores import LateScores, read_late_scores, write_late_scores
-from trainer.checkpoint.writer import _retire
+from trainer.checkpoint.writer import _remove_superfluous_here
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import CheckpointSettings
 from trainer.follow import suites_in_training as module
@@ -156,7 +156,7 @@ def test_a_pending_checkpoint_is_kept_and_the_best_by_the_suite_too(tmp_path: Pa
         (folder / MARKER_NAME).touch()
         if state is not None:
             write_late_scores(folder, LateScores.model_validate({"state": state, "suite": "own"}))
-    _retire(tmp_path, settings, 4, set(), pytest.fail)
+    _remove_superfluous_here(tmp_path, settings, 4, set(), pytest.fail)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000001", "step-00000004"]
 
 

@@ -143,7 +143,7 @@ def test_the_model_card_knows_a_foreign_tokenizer_and_its_mask(kind, small_corpu
     assert "SentencePiece" not in card and "tokenizer: that of another checkpoint" in card
 
 
-def test_what_is_said_of_a_source_stays_in_its_cell(tokenizer_folder):
+def test_the_description_of_a_source_stays_in_its_cell(tokenizer_folder):
     counts = {"dropped": {}, "documents": 1, "sentences": 1, "tokens": 2, "words": 2, "text_bytes": 9}
     hostile = SourceRecord(
         name="news [2020](http://evil) <script>|", url="https://a.b/c_(d)|e>", license="a|b", **counts
@@ -209,7 +209,7 @@ def test_the_gate_refuses_a_window_of_another_width(tokenizer_folder, tmp_path, 
         ("next_sentence", {**MODERNBERT_OPTIONS, "type_vocab_size": 2}, "model.type_vocab_size=2"),
     ],
 )
-def test_what_transformers_cannot_compute_is_not_exported_and_told_why(
+def test_a_model_that_transformers_cannot_compute_is_refused_with_the_reason(
     tokenizer_folder, tmp_path, pairs, options, said
 ):
     config = make_config(pairs, {"family": "custom", **options})
@@ -226,13 +226,13 @@ def test_sentence_transformer_files_ask_for_mean_pooling(exported):
     assert pooling["pooling_mode_mean_tokens"] and pooling["word_embedding_dimension"] == 32
 
 
-def test_the_model_card_tells_sources_tokens_and_scores(exported):
+def test_the_model_card_reports_sources_tokens_and_scores(exported):
     card = (exported / "README.md").read_text()
     for told in ("| tales | CC-BY-4.0 | en | not stated | 2 | 40 |", "10 of 20", "640", "5.2500", '- "en"'):
         assert told in card
 
 
-def test_provenance_tells_what_was_checked(exported):
+def test_provenance_reports_what_was_checked(exported):
     provenance = json.loads((exported / "provenance.json").read_text())
     assert provenance["checkpoint"] == "step-00000010"
     assert provenance["parity"]["num_texts"] > 40 and provenance["parity"]["num_sequences"] > 10

@@ -14,9 +14,9 @@ from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from tests.support.preparations import trained
 from tests.support.toy_run import CONFIG, make_weights
+from trainer.checkpoint.average import average_coefficients
 from trainer.checkpoint.format import step_folder
-from trainer.checkpoint.merging import merge_coefficients
-from trainer.hf_export.export import export_checkpoint, export_merged
+from trainer.hf_export.export import export_average, export_checkpoint
 from trainer.hf_export.export_source import read_source
 from trainer.tracking.status import write_status
 
@@ -37,7 +37,7 @@ def test_a_runs_folder_gives_its_newest_checkpoint(run_folder):
     assert read_source(run_folder).facts.checkpoint == "step-00000020"
 
 
-def test_scores_are_told_for_the_step_they_were_measured_at(run_folder):
+def test_scores_are_reported_for_the_step_they_were_measured_at(run_folder):
     metrics = {"train/mlm_loss": 1.0, "valid/mlm_loss": 2.0, "valid/mlm_perplexity": None}
     write_status(run_folder, "finished", {"step": 20, "metrics": metrics})
     assert read_source(step_folder(run_folder, 20)).facts.scores == {"valid/mlm_loss": 2.0}
@@ -69,7 +69,7 @@ def run_export(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.long
-def test_the_command_tells_what_it_checked_and_needs_no_deepspeed(run_folder, tmp_path):
+def test_the_command_reports_what_it_checked_and_needs_no_deepspeed(run_folder, tmp_path):
     done = run_export("--checkpoint", run_folder, "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "texts tokenized alike" in done.stdout and "largest difference" in done.stdout
@@ -78,22 +78,22 @@ def test_the_command_tells_what_it_checked_and_needs_no_deepspeed(run_folder, tm
 
 
 @pytest.mark.parametrize("weights", ["uniform", "one_minus_sqrt"])
-def test_merged_checkpoints_pass_the_parity_gate_and_are_named(run_folder, tmp_path, weights):
-    report = export_merged(run_folder, 2, weights, tmp_path / "merged")
+def test_averaged_checkpoints_pass_the_parity_gate_and_are_named(run_folder, tmp_path, weights):
+    report = export_average(run_folder, 2, weights, tmp_path / "mean")
     assert report.parity.num_logits > 0
-    older, newer = merge_coefficients(2, weights)
-    found = load_file(tmp_path / "merged" / "model.safetensors")
+    older, newer = average_coefficients(2, weights)
+    found = load_file(tmp_path / "mean" / "model.safetensors")
     name = next(name for name in found if name.endswith("word_embeddings.weight"))
     single = load_file(export_checkpoint(run_folder, tmp_path / "single").output / "model.safetensors")
     assert torch.allclose(found[name], single[name] * (2 * older + newer), rtol=1e-6)
-    origin = json.loads((tmp_path / "merged" / "provenance.json").read_text())
+    origin = json.loads((tmp_path / "mean" / "provenance.json").read_text())
     assert origin["merged"] == {"step-00000010": older, "step-00000020": newer}
-    assert "mean of checkpoints: step-00000010" in (tmp_path / "merged" / "README.md").read_text()
+    assert "mean of checkpoints: step-00000010" in (tmp_path / "mean" / "README.md").read_text()
 
 
-def test_more_checkpoints_than_there_are_cannot_be_merged(run_folder, tmp_path):
+def test_more_checkpoints_than_there_are_cannot_be_averaged(run_folder, tmp_path):
     with pytest.raises(UserError, match="--last 3", check=coded("too-few-checkpoints")):
-        export_merged(run_folder, 3, "uniform", tmp_path / "merged")
+        export_average(run_folder, 3, "uniform", tmp_path / "mean")
     with pytest.raises(UserError, match="Fix: give the output_dir of a run", check=coded("too-few-checkpoints")):
-        export_merged(run_folder / "checkpoints", 2, "uniform", tmp_path / "merged")
-    assert not (tmp_path / "merged").exists()
+        export_average(run_folder / "checkpoints", 2, "uniform", tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()

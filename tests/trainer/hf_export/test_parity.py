@@ -32,5 +32,5 @@ def test_padded_rows_mask_their_padding():
     assert inputs["token_type_ids"].sum().item() == 2
 
 
-def test_a_pairs_second_segment_begins_after_the_first_separator():
+def test_a_pairs_second_segment_starts_after_the_first_separator():
     assert encode_pair([5, 6], [7]) == EncodedSequence([2, 5, 6, 3, 7, 3], [0, 0, 0, 0, 1, 1])

@@ -170,7 +170,7 @@ def test_a_long_text_is_read_around_its_masks(model: FillMask) -> None:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_of_the_names_of_special_tokens_in_a_text_the_mask_alone_is_meant(kind: str, tmp_path: Path) -> None:
+def test_only_the_mask_token_is_read_as_special_in_a_text(kind: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(WRITERS[kind](tmp_path, ["the river and a village where masks are sold"] * 9))
     reader = mask_reader(tokenizer)
     for text in ("the [MASK] river", " a river [MASK]. [MASK]", "the river"):

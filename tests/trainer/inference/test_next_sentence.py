@@ -41,7 +41,7 @@ def test_a_model_without_the_head_is_refused_with_the_remedy(tiny_hugging_face: 
         NextSentence.load(folder)
 
 
-def test_a_family_that_has_no_such_head_is_told_by_its_name(tmp_path: Path) -> None:
+def test_a_family_without_the_head_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "modernbert"}')
     with pytest.raises(UserError, match="modernbert", check=coded("no-pair-head")):
         NextSentence.load(tmp_path)

@@ -28,7 +28,7 @@ def tokenizer_of(length: Any) -> Any:
     return SimpleNamespace(name_or_path="m", model_max_length=length)
 
 
-def test_the_positions_of_robertas_kin_begin_behind_the_padding() -> None:
+def test_the_positions_of_robertas_kin_start_behind_the_padding() -> None:
     sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
     config = transformers.RobertaConfig(**sizes, num_attention_heads=2, max_position_embeddings=66)
     longest = max_length(config, tokenizer_of(10**30))
@@ -40,7 +40,7 @@ def test_the_positions_of_robertas_kin_begin_behind_the_padding() -> None:
 
 
 @pytest.mark.parametrize("length", ["x", -5, 7, float("nan"), None])
-def test_a_length_that_is_none_is_refused(length: Any) -> None:
+def test_an_invalid_length_is_refused(length: Any) -> None:
     with pytest.raises(UserError, match=r"m takes .* by its model_max_length \(tokenizer_config.json\)"):
         max_length(transformers.BertConfig(), tokenizer_of(length))
 
@@ -65,7 +65,7 @@ def test_names_of_special_tokens_in_a_text_have_the_ids_that_preparation_gives_t
     assert tokenizer.mask_token_id in load_tokenizer(folder)(text)["input_ids"]
 
 
-def test_all_that_read_a_text_as_it_is_take_such_names_for_text(tiny_hugging_face: Path) -> None:
+def test_readers_of_plain_text_read_such_names_as_text(tiny_hugging_face: Path) -> None:
     for tokenizer in (Embedder.load(tiny_hugging_face).tokenizer, NextSentence.load(tiny_hugging_face).tokenizer):
         assert tokenizer("the [SEP] cat")["input_ids"].count(tokenizer.sep_token_id) == 1
     assert attention_maps(tiny_hugging_face, "the [SEP] cat").tokens.count("[SEP]") == 1

@@ -69,7 +69,7 @@ def main() -> int:
     model = PretrainingModel(config.model, next_sentence=False)
     model.initialize(0)
     engine = build_engine(model, config, ranks)
-    engine.prepare(lambda: engine.forward(batches[0].micro_batches[0]).mlm_loss_sum)
+    engine.warmup_step(lambda: engine.forward(batches[0].micro_batches[0]).mlm_loss_sum)
     synchronizations = 0
 
     def synchronize(*arguments: Any, **options: Any) -> None:

@@ -20,7 +20,7 @@ import torch
 from tests.support import toy_pretraining
 from tests.support.toy_pretraining import STEPS, train_plainly
 from tests.support.toy_processes import finish, start_ranks
-from trainer.checkpoint.pieces import read_weights
+from trainer.checkpoint.tensors import read_weights
 
 pytestmark = pytest.mark.spawn
 
@@ -153,9 +153,7 @@ def test_bf16_stays_with_plain_pytorch_in_bf16(stage, world_size, name, small_sh
 
 
 @pytest.mark.parametrize(("stage", "world_size", "name"), marked([(1, 1), (1, 2)], ["bf16 exchanged in fp32"]))
-def test_what_is_averaged_within_the_backward_is_bitwise_what_deepspeed_averages_after_it(
-    stage, world_size, name, small_shards
-):
+def test_gradients_averaged_during_backward_are_bitwise_those_of_deepspeed(stage, world_size, name, small_shards):
     """The same sums of two numbers in fp32, whenever they are done; norms are added up by ranks or by parameters."""
     folder, reports = trained(str(small_shards), stage, world_size)
     assert reports[name]["losses"] == reports["bf16 reduced after"]["losses"]
@@ -189,7 +187,7 @@ def test_a_batch_warmup_resumes_bitwise(stage, world_size, name, small_shards):
 
 
 @pytest.mark.parametrize(("stage", "world_size", "name"), marked(GROUPS, ["clipped", "divided"]))
-def test_an_evaluation_tells_the_same_on_any_number_of_ranks(stage, world_size, name, small_shards):
+def test_an_evaluation_reports_the_same_on_any_number_of_ranks(stage, world_size, name, small_shards):
     """The last batches of 2 and 3 ranks are filled up; fp32 sums of another process differ in their last bits."""
     _, reports = trained(str(small_shards), stage, world_size)
     expected = reference(str(small_shards), name)["evaluation"]

@@ -1,6 +1,6 @@
 """What is evaluated between two steps, what a stop leaves of it, what is reported, and what the checkpoint gets.
 
-The weights of a mean: test_merging.py.
+The weights of a mean: test_average.py.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ METRICS = {
 
 
 def never() -> StopPoll:
-    return StopPoll(SimpleNamespace(asked=False), ALONE)  # type: ignore[arg-type]
+    return StopPoll(SimpleNamespace(is_requested=False), ALONE)  # type: ignore[arg-type]
 
 
 class Averaged:
@@ -141,11 +141,11 @@ class Evaluated:
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, stop_in: str = "", metrics: Any = METRICS
     ) -> None:
         self.did: list[str] = []
-        signal = SimpleNamespace(asked=False)
+        signal = SimpleNamespace(is_requested=False)
 
         def does(name: str, result: Any) -> Callable[..., Any]:
             def do(run: Any, state: TrainState, *rest: Any) -> Any:
-                signal.asked |= name == stop_in
+                signal.is_requested |= name == stop_in
                 rest[-1]()  # the poll
                 self.did.append(name)
                 return result(*rest) if callable(result) else dict(result)
@@ -190,15 +190,15 @@ def test_a_rank_that_waits_for_a_store_leaves_with_the_others(stuck_at: int, mon
         def batches() -> Iterator[Any]:
             for number in range(10):
                 if ranks.rank == 1 and number == stuck_at:
-                    signal.asked = True
+                    signal.is_requested = True
                     ended.wait(60)
                 yield number
 
-        signal, store = SimpleNamespace(asked=False), [SimpleNamespace(url="s3://bucket/data")]
+        signal, store = SimpleNamespace(is_requested=False), [SimpleNamespace(url="s3://bucket/data")]
         poll = StopPoll(signal, ranks)  # type: ignore[arg-type]
         run: Any = SimpleNamespace(shard_sets=store, watchdog=SimpleNamespace(mark=lambda doing: None))
         taken = list(evaluating._until_stop(batches(), run, TrainState(step=1), poll))
-        return poll.asked, len(taken)
+        return poll.is_agreed, len(taken)
 
     (first, _), (stuck, taken) = together.run(evaluated)
     ended.set()

@@ -77,7 +77,7 @@ def test_no_loader_is_opened_for_a_stage_without_steps(small_shards, monkeypatch
     assert last == every[3:] and opened == [(0, 0), (1, 2), (1, 3)]
 
 
-def test_what_is_not_skipped_is_the_same_batch(small_shards):
+def test_rows_that_are_not_skipped_stay_the_same(small_shards):
     (batch, *_) = batches(small_shards, 0, 1, 13)
     skipped = [SampleRange(stage=0, epoch=0, first=13, stop=20)]
     assert without_skipped(batch, skipped) is batch

@@ -154,7 +154,7 @@ def test_ranks_that_differ_in_one_thing_are_all_refused_with_both_values(name, o
 
 
 @pytest.mark.spawn
-def test_ranks_that_run_the_same_go_on(outcomes):
+def test_ranks_that_run_the_same_continue(outcomes):
     assert [each["nothing"] for each in outcomes] == [["", "", 0, []]] * 3
 
 
@@ -177,7 +177,7 @@ def test_passwords_that_differ_are_no_difference_and_in_no_message(outcomes):
 
 
 @pytest.mark.spawn
-def test_what_one_host_cannot_do_ends_all_at_once_and_names_it(outcomes, places):
+def test_a_failure_of_one_host_ends_all_at_once_and_names_it(outcomes, places):
     kind, text, status, _ = outcomes[0]["data that one host lacks"]
     assert (kind, status) == ("RankCannotRun", 2)
     assert text.startswith(f"rank 1 ({HOST}) and 1 more rank: data.shards={places['NOWHERE']} does not exist")
@@ -187,7 +187,7 @@ def test_what_one_host_cannot_do_ends_all_at_once_and_names_it(outcomes, places)
 
 
 @pytest.mark.spawn
-def test_what_the_first_rank_cannot_write_ends_all(outcomes):
+def test_a_failed_write_of_the_first_rank_ends_all(outcomes):
     (found, *others) = (each["a file that the first rank cannot write"] for each in outcomes)
     assert [found[0], found[2]] == ["RankCannotRun", 2] and others == [found] * 2
     assert found[1].startswith(f"rank 0 ({HOST}): ") and "flops_profiler.output_file='/proc/logs' cannot" in found[1]

@@ -74,7 +74,7 @@ def config_of(folders: list[Path], *overrides: str) -> RunConfig:
 
 
 def stop_signal(asked: bool = False) -> Any:
-    return SimpleNamespace(asked=asked)
+    return SimpleNamespace(is_requested=asked)
 
 
 def counting_of(config: RunConfig, kept: KeptPairCounts, ranks: Any, signal: Any = None) -> PairCounting:
@@ -294,7 +294,7 @@ def test_a_stop_of_one_rank_ends_the_count_on_all(
 
     def plan_and_ask(self: PairPlanner, number: int) -> Any:
         if number == 10:
-            signals[number % world_size].asked = True
+            signals[number % world_size].is_requested = True
             assert not hangs or answered.wait(20)
         return plan(self, number)
 

@@ -28,7 +28,7 @@ def be_told_nothing(doing: str) -> None:
     pytest.fail(f"nobody waits: {doing}")
 
 
-def test_a_second_training_is_told_of_the_first_and_refused_on_all_ranks(
+def test_a_second_run_in_one_folder_is_refused_on_all_ranks_and_names_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     marks: list[str] = []
@@ -51,7 +51,7 @@ def test_a_second_training_is_told_of_the_first_and_refused_on_all_ranks(
 
 
 @pytest.mark.parametrize(("host", "status"), [("here", 1), ("another", 76)])
-def test_a_holder_on_another_host_may_be_lost_so_the_job_is_tried_again(
+def test_a_job_held_by_another_host_is_retried(
     host: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def second(ranks: Ranks) -> int:
@@ -89,7 +89,7 @@ def test_other_folders_hinder_none_and_an_ended_training_leaves_no_lock(tmp_path
         assert os.listdir(one) == ["status.json"] and not other.exists()
 
 
-def test_a_training_that_is_refused_leaves_no_folder_and_takes_none_away(tmp_path: Path) -> None:
+def test_a_refused_run_leaves_no_folder_and_removes_none(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for output_dir in (tmp_path / "empty", tmp_path / "new" / "run"):
         with pytest.raises(UserError, match="too bad"), only_training(str(output_dir), ALONE, be_told_nothing):
@@ -97,7 +97,7 @@ def test_a_training_that_is_refused_leaves_no_folder_and_takes_none_away(tmp_pat
     assert os.listdir(tmp_path) == ["empty"]
 
 
-def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(UserError, match="cannot be written"),

@@ -26,9 +26,9 @@ from trainer.metrics.health import NonFiniteSteps
         (TrainState(step=80, branched_at=80, mlflow_run_id="abc"), ["submit_missed"]),
         (TrainState(step=80), ["submit_missed"]),
     ],
-    ids=["the new course's beginning", "later on it", "no new course"],
+    ids=["the start of a branch", "later on it", "no branch"],
 )
-def test_the_registrar_forgets_the_old_course_and_then_takes_what_was_missed(
+def test_the_start_of_a_branch_goes_back_and_is_saved_before_missed_checkpoints(
     state: TrainState, done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     did: list[str] = []
@@ -91,7 +91,7 @@ def in_streak(saved_step: int | None) -> tuple[SimpleNamespace, Progress, list[s
     return run, Progress(nonfinite, saved_step=saved_step), warnings
 
 
-def test_a_deferred_save_is_owed_and_told_once_with_the_last_good_checkpoint() -> None:
+def test_a_deferred_save_is_made_up_and_reported_once_with_the_last_good_checkpoint() -> None:
     run, progress, warnings = in_streak(saved_step=6)
     for _ in range(3):
         progress = saving.defer_save(run, EIGHT, progress, is_last=False)

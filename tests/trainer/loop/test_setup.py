@@ -51,7 +51,7 @@ BASE, BEFORE_BASE = "b" * 64, "a" * 64
 class BareEngine:
     """What setting up and saving ask of an engine, at stage 0 on one rank."""
 
-    stage = 0
+    zero_stage = 0
     ranks = ALONE
     optimizer_steps = 0
 
@@ -59,7 +59,7 @@ class BareEngine:
         self.module = module
         self.optimizer = torch.optim.AdamW(module.parameters(), lr=0.0)
 
-    def prepare(self, compute_loss: Callable[[], torch.Tensor]) -> None:
+    def warmup_step(self, compute_loss: Callable[[], torch.Tensor]) -> None:
         for parameter in self.module.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
@@ -157,7 +157,7 @@ def on_other_data(config: RunConfig, folder: Path) -> RunConfig:
 
 
 @pytest.mark.long
-def test_the_data_of_the_weights_that_a_run_begins_with_counts_as_seen(
+def test_the_data_of_the_weights_that_a_run_starts_with_counts_as_seen(
     config: RunConfig, base: Path, tracker: TagTracker
 ) -> None:
     digest = open_dataset(config.data.shards).manifest.digest
@@ -285,7 +285,7 @@ def test_a_registry_that_is_refused_today_makes_no_checkpoint_unreadable(
 
 
 @pytest.mark.long
-def test_a_run_of_precision_auto_that_moves_to_another_processor_goes_on_in_its_own(
+def test_a_run_of_precision_auto_that_moves_to_another_processor_continues_in_its_own(
     config: RunConfig, tracker: TagTracker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def in_precision(precision: str) -> RunConfig:

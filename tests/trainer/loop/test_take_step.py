@@ -50,9 +50,9 @@ class RecordingEngine:
     def forward(self, batch: Batch) -> Any:
         self.calls.append(("forward", batch.num_masked))
         self.draws.append(float(torch.rand(())))
-        mlm, nsp = 2.0 * batch.num_masked, 3.0 * batch.num_pairs
+        mlm, pair = 2.0 * batch.num_masked, 3.0 * batch.num_pairs
         return SimpleNamespace(
-            mlm_loss_sum=self.weight * mlm, nsp_loss_sum=self.weight * nsp, nsp_correct=torch.tensor(batch.num_pairs)
+            mlm_loss_sum=self.weight * mlm, pair_loss_sum=self.weight * pair, pair_correct=torch.tensor(batch.num_pairs)
         )
 
     def backward(self, loss: torch.Tensor, is_last_micro_batch: bool) -> None:
@@ -99,9 +99,9 @@ def test_a_step_trains_each_micro_batch_and_updates_once() -> None:
         ("mark", "step 7: update"),
         ("step",),
     ]
-    assert (result.mlm_loss_sum, result.nsp_loss_sum, result.nsp_correct) == (8.0, 6.0, 2.0)
-    assert {result.mlm_loss_sum.dtype, result.nsp_loss_sum.dtype, result.nsp_correct.dtype} == {torch.float64}
-    assert not result.mlm_loss_sum.requires_grad and not result.nsp_loss_sum.requires_grad
+    assert (result.mlm_loss_sum, result.pair_loss_sum, result.pair_correct) == (8.0, 6.0, 2.0)
+    assert {result.mlm_loss_sum.dtype, result.pair_loss_sum.dtype, result.pair_correct.dtype} == {torch.float64}
+    assert not result.mlm_loss_sum.requires_grad and not result.pair_loss_sum.requires_grad
     assert result.applied and not result.is_nonfinite and result.grad_norm == 0.5
 
 
@@ -133,7 +133,7 @@ def test_a_batch_without_predictions_is_consumed_without_a_forward_or_an_update(
     result = take(engine, micro_batch(0, 0), micro_batch(0, 0))
     assert engine.calls == [("learning rate", 0.25)]
     assert result.counts.is_empty and not result.applied and not result.is_nonfinite
-    assert (result.mlm_loss_sum, result.nsp_loss_sum, result.nsp_correct, result.grad_norm) == (0, 0, 0, 0)
+    assert (result.mlm_loss_sum, result.pair_loss_sum, result.pair_correct, result.grad_norm) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("masked", "pairs"), [(1, 0), (0, 1)])

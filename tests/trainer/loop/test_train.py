@@ -60,8 +60,8 @@ class Watched:
     def report_lost_ranks(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def end_run(self, verdict: str) -> NoReturn:
-        raise AssertionError(verdict)
+    def end_run(self, failure: str) -> NoReturn:
+        raise AssertionError(failure)
 
     def close(self) -> None:
         self.closed.set()
@@ -79,7 +79,7 @@ def make_run(rank: int, **parts: Any) -> SimpleNamespace:
             "suites": None,
             "watchdog": Watched(),
             "engine": SimpleNamespace(destroy=lambda: None),
-            "stop_signal": SimpleNamespace(cause="a test", asked=False, request=None),
+            "stop_signal": SimpleNamespace(cause="a test", is_requested=False, request=None),
             "recorder": SimpleNamespace(last_step=7),
             "output_dir": Path("run"),
             **parts,
@@ -118,7 +118,7 @@ def test_a_rank_whose_copy_is_done_is_watched_while_another_still_copies(meeting
     assert slow.watchdog.marks[0] == "copying", "the watchdog sees that the wait gets on"
 
 
-def test_no_rank_of_a_finished_run_waits_in_a_collective_for_what_the_first_registers(meetings):
+def test_no_rank_of_a_finished_run_waits_for_a_registration_of_the_first(meetings):
     _, left = meetings
     submitted: list[int] = []
     registrar = SimpleNamespace(
@@ -138,7 +138,7 @@ def test_the_ranks_of_a_stopped_run_leave_once_the_registration_under_way_is_don
     assert seen == [True, False], "the other rank waited"
 
 
-def test_what_a_rank_says_at_the_end_does_not_grow_with_ranks(meetings, monkeypatch, caplog):
+def test_the_last_lines_of_a_rank_do_not_grow_with_ranks(meetings, monkeypatch, caplog):
     gib = 1 << 30
     monkeypatch.setattr(train, "peak_memory_of_ranks", lambda ranks: [gib] * 300 + [2 * gib] + [gib] * 211)
     monkeypatch.setattr(reporting, "gather_objects", lambda request, ranks: [f"rank {rank}" for rank in range(512)])
@@ -234,7 +234,7 @@ def test_nothing_is_saved_or_deferred_where_nothing_is_due() -> None:
 
 
 def out_of_memory() -> NoReturn:
-    with explain_out_of_memory(ALONE, "in the rehearsal step"):
+    with explain_out_of_memory(ALONE, "in the warmup step"):
         raise torch.OutOfMemoryError("no memory")
 
 

@@ -49,7 +49,7 @@ class Training:
     def __init__(self, config: RunConfig, folder: Path, hook: Hook = lambda run, doing: None, ranks: Ranks = ALONE):
         self.config, self.ranks, self.pair_counts = config, ranks, KeptPairCounts(folder)
         self.shard_sets = [open_shard_set(url) for url in config.data_sets]
-        self.stop_signal, self.evaluates = SimpleNamespace(asked=False), False
+        self.stop_signal, self.evaluates = SimpleNamespace(is_requested=False), False
         self.engine, self.bar, self.recorder = SimpleNamespace(optimizer_steps=0), StepBar(False, 0, 0), None
         self.doing: list[str] = []
         self.batches: dict[int, bytes] = {}
@@ -188,7 +188,7 @@ def test_a_request_that_comes_before_a_step_is_granted_after_it_and_one_within_i
     asked: str, last: int, config: RunConfig, tmp_path: Path
 ) -> None:
     def ask(run: Training, doing: str) -> None:
-        run.stop_signal.asked = run.stop_signal.asked or doing == asked
+        run.stop_signal.is_requested = run.stop_signal.is_requested or doing == asked
 
     stopped = Training(config, tmp_path, ask)
     assert stopped.train() == ("stopped", last)
@@ -200,7 +200,7 @@ def test_a_step_is_taken_although_the_batch_after_it_is_not_read_before_a_stop(
 ) -> None:
     def stop_reading(run: Training, doing: str) -> None:
         if doing == "step 3: fetching":
-            run.stop_signal.asked = True
+            run.stop_signal.is_requested = True
             run.recorder.clock.fetch = never_read  # type: ignore[attr-defined]
 
     def never_read(batches: object) -> None:
@@ -217,7 +217,7 @@ def test_a_request_while_sentence_pairs_are_counted_ends_the_count_and_the_run(
     """The second count is that of the second stage, which begins with step 6."""
 
     def ask(run: Training, doing: str) -> None:
-        run.stop_signal.asked = run.doing.count("counting sentence pairs") == count
+        run.stop_signal.is_requested = run.doing.count("counting sentence pairs") == count
 
     stopped = Training(config, tmp_path, ask)
     assert stopped.train() == ("stopped", last)
@@ -230,7 +230,7 @@ def test_an_error_of_one_rank_in_reading_ends_all_once_the_step_before_it_is_don
 ) -> None:
     def damage(run: Training, doing: str) -> None:
         if doing == "step 3: fetching" and run.ranks.rank == 1:
-            run.stop_signal.asked = asked
+            run.stop_signal.is_requested = asked
             run.recorder.clock.fetch = fail  # type: ignore[attr-defined]
 
     def fail(batches: object) -> None:

@@ -49,7 +49,7 @@ def requests(
     run = SimpleNamespace(
         config=saving_at(minutes, seconds=seconds),
         ranks=Ranks(rank, 2, 0, torch.device("cpu")),
-        stop_signal=SimpleNamespace(asked=asked),
+        stop_signal=SimpleNamespace(is_requested=asked),
     )
     return requests_of(run, Progress(NonFiniteSteps(20), saved_at=saved_at, logged_at=logged_at))
 

@@ -28,13 +28,13 @@ def test_a_falling_noisy_loss_has_no_spike_and_a_jump_is_one_every_time():
     assert detector.judge(5.0) > 8, "one outlier must not widen the spread"
 
 
-def test_a_spike_is_not_told_before_there_is_a_history():
+def test_a_spike_is_not_reported_before_there_is_a_history():
     detector = SpikeDetector(window_steps=100, threshold=8)
     assert [detector.judge(loss) for loss in [3.0] * 19 + [100.0]] == [None] * 20
     assert detector.judge(100.0) is not None
 
 
-def test_the_shortest_window_that_is_allowed_tells_a_spike_and_a_plateau():
+def test_the_shortest_window_that_is_allowed_reports_a_spike_and_a_plateau():
     (bound,) = [item.ge for item in HealthSettings.model_fields["spike_window_steps"].metadata if hasattr(item, "ge")]
     health = Health(HealthSettings(spike_window_steps=bound, plateau_steps=5), unigram_entropy_nats=6.0)
     said = []
@@ -59,7 +59,7 @@ def test_losses_that_are_not_finite_do_not_enter_the_median():
         assert health.observe(step, samples(step), {"train/loss": loss, "train/mlm_loss": loss}) == []
 
 
-def test_nonfinite_steps_are_borne_up_to_the_limit_and_then_end_the_run_with_steps_and_samples():
+def test_nonfinite_steps_are_tolerated_up_to_the_limit_and_then_end_the_run_with_steps_and_samples():
     steps = NonFiniteSteps(max_in_a_row=2).after(5, samples(5), (INFINITE, 0.0))
     assert "the loss of step 5 (stage 0 epoch 1 samples 80:96)" in steps.warning()
     steps = steps.after(6, samples(6), (3.0, 0.0))
@@ -113,7 +113,7 @@ def test_a_finite_step_between_starts_the_count_afresh():
         steps.check(None)
 
 
-def test_a_loss_at_the_unigram_entropy_is_told_once_and_only_after_the_stated_steps():
+def test_a_loss_at_the_unigram_entropy_is_reported_once_and_only_after_the_stated_steps():
     health = Health(HealthSettings(plateau_steps=100), 7.0)
     told = {}
     for step in range(1, 300):
@@ -123,7 +123,7 @@ def test_a_loss_at_the_unigram_entropy_is_told_once_and_only_after_the_stated_st
     assert health.metrics["health/nats_below_unigram_entropy"] == pytest.approx(0.1)
 
 
-def test_a_loss_that_has_left_the_entropy_is_not_told():
+def test_a_loss_that_has_left_the_entropy_is_not_reported():
     settings = HealthSettings(plateau_steps=100, plateau_margin_nats=0.2)
     assert plateau_warning(100, 6.85, 7.0, settings) is not None
     assert plateau_warning(100, 6.75, 7.0, settings) is None
@@ -131,7 +131,7 @@ def test_a_loss_that_has_left_the_entropy_is_not_told():
     assert plateau_warning(100, 6.85, None, settings) is None
 
 
-def test_pairs_at_chance_or_too_good_too_soon_are_told():
+def test_pairs_at_chance_or_too_good_too_soon_are_reported():
     settings = HealthSettings(plateau_steps=1000, chance_margin=0.02, suspicious_pair_accuracy=0.99)
     assert "51.0%" in pair_warning(1000, 0.51, settings)
     assert pair_warning(999, 0.51, settings) is None and pair_warning(1000, 0.53, settings) is None
@@ -144,7 +144,7 @@ def test_ranges_are_read_as_python_slices():
 
 
 @pytest.mark.parametrize("text", ["", "5", "5:5", "6:5", "-1:5", "1:2;3:4", "a:b", f"0:{10**30}"])
-def test_what_is_no_range_is_refused_with_the_form(text):
+def test_an_invalid_range_is_refused_with_the_form(text):
     with pytest.raises(UserError, match="give A:B with A less than B"):
         parse_ranges(text, "--samples")
 

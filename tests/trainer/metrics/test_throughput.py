@@ -24,7 +24,7 @@ def interval(*work: tuple[float, float]) -> Interval:
     return Interval(num_steps=10, seconds=20.0, tokens=40_000, rows=10 * 32, ranks=ranks)
 
 
-def test_the_interval_tells_speed_waiting_the_slowest_rank_and_the_largest_memory():
+def test_the_interval_reports_speed_waiting_the_slowest_rank_and_the_largest_memory():
     config = load_config("tiny_cpu")
     metrics = interval((1.0, 4.0), (5.0, 6.0)).metrics(config.stages[0], flops_per_position=1e6, peak_flops=1e9)
     assert metrics["train/tokens_per_second"] == 2000
@@ -32,7 +32,7 @@ def test_the_interval_tells_speed_waiting_the_slowest_rank_and_the_largest_memor
     assert metrics["train/data_wait_share"] == 0.25
     assert metrics["train/slowest_rank"] == 1 and metrics["train/slowest_rank_seconds"] == pytest.approx(1.1)
     assert metrics["train/peak_memory_bytes"] == 1001
-    # 2,048 places a step in 2 seconds on two devices
+    # 2,048 positions a step in 2 seconds on two devices
     assert metrics["train/mfu"] == pytest.approx(2048 / 2 * 1e6 / (2 * 1e9))
 
 

@@ -45,7 +45,7 @@ def train(config: RunConfig, batches: list[GlobalBatch], ranks: Ranks, backend: 
     if backend is not None:
         model.compile_blocks(backend)
     engine = build_engine(model, config, ranks)
-    engine.prepare(lambda: engine.forward(batches[0].micro_batches[0]).mlm_loss_sum)
+    engine.warmup_step(lambda: engine.forward(batches[0].micro_batches[0]).mlm_loss_sum)
     found: dict[str, Any] = {"losses": [], "norms": [], "graphs": []}
     for step, batch in enumerate(batches):
         counts, clock = Counting(batch, ranks).counts, WorkClock(ranks.device)

@@ -135,7 +135,7 @@ def pack() -> Callable[..., Packed]:
             flat["ids"] += document.input_ids
             flat["types"] += document.token_type_ids
             flat["positions"] += range(length)
-            flat["masked"] += [start + place for place in document.masked]
+            flat["masked"] += [start + position for position in document.masked]
             flat["labels"] += document.labels
             flat["cls"].append(start)
             flat["next"].append(document.next_sentence_label)

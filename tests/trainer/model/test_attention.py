@@ -13,7 +13,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 ROW_LENGTH = 16
 BOUNDARIES = [0, 5, 6, 16, 32, 32, 32]
-"""Two rows: sequences of 5, 1 and 10 places, then one that fills its row; two unused entries."""
+"""Two rows: sequences of 5, 1 and 10 positions, then one that fills its row; two unused entries."""
 CPU_KERNELS: tuple[Kernel, ...] = ("masked", "by_sequence")
 REACHES = (None, 0, 1, 4, 100)
 
@@ -42,14 +42,18 @@ def draw_qkv(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Te
 def attend_by_hand(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, reach: int | None = None
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(d)) v, one place of one head at a time."""
+    """softmax(q k^T / sqrt(d)) v, one position of one head at a time."""
     result = torch.zeros_like(query)
     for start, end in zip(BOUNDARIES, BOUNDARIES[1:], strict=False):
-        for place in range(start, end):
-            seen = slice(start, end) if reach is None else slice(max(start, place - reach), min(end, place + reach + 1))
+        for position in range(start, end):
+            seen = (
+                slice(start, end)
+                if reach is None
+                else slice(max(start, position - reach), min(end, position + reach + 1))
+            )
             for head in range(query.shape[1]):
-                scores = key[seen, head] @ query[place, head] / query.shape[-1] ** 0.5
-                result[place, head] = torch.softmax(scores, dim=-1) @ value[seen, head]
+                scores = key[seen, head] @ query[position, head] / query.shape[-1] ** 0.5
+                result[position, head] = torch.softmax(scores, dim=-1) @ value[seen, head]
     return result
 
 
@@ -96,13 +100,13 @@ def test_the_operator_for_sequences_keeps_torchs_contract():
 def test_the_mask_joins_exactly_the_places_of_one_sequence():
     bias = layout_of("masked").bias
     assert bias is not None and bias.shape == (2, 1, ROW_LENGTH, ROW_LENGTH)
-    sizes = (bias == 0).sum(dim=-1).squeeze(1)  # how many places each place sees
+    sizes = (bias == 0).sum(dim=-1).squeeze(1)  # how many positions each position sees
     assert sizes[0].tolist() == [5] * 5 + [1] + [10] * 10
     assert sizes[1].tolist() == [16] * 16
 
 
 def test_a_window_of_128_reaches_64_places_to_each_side():
-    """Both ends are seen, as in ModernBERT: 129 places with the place itself."""
+    """Both ends are seen, as in ModernBERT: 129 positions with the position itself."""
     length = 200
     batch = replace(make_batch(), input_ids=torch.zeros(length), cu_seqlens=torch.tensor([0, length]))
     layout = attention_layout(replace(batch, sequence_length=length), torch.float32, "masked", reach=64)

@@ -150,7 +150,7 @@ def test_rotations_and_the_gated_feed_forward_are_one_kernel_each_way() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("next_sentence", [False, True])
-def test_what_a_micro_batch_holds_asks_for_no_graph_of_block_or_head(
+def test_the_content_of_a_micro_batch_compiles_no_new_graph(
     tiny_config, make_model, make_documents, pack, next_sentence
 ):
     """Rows that only fill up, as at the end of an evaluation; one segment or two; with and without labels."""

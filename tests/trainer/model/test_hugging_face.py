@@ -125,8 +125,8 @@ def test_logits_losses_and_every_gradient_agree(both):
     loss = ours.mlm_loss_sum / batch.num_masked
     predictions = model.predict(batch)
     if family == "bert":
-        loss = loss + ours.nsp_loss_sum / batch.num_pairs
-        assert_near(predictions.nsp_logits[: batch.num_pairs], theirs.seq_relationship_logits, "next-sentence logits")
+        loss = loss + ours.pair_loss_sum / batch.num_pairs
+        assert_near(predictions.pair_logits[: batch.num_pairs], theirs.seq_relationship_logits, "next-sentence logits")
     loss.backward()
     mlm_logits = theirs.prediction_logits if family == "bert" else theirs.logits
     assert_near(predictions.mlm_logits[: batch.num_masked], mlm_logits[inputs["labels"] != -100], "MLM logits")
@@ -174,7 +174,7 @@ def test_correct_counts_agree(both):
     mlm_logits = theirs.prediction_logits if family == "bert" else theirs.logits
     assert scores.mlm_first[batch.labels != -100].sum() == (mlm_logits.argmax(-1) == inputs["labels"]).sum()
     if family == "bert":
-        assert ours.nsp_correct == (theirs.seq_relationship_logits.argmax(-1) == inputs["next_sentence_label"]).sum()
+        assert ours.pair_correct == (theirs.seq_relationship_logits.argmax(-1) == inputs["next_sentence_label"]).sum()
 
 
 @pytest.mark.parametrize(("family", "next_sentence"), [("bert", True), ("bert", False), ("modernbert", False)])
@@ -189,7 +189,7 @@ def test_weights_survive_the_way_there_and_back(make_model, family, next_sentenc
     assert all(torch.equal(restored[name], weights[name]) for name in weights)
 
 
-def test_what_the_weights_of_another_architecture_lack_is_named(tiny_config, make_model):
+def test_missing_weights_of_another_architecture_are_named(tiny_config, make_model):
     weights = make_model(tiny_config).state_dict()
     converted = to_hugging_face(weights, "bert")
     del converted["bert.encoder.layer.1.attention.self.key.weight"]
@@ -222,7 +222,7 @@ def test_a_custom_model_that_is_of_a_family_is_found_to_be_one():
         ({"position_embedding": "rotary", "norm_position": "pre"}, False, "model.hidden_act=gelu"),
     ],
 )
-def test_a_model_that_no_class_computes_says_what_stands_in_the_way(options, next_sentence, said):
+def test_a_model_without_a_class_reports_the_obstacle(options, next_sentence, said):
     with pytest.raises(UserError, match=said) as caught:
         hugging_face_config(ModelSettings(family="custom", **SIZES, **options), next_sentence)
     assert "evaluated and fills masks from its own checkpoints" in str(caught.value)

@@ -65,12 +65,12 @@ def test_depth_scaled_matrices_into_the_residual_stream_and_the_heads_are_smalle
         torch.testing.assert_close(weight, plain[name] * factor)
 
 
-def test_rms_norms_begin_at_one(tiny_config):
+def test_rms_norms_start_at_one(tiny_config):
     weights = initialized(tiny_config.model_copy(update={"norm": "rmsnorm"}))
     assert (weights["encoder.layers.0.attention_norm.weight"] == 1.0).all()
 
 
-def test_modernbert_begins_with_the_deviations_that_transformers_gives_it():
+def test_modernbert_starts_with_the_deviations_that_transformers_gives_it():
     sizes = {"vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = ModelSettings(family="modernbert", intermediate_size=96, max_position_embeddings=32, **sizes)
     ours = to_hugging_face(initialized(config, next_sentence=False), "modernbert")

@@ -138,7 +138,7 @@ def test_the_digest_sees_every_byte_and_name_and_nothing_else(
     assert folder_digest(folder) != before
 
 
-def test_what_exports_write_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_provenance_of_an_export_is_read_unchanged(tmp_path: Path) -> None:
     assert read_provenance(tmp_path) == {}
     written = {"step": 7, "mlflow_run_id": None, "data_lineage": ["a"], "scores": {"loss": 2}, "task": None}
     (tmp_path / "provenance.json").write_text(json.dumps(written))

@@ -44,7 +44,7 @@ def test_ranks_that_lack_nothing_compile(found: list[str | None]) -> None:
     assert config.training.compile is True and warning is None
 
 
-def test_where_one_rank_lacks_something_none_compiles_and_the_warning_names_it(found: list[str | None]) -> None:
+def test_no_rank_compiles_if_one_lacks_something_and_the_warning_names_it(found: list[str | None]) -> None:
     found[1] = "a C compiler"
     config, warning = with_compilation_decided(preset_config(), GPU_RANKS)
     assert config.training.compile is False
@@ -159,7 +159,7 @@ def test_the_precision_follows_from_the_instruction_sets(processor: Processor, e
     assert fast_precision("cuda", processor) == "bf16"
 
 
-def test_one_host_alone_knows_what_it_would_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_host_chooses_a_precision_for_its_own_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     asks = preset_config("training.precision=auto")
     for processor, expected in ((XEON, "fp32"), (EPYC, "bf16")):
         monkeypatch.setattr(numerics, "this_processor", lambda processor=processor: processor)

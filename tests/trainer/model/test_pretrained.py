@@ -44,7 +44,7 @@ def test_an_encoder_with_random_weights_is_refused_by_all_that_use_it(torn: Path
         attention_maps(torn, "the cat")
 
 
-def test_what_is_yet_to_be_trained_may_be_missing() -> None:
+def test_weights_that_fine_tuning_trains_may_be_missing() -> None:
     refuse_random_weights(frozenset({"pooler.dense.weight"}), Path("m"), "an encoder", but=("pooler.",))
     with pytest.raises(UserError, match=r"m lacks a, b, c \(4 in all\)"):
         refuse_random_weights(frozenset("dcba"), Path("m"), "an encoder")
@@ -98,9 +98,7 @@ def with_config(source: Path, folder: Path, change: dict[str, Any]) -> Path:
     return folder
 
 
-def test_weights_of_more_layers_than_the_configuration_tells_of_are_not_left_out(
-    tiny_hugging_face: Path, tmp_path: Path
-) -> None:
+def test_weights_of_layers_beyond_the_configuration_are_not_left_out(tiny_hugging_face: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_hugging_face, tmp_path / "more"))
     weights = load_file(folder / "model.safetensors")
     weights |= {name.replace("layer.0", "layer.1"): weight.clone() for name, weight in weights.items()}
@@ -109,7 +107,7 @@ def test_weights_of_more_layers_than_the_configuration_tells_of_are_not_left_out
         Embedder.load(folder)
 
 
-def test_how_a_model_answers_does_not_hang_on_its_configuration(tiny_hugging_face: Path, tmp_path: Path) -> None:
+def test_answers_do_not_depend_on_the_models_configuration(tiny_hugging_face: Path, tmp_path: Path) -> None:
     change = {"return_dict": False, "output_hidden_states": True, "chunk_size_feed_forward": 7}
     folder = with_config(tiny_hugging_face, tmp_path / "changed", change)
     expected = Embedder.load(tiny_hugging_face).embed(["the cat"]).vectors

@@ -16,7 +16,7 @@ from trainer.model.pretraining import PretrainingModel
 def gradients(model, batch) -> dict[str, torch.Tensor]:
     model.zero_grad()
     output = model(batch)
-    (output.mlm_loss_sum + output.nsp_loss_sum).backward()
+    (output.mlm_loss_sum + output.pair_loss_sum).backward()
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
@@ -85,8 +85,8 @@ def test_losses_are_sums_over_labels_other_than_ignored(tiny_config, make_model,
         1, batch.labels[: batch.num_masked, None]
     )
     torch.testing.assert_close(output.mlm_loss_sum, expected.sum())
-    pair_losses = -F.log_softmax(predictions.nsp_logits[:3], -1).gather(1, batch.next_sentence_labels[:3, None])
-    torch.testing.assert_close(output.nsp_loss_sum, pair_losses.sum())
+    pair_losses = -F.log_softmax(predictions.pair_logits[:3], -1).gather(1, batch.next_sentence_labels[:3, None])
+    torch.testing.assert_close(output.pair_loss_sum, pair_losses.sum())
 
 
 def test_losses_add_up_over_micro_batches(tiny_config, make_model, make_documents, pack):
@@ -116,7 +116,7 @@ def test_a_batch_without_pairs_has_zero_pair_entries(tiny_config, make_model, ma
     batch = pack(make_documents([9, 6]), 16).batch
     nothing = torch.zeros(0, dtype=torch.int64)
     output = make_model(tiny_config, next_sentence)(replace(batch, cls_positions=nothing, next_sentence_labels=nothing))
-    assert output.nsp_loss_sum.item() == 0 and output.nsp_correct.item() == 0
+    assert output.pair_loss_sum.item() == 0 and output.pair_correct.item() == 0
     assert output.mlm_loss_sum > 0
 
 
@@ -164,7 +164,7 @@ def test_bfloat16_runs_with_losses_in_float32(tiny_config, make_model, make_docu
     batch = pack(make_documents([9, 6, 12]), 16).batch
     exact = make_model(tiny_config)(batch)
     output = make_model(tiny_config).to(torch.bfloat16)(batch)
-    assert output.mlm_loss_sum.dtype == output.nsp_loss_sum.dtype == torch.float32
+    assert output.mlm_loss_sum.dtype == output.pair_loss_sum.dtype == torch.float32
     torch.testing.assert_close(output.mlm_loss_sum, exact.mlm_loss_sum, rtol=0.05, atol=0)
 
 
@@ -178,7 +178,7 @@ def test_losses_of_a_bfloat16_model_are_float32_cross_entropies_of_its_logits(
         predictions, output, scores = model.predict(batch), model(batch), model(batch, scored=True)
     for logits, labels, total, each in (
         (predictions.mlm_logits, batch.labels, output.mlm_loss_sum, scores.mlm_losses),
-        (predictions.nsp_logits, batch.next_sentence_labels, output.nsp_loss_sum, scores.pair_losses),
+        (predictions.pair_logits, batch.next_sentence_labels, output.pair_loss_sum, scores.pair_losses),
     ):
         assert logits.dtype == torch.bfloat16 and total.dtype == each.dtype == torch.float32
         expected = F.cross_entropy(logits.double(), labels, ignore_index=-100, reduction="none")
@@ -200,7 +200,7 @@ def test_an_evaluated_model_drops_nothing_whichever_way_attention_takes(
         assert torch.equal(found, expected)
 
 
-def test_attention_dropout_is_asked_for_in_training_alone(tiny_config, make_model, make_documents, pack, monkeypatch):
+def test_attention_dropout_is_requested_in_training_alone(tiny_config, make_model, make_documents, pack, monkeypatch):
     """In evaluation the fast kernel serves, which has no dropout."""
     asked = []
     choose = encoder.choose_kernel

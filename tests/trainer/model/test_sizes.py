@@ -55,7 +55,7 @@ def test_closed_form_equals_the_parameters_counted(name, next_sentence):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_formulas_for_people_say_what_is_computed(name):
+def test_printed_formulas_describe_the_computation(name):
     config = CONFIGS[name]
     names = config.model_dump() | {
         "padded_vocab_size": config.padded_vocab_size,
@@ -72,7 +72,7 @@ def test_the_formulas_for_people_say_what_is_computed(name):
     assert eval(FLOPS_FORMULA, names) == flops_per_token(config, 512, 0.3)  # noqa: S307
 
 
-def test_each_module_counts_what_it_holds():
+def test_each_module_counts_its_content():
     config = CONFIGS["tiny"]
     with torch.device("meta"):
         model = PretrainingModel(config, next_sentence=True)
@@ -117,7 +117,7 @@ def counted_flops(config: ModelSettings, model: PretrainingModel, batch: Batch, 
     monkeypatch.setattr(encoder, "choose_kernel", lambda *_: "masked")
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         output = model(batch)
-        (output.mlm_loss_sum + output.nsp_loss_sum).backward()
+        (output.mlm_loss_sum + output.pair_loss_sum).backward()
     return counter.get_total_flops()
 
 
@@ -138,16 +138,16 @@ def test_operations_are_those_that_torch_counts(
 
 def test_local_layers_count_their_window_alone():
     length = 1024
-    saved = 12 * 1024 * 18 * (length - 128)  # 18 of 28 layers see 128 places
+    saved = 12 * 1024 * 18 * (length - 128)  # 18 of 28 layers see 128 positions
     everywhere = MODERN_LARGE.model_copy(update={"local_attention": None, "global_attn_every_n_layers": 1})
     assert flops_per_token(everywhere, length) - flops_per_token(MODERN_LARGE, length) == pytest.approx(saved)
     assert flops_per_token(everywhere, 128) == flops_per_token(MODERN_LARGE, 128)
 
 
-def memory(stage: int, world_size: int = 8, **options) -> dict[str, int]:
+def memory(zero_stage: int, world_size: int = 8, **options) -> dict[str, int]:
     return memory_per_rank(
         BERT_LARGE,
-        stage=stage,
+        zero_stage=zero_stage,
         world_size=world_size,
         micro_batch_tokens=8192,
         sequence_length=512,
@@ -158,7 +158,9 @@ def memory(stage: int, world_size: int = 8, **options) -> dict[str, int]:
 def test_each_stage_divides_one_part_more():
     total = num_parameters(BERT_LARGE, next_sentence=False)
     parts = ("weights", "gradients", "master_weights", "optimizer")
-    per_parameter = {stage: [round(memory(stage)[part] * 8 / total) for part in parts] for stage in range(4)}
+    per_parameter = {
+        zero_stage: [round(memory(zero_stage)[part] * 8 / total) for part in parts] for zero_stage in range(4)
+    }
     assert per_parameter == {0: [16, 32, 32, 64], 1: [16, 32, 4, 8], 2: [16, 4, 4, 8], 3: [2, 4, 4, 8]}
 
 
@@ -239,7 +241,7 @@ def test_checkpointing_keeps_every_blocks_input_and_one_block(tiny_config, make_
     assert expected["attention"] == one["attention"] and expected["feed_forward"] == one["feed_forward"]
 
 
-def test_of_the_logits_the_loss_keeps_one_copy_of_the_four_at_the_peak(tiny_config, make_model, make_documents, pack):
+def test_the_loss_keeps_one_of_four_copies_of_the_logits(tiny_config, make_model, make_documents, pack):
     """In fp32: the logits, their log-softmax, its gradient, and a copy in float32 that is none there."""
     batch = pack(make_documents([16] * 4), 16).batch
     model = make_model(tiny_config, next_sentence=False)
@@ -254,5 +256,5 @@ def test_of_the_logits_the_loss_keeps_one_copy_of_the_four_at_the_peak(tiny_conf
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(batch)
     share = batch.masked_positions.numel() / batch.input_ids.numel()
-    sizes = {"stage": 0, "world_size": 1, "micro_batch_tokens": 64, "sequence_length": 64, "precision": "fp32"}
+    sizes = {"zero_stage": 0, "world_size": 1, "micro_batch_tokens": 64, "sequence_length": 64, "precision": "fp32"}
     assert 4 * sum(kept.values()) == memory_per_rank(tiny_config, **sizes, mlm_probability=share)["logits"]

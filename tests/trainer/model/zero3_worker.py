@@ -45,7 +45,7 @@ def make_batch() -> Batch:
 def loss_of(model: torch.nn.Module) -> torch.Tensor:
     torch.manual_seed(3)
     output = model(make_batch())
-    return output.mlm_loss_sum + output.nsp_loss_sum
+    return output.mlm_loss_sum + output.pair_loss_sum
 
 
 def main(rendezvous: Path) -> None:

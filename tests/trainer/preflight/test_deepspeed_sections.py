@@ -26,7 +26,7 @@ def config_with(deepspeed: dict) -> RunConfig:
         ({"flops_profiler": {"profile_stepp": 2}}, "flops_profiler.profile_stepp .*did you mean profile_step"),
     ],
 )
-def test_what_deepspeed_does_not_know_in_a_section_is_told_with_the_nearest_name(deepspeed, said):
+def test_unknown_deepspeed_settings_are_reported_with_the_nearest_name(deepspeed, said):
     with pytest.raises(UsageError, match=said):
         check_values(config_with(deepspeed), 2, "cpu")
 
@@ -45,7 +45,7 @@ def test_what_deepspeed_does_not_know_in_a_section_is_told_with_the_nearest_name
         ({"timers": {"throughput": {"enabled": "x"}}}, "enabled Input should be a valid boolean"),
     ],
 )
-def test_values_of_a_wrong_type_are_told_before_the_ranks_meet(deepspeed, said):
+def test_values_of_a_wrong_type_are_reported_before_the_ranks_meet(deepspeed, said):
     with pytest.raises(UsageError, match=said):
         check_values(config_with(deepspeed), 2, "cpu")
 

@@ -69,7 +69,7 @@ def test_operations_of_a_run_are_those_a_token_times_its_tokens():
     ]
 
 
-def test_memory_is_told_for_every_stage_and_this_runs_stage_is_marked():
+def test_memory_is_reported_for_every_stage_and_this_runs_stage_is_marked():
     lines = memory_lines(load_config("bert_large"), 8)
     assert [line.split()[0] for line in lines] == ["ZeRO", "0", "1", "2", "3"]
     assert [line.endswith("<- this run") for line in lines] == [False, False, True, False, False]
@@ -89,7 +89,7 @@ def test_memory_is_that_of_the_stage_with_the_largest_micro_batch_after_it_is_di
     assert activation_lines(two, 64) == activation_lines(one, 64)
 
 
-def test_shards_that_are_not_there_are_told_and_no_error():
+def test_missing_shards_are_reported_and_no_error():
     text = explain(load_config("tiny_cpu", ["data.shards=nowhere"]), 2, EXTENSIONS.look_at_model)
     assert "skipped: data.shards=nowhere does not exist" in text and "warning:" not in text
 
@@ -169,7 +169,7 @@ def test_a_run_that_has_checkpoints_does_not_look_at_initial_weights(tmp_path):
     assert "has checkpoints, and the run resumes from the newest" in explained
 
 
-def test_a_batch_warmup_is_told_size_by_size_and_its_tokens_are_what_is_read():
+def test_a_batch_warmup_is_reported_size_by_size_and_its_tokens_are_what_is_read():
     warmup = "training.batch_warmup={initial_tokens: 1024, steps: 4}"
     sizes = ["training.global_batch_tokens=3072", "training.micro_batch_tokens=512", "training.max_steps=6"]
     lines = batch_lines(load_config("tiny_cpu", [*sizes, warmup]), 2)

@@ -67,7 +67,7 @@ def forwarding() -> dict[str, Finding]:
     return {finding.name: finding for finding in host_checks.check_forwarding(["one", "two"], "cpu")}
 
 
-def test_what_the_launcher_forwards_is_told_and_what_it_forgets_is_warned_of(ssh, tmp_path, monkeypatch):
+def test_forwarded_variables_are_reported_and_lost_ones_warned_of(ssh, tmp_path, monkeypatch):
     monkeypatch.setenv("ALIVE", "15")
     (tmp_path / ".deepspeed_env").write_text("GLOO_SOCKET_IFNAME=eth0\n")
     found = forwarding()

@@ -17,7 +17,7 @@ def test_a_hostfile_that_the_launcher_would_misread_is_refused(text, said, tmp_p
         read_hostfile(str(tmp_path / "hosts"))
 
 
-def test_a_hostfile_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_hostfile_is_refused(tmp_path):
     with pytest.raises(UsageError, check=coded("missing-hostfile")):
         read_hostfile(str(tmp_path / "none"))
 

@@ -48,7 +48,7 @@ def test_the_hostfile_is_found_among_the_launchers_own_words(words, hostfile):
     assert hostfile_of(words) == hostfile
 
 
-def test_a_secret_in_the_words_of_a_process_is_told_by_its_name():
+def test_a_secret_in_the_words_of_a_process_is_reported_by_its_name():
     environment = {"MLFLOW_TRACKING_PASSWORD": "correct horse", "AZURE_STORAGE_KEY": "battery=="}
     assert exposed(["bash", "-c", "export MLFLOW_TRACKING_PASSWORD='correct horse'; python"], environment) == [
         "MLFLOW_TRACKING_PASSWORD"
@@ -93,7 +93,7 @@ def pretrain(words: list[str], folder: Path, shards: Path, **env: str) -> subpro
 @pytest.mark.long
 @pytest.mark.spawn
 @pytest.mark.launcher
-def test_a_hostfile_that_is_not_there_does_not_train_on_one_node(tmp_path, small_shards):
+def test_a_missing_hostfile_does_not_train_on_one_node(tmp_path, small_shards):
     launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile", "hosts", "--num_gpus", "1"]
     done = pretrain(launcher, tmp_path, small_shards)
     assert done.returncode != 0 and "error: the launcher's --hostfile hosts does not exist" in done.stderr

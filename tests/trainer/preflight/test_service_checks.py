@@ -7,7 +7,7 @@ from tests.support.toy_run import preset_config
 from trainer.preflight.service_checks import check_mlflow
 
 
-def test_an_mlflow_that_is_away_is_a_warning_for_training_would_go_on():
+def test_an_mlflow_that_is_away_is_a_warning_for_training_would_continue():
     (finding,) = check_mlflow(preset_config("tracking.uri=http://127.0.0.1:9"))
     assert finding.level == "warn"
     assert finding.text == (
@@ -46,7 +46,7 @@ def test_a_database_that_cannot_be_made_is_a_warning_without_a_traceback(tmp_pat
     assert finding.level == "warn" and "does not answer" in finding.text
 
 
-def test_an_mlflow_that_is_not_installed_is_told_with_what_to_install(monkeypatch):
+def test_an_mlflow_that_is_not_installed_is_reported_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     for overrides, level in (([], "warn"), (["registry.name=small"], "fail")):
         (finding,) = check_mlflow(preset_config("tracking.uri=http://127.0.0.1:9", *overrides))

@@ -109,8 +109,8 @@ def test_versions_that_were_evaluated_differently_are_not_compared(
         promote("birds", "2", "champion", BETTER, store)
     assert named in refused.value.problem and refused.value.exit_status == 3
     assert aliases(store) == {"champion": 1}, "no alias moves"
-    verdict = promote("birds", "2", "champion", BETTER, store, allow_different_evaluation=True)
-    assert aliases(store)["champion"] == 2 and named in " ".join(verdict.reasons)
+    decision = promote("birds", "2", "champion", BETTER, store, allow_different_evaluation=True)
+    assert aliases(store)["champion"] == 2 and named in " ".join(decision.reasons)
 
 
 @pytest.mark.long
@@ -143,7 +143,7 @@ def test_a_slip_in_the_alias_of_a_condition_moves_nothing(store: str) -> None:
     assert aliases(store) == {"champion": 2}
 
 
-def test_a_version_or_model_that_is_not_there_is_told(store: str) -> None:
+def test_a_missing_version_or_model_is_reported(store: str) -> None:
     with pytest.raises(UserError, match="9, only 1, 2, 3", check=coded("unknown-model-version")):
         promote("birds", "9", "champion", (), store)
     with pytest.raises(UserError, match="fish", check=coded("unknown-model")):

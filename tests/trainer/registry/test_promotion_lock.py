@@ -27,10 +27,10 @@ from trainer.tracking.mlflow_server import connect
 version, uri = sys.argv[1:]
 
 def judge_and_wait(*values):
-    verdict = judge(*values)
+    decision = judge(*values)
     print("judged", flush=True)
     sys.stdin.readline()
-    return verdict
+    return decision
 
 def tell_and_wait(*values, wait=promotion_lock._wait):
     print("held up", flush=True)
@@ -77,7 +77,7 @@ def test_the_better_of_two_promotions_at_once_stays(database: str, tmp_path: Pat
     assert (next_line(worse), next_line(better)) == ("ready", "ready")
     go(worse)
     assert next_line(worse) == "judged"
-    go(better)  # in the time between the other's verdict and its move
+    go(better)  # in the time between the other's decision and its move
     go(better)
     if next_line(better) != "held up":  # then it ends, and the other moves the alias after it
         better.wait(120)

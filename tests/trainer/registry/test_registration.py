@@ -61,7 +61,7 @@ def registered(exported: Path, store: str) -> registration.Registration:
 
 
 @pytest.mark.long
-def test_what_is_pulled_is_what_was_registered(
+def test_a_pulled_model_is_the_registered_one(
     registered: registration.Registration, exported: Path, store: str, tmp_path: Path
 ) -> None:
     assert (registered.version, registered.model_uri) == ("1", "models:/birds@champion")
@@ -107,7 +107,7 @@ def test_mlflow_itself_loads_the_version_as_pipeline_and_as_function(
     assert len(mlflow.pyfunc.load_model(registered.model_uri).predict(text)) == 1
 
 
-def test_a_version_tells_where_it_comes_from_and_no_secret(
+def test_a_version_reports_where_it_comes_from_and_no_secret(
     registered: registration.Registration, exported: Path, store: str
 ) -> None:
     tags = connect(store).get_model_version("birds", "1").tags
@@ -139,9 +139,7 @@ def test_the_store_holds_no_pickle_and_nothing_of_this_machine(
     assert "clozeworks-" not in description.read_text()
 
 
-def test_names_that_are_not_there_are_answered_with_those_that_are(
-    registered: registration.Registration, store: str
-) -> None:
+def test_unknown_names_are_answered_with_the_known_ones(registered: registration.Registration, store: str) -> None:
     for model_uri, known in [
         ("models:/fish@champion", "birds"),
         ("models:/birds@challenger", r"champion \(version \d+\)"),
@@ -180,7 +178,7 @@ def test_a_version_that_cannot_be_read_back_is_taken_away(
 
 
 @pytest.mark.long
-def test_what_was_registered_of_a_checkpoint_is_found_again_and_proved(
+def test_an_earlier_registration_of_a_checkpoint_is_found_and_verified(
     exported: Path, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def folder_of(**provenance: Any) -> Path:
@@ -205,7 +203,7 @@ def test_what_was_registered_of_a_checkpoint_is_found_again_and_proved(
 
 
 @pytest.mark.long
-def test_weights_that_no_digest_tells_of_are_registered_each_time(exported: Path, store: str) -> None:
+def test_weights_without_a_digest_are_registered_each_time(exported: Path, store: str) -> None:
     assert [register(exported, "untold", None, store, once=True).version for _ in range(2)] == ["1", "2"]
 
 
@@ -258,7 +256,7 @@ def test_a_destination_that_holds_something_is_left_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_server_that_is_away_is_told_in_one_paragraph(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_away_is_reported_in_one_paragraph(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.tracking.mlflow_server.UPLOAD_RETRIES", 0)
     with pytest.raises(UserError, match=r"at http://127.0.0.1:1 failed"):
         register(exported, "birds", None, "http://me:secret1@127.0.0.1:1")

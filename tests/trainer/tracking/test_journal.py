@@ -161,14 +161,14 @@ def test_points_are_on_the_disk_after_a_sync(tmp_path: Path, monkeypatch: pytest
     assert events == [Flushed(journal.points_path, journal.points_path.read_bytes())]
 
 
-def test_a_damaged_identity_is_told_with_its_remedy(tmp_path: Path) -> None:
+def test_a_damaged_identity_is_reported_with_its_remedy(tmp_path: Path) -> None:
     open_journal(tmp_path)
     (tmp_path / "run.json").write_text('{"run_uuid": ')
     with pytest.raises(UserError, check=coded("damaged-tracking-record"), match="remove "):
         open_journal(tmp_path)
 
 
-def test_what_was_sent_is_forgotten_when_the_folder_is_older_than_the_note(tmp_path: Path) -> None:
+def test_sent_points_are_forgotten_if_the_folder_is_older_than_the_note(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     journal.append(1, {"a": 1.0})
     Delivery(journal, URI, pytest.fail).advance(offset=journal.size + 100)

@@ -99,7 +99,7 @@ def run_python(program: str, *words: str) -> fork_server.Started:
 
 
 @pytest.mark.long
-def test_a_database_whose_making_is_killed_is_not_there_and_is_made_the_next_time(tmp_path: Path) -> None:
+def test_a_killed_creation_of_a_database_leaves_none_and_the_next_start_creates_it(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/new.db"
     assert run_python(DYING, uri).wait(300) == -signal.SIGKILL
     assert not (tmp_path / "new.db").exists()
@@ -125,7 +125,7 @@ def test_a_new_database_is_made_whole_and_leaves_nothing_else(
 
 
 @pytest.mark.long
-def test_a_database_that_cannot_be_opened_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_opened_is_reported_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("no database " * 100)
     half_made = half_made_database(tmp_path / "half.db")
     for uri, said in (
@@ -141,7 +141,7 @@ def test_a_database_that_cannot_be_opened_is_told_in_a_line(tmp_path: Path) -> N
         raise AssertionError("there is a client")
 
 
-def test_only_what_would_have_moved_an_alias_says_that_none_was(database: str) -> None:
+def test_only_a_failed_move_of_an_alias_reports_that_none_was_moved(database: str) -> None:
     for moves_alias in (False, True):
         with (
             pytest.raises(UserError, check=coded("registry-request-failed"), match=r"failed \(locked\)") as told,
@@ -151,7 +151,7 @@ def test_only_what_would_have_moved_an_alias_says_that_none_was(database: str) -
         assert ("no alias was moved" in str(told.value)) == moves_alias
 
 
-def test_what_writes_waits_longer_for_a_server_than_what_reads(database: str) -> None:
+def test_writing_waits_longer_for_a_server_than_reading(database: str) -> None:
     def retries(**options: bool) -> int:
         with registry_client(database, "x", **options):
             return int(os.environ[RETRIES])
@@ -180,7 +180,7 @@ def sqlite3_error(text: str) -> Exception:
         ("ReadTimeoutError('Read timed out. (read timeout=30)')", "not answer in time"),
     ],
 )
-def test_a_server_that_is_away_is_told_in_a_few_words(cause: str, said: str) -> None:
+def test_a_server_that_is_away_is_reported_in_a_few_words(cause: str, said: str) -> None:
     error = OSError(f"API request to http://h failed: Max retries exceeded with url: /x (Caused by {cause})")
     assert said in short(error) and len(short(error)) < 80
     assert short(OSError("another\n  thing")) == "another thing"
@@ -203,7 +203,7 @@ def test_passwords_are_in_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
-def test_an_mlflow_that_is_not_installed_is_told_and_one_that_is_broken_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_an_mlflow_that_is_not_installed_is_reported_and_one_that_is_broken_is_not_taken_for_it(tmp_path: Path) -> None:
     environment = environment_without_mlflow(tmp_path / "blocked")
     script = "from trainer.tracking.mlflow_server import import_mlflow; import_mlflow()"
 
@@ -232,7 +232,7 @@ def test_commands_that_need_mlflow_refuse_where_there_is_none(monkeypatch: pytes
         assert told.value.exit_status == 2
 
 
-def test_what_is_to_be_installed_is_what_the_project_asks_for() -> None:
+def test_the_installed_packages_are_those_of_the_project() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     assert all(REQUIREMENT in extras[extra] for extra in ("train", "registry", "finetune"))

@@ -134,15 +134,15 @@ def test_a_process_is_known_by_its_start_and_where_it_cannot_be_seen_by_nothing(
 
 def test_the_loss_of_the_rank_that_writes_the_status_is_noted_in_its_place(tmp_path):
     running = {"step": 5, "host": "node-a", "pid": 31}
-    verdict = "rank {} ({}, process {}; last at step 6: counting) is not there any more"
-    record_loss_of_writer(tmp_path, verdict.format(0, "node-a", 31))
+    failure = "rank {} ({}, process {}; last at step 6: counting) is not there any more"
+    record_loss_of_writer(tmp_path, failure.format(0, "node-a", 31))
     assert read_status(tmp_path) is None
     write_status(tmp_path, "running", running)
-    for other in (verdict.format(2, "node-b", 31), verdict.format(0, "node-a", 3)):
+    for other in (failure.format(2, "node-b", 31), failure.format(0, "node-a", 3)):
         record_loss_of_writer(tmp_path, other)
         assert read_status(tmp_path).state == "running"
-    record_loss_of_writer(tmp_path, verdict.format(0, "node-a", 31))
+    record_loss_of_writer(tmp_path, failure.format(0, "node-a", 31))
     assert (read_status(tmp_path).state, read_status(tmp_path).step) == ("failed", 5)
     write_status(tmp_path, "finished", running)
-    record_loss_of_writer(tmp_path, verdict.format(0, "node-a", 31))
+    record_loss_of_writer(tmp_path, failure.format(0, "node-a", 31))
     assert read_status(tmp_path).state == "finished"

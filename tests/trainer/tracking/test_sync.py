@@ -60,7 +60,7 @@ def test_runs_that_never_saw_a_server_stand_under_their_parent_once_they_are_sen
     assert tags[younger.run_id]["mlflow.parentRunId"] == older.run_id
 
 
-def test_a_run_whose_parent_is_not_there_is_sent_and_found_wanting(database: str, tmp_path: Path) -> None:
+def test_a_run_with_a_missing_parent_is_sent_and_warned_of_as_incomplete(database: str, tmp_path: Path) -> None:
     told = Warnings()
     settings = TrackingSettings(uri=database)
     child = Tracker.open(settings, tmp_path / "one", told, parent_uuid="of-nobody")
@@ -133,7 +133,7 @@ def test_artifacts_that_were_moved_to_another_disk_are_sent(database: str, tmp_p
     assert synced.num_artifacts == 1 and not told
 
 
-def test_what_cannot_be_sent_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_that_cannot_be_sent_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.tracking.sync.MAX_RETRIES", 0)
     untracked(tmp_path / "run")
     with pytest.raises(UserError, check=coded("metrics-not-sent"), match="http://127.0.0.1:1 "):

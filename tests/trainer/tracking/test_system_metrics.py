@@ -55,7 +55,7 @@ LOAD, POWER = "system/gpu_0_utilization_percentage", "system/gpu_0_power_usage_w
         ("nvmlInit", {}),  # Jetson
     ],
 )
-def test_what_nvml_refuses_costs_that_figure_alone(
+def test_a_figure_that_nvml_refuses_costs_no_other(
     broken: str, left: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeNvml(broken)
@@ -69,7 +69,7 @@ def test_what_nvml_refuses_costs_that_figure_alone(
     assert metrics["system/gpu_0_memory_usage_megabytes"] == 3.0 and "system/cpu_utilization_percentage" in metrics
 
 
-def test_a_driver_that_refuses_to_tell_its_memory_costs_those_figures_alone(
+def test_a_driver_that_refuses_to_report_its_memory_costs_those_figures_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(device: object) -> tuple[int, int]:

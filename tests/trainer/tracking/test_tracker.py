@@ -56,7 +56,7 @@ def test_a_run_with_all_it_has_stands_in_the_embedded_default(database: str, tmp
     assert_complete(database, tracker.run_id, 2500)
 
 
-def test_a_resumed_run_goes_on_and_repeats_no_step(database: str, tmp_path: Path) -> None:
+def test_a_resumed_run_repeats_no_step(database: str, tmp_path: Path) -> None:
     first = open_tracker(database, tmp_path / "run")
     first.log_params({"seed": 1})
     log_steps(first, range(1, 31))
@@ -103,7 +103,7 @@ def test_a_copied_folder_is_a_run_of_its_own_and_a_moved_one_is_not(database: st
     assert_complete(database, str(base), 6)
 
 
-def test_a_folder_that_was_staged_elsewhere_goes_on_with_its_run(database: str, tmp_path: Path) -> None:
+def test_a_folder_that_was_staged_elsewhere_continues_with_its_run(database: str, tmp_path: Path) -> None:
     """To the disk of a job and back, whose originals lie there still."""
     for name, target, steps in (("shared", "local", range(1, 4)), ("local", "shared", range(4, 7))):
         tracker = open_tracker(database, tmp_path / name)
@@ -117,7 +117,7 @@ def test_a_folder_that_was_staged_elsewhere_goes_on_with_its_run(database: str, 
     assert_complete(database, run.info.run_id, 8)
 
 
-def test_what_was_not_sent_before_a_kill_is_sent_by_the_next_start(database: str, tmp_path: Path) -> None:
+def test_the_next_start_sends_metrics_that_a_kill_left_unsent(database: str, tmp_path: Path) -> None:
     killed = open_tracker(database, tmp_path / "run")
     log_steps(killed, range(1, 11))
     killed._deadline = 0.0
@@ -162,7 +162,7 @@ def test_a_value_that_mlflow_refuses_holds_up_no_other(database: str, tmp_path: 
     assert len(told) == 1 and "bad key!" in told[0]
 
 
-def test_curves_that_cannot_be_drawn_are_told_and_fail_nothing(
+def test_curves_that_cannot_be_drawn_are_reported_and_fail_nothing(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(journal: object) -> bytes:
@@ -192,7 +192,7 @@ def test_another_server_gets_the_whole_curve(database: str, empty_database: Path
 
 
 @pytest.mark.long
-def test_a_server_that_is_tracked_at_again_gets_only_what_it_lacks(
+def test_a_server_that_tracks_the_run_again_gets_only_missing_points(
     database: str, empty_database: Path, tmp_path: Path
 ) -> None:
     shutil.copy(empty_database, tmp_path / "second.db")
@@ -247,7 +247,7 @@ def test_without_its_run_json_a_folder_is_sent_whole_to_a_new_run(database: str,
     assert_complete(database, str(second.run_id), 8)
 
 
-def test_a_training_and_a_login_node_that_send_to_one_server_share_its_cursor(database: str, tmp_path: Path) -> None:
+def test_a_run_and_a_login_node_that_send_to_one_server_share_its_cursor(database: str, tmp_path: Path) -> None:
     tracker = open_tracker(database, tmp_path / "run")
     log_steps(tracker, range(1, 11))
     for _ in range(2):
@@ -279,7 +279,7 @@ def test_a_plain_path_as_address_is_a_usage_error(tmp_path: Path) -> None:
         open_tracker("./mlruns", tmp_path / "run")
 
 
-def test_a_server_that_is_away_is_told_once(tmp_path: Path) -> None:
+def test_a_server_that_is_away_is_reported_once(tmp_path: Path) -> None:
     told = Warnings()
     tracker = open_tracker("http://127.0.0.1:1", tmp_path / "run", told)
     log_steps(tracker, range(1, 1001))
@@ -304,7 +304,7 @@ def test_a_half_made_database_stops_nothing_and_gets_all_once_it_is_whole(empty_
     assert_complete(uri, tracker.run_id, 3)
 
 
-def test_a_full_disk_is_told_once_and_stops_nothing(
+def test_a_full_disk_is_reported_once_and_stops_nothing(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = Warnings()

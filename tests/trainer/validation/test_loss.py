@@ -69,7 +69,7 @@ def test_sources_and_components_have_figures_of_their_own():
     assert [metrics[f"valid/component/{name}/mlm_loss"] for name in ("one", "two")] == [1.5, 6.0]
 
 
-def test_of_very_many_sources_the_largest_are_told_and_the_others_together():
+def test_the_largest_of_many_sources_are_listed_and_the_others_are_summed():
     number = 60
     rows = [[0.0, 0.0, 0.0, float(n + 1)] + [0.0] * 8 for n in range(number)]
     origins = Origins(tuple(f"s{n}" for n in range(number)), (0,) * number, ("one",))
@@ -135,7 +135,7 @@ def in_plain_words(model: PretrainingModel, batches: list[EvaluationBatch]) -> d
             return length_names(BOUNDS)[bisect.bisect_right(BOUNDS, tokens)]
 
         parts = ((predictions.mlm_logits, batch.labels, batch.masked_positions, 0),)
-        parts += ((predictions.nsp_logits, batch.next_sentence_labels, batch.cls_positions, 4),)
+        parts += ((predictions.pair_logits, batch.next_sentence_labels, batch.cls_positions, 4),)
         for logits, labels, places, column in parts:
             for row, label, place in zip(logits, labels.tolist(), places.tolist(), strict=True):
                 if label == IGNORED:
@@ -166,7 +166,7 @@ def test_figures_are_those_counted_prediction_by_prediction(setting):
     assert metrics["valid/mlm_accuracy"] < metrics["valid/mlm_accuracy_top5"]
 
 
-def test_an_evaluation_is_without_dropout_and_training_goes_on_with_it(setting):
+def test_an_evaluation_is_without_dropout_and_training_continues_with_it(setting):
     """With dropout 0.5 everywhere, through the engine's own verbs."""
     config, exact = setting
     half = {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5}

@@ -2,11 +2,11 @@
 
     clozeworks average RUN --last 4 --output DIR
 
-Merging replaces or follows the decay of the learning rate: the mean of checkpoints of the stable phase often scores
+Averaging replaces or follows the decay of the learning rate: the mean of checkpoints of the stable phase often scores
 better than each of them. --weights one_minus_sqrt weighs the checkpoints as a 1-sqrt decay over them would weigh their
 updates; uniform is the plain mean. Any ZeRO stage and number of ranks may have written the checkpoints. The export
-passes the same parity gate as `clozeworks export`, and its provenance names the merged steps. The optimizer's state is
-not merged: the result is a model to use, evaluate or fine-tune, not a checkpoint to resume.
+passes the same parity gate as `clozeworks export`, and its provenance names the averaged steps. The optimizer's state
+is not averaged: the result is a model to use, evaluate or fine-tune, not a checkpoint to resume.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WEIGHTS = ("uniform", "one_minus_sqrt")
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = command_parser("merge.py", __doc__)
+    parser = command_parser("average.py", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="output directory of a run with at least N checkpoints")
     parser.add_argument("--last", type=at_least(2), required=True, metavar="N", help="number of newest checkpoints")
     parser.add_argument(
@@ -39,19 +39,19 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_arguments(arguments)
+    from trainer.checkpoint.average import average_coefficients, stage_warning  # imports torch; --help need not wait
     from trainer.checkpoint.format import CheckpointFolder
-    from trainer.checkpoint.merging import merge_coefficients, stage_warning  # imports torch; --help need not wait
-    from trainer.hf_export.export import export_merged, last_checkpoints
+    from trainer.hf_export.export import export_average, last_checkpoints
 
     folders = last_checkpoints(options.run, options.last)
-    for folder, coefficient in zip(folders, merge_coefficients(len(folders), options.weights), strict=True):
+    for folder, coefficient in zip(folders, average_coefficients(len(folders), options.weights), strict=True):
         print(f"{folder.name}  {coefficient:.4f}")
     if warning := stage_warning([CheckpointFolder(folder).read_state() for folder in folders]):
         print(warning, file=sys.stderr)
     if options.dry_run:
         print(f"dry run: the export would be written to {options.output}")
         return
-    report = export_merged(options.run, options.last, options.weights, options.output)
+    report = export_average(options.run, options.last, options.weights, options.output)
     print(f"checked: {report.parity}")
     print(f"exported the mean of {len(folders)} checkpoints, {report.num_parameters:,} parameters, to {report.output}")
 

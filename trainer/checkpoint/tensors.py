@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint: pieces of flattened parameters in the ranks' files, read without an engine.
+"""The tensors of a checkpoint: fragments of flattened parameters in the ranks' files, read without an engine.
 
 The files are written tensor by tensor, without a copy of the training state: `safetensors.torch.save_file` takes all
 tensors at once, so the whole state of a GPU would be in host memory (and with older releases the CPU's once more), and
@@ -32,7 +32,7 @@ _MOST_ELEMENTS = 1 << 24
 _Problem = tuple[str, str, str]
 """What a rank tells the others of its error: problem, fix and code."""
 
-Part = tuple[str, int, Callable[[], torch.Tensor]]
+TensorToWrite = tuple[str, int, Callable[[], torch.Tensor]]
 """Key, number of elements, and how to get the 1-D float32 tensor."""
 
 
@@ -44,18 +44,18 @@ def read_weights(folder: str | Path) -> dict[str, torch.Tensor]:
     """
     checkpoint = open_checkpoint(folder)
     shapes = checkpoint.saved.shapes
-    check_pieces(checkpoint)  # before memory is allocated for the recorded shapes
+    check_fragments(checkpoint)  # before memory is allocated for the recorded shapes
     weights = {name: torch.empty(shape, dtype=torch.float32) for name, shape in shapes.items()}
     for name in checkpoint.tensor_files:
-        for piece in read_pieces(checkpoint.folder / name):
-            if piece.kind == "weight" and piece.name in weights:
-                values = piece.read(piece.start, piece.stop)
-                weights[piece.name].view(-1)[piece.start : piece.stop].copy_(values)
+        for fragment in read_fragments(checkpoint.folder / name):
+            if fragment.kind == "weight" and fragment.name in weights:
+                values = fragment.read(fragment.start, fragment.stop)
+                weights[fragment.name].view(-1)[fragment.start : fragment.stop].copy_(values)
     return weights
 
 
 @dataclass(frozen=True)
-class Piece:
+class StoredFragment:
     """Elements [start, stop) of one flattened tensor of the training state, in a file."""
 
     kind: str
@@ -67,7 +67,7 @@ class Piece:
     """Bytes before the first element."""
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop) of the flattened parameter, a part of this piece; float32.
+        """Elements [start, stop) of the flattened parameter, a part of this fragment; float32.
 
         They are read, not mapped: the mapped pages of a large file would count as memory of the process.
 
@@ -84,12 +84,12 @@ class Piece:
         return torch.from_numpy(elements)
 
 
-def read_pieces(path: Path) -> Iterator[Piece]:
-    """Yield the pieces of one rank's file; tensors are read only where `Piece.read` asks for them."""
+def read_fragments(path: Path) -> Iterator[StoredFragment]:
+    """Yield the fragments of one rank's file; tensors are read only where `StoredFragment.read` asks for them."""
     try:
         with safe_open(path, framework="pt") as file:  # checks the header against the size of the file
             slices = {key: file.get_slice(key) for key in file.keys()}
-            shapes = {key: (piece.get_dtype(), piece.get_shape()) for key, piece in slices.items()}
+            shapes = {key: (fragment.get_dtype(), fragment.get_shape()) for key, fragment in slices.items()}
             del slices
         with open(path, "rb") as plain:
             header_bytes = int.from_bytes(plain.read(8), "little")
@@ -99,7 +99,7 @@ def read_pieces(path: Path) -> Iterator[Piece]:
             if int(start) < 0 or len(shape) != 1 or dtype != "F32":
                 raise ValueError(f"{key!r} is {dtype} of shape {shape}")
             offset = 8 + header_bytes + header[key]["data_offsets"][0]
-            yield Piece(kind, name, int(start), int(start) + shape[0], path, offset)
+            yield StoredFragment(kind, name, int(start), int(start) + shape[0], path, offset)
     except (SafetensorError, ValueError, OSError) as error:
         raise _damaged(path, str(error)) from None
 
@@ -113,7 +113,7 @@ def _damaged(path: Path, reason: str) -> UserError:
 
 
 def check_coverage(missing: dict[str, int], folder: Path) -> None:
-    """Refuse a checkpoint whose pieces do not cover every parameter exactly once."""
+    """Refuse a checkpoint whose fragments do not cover every parameter exactly once."""
     for name, count in missing.items():
         if count:
             what = f"{count:,} elements of {name} are missing" if count > 0 else f"{name} is stored more than once"
@@ -124,16 +124,16 @@ def check_coverage(missing: dict[str, int], folder: Path) -> None:
             )
 
 
-def check_pieces(checkpoint: Checkpoint) -> None:
-    """Refuse weights whose pieces, one behind the other, are not the whole parameter."""
+def check_fragments(checkpoint: Checkpoint) -> None:
+    """Refuse weights whose fragments, one behind the other, are not the whole parameter."""
     reached = dict.fromkeys(checkpoint.saved.shapes, 0)
-    pieces = [piece for name in checkpoint.tensor_files for piece in read_pieces(checkpoint.folder / name)]
-    for piece in sorted(pieces, key=lambda piece: piece.start):
-        if piece.kind == "weight" and piece.name in reached and piece.stop > piece.start:
-            if piece.start != reached[piece.name]:
-                gap = {piece.name: piece.start - reached[piece.name]}
+    fragments = [fragment for name in checkpoint.tensor_files for fragment in read_fragments(checkpoint.folder / name)]
+    for fragment in sorted(fragments, key=lambda fragment: fragment.start):
+        if fragment.kind == "weight" and fragment.name in reached and fragment.stop > fragment.start:
+            if fragment.start != reached[fragment.name]:
+                gap = {fragment.name: fragment.start - reached[fragment.name]}
                 check_coverage(gap, checkpoint.folder)
-            reached[piece.name] = piece.stop
+            reached[fragment.name] = fragment.stop
     missing = {name: math.prod(shape) - reached[name] for name, shape in checkpoint.saved.shapes.items()}
     check_coverage(missing, checkpoint.folder)
 
@@ -161,8 +161,8 @@ def read_alone(
     for name in names:
         if not is_incomplete():
             return
-        for each in _transfers(read_pieces(folder / name), holders):
-            yield each.piece.kind, each.piece.name, each.start, each.piece.read(each.start, each.stop)
+        for each in _transfers(read_fragments(folder / name), holders):
+            yield each.fragment.kind, each.fragment.name, each.start, each.fragment.read(each.start, each.stop)
 
 
 def read_shared(folder: Path, names: Sequence[str], wanted: Sequence[Wanted], ranks: Ranks) -> Iterator[Values]:
@@ -182,7 +182,7 @@ def read_shared(folder: Path, names: Sequence[str], wanted: Sequence[Wanted], ra
             holders.setdefault(each[0], []).append((rank, each))
     try:
         for name in names[ranks.rank :: ranks.world_size]:
-            for transfer in _transfers(read_pieces(folder / name), holders):
+            for transfer in _transfers(read_fragments(folder / name), holders):
                 if size >= _MOST_ELEMENTS:
                     bundles.append([])
                     size = 0
@@ -190,28 +190,30 @@ def read_shared(folder: Path, names: Sequence[str], wanted: Sequence[Wanted], ra
                 size += transfer.stop - transfer.start
     except UserError as error:
         problem = (error.problem, error.fix, error.code)
-    found = gather_objects((len(bundles), problem), ranks)
-    _raise_first(problem for _, problem in found)
-    for number in range(max(count for count, _ in found)):
+    outcomes = gather_objects((len(bundles), problem), ranks)
+    _raise_first(problem for _, problem in outcomes)
+    for number in range(max(count for count, _ in outcomes)):
         yield from _exchange(bundles[number] if number < len(bundles) else [], ranks)
 
 
 @dataclass(frozen=True)
 class _Transfer:
-    """Elements [start, stop) of a parameter that are in a piece, and the rank that wants them."""
+    """Elements [start, stop) of a parameter that are in a fragment, and the rank that wants them."""
 
     rank: int
-    piece: Piece
+    fragment: StoredFragment
     start: int
     stop: int
 
 
-def _transfers(pieces: Iterable[Piece], holders: dict[str, list[tuple[int, Wanted]]]) -> Iterator[_Transfer]:
-    for piece in pieces:
-        for rank, (_, first, last, kinds) in holders.get(piece.name, ()):
-            start, stop = max(piece.start, first), min(piece.stop, last)
-            for at in range(start, stop, _MOST_ELEMENTS) if piece.kind in kinds else ():
-                yield _Transfer(rank, piece, at, min(at + _MOST_ELEMENTS, stop))
+def _transfers(
+    fragments: Iterable[StoredFragment], holders: dict[str, list[tuple[int, Wanted]]]
+) -> Iterator[_Transfer]:
+    for fragment in fragments:
+        for rank, (_, first, last, kinds) in holders.get(fragment.name, ()):
+            start, stop = max(fragment.start, first), min(fragment.stop, last)
+            for at in range(start, stop, _MOST_ELEMENTS) if fragment.kind in kinds else ():
+                yield _Transfer(rank, fragment, at, min(at + _MOST_ELEMENTS, stop))
 
 
 def _exchange(bundle: Sequence[_Transfer], ranks: Ranks) -> Iterator[Values]:
@@ -224,8 +226,8 @@ def _exchange(bundle: Sequence[_Transfer], ranks: Ranks) -> Iterator[Values]:
     problem: _Problem | None = None
     try:
         for each in bundle:
-            heads[each.rank].append((each.piece.kind, each.piece.name, each.start, each.stop - each.start))
-            parts[each.rank].append(each.piece.read(each.start, each.stop))
+            heads[each.rank].append((each.fragment.kind, each.fragment.name, each.start, each.stop - each.start))
+            parts[each.rank].append(each.fragment.read(each.start, each.stop))
     except UserError as error:
         problem = (error.problem, error.fix, error.code)
     texts = [torch.frombuffer(bytearray(json.dumps([problem, head]).encode()), dtype=torch.uint8) for head in heads]
@@ -246,33 +248,33 @@ def _raise_first(problems: Iterable[_Problem | None]) -> None:
         raise UserError(problem[0], fix=problem[1], code=problem[2])
 
 
-def write_tensors(path: Path, parts: Iterable[Part]) -> FileRecord:
-    """Write the parts in order, atomically; returns the file's size and sha256.
+def write_tensors(path: Path, tensors: Iterable[TensorToWrite]) -> FileRecord:
+    """Write the tensors in order, atomically; returns the file's size and sha256.
 
     Raises:
         UserError: the disk is full, or the folder cannot be written.
     """
-    parts = list(parts)
+    tensors = list(tensors)
     digest = hashlib.sha256()
     size = 0
     with storage.local_write(path) as partial, open(partial, "wb") as file:
-        for chunk in _chunks(parts):
+        for chunk in _chunks(tensors):
             digest.update(chunk)
             size += file.write(chunk)
     return FileRecord(name=path.name, bytes=size, sha256=digest.hexdigest())
 
 
-def _chunks(parts: list[Part]) -> Iterable[bytes | memoryview]:
+def _chunks(tensors: list[TensorToWrite]) -> Iterable[bytes | memoryview]:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for key, numel, _ in parts:
+    for key, numel, _ in tensors:
         end = offset + numel * _FLOAT32_BYTES
         header[key] = {"dtype": "F32", "shape": [numel], "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     yield len(text).to_bytes(8, "little") + text
-    for key, numel, read in parts:
+    for key, numel, read in tensors:
         tensor = read().detach().cpu().contiguous()
         assert tensor.dtype == torch.float32 and tensor.shape == (numel,), f"{key}: {tensor.dtype}, {tensor.shape}"
         yield tensor.numpy().data.cast("B")

@@ -1,4 +1,4 @@
-"""The pieces in a rank's file: which are refused, and which elements they give."""
+"""The fragments in a rank's file: which are refused, and which elements they give."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from tests.support.threaded_ranks import ThreadedRanks
 from tests.trainer.checkpoint.test_writer import StillEngine, save
-from trainer.checkpoint import pieces
-from trainer.checkpoint.pieces import (
-    Piece,
+from trainer.checkpoint import tensors
+from trainer.checkpoint.tensors import (
+    StoredFragment,
     Wanted,
     check_coverage,
-    check_pieces,
+    check_fragments,
     read_alone,
-    read_pieces,
+    read_fragments,
     read_shared,
     read_weights,
 )
 from trainer.distributed.process_group import Ranks
 
 
-def test_a_piece_gives_any_part_of_the_elements_it_holds(tmp_path: Path) -> None:
+def test_a_fragment_reads_any_range_of_its_elements(tmp_path: Path) -> None:
     save_file({"weight:5:a:b": torch.arange(5.0, 12.0), "exp_avg:0:c": torch.ones(3)}, tmp_path / "file")
-    pieces = {(piece.kind, piece.name): piece for piece in read_pieces(tmp_path / "file")}
-    assert {key: (piece.start, piece.stop) for key, piece in pieces.items()} == {
+    fragments = {(fragment.kind, fragment.name): fragment for fragment in read_fragments(tmp_path / "file")}
+    assert {key: (fragment.start, fragment.stop) for key, fragment in fragments.items()} == {
         ("weight", "a:b"): (5, 12),
         ("exp_avg", "c"): (0, 3),
     }
-    weight = pieces["weight", "a:b"]
+    weight = fragments["weight", "a:b"]
     assert weight.read(5, 12).tolist() == [5, 6, 7, 8, 9, 10, 11]
     assert weight.read(7, 9).tolist() == [7, 8]
     os.truncate(tmp_path / "file", weight.offset + 4)
@@ -61,10 +61,10 @@ def test_a_piece_gives_any_part_of_the_elements_it_holds(tmp_path: Path) -> None
         ("a", torch.zeros(3)),
     ],
 )
-def test_what_is_no_piece_is_refused(tmp_path: Path, key: str, tensor: torch.Tensor) -> None:
+def test_a_tensor_that_is_no_fragment_is_refused(tmp_path: Path, key: str, tensor: torch.Tensor) -> None:
     save_file({key: tensor}, tmp_path / "file")
     with pytest.raises(UserError, match=re.escape(str(tmp_path / "file")), check=coded("damaged-checkpoint")):
-        list(read_pieces(tmp_path / "file"))
+        list(read_fragments(tmp_path / "file"))
 
 
 def test_a_parameter_must_be_there_exactly_once(tmp_path: Path) -> None:
@@ -78,13 +78,13 @@ def test_a_parameter_must_be_there_exactly_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "said"), [(5, "2 elements of a are missing"), (2, "a is stored more than once"), (3, "1 elements of a")]
 )
-def test_pieces_follow_each_other_to_the_end(tmp_path: Path, start: int, said: str) -> None:
+def test_fragments_follow_each_other_to_the_end(tmp_path: Path, start: int, said: str) -> None:
     for name, first in (("one", 0), ("two", start)):
         save_file({f"weight:{first}:a": torch.zeros(3)}, tmp_path / name)
     saved = SimpleNamespace(shapes={"a": (7, 1) if start == 3 else (start + 3,)})
     checkpoint: Any = SimpleNamespace(folder=tmp_path, saved=saved, tensor_files=["two", "one"])
     with pytest.raises(UserError, match=said, check=coded("damaged-checkpoint")):
-        check_pieces(checkpoint)
+        check_fragments(checkpoint)
 
 
 def test_weights_are_the_weights_alone_and_not_the_moments(tmp_path: Path) -> None:
@@ -131,14 +131,14 @@ def write_files(folder: Path, num_files: int) -> list[str]:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that were opened for their pieces."""
+    """Names of the files that were opened for their fragments."""
     names: list[str] = []
 
-    def noted(path: Path) -> Iterator[Piece]:
+    def noted(path: Path) -> Iterator[StoredFragment]:
         names.append(path.name)
-        return read_pieces(path)
+        return read_fragments(path)
 
-    monkeypatch.setattr(pieces, "read_pieces", noted)
+    monkeypatch.setattr(tensors, "read_fragments", noted)
     return names
 
 
@@ -156,8 +156,8 @@ def test_ranks_of_another_number_open_each_file_once_and_get_what_they_want(
 ) -> None:
     """At ZeRO 0 every rank wants everything."""
     names, wanted = write_files(tmp_path, num_files), shares(world_size) if is_divided else shares(1) * world_size
-    monkeypatch.setattr(pieces, "_MOST_ELEMENTS", most_elements)
-    group = ThreadedRanks(world_size, (pieces,), monkeypatch)
+    monkeypatch.setattr(tensors, "_MOST_ELEMENTS", most_elements)
+    group = ThreadedRanks(world_size, (tensors,), monkeypatch)
     found = group.run(lambda ranks: list(read_shared(tmp_path, names, wanted[ranks.rank], ranks)))
     assert sorted(opened) == names
     for held, values in zip(wanted, found, strict=True):
@@ -181,18 +181,18 @@ def test_a_rank_that_wants_what_its_own_file_holds_opens_no_other(opened: list[s
 def test_a_file_that_one_rank_cannot_read_is_the_error_of_all(
     is_torn_later: bool, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Whether its header is damaged, or it ends before a piece that the header names, in one of several exchanges."""
+    """Whether the header is damaged, or it ends before a fragment that the header names in a later exchange."""
     names, wanted = write_files(tmp_path, 3), shares(2)
     if is_torn_later:
-        monkeypatch.setattr(pieces, "_MOST_ELEMENTS", 100)
-        read = Piece.read
+        monkeypatch.setattr(tensors, "_MOST_ELEMENTS", 100)
+        read = StoredFragment.read
 
-        def ends(self: Piece, start: int, stop: int) -> torch.Tensor:
+        def ends(self: StoredFragment, start: int, stop: int) -> torch.Tensor:
             if self.path.name == names[1] and self.kind == "exp_avg":
                 os.truncate(self.path, self.offset)
             return read(self, start, stop)
 
-        monkeypatch.setattr(Piece, "read", ends)
+        monkeypatch.setattr(StoredFragment, "read", ends)
     else:
         (tmp_path / names[1]).write_bytes(b"x" * 50)
 
@@ -201,4 +201,4 @@ def test_a_file_that_one_rank_cannot_read_is_the_error_of_all(
             list(read_shared(tmp_path, names, wanted[ranks.rank], ranks))
         return "failed"
 
-    assert ThreadedRanks(2, (pieces,), monkeypatch).run(fails) == ["failed"] * 2
+    assert ThreadedRanks(2, (tensors,), monkeypatch).run(fails) == ["failed"] * 2

@@ -18,9 +18,9 @@ from tests.support.toy_training import ToyModel, global_batch
 from tests.trainer.checkpoint.test_writer import StillEngine, save
 from trainer import load_config
 from trainer.checkpoint import writer
+from trainer.checkpoint.average import average_checkpoints, average_coefficients, averaged_weights, stage_warning
 from trainer.checkpoint.format import CheckpointFolder, SavedState, TrainState, rank_file_name, step_folder
-from trainer.checkpoint.merging import averaged_weights, merge_coefficients, merge_weights, stage_warning
-from trainer.checkpoint.pieces import read_weights, write_tensors
+from trainer.checkpoint.tensors import read_weights, write_tensors
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from trainer.checkpoint.pieces import read_weights, write_tensors
     ],
 )
 def test_coefficients_by_hand(num_checkpoints, weights, expected):
-    assert merge_coefficients(num_checkpoints, weights) == pytest.approx(expected, abs=5e-5)
+    assert average_coefficients(num_checkpoints, weights) == pytest.approx(expected, abs=5e-5)
 
 
 @pytest.mark.parametrize("num_checkpoints", [2, 3, 7])
@@ -42,26 +42,26 @@ def test_one_minus_sqrt_scales_each_update_as_the_decay_scales_the_learning_rate
     checkpoints = updates.cumsum(0)
     scales = [1 - (number / num_checkpoints) ** 0.5 for number in range(num_checkpoints)]
     expected = sum(scale * update for scale, update in zip(scales, updates, strict=True))
-    coefficients = merge_coefficients(num_checkpoints, "one_minus_sqrt")
-    merged = sum(share * weights for share, weights in zip(coefficients, checkpoints, strict=True))
-    assert torch.allclose(merged, expected, rtol=0, atol=1e-12)
+    coefficients = average_coefficients(num_checkpoints, "one_minus_sqrt")
+    mean = sum(share * weights for share, weights in zip(coefficients, checkpoints, strict=True))
+    assert torch.allclose(mean, expected, rtol=0, atol=1e-12)
 
 
 def test_the_mean_is_that_of_plain_pytorch(tmp_path: Path) -> None:
     folders = [save(tmp_path, step, StillEngine(learning_rate=0.1 * step)) for step in (1, 2, 3)]
     single = [read_weights(folder) for folder in folders]
-    merged = merge_weights(folders, [0.5, 0.3, 0.2])
-    assert merged.keys() == single[0].keys()
-    for name, mean in merged.items():
+    mean = average_checkpoints(folders, [0.5, 0.3, 0.2])
+    assert mean.keys() == single[0].keys()
+    for name, values in mean.items():
         expected = sum(c * weights[name].double() for c, weights in zip((0.5, 0.3, 0.2), single, strict=True))
-        assert mean.dtype == torch.float32 and not torch.equal(mean, single[-1][name])
-        assert torch.allclose(mean.double(), expected, rtol=1e-6, atol=1e-7), name
+        assert values.dtype == torch.float32 and not torch.equal(values, single[-1][name])
+        assert torch.allclose(values.double(), expected, rtol=1e-6, atol=1e-7), name
 
 
 MEASURED = """
 import sys
 from pathlib import Path
-from trainer.checkpoint.merging import merge_weights
+from trainer.checkpoint.average import average_checkpoints
 
 def kilobytes(name):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -70,16 +70,16 @@ def kilobytes(name):
 for folders in (sys.argv[1:3], sys.argv[3:]):
     Path("/proc/self/clear_refs").write_text("5")  # the peak of memory is that of now
     before = kilobytes("VmRSS")
-    merged = merge_weights([Path(folder) for folder in folders], [0.5, 0.5])
-    print(1024 * (kilobytes("VmHWM") - before), 4 * sum(weight.numel() for weight in merged.values()))
-    assert all(float(weight.view(-1)[-1]) == 1.5 for weight in merged.values())
-    del merged
+    mean = average_checkpoints([Path(folder) for folder in folders], [0.5, 0.5])
+    print(1024 * (kilobytes("VmHWM") - before), 4 * sum(weight.numel() for weight in mean.values()))
+    assert all(float(weight.view(-1)[-1]) == 1.5 for weight in mean.values())
+    del mean
 """
 
 
 @pytest.mark.long
 @pytest.mark.spawn
-def test_the_memory_of_a_merge_is_below_two_copies_of_the_weights(tmp_path: Path) -> None:
+def test_the_memory_of_an_average_is_below_two_copies_of_the_weights(tmp_path: Path) -> None:
     """64 MiB of weights of one rank and of two; mapped files would count, too, and come to another copy on one rank."""
     shapes = {f"layer{number}": (1024, 1024) for number in range(16)}
     folders = [large_checkpoint(tmp_path / f"{ranks}", step, shapes, ranks) for ranks in (1, 2) for step in (1, 2)]
@@ -118,26 +118,26 @@ def test_checkpoints_of_other_shapes_and_damaged_ones_are_refused(tmp_path: Path
     state = folders[1] / "state.json"
     state.write_text(state.read_text().replace("0", "1", 1))
     with pytest.raises(UserError, match="step-00000002"):
-        merge_weights(folders, [0.5, 0.5])
+        average_checkpoints(folders, [0.5, 0.5])
 
 
 @pytest.mark.spawn
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_the_mean_is_evaluated_in_a_run_on_two_ranks_without_disturbing_it(stage: int) -> None:
-    folder, reports = trained(stage)
-    averaged, undisturbed = reports["averaged"], reports[f"{averaged_name(stage)}-whole"]
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_the_mean_is_evaluated_in_a_run_on_two_ranks_without_disturbing_it(zero_stage: int) -> None:
+    folder, reports = trained(zero_stage)
+    averaged, undisturbed = reports["averaged"], reports[f"{averaged_name(zero_stage)}-whole"]
     assert averaged["losses"] == undisturbed["losses"] and averaged["norms"] == undisturbed["norms"]
-    assert_same_training_state(folder / "averaged", folder / f"{averaged_name(stage)}-whole")
+    assert_same_training_state(folder / "averaged", folder / f"{averaged_name(zero_stage)}-whole")
     for number, loss in enumerate(averaged["averages"], start=1):
         folders = [folder / "averaged" / "checkpoints" / f"step-{step:08d}" for step in range(1, number + 1)]
         model = ToyModel().eval()
         with torch.no_grad():
-            for name, weight in merge_weights(folders, [1 / number] * number).items():
+            for name, weight in average_checkpoints(folders, [1 / number] * number).items():
                 model.get_parameter(name).copy_(weight)
-            if stage:
+            if zero_stage:
                 model.bfloat16()  # as the forward of the run
             expected = float(model(global_batch(0)))
-        assert loss == pytest.approx(expected, rel=1e-2 if stage else 1e-6)
+        assert loss == pytest.approx(expected, rel=1e-2 if zero_stage else 1e-6)
     assert len(set(averaged["averages"])) == 4
 
 
@@ -153,7 +153,7 @@ def test_a_mean_that_cannot_be_made_leaves_the_weights_as_they_were(tmp_path: Pa
     before = {name: weight.detach().clone() for name, weight in engine.module.named_parameters()}
     with averaged_weights(engine, folders) as problem:
         assert problem is None
-        mean = merge_weights(folders, [0.5, 0.5])
+        mean = average_checkpoints(folders, [0.5, 0.5])
         assert all(torch.equal(weight, mean[name]) for name, weight in engine.module.named_parameters())
     assert all(torch.equal(weight, before[name]) for name, weight in engine.module.named_parameters())
     (folders[1] / rank_file_name(0, 1)).unlink()

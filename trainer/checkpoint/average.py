@@ -1,6 +1,6 @@
-"""Compute the weighted mean of the weights of several checkpoints, read piece by piece.
+"""Compute the weighted mean of the weights of several checkpoints, read fragment by fragment.
 
-Merging checkpoints of the stable phase stands in for a decay of the learning rate: with the weights `one_minus_sqrt`
+Averaging checkpoints of the stable phase stands in for a decay of the learning rate: with the weights `one_minus_sqrt`
 the mean is the sum of the updates between the checkpoints, scaled down as the 1-sqrt decay scales the learning rate
 (Tian et al. 2025, arXiv 2507.17634, whose theorem gives the coefficients for any decay).
 """
@@ -17,17 +17,17 @@ import torch
 
 from data_prep.base.errors import UserError
 from trainer.checkpoint.format import CheckpointFolder, SavedState, open_checkpoint
-from trainer.checkpoint.pieces import check_coverage, check_pieces, own_first, read_alone
+from trainer.checkpoint.tensors import check_coverage, check_fragments, own_first, read_alone
 from trainer.config.run_config import RunConfig, without_registry
 from trainer.config.stages import ROPE_BASES
 from trainer.distributed.process_group import gather_objects
 from trainer.engine.engine import Engine
 from trainer.engine.fragments import WEIGHT, Fragment, parameter_shapes
 
-MergeWeights = Literal["uniform", "one_minus_sqrt"]
+Weighting = Literal["uniform", "one_minus_sqrt"]
 
 
-def merge_coefficients(num_checkpoints: int, weights: MergeWeights) -> list[float]:
+def average_coefficients(num_checkpoints: int, weights: Weighting) -> list[float]:
     """Return one coefficient for each checkpoint, oldest first; they sum to 1.
 
     `one_minus_sqrt` scales the i-th of N updates after the oldest checkpoint by 1 - sqrt(i / N), so the i-th
@@ -50,36 +50,36 @@ def stage_warning(checkpoints: Sequence[SavedState]) -> str | None:
         kinds.add((stage.sequence_length, *bases, stage.data.mask_unit, stage.data.mlm_probability))
     if len(kinds) < 2 or len(steps) < 2:
         return None
-    listed = "; ".join(f"{label}: {', '.join(map(str, found))}" for label, found in steps.items())
+    listed = "; ".join(f"{label}: {', '.join(map(str, numbers))}" for label, numbers in steps.items())
     return f"warning: the checkpoints are of stages with different lengths, RoPE bases or masking (steps of {listed})"
 
 
-def merge_weights(folders: Sequence[Path], coefficients: Sequence[float]) -> dict[str, torch.Tensor]:
+def average_checkpoints(folders: Sequence[Path], coefficients: Sequence[float]) -> dict[str, torch.Tensor]:
     """Return the weighted mean of the checkpoints' weights by parameter name, float32 on the CPU.
 
-    The mean is accumulated in float32 in the order of `folders`. Beside it, one piece of one checkpoint is in memory at
-    a time: at most one rank's part of the largest parameter.
+    The mean is accumulated in float32 in the order of `folders`. Beside it, one fragment of one checkpoint is in memory
+    at a time: at most one rank's part of the largest parameter.
 
     Raises:
         UserError: a folder is no complete checkpoint or is damaged, or the checkpoints have different parameters.
     """
-    merged: dict[str, torch.Tensor] = {}
+    means: dict[str, torch.Tensor] = {}
     shapes: Mapping[str, Sequence[int]] = {}
     for folder, coefficient in zip(folders, coefficients, strict=True):
         checkpoint = open_checkpoint(folder)
-        check_pieces(checkpoint)
-        if not merged:
+        check_fragments(checkpoint)
+        if not means:
             shapes = checkpoint.saved.shapes
-            merged = {name: torch.zeros(shape, dtype=torch.float32) for name, shape in shapes.items()}
+            means = {name: torch.zeros(shape, dtype=torch.float32) for name, shape in shapes.items()}
         elif checkpoint.saved.shapes != shapes:
             raise UserError(
                 f"{folder} has other parameter names or shapes than {folders[0]}",
-                fix="merge checkpoints of one run",
+                fix="average checkpoints of one run",
                 code="checkpoints-differ",
             )
-        whole = {name: (0, mean.view(-1)) for name, mean in merged.items()}
+        whole = {name: (0, mean.view(-1)) for name, mean in means.items()}
         add_weights(folder, checkpoint.tensor_files, coefficient, whole)
-    return merged
+    return means
 
 
 def add_weights(
@@ -110,8 +110,8 @@ def averaged_weights(
 
     Yields None, or why the mean could not be made on some rank; the weights are then those of the run. Afterwards they
     are again, bit by bit. A copy of this rank's fp32 weights (4 bytes per element; of all elements at stage 0) is in
-    the host's memory meanwhile, and one piece of a checkpoint at a time. `should_stop`, the same on all ranks, is asked
-    before each checkpoint; the mean is not made then.
+    the host's memory meanwhile, and one fragment of a checkpoint at a time. `should_stop`, the same on all ranks, is
+    asked before each checkpoint; the mean is not made then.
     """
     fragments = engine.fragments()
     kept = [fragment.view(WEIGHT).to("cpu", copy=True) for fragment in fragments]
@@ -137,8 +137,8 @@ def _set_mean(
         if should_stop():
             return "the run is to stop"
         problem = _add_checkpoint(engine, folder, 1 / len(folders), sums)
-        if found := [each for each in gather_objects(problem, engine.ranks) if each]:
-            return str(found[0])
+        if problems := [each for each in gather_objects(problem, engine.ranks) if each]:
+            return str(problems[0])
     return None
 
 
