@@ -1,1 +1,1 @@
-"""What follows a run's checkpoints beside training: registration and suites of evaluations."""
+"""What follows the checkpoints of a run, in a process beside it: scores of suites, and registration."""

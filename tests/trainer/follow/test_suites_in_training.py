@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from trainer.follow.suites_in_training import SuitesInTraining
 
 from data_prep.base.errors import UsageError
 from tests.support import fork_server
@@ -24,7 +25,6 @@ from trainer.checkpoint.writer import _retire
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import CheckpointSettings
 from trainer.follow import suites_in_training as module
-from trainer.follow.suites_in_training import SuitesInTraining
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SCORE = (
