@@ -51,6 +51,7 @@ class FollowerClient:
         self._jobs = jobs_of(config)
         self._process: subprocess.Popen[str] | None = None
         self._deaths = 0
+        self._is_unreadable = False
         self._stamp: tuple[int, int] | None = None
         notes = self._notes()
         missing = unattached(self._output_dir, notes)
@@ -165,13 +166,15 @@ class FollowerClient:
                     f"{counted(len(due), 'job')} on checkpoints {'is' if len(due) == 1 else 'are'} due: `{command}`"
                 )
             return True
-        return not due and not any(has_failed(note, self._since) for note in self._notes().values())
+        is_read = not self._is_unreadable
+        return is_read and not due and not any(has_failed(note, self._since) for note in self._notes().values())
 
     def _due(self, jobs: Sequence[CheckpointJob]) -> list[tuple[CheckpointJob, int]]:
         try:
             return due_jobs(jobs, self._output_dir, self._since) if jobs else []
         except UserError as error:
             self._warn(f"{error.problem}; checkpoints wait for the next start of the run")
+            self._is_unreadable = True
             return []
 
     def _notes(self) -> Notes:

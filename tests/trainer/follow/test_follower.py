@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.storage.locks import IsHeld
 from tests.support import fork_server
 from tests.support.error_codes import coded
@@ -199,6 +199,17 @@ def test_a_process_that_cannot_be_started_is_a_failure(jobs: Jobs, monkeypatch: 
     assert note.result["reason"].startswith("FileNotFoundError") and "not registered as birds" in failure_line(note)
 
 
+def test_nothing_is_done_that_cannot_be_noted(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = jobs.config()
+    complete(config, 20)
+    (Path(config.output_dir) / JOBS_NAME).symlink_to("/dev/full")
+    monkeypatch.setattr(module, "read_notes", lambda output_dir: {})
+    monkeypatch.setattr(module, "due_jobs", lambda *given: [(jobs_of(config)[1], 20)])
+    with pytest.raises(UserError, check=coded("unwritable-jobs"), match="No space left"):
+        work(config)
+    assert not jobs.asked
+
+
 @pytest.mark.parametrize("name", ["score", "register"])
 def test_a_killed_job_is_a_failure_and_the_others_are_done(name: str, jobs: Jobs) -> None:
     config = jobs.config()
@@ -328,9 +339,12 @@ def test_one_follower_at_a_time_works_on_a_directory(jobs: Jobs) -> None:
     config = jobs.config(registers=False)
     complete(config, 10)
     with only_follower(Path(config.output_dir)):
-        with pytest.raises(
-            IsHeld, check=coded("follower-active"), match=r"another follower \(process .*\) works on .*run"
-        ), only_follower(Path(config.output_dir)):
+        with (
+            pytest.raises(
+                IsHeld, check=coded("follower-active"), match=r"another follower \(process .*\) works on .*run"
+            ),
+            only_follower(Path(config.output_dir)),
+        ):
             pytest.fail("two followers")
         process = follower_process(jobs, config)  # which waits
         with pytest.raises(subprocess.TimeoutExpired):
