@@ -10,7 +10,7 @@ from pathlib import Path
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from trainer.benchmark import benchmark_report
-from trainer.benchmark.measurement import Measurement, Training, free_memory, largest_that_fits, with_micro_batch
+from trainer.benchmark.measurement import SpeedMeasurement, Training, free_memory, largest_that_fits, with_micro_batch
 from trainer.benchmark.profiling import profile_steps, top_operations, write_profile
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.checkpoint.data_version import open_data
@@ -43,7 +43,7 @@ def benchmark(config: RunConfig, arguments: argparse.Namespace) -> int:
             say(ranks, "dry run: nothing was measured and nothing was written")
             shut_down(ranks)
             return 0
-        session = Session(config, arguments, ranks, shard_sets)
+        session = BenchmarkSession(config, arguments, ranks, shard_sets)
         points, largest = session.sweep() if arguments.sweep else ([session.measure()], None)
     if ranks.is_first:
         summary = benchmark_report.report(config, arguments.stage, ranks, engine, data, points)
@@ -51,7 +51,7 @@ def benchmark(config: RunConfig, arguments: argparse.Namespace) -> int:
     shut_down(ranks)
 
 
-class Session:
+class BenchmarkSession:
     """Measurements of one configuration on the same data."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Session:
         self.config, self.arguments, self.ranks, self.shard_sets = config, arguments, ranks, shard_sets
         self.stage = config.stages[arguments.stage]
 
-    def measure(self) -> Measurement:
+    def measure(self) -> SpeedMeasurement:
         """Measure the configured micro-batch, and profile it if the command line asks for it."""
         training = self._start(self.stage.micro_batch_tokens)
         point = training.measure(self.arguments.steps, self.arguments.warmup_steps)
@@ -70,7 +70,7 @@ class Session:
         training.close()
         return point
 
-    def sweep(self) -> tuple[list[Measurement], int]:
+    def sweep(self) -> tuple[list[SpeedMeasurement], int]:
         """Measure micro-batches of growing size.
 
         Returns:
@@ -109,7 +109,7 @@ class Session:
         )
         return [points[rows] for rows in sorted(points)], largest * length
 
-    def _try(self, micro_batch_tokens: int) -> Measurement | None:
+    def _try(self, micro_batch_tokens: int) -> SpeedMeasurement | None:
         """Measure one micro-batch; None if memory runs out on any rank.
 
         A rank that waits for a rank out of memory ends at the timeout.

@@ -155,13 +155,8 @@ def main() -> None:
     from trainer.distributed.exit import run_rank
     from trainer.loop.train import train
 
-    run_rank(
-        lambda: (
-            train(
-                config, EXTENSIONS, arguments.allow_change, branch, stop_signal, verbose=arguments.verbose
-            ).exit_status
-        )
-    )
+    allow_change, verbose = arguments.allow_change, arguments.verbose
+    run_rank(lambda: train(config, EXTENSIONS, allow_change, branch, stop_signal, verbose=verbose).exit_status)
 
 
 def is_finished(config: RunConfig) -> bool:

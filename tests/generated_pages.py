@@ -9,6 +9,7 @@ order with the first sentence of their docstrings.
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from pydantic import BaseModel
 
 from data_prep.config.preparation_config import PreparationConfig, Source
 from launch.command_table import DATA_PREP, GROUPS, Command
-from tests.test_layout import ORDER
+from tests.test_layout import MODULES, ORDER, TOWERS
 from trainer import load_config
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
@@ -193,12 +194,18 @@ def trainer_packages() -> Iterator[str]:
 
 
 def _packages(top: str) -> Iterator[str]:
+    """The packages and what each is for; a blank line before and after each tower of `TOWERS`."""
     width = max(map(len, ORDER[top])) + 1
     yield "```text"
-    for name in ORDER[top]:
-        docstring = ast.get_docstring(ast.parse((REPOSITORY / top / name / "__init__.py").read_text(encoding="utf-8")))
-        assert docstring is not None, f"{top}/{name}/__init__.py has no docstring"
-        yield f"{name + '/':{width}}  {first_sentence(docstring)}"
+    groups = itertools.groupby(ORDER[top], lambda name: [name in tower for tower in TOWERS] * (top == "trainer"))
+    for number, (_, names) in enumerate(groups):
+        if number:
+            yield ""
+        for name in names:
+            file, shown = (f"{name}.py",) * 2 if name in MODULES.get(top, ()) else (f"{name}/__init__.py", f"{name}/")
+            docstring = ast.get_docstring(ast.parse((REPOSITORY / top / file).read_text(encoding="utf-8")))
+            assert docstring is not None, f"{top}/{file} has no docstring"
+            yield f"{shown:{width}}  {first_sentence(docstring)}"
     yield "```"
 
 

@@ -267,6 +267,18 @@ def test_no_module_lies_loose_beside_the_packages() -> None:
         assert loose == {"__init__", "__main__"} | MODULES.get(top, set())
 
 
+def test_public_classes_have_unique_names() -> None:
+    """A folder is the namespace of its files; a class of `trainer` or `launch` is known by its name alone."""
+    names: dict[str, list[str]] = {}
+    for path in PRODUCT_FILES:
+        if path.relative_to(REPOSITORY).parts[0] in ("trainer", "launch"):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    names.setdefault(node.name, []).append(module_name(path))
+    assert len(names) > 100
+    assert {name: modules for name, modules in names.items() if len(modules) > 1} == {}
+
+
 def test_the_trainer_takes_the_lower_packages_of_data_prep_alone() -> None:
     of_trainer = [path for path in PRODUCT_FILES if path.relative_to(REPOSITORY).parts[0] == "trainer"]
     taken = {name for path in of_trainer for name in imported_by(path) if name.startswith("data_prep.")}

@@ -1,6 +1,7 @@
-"""Training and loading batches from Python: what `launch/pretrain.py` does, without ending the process.
+"""Python API: train, open_loader.
 
-This module stands above the packages: a run gets from it what it uses of trained models, suites and the registry.
+`train` does what `launch/pretrain.py` does, without ending the process. This module stands above the packages: a run
+gets from it what it uses of trained models, suites and the registry.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import torch
 
 from launch import benchmark_session
 from launch.benchmark import parse_arguments, read_config
-from launch.benchmark_session import Session, open_documents
+from launch.benchmark_session import BenchmarkSession, open_documents
 from trainer.benchmark.measurement import Training, free_memory
 from trainer.config.families import MODERNBERT_OPTIONS
 from trainer.config.run_config import RunConfig
@@ -201,7 +201,7 @@ def measure(variant: Variant, steps: int, toy: bool, ranks: Ranks, profile: Path
     timed = patch.object(benchmark_session, "Training", start)
     with switch, timed, tempfile.TemporaryDirectory(prefix="clozeworks-variant-") as folder:
         shard_sets, _ = open_documents(config, arguments, ranks, Path(folder))
-        point = Session(config, arguments, ranks, shard_sets).measure()
+        point = BenchmarkSession(config, arguments, ranks, shard_sets).measure()
     described = {"compiled": config.training.compile, "start_seconds": starts[0], "ranks": ranks.world_size}
     return described | asdict(point)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from data_prep.base.processor import this_processor
-from trainer.benchmark.measurement import Measurement
+from trainer.benchmark.measurement import SpeedMeasurement
 from trainer.benchmark.profiling import Operation
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.distributed.process_group import Ranks
@@ -37,7 +37,7 @@ def heading_lines(config: RunConfig, stage_number: int, ranks: Ranks, engine: st
     ]
 
 
-def table_lines(points: Sequence[Measurement]) -> list[str]:
+def table_lines(points: Sequence[SpeedMeasurement]) -> list[str]:
     """One line for each measured batch shape."""
     lines = [
         f"{'micro-batch':>11}  {'accumulation':>12}  {'tokens/s':>10}  {'ms per step (p10 to p90)':>28}  {'MFU':>10}  "
@@ -65,7 +65,7 @@ def operation_lines(operations: Sequence[Operation]) -> list[str]:
 
 
 def report(
-    config: RunConfig, stage_number: int, ranks: Ranks, engine: str, data: str, points: Sequence[Measurement]
+    config: RunConfig, stage_number: int, ranks: Ranks, engine: str, data: str, points: Sequence[SpeedMeasurement]
 ) -> dict[str, Any]:
     """Everything for the JSON; nothing secret of the configuration."""
     peak = peak_flops(config, ranks.device)

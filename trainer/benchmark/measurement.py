@@ -29,7 +29,7 @@ RESOLUTION = 1 / 8
 
 
 @dataclass(frozen=True)
-class Measurement:
+class SpeedMeasurement:
     """One batch shape over `num_steps` timed steps; tokens are those of all ranks, padding not counted."""
 
     micro_batch_tokens: int
@@ -123,7 +123,7 @@ class Training:
         batch = clock.fetch(self.batches)
         return batch, Counting(batch, self.ranks)
 
-    def measure(self, num_steps: int, num_warmup_steps: int) -> Measurement:
+    def measure(self, num_steps: int, num_warmup_steps: int) -> SpeedMeasurement:
         """Warm up, then time steps without a wait in between."""
         device, work, clock = self.ranks.device, WorkClock(self.ranks.device), StepClock(self.ranks.device)
         for _ in range(num_warmup_steps):
@@ -143,12 +143,12 @@ class Training:
         interval = Interval(num_steps, sum(seconds), tokens, rows, tuple(gather_objects(own, self.ranks)))
         return self._describe(interval, seconds)
 
-    def _describe(self, interval: Interval, seconds: list[float]) -> Measurement:
+    def _describe(self, interval: Interval, seconds: list[float]) -> SpeedMeasurement:
         peak = peak_flops(self.config, self.ranks.device)
         metrics = interval.metrics(self.stage, flops_per_position(self.config, self.stage), peak)
         low, median, high = np.percentile(seconds, [10, 50, 90]) * 1000.0
         cut = batch_arithmetic(self.stage, self.ranks.world_size)
-        return Measurement(
+        return SpeedMeasurement(
             micro_batch_tokens=cut.micro_batch_tokens,
             global_batch_tokens=self.stage.global_batch_tokens,
             accumulation_steps=self.loader.accumulation_steps,

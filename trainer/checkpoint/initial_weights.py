@@ -1,10 +1,9 @@
 """Initialize from trained weights: a Hugging Face checkpoint of BERT or ModernBERT becomes the weights of a new run.
 
-Rank 0 reads the folder and broadcasts the weights, so only it needs the folder, which whoever starts the run finds from
-what `init_from` names (`trainer/api.py`). transformers loads them: it knows old names of weights, sharded files and
-models without heads. Only safetensors are read. Parameters that the checkpoint lacks keep their initial values and are
-listed; rows that pad the vocabulary get a bias of `SHUT`, so the first loss is the checkpoint's own. A checkpoint with
-a tokenizer must have that of the shards.
+Rank 0 reads a local folder, which `trainer/api.py` finds, and broadcasts the weights, so only it needs the folder.
+transformers loads them: it knows old names of weights, sharded files and models without heads. Only safetensors are
+read. Parameters that the checkpoint lacks keep their initial values and are listed; rows that pad the vocabulary get a
+bias of `SHUT`, so the first loss is the checkpoint's own. A checkpoint with a tokenizer must have that of the shards.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class MinimalPair(NamedTuple):
     """The file and the line, for messages."""
 
 
-class Encoded(NamedTuple):
+class EncodedSentence(NamedTuple):
     """Token ids (length,) of a sentence with its special tokens, and the positions of its own tokens."""
 
     ids: np.ndarray
@@ -172,7 +172,7 @@ def _read_pair(line: bytes, name: str, where: str) -> MinimalPair:
 
 def pair_scores(
     pairs: Sequence[MinimalPair],
-    encode: Callable[[str], Encoded],
+    encode: Callable[[str], EncodedSentence],
     mask_token_id: int,
     max_length: int,
     scorer: Scorer,
@@ -186,7 +186,7 @@ def pair_scores(
         UserError: a sentence has no token or more than `max_length`, or a score is not finite.
     """
     numbers: dict[str, int] = {}
-    sentences: list[Encoded] = []
+    sentences: list[EncodedSentence] = []
     for pair in pairs:
         for text in (pair.good, pair.bad):
             if text not in numbers:
@@ -206,7 +206,7 @@ def pair_scores(
     return np.array([[scores[numbers[pair.good]], scores[numbers[pair.bad]]] for pair in pairs])
 
 
-def _checked(encoded: Encoded, text: str, where: str, max_length: int) -> Encoded:
+def _checked(encoded: EncodedSentence, text: str, where: str, max_length: int) -> EncodedSentence:
     check_has_token(encoded, text, where)
     if len(encoded.ids) > max_length:
         raise UsageError(
@@ -217,7 +217,7 @@ def _checked(encoded: Encoded, text: str, where: str, max_length: int) -> Encode
     return encoded
 
 
-def check_has_token(encoded: Encoded, text: str, where: str) -> None:
+def check_has_token(encoded: EncodedSentence, text: str, where: str) -> None:
     """Refuse a sentence without tokens, whose score would be the highest there is.
 
     Raises:
@@ -231,14 +231,14 @@ def check_has_token(encoded: Encoded, text: str, where: str) -> None:
         )
 
 
-def num_masked_copies(pairs: Sequence[MinimalPair], encode: Callable[[str], Encoded]) -> int:
+def num_masked_copies(pairs: Sequence[MinimalPair], encode: Callable[[str], EncodedSentence]) -> int:
     """How many masked copies `pair_scores` scores."""
     texts = dict.fromkeys(text for pair in pairs for text in (pair.good, pair.bad))
     return sum(len(encode(text).own) for text in texts)
 
 
 def masked_copies(
-    sentences: Sequence[Encoded], mask_token_id: int, batch_tokens: int = BATCH_TOKENS
+    sentences: Sequence[EncodedSentence], mask_token_id: int, batch_tokens: int = BATCH_TOKENS
 ) -> Iterator[tuple[np.ndarray, MaskedCopies]]:
     """All masked copies in batches of one length and at most `batch_tokens` tokens, with the sentence (N,) of each."""
     by_length: dict[int, list[int]] = {}

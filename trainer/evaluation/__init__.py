@@ -1,1 +1,1 @@
-"""Evaluation: validation loss, minimal pairs, suites."""
+"""Evaluation suites of trained models."""

@@ -11,7 +11,7 @@ from data_prep.base.errors import UserError
 from data_prep.text.cleaning import replace_surrogates
 from data_prep.tokenizer.untrusted_file import library_errors
 from trainer.data.batch import Batch
-from trainer.data.minimal_pairs import Encoded, MaskedCopies, Scorer
+from trainer.data.minimal_pairs import EncodedSentence, MaskedCopies, Scorer
 from trainer.inference.checkpoint_model import CheckpointMaskedLM
 from trainer.inference.fill_mask import FillMask, mask_reader
 from trainer.model.pretraining import PretrainingModel
@@ -105,7 +105,7 @@ class SentenceEncoder:
         self._tokenizer = tokenizer
         self._backend = mask_reader(tokenizer) if tokenizer.is_fast else None
 
-    def __call__(self, text: str) -> Encoded:
+    def __call__(self, text: str) -> EncodedSentence:
         if self._backend is not None:
             with library_errors(self._tokenizer.name_or_path):
                 found = self._backend.encode(replace_surrogates(text))
@@ -113,7 +113,7 @@ class SentenceEncoder:
         else:
             values = self._tokenizer(text, return_special_tokens_mask=True)
             ids, special = values["input_ids"], values["special_tokens_mask"]
-        return Encoded(np.array(ids, np.int64), np.flatnonzero(np.array(special) == 0))
+        return EncodedSentence(np.array(ids, np.int64), np.flatnonzero(np.array(special) == 0))
 
 
 def _log_probabilities(logits: torch.Tensor, targets: torch.Tensor) -> np.ndarray:

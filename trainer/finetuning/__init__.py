@@ -1,1 +1,1 @@
-"""Fine-tuning on labeled text: tables, tasks, fits."""
+"""Fine-tuning: tables, tasks, fits."""

@@ -16,7 +16,7 @@ import numpy as np
 from trainer.finetuning.examples import Examples, text_of
 from trainer.finetuning.labeled_tables import is_missing
 from trainer.finetuning.scores import answer_f1, answer_scores
-from trainer.finetuning.tasks import Encoded, Output, Prediction, Task, num_longer, softmax
+from trainer.finetuning.tasks import EncodedExamples, ExamplePrediction, Output, Task, num_longer, softmax
 from trainer.inference.preprocessor import Preprocessor, Row
 
 MAX_ANSWER_TOKENS = 30
@@ -86,7 +86,7 @@ class AnswerTask(Task):
         start += len(answer) - len(answer.lstrip())  # white space at its ends belongs to the tokens beside it
         return Answer(answer.strip(), start, others)
 
-    def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:
+    def encode(self, examples: Examples, preprocessor: Preprocessor) -> EncodedExamples:
         assert examples.pairs is not None, "questions are read with their contexts"
         rows: list[Row] = []
         offsets_of_rows: list[Offsets] = []
@@ -101,10 +101,12 @@ class AnswerTask(Task):
                 rows.append(row)
                 offsets_of_rows.append(offsets)
                 example_of_row.append(number)
-        return Encoded(rows, example_of_row, lengths, num_longer(lengths, preprocessor), offsets_of_rows)
+        return EncodedExamples(rows, example_of_row, lengths, num_longer(lengths, preprocessor), offsets_of_rows)
 
-    def decode(self, outputs: Sequence[Output], encoded: Encoded, examples: Examples) -> list[Prediction]:
-        best: dict[int, tuple[float, Prediction]] = {}
+    def decode(
+        self, outputs: Sequence[Output], encoded: EncodedExamples, examples: Examples
+    ) -> list[ExamplePrediction]:
+        best: dict[int, tuple[float, ExamplePrediction]] = {}
         for output, number, offsets in zip(outputs, encoded.example_of_row, encoded.offsets, strict=True):
             for score, start, end in _spans(output["start_logits"], output["end_logits"], offsets):
                 if number not in best or score > best[number][0]:
@@ -112,23 +114,23 @@ class AnswerTask(Task):
                     text = examples.texts[number][begin:stop]
                     begin += len(text) - len(text.lstrip())  # a token may begin with the space before its word
                     sure = float(softmax(output["start_logits"])[start] * softmax(output["end_logits"])[end])
-                    best[number] = (score, Prediction(Answer(text.strip(), begin), sure, {"start": begin}))
-        nothing = Prediction(Answer("", 0), 0.0, {"start": 0})
+                    best[number] = (score, ExamplePrediction(Answer(text.strip(), begin), sure, {"start": begin}))
+        nothing = ExamplePrediction(Answer("", 0), 0.0, {"start": 0})
         return [best[number][1] if number in best else nothing for number in range(len(examples))]
 
-    def score(self, labels: Sequence[Answer], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def score(self, labels: Sequence[Answer], predictions: Sequence[ExamplePrediction]) -> dict[str, float]:
         return answer_scores([label.texts for label in labels], [prediction.label.text for prediction in predictions])
 
-    def score_example(self, label: Answer, prediction: Prediction) -> float:
+    def score_example(self, label: Answer, prediction: ExamplePrediction) -> float:
         return max(answer_f1(text, prediction.label.text) for text in label.texts)
 
-    def baseline(self, train: Sequence[Answer], examples: Examples) -> list[Prediction]:
-        return [Prediction(Answer(context.strip(), 0)) for context in examples.texts]
+    def baseline(self, train: Sequence[Answer], examples: Examples) -> list[ExamplePrediction]:
+        return [ExamplePrediction(Answer(context.strip(), 0)) for context in examples.texts]
 
     def baseline_text(self, train: Sequence[Answer]) -> str:
         return "the whole context as the answer"
 
-    def is_constant(self, labels: Sequence[Answer], predictions: Sequence[Prediction]) -> bool:
+    def is_constant(self, labels: Sequence[Answer], predictions: Sequence[ExamplePrediction]) -> bool:
         """Return whether every answer is empty."""
         return not any(prediction.label.text for prediction in predictions)
 

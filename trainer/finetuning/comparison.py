@@ -12,7 +12,7 @@ from data_prep.base.terminal import counted, duration
 from trainer.finetuning.experiment import Experiment, Fit, VariantResult
 from trainer.finetuning.fit import sign_of
 from trainer.finetuning.task_data import TaskData
-from trainer.finetuning.tasks import Prediction
+from trainer.finetuning.tasks import ExamplePrediction
 from trainer.inference.fill_mask import shorten
 from trainer.tracking.figures import Curve, draw_curves
 from trainer.tracking.tracker import MetricLog
@@ -224,7 +224,7 @@ def _edge(result: VariantResult) -> str:
     return f" (the best is at the edge: --learning-rates {beyond} than {result.learning_rate:g} may be better)"
 
 
-def _example_scores(predictions: Sequence[Prediction], data: TaskData) -> list[float]:
+def _example_scores(predictions: Sequence[ExamplePrediction], data: TaskData) -> list[float]:
     labels = data.reported.examples.labels or []
     return [data.task.score_example(label, guess) for label, guess in zip(labels, predictions, strict=True)]
 

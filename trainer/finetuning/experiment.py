@@ -22,10 +22,10 @@ from data_prep.base.errors import UsageError
 from data_prep.base.logs import logger
 from trainer.finetuning.examples import Columns
 from trainer.finetuning.experiment_runs import FitRun
-from trainer.finetuning.fit import Diverged, FitSettings, Point, Score, fit, order, predict
+from trainer.finetuning.fit import Diverged, FitPoint, FitSettings, Score, fit, order, predict
 from trainer.finetuning.frozen import check_room, encoder_taken_out, freeze_encoder, store_hidden_states
 from trainer.finetuning.task_data import Files, TaskData, encode_task, num_swallowing, read_task
-from trainer.finetuning.tasks import Prediction, choosing_metric
+from trainer.finetuning.tasks import ExamplePrediction, choosing_metric
 from trainer.inference.batches import Collator
 from trainer.inference.preprocessor import Preprocessor, Row
 from trainer.model.pretrained import load_config, load_pretrained, refuse_random_weights
@@ -62,12 +62,12 @@ class Fit:
     variant: str
     seed: int
     learning_rate: float
-    points: tuple[Point, ...]
+    points: tuple[FitPoint, ...]
     best_epoch: int
     seconds: float
     valid_scores: dict[str, float]
     scores: dict[str, float]
-    predictions: list[Prediction] = field(repr=False)
+    predictions: list[ExamplePrediction] = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from trainer.config.run_settings import TrackingSettings
-from trainer.finetuning.fit import Point
+from trainer.finetuning.fit import FitPoint
 from trainer.tracking.sync import sync, sync_command
 from trainer.tracking.tracker import (
     CLOSE_SECONDS,
@@ -123,7 +123,7 @@ class FitRun:
         self._end = end
         self._last_step = 0
 
-    def record(self, point: Point) -> None:
+    def record(self, point: FitPoint) -> None:
         """Log a point of a curve."""
         self._last_step = point.step
         self._log.log(point.step, {point.name: point.value})

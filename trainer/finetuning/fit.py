@@ -57,7 +57,7 @@ class FitSettings:
     """Which epoch's weights a fit leaves: the one with the best valid score, or the last one, which needs no score."""
 
 
-class Point(NamedTuple):
+class FitPoint(NamedTuple):
     """A value on a curve, with the metric's name in MLflow: train/loss, valid/loss, valid/accuracy."""
 
     epoch: float
@@ -70,7 +70,7 @@ class Point(NamedTuple):
 class FitResult:
     """The curves, and the scores of the epoch whose weights the model has."""
 
-    points: tuple[Point, ...]
+    points: tuple[FitPoint, ...]
     best_epoch: int
     scores: dict[str, float]
 
@@ -99,7 +99,7 @@ def fit(
     *,
     learning_rate: float,
     seed: int,
-    record: Callable[[Point], None] = lambda point: None,
+    record: Callable[[FitPoint], None] = lambda point: None,
 ) -> FitResult:
     """Train the parameters that have gradients; the valid `score` selects the epoch whose weights stay, unless
     `settings.keep` is last.
@@ -211,7 +211,7 @@ class _Watch(TrainerCallback):
     The Trainer's own way to keep the best epoch writes the whole model to disk after each.
     """
 
-    def __init__(self, metric: str, settings: FitSettings, record: Callable[[Point], None]) -> None:
+    def __init__(self, metric: str, settings: FitSettings, record: Callable[[FitPoint], None]) -> None:
         self._metric = metric
         self._patience = settings.early_stopping
         self._keeps_last = settings.keep == "last"
@@ -221,7 +221,7 @@ class _Watch(TrainerCallback):
         """The last epoch in which the metric itself got better."""
         self.best_epoch = 0
         self.best_scores: dict[str, float] = {}
-        self.points: list[Point] = []
+        self.points: list[FitPoint] = []
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         logs: dict[str, Any] = given["logs"]
@@ -232,7 +232,7 @@ class _Watch(TrainerCallback):
                 name = f"valid/{name.removeprefix('eval_')}"
             else:
                 continue  # its own timings at the end
-            self.points.append(Point(float(state.epoch or 0.0), state.global_step, name, float(value)))
+            self.points.append(FitPoint(float(state.epoch or 0.0), state.global_step, name, float(value)))
             self._record(self.points[-1])
 
     def on_evaluate(

@@ -23,7 +23,7 @@ from trainer.config.comparability import examples_fact
 from trainer.finetuning.examples import Columns, Examples
 from trainer.finetuning.fit import predict
 from trainer.finetuning.task_data import make_task
-from trainer.finetuning.tasks import Prediction, Task, TaskName
+from trainer.finetuning.tasks import ExamplePrediction, Task, TaskName
 from trainer.inference.batches import Collator
 from trainer.inference.preprocessor import SHORTEST, Preprocessor
 from trainer.model.model_folder import FINETUNE_FILE, PROVENANCE_FILE, not_fine_tuned, read_json, read_provenance
@@ -170,7 +170,7 @@ class FittedModel:
         preprocessor = replace(preprocessor, max_length=min(facts.max_length, preprocessor.max_length))
         return cls(model, task, preprocessor, Columns(facts.text_column, facts.pair_column, facts.label_column))
 
-    def predict(self, examples: Examples, batch_size: int = 32) -> tuple[list[Prediction], int]:
+    def predict(self, examples: Examples, batch_size: int = 32) -> tuple[list[ExamplePrediction], int]:
         """Return a prediction for each example, and the number of texts that exceeded the maximum length."""
         with quiet_transformers():
             encoded = self.task.encode(examples, self.preprocessor)

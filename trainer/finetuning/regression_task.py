@@ -15,7 +15,7 @@ import numpy as np
 from data_prep.base.errors import UserError
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.scores import regression_scores
-from trainer.finetuning.tasks import Encoded, Output, Prediction, SequenceTask
+from trainer.finetuning.tasks import EncodedExamples, ExamplePrediction, Output, SequenceTask
 
 LARGEST_LABEL = float(np.finfo(np.float32).max)
 FEWEST_STEPS = 100
@@ -63,8 +63,10 @@ class RegressionTask(SequenceTask):
     def model_label(self, label: float) -> float:
         return (label - self.mean) / self.deviation
 
-    def decode(self, outputs: Sequence[Output], encoded: Encoded, examples: Examples) -> list[Prediction]:
-        return [Prediction(self._label(float(output["logits"][0]))) for output in outputs]
+    def decode(
+        self, outputs: Sequence[Output], encoded: EncodedExamples, examples: Examples
+    ) -> list[ExamplePrediction]:
+        return [ExamplePrediction(self._label(float(output["logits"][0]))) for output in outputs]
 
     def finish(self, model: Any) -> None:
         """Put mean and deviation into the last layer of the head."""
@@ -75,20 +77,20 @@ class RegressionTask(SequenceTask):
             layer.weight.mul_(self.deviation)
             layer.bias.copy_(layer.bias.double() * self.deviation + self.mean)
 
-    def score(self, labels: Sequence[float], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def score(self, labels: Sequence[float], predictions: Sequence[ExamplePrediction]) -> dict[str, float]:
         return regression_scores(labels, [prediction.label for prediction in predictions])
 
-    def score_example(self, label: float, prediction: Prediction) -> float:
+    def score_example(self, label: float, prediction: ExamplePrediction) -> float:
         difference: float = label - prediction.label
         return abs(difference)
 
-    def baseline(self, train: Sequence[float], examples: Examples) -> list[Prediction]:
-        return [Prediction(mean_and_deviation(train)[0])] * len(examples)
+    def baseline(self, train: Sequence[float], examples: Examples) -> list[ExamplePrediction]:
+        return [ExamplePrediction(mean_and_deviation(train)[0])] * len(examples)
 
     def baseline_text(self, train: Sequence[float]) -> str:
         return f"the mean of the training labels, {self.show_label(mean_and_deviation(train)[0])}"
 
-    def is_constant(self, labels: Sequence[float], predictions: Sequence[Prediction]) -> bool:
+    def is_constant(self, labels: Sequence[float], predictions: Sequence[ExamplePrediction]) -> bool:
         """Return whether the predictions vary by less than a tenth of what the labels do."""
         _, of_labels = mean_and_deviation(labels)
         _, of_predictions = mean_and_deviation([prediction.label for prediction in predictions])

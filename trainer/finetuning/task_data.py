@@ -16,7 +16,7 @@ from data_prep.storage import storage
 from trainer.finetuning.answer_task import AnswerTask
 from trainer.finetuning.examples import Columns, Examples, count_swallowing, read_examples, swallowing_warning
 from trainer.finetuning.regression_task import RegressionTask
-from trainer.finetuning.tasks import ClassificationTask, Encoded, Prediction, Task, TokenTask
+from trainer.finetuning.tasks import ClassificationTask, EncodedExamples, ExamplePrediction, Task, TokenTask
 from trainer.inference.preprocessor import Preprocessor
 from trainer.model.quiet_transformers import quiet_transformers
 
@@ -55,7 +55,7 @@ class Part:
     """Examples, and their rows for the model."""
 
     examples: Examples
-    encoded: Encoded
+    encoded: EncodedExamples
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class TaskData:
         """Labels of the training examples."""
         return self.parts["train"].examples.labels or []
 
-    def baseline(self, part: str) -> list[Prediction]:
+    def baseline(self, part: str) -> list[ExamplePrediction]:
         """Return the predictions of the task's yardstick for a part."""
         return self.task.baseline(self.train_labels, self.parts[part].examples)
 

@@ -33,7 +33,7 @@ Output = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedExamples:
     """Rows in the order of the examples; an example has one row, or several (windows of a long context)."""
 
     rows: list[Row]
@@ -47,7 +47,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class ExamplePrediction:
     """Prediction for one example; the task defines `label`, and regression has no probability."""
 
     label: Any
@@ -102,24 +102,26 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded: ...
+    def encode(self, examples: Examples, preprocessor: Preprocessor) -> EncodedExamples: ...
     @abstractmethod
-    def decode(self, outputs: Sequence[Output], encoded: Encoded, examples: Examples) -> list[Prediction]: ...
+    def decode(
+        self, outputs: Sequence[Output], encoded: EncodedExamples, examples: Examples
+    ) -> list[ExamplePrediction]: ...
     @abstractmethod
-    def score(self, labels: Sequence[Any], predictions: Sequence[Prediction]) -> dict[str, float]: ...
+    def score(self, labels: Sequence[Any], predictions: Sequence[ExamplePrediction]) -> dict[str, float]: ...
     @abstractmethod
-    def score_example(self, label: Any, prediction: Prediction) -> float:
+    def score_example(self, label: Any, prediction: ExamplePrediction) -> float:
         """Return the score of one example, from 0 to 1, or its error (regression)."""
 
     @abstractmethod
-    def baseline(self, train: Sequence[Any], examples: Examples) -> list[Prediction]:
+    def baseline(self, train: Sequence[Any], examples: Examples) -> list[ExamplePrediction]:
         """Return the yardstick of every score: predictions from the training labels alone, which read no text."""
 
     @abstractmethod
     def baseline_text(self, train: Sequence[Any]) -> str:
         """Return what the yardstick predicts, in words."""
 
-    def is_constant(self, labels: Sequence[Any], predictions: Sequence[Prediction]) -> bool:
+    def is_constant(self, labels: Sequence[Any], predictions: Sequence[ExamplePrediction]) -> bool:
         """Return whether the predictions are (nearly) the same for every text, although the labels are not."""
         return len(_values(labels)) > 1 and len(_values([prediction.label for prediction in predictions])) == 1
 
@@ -148,12 +150,12 @@ class SequenceTask(Task):
     @abstractmethod
     def model_label(self, label: Any) -> float: ...
 
-    def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:
+    def encode(self, examples: Examples, preprocessor: Preprocessor) -> EncodedExamples:
         rows, lengths = preprocessor.rows(examples.texts, examples.pairs)
         if examples.labels is not None:
             for row, label in zip(rows, examples.labels, strict=True):
                 row["labels"] = self.model_label(label)
-        return Encoded(rows, list(range(len(rows))), lengths, num_longer(lengths, preprocessor))
+        return EncodedExamples(rows, list(range(len(rows))), lengths, num_longer(lengths, preprocessor))
 
 
 class ClassificationTask(SequenceTask):
@@ -182,24 +184,26 @@ class ClassificationTask(SequenceTask):
     def model_label(self, label: str) -> int:
         return self.names.index(label)
 
-    def decode(self, outputs: Sequence[Output], encoded: Encoded, examples: Examples) -> list[Prediction]:
+    def decode(
+        self, outputs: Sequence[Output], encoded: EncodedExamples, examples: Examples
+    ) -> list[ExamplePrediction]:
         predictions = []
         for output in outputs:
             probabilities = softmax(output["logits"])  # (num_labels,)
             best = int(probabilities.argmax())
             by_class = zip(self.names, probabilities, strict=True)
             columns = {f"probability_{name}": float(value) for name, value in by_class}
-            predictions.append(Prediction(self.names[best], float(probabilities[best]), columns))
+            predictions.append(ExamplePrediction(self.names[best], float(probabilities[best]), columns))
         return predictions
 
-    def score(self, labels: Sequence[str], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def score(self, labels: Sequence[str], predictions: Sequence[ExamplePrediction]) -> dict[str, float]:
         return classification_scores(labels, [prediction.label for prediction in predictions], self.names)
 
-    def score_example(self, label: str, prediction: Prediction) -> float:
+    def score_example(self, label: str, prediction: ExamplePrediction) -> float:
         return float(label == prediction.label)
 
-    def baseline(self, train: Sequence[str], examples: Examples) -> list[Prediction]:
-        return [Prediction(_most_frequent(train))] * len(examples)
+    def baseline(self, train: Sequence[str], examples: Examples) -> list[ExamplePrediction]:
+        return [ExamplePrediction(_most_frequent(train))] * len(examples)
 
     def baseline_text(self, train: Sequence[str]) -> str:
         return f"the most frequent training class, {_most_frequent(train)!r}"
@@ -241,7 +245,7 @@ class TokenTask(Task):
             raise ValueError(f"word {missing[0]:,} has no tag; each word needs one, and {OUTSIDE!r} is one")
         return [text_of(tag).strip() for tag in tags]
 
-    def encode(self, examples: Examples, preprocessor: Preprocessor) -> Encoded:
+    def encode(self, examples: Examples, preprocessor: Preprocessor) -> EncodedExamples:
         encoded = preprocessor.tokenizer(
             [" ".join(words) for words in examples.texts],
             return_offsets_mapping=True,
@@ -262,28 +266,30 @@ class TokenTask(Task):
             rows.append(row)
             first_tokens.append({word: position[token] for word, token in first.items()})
         lengths = [len(offsets) for offsets in encoded["offset_mapping"]]
-        return Encoded(rows, list(range(len(rows))), lengths, num_longer(lengths, preprocessor), first_tokens)
+        return EncodedExamples(rows, list(range(len(rows))), lengths, num_longer(lengths, preprocessor), first_tokens)
 
-    def decode(self, outputs: Sequence[Output], encoded: Encoded, examples: Examples) -> list[Prediction]:
+    def decode(
+        self, outputs: Sequence[Output], encoded: EncodedExamples, examples: Examples
+    ) -> list[ExamplePrediction]:
         predictions = []
         for output, first, words in zip(outputs, encoded.offsets, examples.texts, strict=True):
             probabilities = softmax(output["logits"])  # (length, num_labels)
             best = probabilities.argmax(axis=-1)
             tags = [self.names[best[first[word]]] if word in first else self.default for word in range(len(words))]
             sure = [float(probabilities[first[word]].max()) if word in first else 0.0 for word in range(len(words))]
-            predictions.append(Prediction(tags, sum(sure) / len(sure), {"probabilities": sure}))
+            predictions.append(ExamplePrediction(tags, sum(sure) / len(sure), {"probabilities": sure}))
         return predictions
 
-    def score(self, labels: Sequence[Sequence[str]], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def score(self, labels: Sequence[Sequence[str]], predictions: Sequence[ExamplePrediction]) -> dict[str, float]:
         return tagging_scores(labels, [prediction.label for prediction in predictions])
 
-    def score_example(self, label: Sequence[str], prediction: Prediction) -> float:
+    def score_example(self, label: Sequence[str], prediction: ExamplePrediction) -> float:
         guesses: Sequence[str] = prediction.label
         return sum(tag == guess for tag, guess in zip(label, guesses, strict=True)) / len(label)
 
-    def baseline(self, train: Sequence[Sequence[str]], examples: Examples) -> list[Prediction]:
+    def baseline(self, train: Sequence[Sequence[str]], examples: Examples) -> list[ExamplePrediction]:
         tag = _most_frequent([tag for tags in train for tag in tags])
-        return [Prediction([tag] * len(words)) for words in examples.texts]
+        return [ExamplePrediction([tag] * len(words)) for words in examples.texts]
 
     def baseline_text(self, train: Sequence[Sequence[str]]) -> str:
         return f"the most frequent training tag, {_most_frequent([tag for tags in train for tag in tags])!r}"

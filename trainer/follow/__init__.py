@@ -1,1 +1,1 @@
-"""What follows the checkpoints of a run, in a process beside it: scores of suites, and registration."""
+"""Scores and registration of checkpoints, in a process beside training."""

@@ -1,1 +1,1 @@
-"""Export to Hugging Face format, with a parity check."""
+"""Export to Hugging Face format, parity check."""

@@ -163,7 +163,7 @@ def load_reference(folder: Path) -> Any:
 
 @torch.no_grad()
 def compare_logits(
-    model: PretrainingModel, reference: Any, sequences: Sequence[Encoded], pad_token_id: int = PAD_TOKEN_ID
+    model: PretrainingModel, reference: Any, sequences: Sequence[EncodedSequence], pad_token_id: int = PAD_TOKEN_ID
 ) -> tuple[float, float, int]:
     """(largest difference, largest logit, number of logits compared) over all positions and all pairs' [CLS]."""
     packed = pack_rows(sequences, max(len(sequence.input_ids) for sequence in sequences), pad_token_id)
@@ -186,14 +186,14 @@ def compare_logits(
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedSequence:
     """One sequence with its special tokens."""
 
     input_ids: list[int]
     token_type_ids: list[int]
 
 
-def sample_sequences(tokenizer: Tokenizer, max_length: int, pairs: bool) -> list[Encoded]:
+def sample_sequences(tokenizer: Tokenizer, max_length: int, pairs: bool) -> list[EncodedSequence]:
     """The sample texts as the model sees them, a token of each masked; with `pairs`, sentence pairs too.
 
     The last text is all of them, again and again: a sequence of `max_length` tokens, further than a local layer sees.
@@ -208,7 +208,7 @@ def sample_sequences(tokenizer: Tokenizer, max_length: int, pairs: bool) -> list
         length = max(3, max_length // 3) if is_short else max_length
         text_ids = text_ids[: length - 2]
         text_ids[number % len(text_ids)] = special.mask
-        sequences.append(Encoded([special.cls, *text_ids, special.sep], [0] * (len(text_ids) + 2)))
+        sequences.append(EncodedSequence([special.cls, *text_ids, special.sep], [0] * (len(text_ids) + 2)))
     if pairs:
         half = (max_length - 3) // 2
         sequences += [
@@ -220,15 +220,15 @@ def sample_sequences(tokenizer: Tokenizer, max_length: int, pairs: bool) -> list
 
 def encode_pair(
     first: Sequence[int], second: Sequence[int], special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS
-) -> Encoded:
+) -> EncodedSequence:
     """[CLS] first [SEP] second [SEP], with segment 1 from the second text on."""
-    return Encoded(
+    return EncodedSequence(
         [special_tokens.cls, *first, special_tokens.sep, *second, special_tokens.sep],
         [0] * (len(first) + 2) + [1] * (len(second) + 1),
     )
 
 
-def pad_rows(sequences: Sequence[Encoded], pad_token_id: int = PAD_TOKEN_ID) -> dict[str, torch.Tensor]:
+def pad_rows(sequences: Sequence[EncodedSequence], pad_token_id: int = PAD_TOKEN_ID) -> dict[str, torch.Tensor]:
     """One sequence a row, padded to the longest: `input_ids`, `token_type_ids`, `attention_mask`."""
     shape = (len(sequences), max(len(sequence.input_ids) for sequence in sequences))
     inputs = {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "token_type_ids", "attention_mask")}
@@ -241,7 +241,7 @@ def pad_rows(sequences: Sequence[Encoded], pad_token_id: int = PAD_TOKEN_ID) -> 
     return inputs
 
 
-def pack_rows(sequences: Sequence[Encoded], sequence_length: int, pad_token_id: int = PAD_TOKEN_ID) -> Batch:
+def pack_rows(sequences: Sequence[EncodedSequence], sequence_length: int, pad_token_id: int = PAD_TOKEN_ID) -> Batch:
     """A batch that predicts every place of every sequence, in order, and pools every first place."""
     packed = _Packed(sequence_length, pad_token_id)
     for sequence in sequences:
@@ -277,7 +277,7 @@ class _Packed:
     starts: list[int] = field(default_factory=list)
     boundaries: list[int] = field(default_factory=lambda: [0])
 
-    def add(self, sequence: Encoded) -> None:
+    def add(self, sequence: EncodedSequence) -> None:
         if len(sequence.input_ids) > self._room():
             self.close_row()
         self.starts.append(len(self.input_ids))
@@ -286,12 +286,12 @@ class _Packed:
     def close_row(self) -> None:
         dead = self._room() % self.sequence_length
         if dead:
-            self._append(Encoded([self.pad_token_id] * dead, [0] * dead))
+            self._append(EncodedSequence([self.pad_token_id] * dead, [0] * dead))
 
     def _room(self) -> int:
         return self.sequence_length - len(self.input_ids) % self.sequence_length
 
-    def _append(self, sequence: Encoded) -> None:
+    def _append(self, sequence: EncodedSequence) -> None:
         self.input_ids += sequence.input_ids
         self.token_type_ids += sequence.token_type_ids
         self.boundaries.append(len(self.input_ids))

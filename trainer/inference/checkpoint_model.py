@@ -13,7 +13,7 @@ from data_prep.tokenizer.hugging_face_tokenizer import write_hugging_face_tokeni
 from trainer.config.run_config import RunConfig
 from trainer.hf_export.export import build_model
 from trainer.hf_export.export_source import read_source
-from trainer.hf_export.parity import Encoded, pack_rows
+from trainer.hf_export.parity import EncodedSequence, pack_rows
 from trainer.inference.fill_mask import FillMask
 from trainer.model.pretrained import load_tokenizer
 from trainer.model.pretraining import PretrainingModel
@@ -37,7 +37,7 @@ class CheckpointMaskedLM(nn.Module):
     def forward(self, input_ids: torch.Tensor, attention_mask: Any = None) -> MaskedLogits:
         """Ids (1, length), none of them padding, to logits of every position."""
         (ids,) = input_ids.tolist()
-        batch = pack_rows([Encoded(ids, [0] * len(ids))], len(ids))
+        batch = pack_rows([EncodedSequence(ids, [0] * len(ids))], len(ids))
         return MaskedLogits(self.model.predict(batch).mlm_logits[None])
 
 

@@ -47,7 +47,7 @@ LOG = logger(__name__)
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunEnd:
     """How a run ended on this rank."""
 
     state: State
@@ -74,7 +74,7 @@ def train(
     stop_signal: StopSignal | None = None,
     watched: contextlib.ExitStack | None = None,
     verbose: bool = False,
-) -> Ended:
+) -> RunEnd:
     """Start or resume the run of `config.output_dir`; returns once all ranks have left their groups.
 
     Args:
@@ -120,7 +120,7 @@ def train(
     if not all_registered and run.stop_signal.asked:
         ended = "stopped"  # in the wait for a suite or a registration, which the next start does
     tracker = run.tracker
-    return Ended(ended, state.step, progress.metrics, tracker.run_id, tracker.view_hint, all_registered)
+    return RunEnd(ended, state.step, progress.metrics, tracker.run_id, tracker.view_hint, all_registered)
 
 
 def open_or_explain(config: RunConfig, extensions: Extensions, allow_change: bool) -> list[ShardSet] | UserError:

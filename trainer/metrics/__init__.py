@@ -1,1 +1,1 @@
-"""Throughput, health and status file of a run."""
+"""Throughput, health."""

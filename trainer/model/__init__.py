@@ -1,1 +1,1 @@
-"""Encoder and heads: from a batch to the loss; sizes."""
+"""Encoder, heads and loss; sizes."""

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
 from trainer.model.attention import AttentionLayout, attention_layout, choose_kernel
-from trainer.model.layers import Embeddings, SelfAttention, build_feed_forward, build_norm
+from trainer.model.layers import InputEmbeddings, SelfAttention, build_feed_forward, build_norm
 from trainer.model.positions import rotation
 
 
@@ -24,7 +24,7 @@ class Encoder(nn.Module):
         """By kind of attention; they may change between the stages of a run."""
         self.is_compiled = False
         """Whether `PretrainingModel.compile_blocks` compiled the blocks."""
-        self.embeddings = Embeddings(config)
+        self.embeddings = InputEmbeddings(config)
         self.layers = nn.ModuleList(build_block(config, number) for number in range(config.num_hidden_layers))
         self.final_norm = build_norm(config) if config.norm_position == "pre" else nn.Identity()
 

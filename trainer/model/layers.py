@@ -47,7 +47,7 @@ class TokenTypeEmbeddings(nn.Embedding):
         return self.weight[0] if input is None else super().forward(input)
 
 
-class Embeddings(nn.Module):
+class InputEmbeddings(nn.Module):
     """Word embeddings, and those of token types and positions where the model has them, summed and normalized."""
 
     def __init__(self, config: ModelSettings) -> None:

@@ -315,9 +315,8 @@ def initial_weights_lines(
         fingerprint = read_manifest(config.data_sets[0]).tokenizer.fingerprint
     except UserError:  # reported under "Shards"; without them there is nothing to compare the tokenizer with
         fingerprint = None
-    return look_at_initial_weights(
-        config.model, source, partial(look_at_model, source, config.tracking.uri), fingerprint
-    )
+    find_folder = partial(look_at_model, source, config.tracking.uri)
+    return look_at_initial_weights(config.model, source, find_folder, fingerprint)
 
 
 def _describe_shards(url: str, manifest: Manifest, config: RunConfig, world_size: int, asked: int) -> Iterator[str]:

@@ -51,7 +51,7 @@ _COLLECTIVE_PREFIXES = ("GLOO_", "NCCL_", "OMP_", "DS_ACCELERATOR")
 
 
 @dataclass(frozen=True)
-class Answer:
+class HostAnswer:
     """The answer of a host; its clock in seconds ahead of ours."""
 
     python: str
@@ -83,7 +83,7 @@ def check_hosts(hosts: Sequence[str], config: RunConfig) -> Iterator[Finding]:
 
 
 def judge_host(
-    host: str, answer: Answer | str, here: list[str], shared: Path, local_shards: list[str], has_store: bool
+    host: str, answer: HostAnswer | str, here: list[str], shared: Path, local_shards: list[str], has_store: bool
 ) -> Finding:
     """What a host's answer means for the run."""
     if isinstance(answer, str):
@@ -108,7 +108,7 @@ def judge_host(
     return Finding("ok", "host", f"{host}: same versions, {folders}, clock {answer.skew_seconds:+.1f} s")
 
 
-def ask_host(host: str, paths: Sequence[str] = ()) -> Answer | str:
+def ask_host(host: str, paths: Sequence[str] = ()) -> HostAnswer | str:
     """A host's answer to `PROBE`, or what went wrong."""
     before = time.time()
     try:
@@ -123,7 +123,7 @@ def ask_host(host: str, paths: Sequence[str] = ()) -> Answer | str:
         python, versions, clock, has_paths = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         return f"unreadable answer: {done.stdout[:100]!r}"
-    return Answer(python, versions, clock - (before + time.time()) / 2, has_paths)
+    return HostAnswer(python, versions, clock - (before + time.time()) / 2, has_paths)
 
 
 def check_forwarding(hosts: Sequence[str], device_type: str) -> Iterator[Finding]:

@@ -1,1 +1,1 @@
-"""MLflow tracking: journal on disk, delivery."""
+"""MLflow tracking: journal on disk, delivery; status."""

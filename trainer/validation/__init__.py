@@ -1,1 +1,1 @@
-"""What a training run measures of its own model: validation loss and minimal pairs."""
+"""Validation loss and minimal pairs of a run."""

@@ -21,7 +21,7 @@ from trainer.config.run_config import RunConfig
 from trainer.data.assembly import sequence_capacity
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.minimal_pairs import (
-    Encoded,
+    EncodedSentence,
     MinimalPair,
     check_has_token,
     digest_of_pairs,
@@ -41,7 +41,7 @@ class MinimalPairs:
     """The pairs of a folder, encoded once by the run's tokenizer."""
 
     pairs: tuple[MinimalPair, ...]
-    sentences: tuple[Encoded, ...]
+    sentences: tuple[EncodedSentence, ...]
     numbers: np.ndarray
     """(num_pairs, 2) int64: the sentences of each pair, the good one first."""
     mask_token_id: int
@@ -143,14 +143,14 @@ def open_minimal_pairs(path: str, tokenizer: Tokenizer, longest: int) -> Minimal
     """
     pairs, special = read_minimal_pairs(path), tokenizer.special_tokens
     numbers: dict[str, int] = {}
-    sentences: list[Encoded] = []
+    sentences: list[EncodedSentence] = []
     for pair in pairs:
         for text in (pair.good, pair.bad):
             if text not in numbers:
                 numbers[text] = len(sentences)
                 own = tokenizer.encode_text(text)
                 ids = np.concatenate([[special.cls], own.astype(np.int64), [special.sep]])
-                encoded = Encoded(ids, np.arange(1, len(ids) - 1))
+                encoded = EncodedSentence(ids, np.arange(1, len(ids) - 1))
                 check_has_token(encoded, text, pair.where)
                 if len(ids) > longest:
                     raise UsageError(
@@ -163,14 +163,16 @@ def open_minimal_pairs(path: str, tokenizer: Tokenizer, longest: int) -> Minimal
     return MinimalPairs(tuple(pairs), tuple(sentences), of_pairs, special.mask, special.pad)
 
 
-def _copies(sentences: Sequence[Encoded]) -> tuple[np.ndarray, np.ndarray]:
+def _copies(sentences: Sequence[EncodedSentence]) -> tuple[np.ndarray, np.ndarray]:
     """The sentence (num_copies,) and the masked position (num_copies,) of every copy, by length of the sentence."""
     order = sorted(range(len(sentences)), key=lambda number: len(sentences[number].ids))
     owners = np.concatenate([np.full(len(sentences[number].own), number) for number in order])
     return owners, np.concatenate([sentences[number].own for number in order])
 
 
-def _micro_batches(sentences: Sequence[Encoded], owners: np.ndarray, stage: StageShape) -> Iterator[tuple[int, int]]:
+def _micro_batches(
+    sentences: Sequence[EncodedSentence], owners: np.ndarray, stage: StageShape
+) -> Iterator[tuple[int, int]]:
     """First and last copy (exclusive) of each micro-batch, whose copies have one length."""
     lengths = np.array([len(each.ids) for each in sentences])[owners]
     bounds = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]

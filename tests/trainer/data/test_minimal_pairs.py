@@ -21,7 +21,7 @@ from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import write_byte_level, write_wordpiece
 from trainer.data.minimal_pairs import (
-    Encoded,
+    EncodedSentence,
     MaskedCopies,
     MinimalPair,
     as_json,
@@ -110,7 +110,7 @@ def test_a_path_that_does_not_exist_is_said_not_to_exist(tmp_path: Path) -> None
 @given(lengths=st.lists(st.integers(1, 9), max_size=12), batch_tokens=st.integers(1, 60))
 def test_every_own_token_is_masked_once_and_nothing_else_changes(lengths: list[int], batch_tokens: int) -> None:
     sentences = [
-        Encoded(np.array([2, *range(10 * n + 10, 10 * n + 10 + length), 3]), np.arange(1, length + 1))
+        EncodedSentence(np.array([2, *range(10 * n + 10, 10 * n + 10 + length), 3]), np.arange(1, length + 1))
         for n, length in enumerate(lengths)
     ]
     seen = []
@@ -130,9 +130,9 @@ def counting_scorer(copies: MaskedCopies) -> np.ndarray:
     return -copies.targets.astype(np.float64)
 
 
-def letters(text: str) -> Encoded:
+def letters(text: str) -> EncodedSentence:
     ids = [2, *(ord(character) - 96 for character in text), 3]
-    return Encoded(np.array(ids), np.arange(1, len(ids) - 1))
+    return EncodedSentence(np.array(ids), np.arange(1, len(ids) - 1))
 
 
 def test_a_score_is_the_sum_over_the_sentence() -> None:
@@ -322,7 +322,7 @@ def test_a_head_that_reads_something_else_is_scored_in_full_and_other_inputs_are
     config = transformers.BertConfig(vocab_size=20, **sizes)
     plain, other, more = (kind(config) for kind in (transformers.BertForMaskedLM, HeadOnAnotherModule, NeedsMore))
     other.load_state_dict(plain.state_dict())
-    ((_, copies),) = masked_copies([Encoded(np.array([2, 7, 8, 9, 3]), np.array([1, 2, 3]))], MASK)
+    ((_, copies),) = masked_copies([EncodedSentence(np.array([2, 7, 8, 9, 3]), np.array([1, 2, 3]))], MASK)
     cpu, dtype = torch.device("cpu"), torch.float64
     expected = TransformersScorer(plain, cpu, dtype)(copies)
     np.testing.assert_allclose(TransformersScorer(other, cpu, dtype)(copies), expected, atol=1e-12)

@@ -11,11 +11,11 @@ from trainer.finetuning.comparison import score_lines, yardstick_warnings
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.experiment import Fit, VariantResult
 from trainer.finetuning.task_data import Part, TaskData, make_task
-from trainer.finetuning.tasks import Encoded, Prediction
+from trainer.finetuning.tasks import EncodedExamples, ExamplePrediction
 
 
 def fit_of(variant: str, scores: dict[str, float], predicted: Sequence[Any] = ()) -> Fit:
-    return Fit(variant, 0, 1e-3, (), 1, 1.0, {}, scores, [Prediction(label) for label in predicted])
+    return Fit(variant, 0, 1e-3, (), 1, 1.0, {}, scores, [ExamplePrediction(label) for label in predicted])
 
 
 def result(variant: str, **scores: float) -> VariantResult:
@@ -57,7 +57,7 @@ def test_a_fit_that_learned_nothing_is_warned_of(
     task: str, metric: str, score: float, yardstick: float, predicted: Sequence[Any], starts: list[str], end: str
 ) -> None:
     examples = Examples(["one", "two"], None, ["a", "b"] if task == "classification" else [1.0, 2.0])
-    data = TaskData(make_task(task, ["a", "b"]), Any, {"valid": Part(examples, Encoded([], [], [], 0))})
+    data = TaskData(make_task(task, ["a", "b"]), Any, {"valid": Part(examples, EncodedExamples([], [], [], 0))})
     compared = "rmse" if task == "regression" else metric  # which notices a wrong scale
     found = list(
         yardstick_warnings(

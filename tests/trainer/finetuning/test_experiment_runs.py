@@ -10,10 +10,10 @@ import pytest
 from tests.support.tracked_runs import all_runs
 from trainer.config.run_settings import TrackingSettings
 from trainer.finetuning.experiment_runs import ExperimentRuns
-from trainer.finetuning.fit import Point
+from trainer.finetuning.fit import FitPoint
 from trainer.tracking.delivery import Delivery
 
-POINT = Point(1.0, 8, "valid/accuracy", 0.5)
+POINT = FitPoint(1.0, 8, "valid/accuracy", 0.5)
 
 
 def fit(runs: ExperimentRuns, seed: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from trainer.finetuning.answer_task import Answer, AnswerTask
 from trainer.finetuning.examples import Examples
-from trainer.finetuning.tasks import IGNORED, ClassificationTask, Output, Prediction, TokenTask
+from trainer.finetuning.tasks import IGNORED, ClassificationTask, ExamplePrediction, Output, TokenTask
 from trainer.inference.preprocessor import Preprocessor
 
 
@@ -82,7 +82,7 @@ def test_squads_own_answers_are_read() -> None:
 def test_any_of_several_answers_is_right() -> None:
     task = AnswerTask()
     label = task.parse_label({"text": ["cat", "the dog"], "answer_start": [8, 0]}, "the dog cat")
-    said = Prediction(Answer("the dog", 0), 0.9)
+    said = ExamplePrediction(Answer("the dog", 0), 0.9)
     assert task.score([label], [said]) == {"f1": 1.0, "exact_match": 1.0} and task.score_example(label, said) == 1.0
 
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from trainer.hf_export.parity import Encoded, encode_pair, pack_rows, pad_rows
+from trainer.hf_export.parity import EncodedSequence, encode_pair, pack_rows, pad_rows
 
 SEQUENCES = [
-    Encoded([2, 9, 3], [0, 0, 0]),
-    Encoded([2, 8, 3, 7, 3], [0, 0, 0, 1, 1]),
-    Encoded([2, 3], [0, 0]),
+    EncodedSequence([2, 9, 3], [0, 0, 0]),
+    EncodedSequence([2, 8, 3, 7, 3], [0, 0, 0, 1, 1]),
+    EncodedSequence([2, 3], [0, 0]),
 ]
 
 
@@ -33,4 +33,4 @@ def test_padded_rows_mask_their_padding():
 
 
 def test_a_pairs_second_segment_begins_after_the_first_separator():
-    assert encode_pair([5, 6], [7]) == Encoded([2, 5, 6, 3, 7, 3], [0, 0, 0, 0, 1, 1])
+    assert encode_pair([5, 6], [7]) == EncodedSequence([2, 5, 6, 3, 7, 3], [0, 0, 0, 0, 1, 1])

@@ -357,7 +357,7 @@ def test_a_large_model_on_a_cpu_for_which_nobody_asked_is_warned_of(
     monkeypatch.setattr(runs, "num_parameters", lambda *arguments: parameters)
     monkeypatch.setattr(runs, "is_cpu_requested", lambda: is_requested)
     monkeypatch.setattr(runs, "warnings", lambda run: [])
-    runs.log_device(config, ALONE, None, "a decision")
+    runs.log_device(config, EXTENSIONS, ALONE, None, "a decision")
     said = capsys.readouterr()
     assert said.out.startswith("1 rank on 1 host (") and "| device CPU (" in said.out.splitlines()[0]
     assert ("no GPU was found" in said.err) == warns and "a decision" in said.err
