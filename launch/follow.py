@@ -76,8 +76,12 @@ def wait_for_checkpoint(output_dir: Path, is_patient: bool) -> None:
     is_reported = False
     while not output_dir.is_dir() or not list_steps(output_dir)[0]:
         if not is_patient or not is_active(output_dir):
-            state = "has no complete checkpoint" if output_dir.is_dir() else "is not a directory"
-            raise UsageError(f"{output_dir} {state}", fix="give the output_dir of a run", code="no-checkpoint")
+            is_there = output_dir.exists()
+            raise UsageError(
+                f"{output_dir} has no complete checkpoint" if is_there else f"{output_dir} does not exist",
+                fix="give the output_dir of a run",
+                code="no-checkpoint" if is_there else "missing-output-dir",
+            )
         if not is_reported:
             LOG.info("waiting for the first checkpoint")
         is_reported = True

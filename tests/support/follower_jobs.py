@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from tests.support.toy_run import CONFIG, tiny_config
-from trainer.checkpoint.format import MARKER_NAME, DataIdentity, SavedState, TrainState, step_folder, step_of
+from trainer.checkpoint.format import (
+    CheckpointFolder,
+    DataIdentity,
+    Marker,
+    SavedState,
+    TrainState,
+    step_folder,
+    step_of,
+)
 from trainer.config.run_config import RunConfig
 from trainer.follow import client, follower
 from trainer.follow.notes import read_notes
@@ -134,8 +142,8 @@ def complete(config: RunConfig, *steps: int) -> None:
             loss_scaler=None,
             versions={},
         )
-        (folder / "state.json").write_text(saved.model_dump_json())
-        (folder / MARKER_NAME).touch()
+        record = CheckpointFolder(folder).write_state(saved)
+        CheckpointFolder(folder).write_marker(Marker(format_version=1, step=step, files=(record,)))
 
 
 def states(config: RunConfig) -> dict[tuple[str, int], str]:

@@ -1,1 +1,1 @@
-"""Scores and registration of checkpoints, in a process beside training."""
+"""Registration and suites beside training."""
