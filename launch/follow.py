@@ -136,8 +136,8 @@ def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     merged = dict(values)
     for name, change in changes.items():
         before = merged.get(name)
-        both_are_sections = isinstance(before, dict) and isinstance(change, dict)
-        merged[name] = _merged(before, change) if both_are_sections else change
+        is_section = isinstance(before, dict) and isinstance(change, dict)
+        merged[name] = {**before, **change} if is_section else change
     return merged
 
 

@@ -203,7 +203,7 @@ class FollowerClient:
         }
         try:
             self._process = subprocess.Popen(
-                follower_command(), stdin=subprocess.PIPE, env=side_environment(), text=True
+                follower_command(), stdin=subprocess.PIPE, env=side_environment(), text=True, process_group=0
             )
         except OSError as error:
             self._deaths += 1

@@ -38,7 +38,7 @@ LOG = logger(__name__)
 KILL_SECONDS = 5.0
 """How long a registration that is ended may take to mark its model as failed."""
 _POLL_SECONDS = 0.2
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 2.0
 """Between two looks at the checkpoints of an active run."""
 
 
