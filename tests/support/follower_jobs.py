@@ -45,8 +45,7 @@ def end(*_):
 signal.signal(signal.SIGTERM, signal.SIG_IGN if (folder / "deaf").exists() else end)
 request = json.load(sys.stdin)
 with open(folder / "asked", "a") as file:
-    file.write(json.dumps([name, request]) + "\\n")
-(folder / f"pid-{name}").write_text(str(os.getpid()))
+    file.write(json.dumps([name, request, os.getpid()]) + "\\n")
 while (folder / f"hold-{name}").exists():
     time.sleep(0.02)
 step = int(request["checkpoint"][-8:])
@@ -90,8 +89,12 @@ class Jobs:
     @property
     def asked(self) -> list[tuple[str, dict[str, Any]]]:
         """The requests, in order."""
+        return [(name, request) for name, request, _ in self._lines]
+
+    @property
+    def _lines(self) -> list[tuple[str, dict[str, Any], int]]:
         path = self.folder / "asked"
-        return [tuple(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     @property
     def steps(self) -> list[tuple[str, int | None]]:
@@ -109,9 +112,11 @@ class Jobs:
         path.touch() if fails else path.unlink()
 
     def process_of(self, name: str, after: int = 0) -> int:
-        """The process id of the job under way, once `after` jobs were asked for before it."""
-        wait_for(lambda: len(self.asked) > after and (self.folder / f"pid-{name}").exists())
-        return int((self.folder / f"pid-{name}").read_text())
+        """The process id of a job, once it is under way, and `after` jobs were asked for before it."""
+        wait_for(lambda: len(self._lines) > after)
+        found, _, pid = self._lines[after]
+        assert found == name
+        return pid
 
     def config(self, scores: bool = True, registers: bool = True, **sections: Any) -> RunConfig:
         """A run that scores its checkpoints at steps 10 and 20, and registers them."""

@@ -201,6 +201,8 @@ def test_the_end_waits_for_suites_within_the_bound_and_then_registers(jobs: Jobs
     complete(config, 20)
     jobs.hold("score")
     run = Opened(config)
+    run.client.submit()
+    jobs.process_of("score")
     assert not run.finish()
     assert run.lines[0] == "waiting for suite own for at most 2 s"
     assert "did not end within evaluation.suite_wait_seconds=2" in run.warnings[0]

@@ -217,7 +217,7 @@ def test_a_killed_job_is_a_failure_and_the_others_are_done(name: str, jobs: Jobs
     jobs.hold(name)
 
     def kill() -> None:
-        os.kill(jobs.process_of(name), signal.SIGKILL)
+        os.kill(jobs.process_of(name, after=int(name == "register")), signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
     thread.start()
