@@ -51,6 +51,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("benchmark", "measure training throughput", "launch.benchmark", "train"),
         Command("nodes", "start pretraining on the hosts of a hostfile", "launch.nodes", "train"),
         Command("ranks", "start the ranks of this node with torchrun", "launch.ranks", "train"),
+        Command("follow", "score and register the checkpoints of a run", "launch.follow", "registry"),
         Command("sync-tracking", "send the metrics of a run to MLflow from here", "launch.sync_tracking", "registry"),
     ),
 }  # fmt: skip

@@ -73,10 +73,10 @@ LONGEST_FILES = """
 system/test_demo.py test_static.py test_readme_example.py trainer/data/test_loader.py launch/test_finetune.py
 system/test_lost_rank.py trainer/model/test_compilation.py system/test_faults_preparation_kill.py
 system/test_stop_in_evaluation.py system/test_faults_registry.py system/test_kill_and_resume.py launch/test_pretrain.py
-system/test_end_to_end.py benchmarks/test_roofline.py trainer/registry/test_registrar.py launch/test_kubernetes.py
+system/test_end_to_end.py benchmarks/test_roofline.py trainer/follow/test_client.py launch/test_kubernetes.py
 system/test_faults_training_numbers.py system/test_faults_training_signals.py fuzzing/test_fuzz_checkpoint.py
 system/test_faults_preparation_input.py data_prep/dataset/test_removal.py data_prep/storage/test_remote_files.py
-trainer/loop/test_contract5.py trainer/loop/test_api.py trainer/evaluation/test_suites_in_training.py
+trainer/loop/test_contract5.py trainer/loop/test_api.py trainer/follow/test_followed_run.py
 test_benchmarks_page.py system/test_faults_tracking.py fuzzing/test_fuzz_tokenizer.py
 trainer/finetuning/test_regression_task.py trainer/data/test_components.py trainer/finetuning/test_fit.py
 system/test_faults_training_disk.py trainer/engine/test_engine.py trainer/checkpoint/test_writer.py
@@ -167,9 +167,7 @@ THREADS_THAT_END = (
     "lease",
     "mlflow-delivery",
     "prefetch",
-    "registrar",
     "status",
-    "suites",
     "sum",
     "watchdog",
 )

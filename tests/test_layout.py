@@ -86,6 +86,7 @@ WITHOUT_DEEPSPEED = (
     "launch.next_sentence",
     "launch.show_attention",
     "launch.evaluate",
+    "launch.follow",
 )
 
 PRINTS = {

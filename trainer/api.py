@@ -26,7 +26,7 @@ from trainer.loop.finished import find_finished_run
 
 if TYPE_CHECKING:
     from trainer.data.loader import GlobalBatch
-    from trainer.loop.extensions import CheckpointRegistrar, CheckpointScorer, Extensions, Say
+    from trainer.loop.extensions import Extensions, Follower, Say
     from trainer.tracking.status import State
 
 
@@ -44,31 +44,27 @@ class _OfThisProject:
         return folder_without_weights(source, tracking_uri)
 
     def check_suite(self, settings: EvaluationSettings) -> None:
-        if settings.suite is not None:
-            from trainer.follow.suites_in_training import check_suite_of
+        if settings.suite is None:
+            return
+        from trainer.evaluation.suite_plan import check_suite  # with fine-tuning's libraries
+        from trainer.evaluation.suite_settings import check_files, load_suite
 
-            check_suite_of(settings)
+        suite = load_suite(settings.suite, settings.suite_overrides)
+        check_files(suite)
+        check_suite(suite)
 
     def modules_of_suite(self, settings: EvaluationSettings) -> list[str]:
         if settings.suite is None:
             return []
-        from trainer.follow.suites_in_training import modules_of_suite
+        from trainer.evaluation.suite_settings import load_suite
 
-        return modules_of_suite(settings)
+        tasks = load_suite(settings.suite, settings.suite_overrides).tasks.values()
+        return [task.function.partition(":")[0] for task in tasks if ":" in task.function]
 
-    def open_scorer(self, config: RunConfig, warn: Say, log: Say) -> CheckpointScorer | None:
-        if config.evaluation.suite is None:
-            return None
-        from trainer.follow.suites_in_training import SuitesInTraining
+    def open_follower(self, config: RunConfig, warn: Say, log: Say) -> Follower:
+        from trainer.follow.client import FollowerClient
 
-        return SuitesInTraining(config, warn, log)
-
-    def open_registrar(self, config: RunConfig, warn: Say, log: Say) -> CheckpointRegistrar | None:
-        if config.registry.name is None:
-            return None
-        from trainer.follow.registrar import Registrar
-
-        return Registrar(config, warn, log)
+        return FollowerClient(config, warn, log)
 
 
 EXTENSIONS: Extensions = _OfThisProject()

@@ -72,6 +72,7 @@ ARGUMENTS: dict[str, list[list[str]]] = {
     "benchmark": [["--config", STORE]],
     "nodes": [["--hostfile", STORE, "--", "--config", "tiny_cpu", f"data.shards={STORE}"]],
     "ranks": [["--nproc-per-node", STORE, "text.txt", STORE]],
+    "follow": [[STORE], ["run", "--tracking-uri", FTP]],
     "sync-tracking": [[STORE], ["run", "--tracking-uri", FTP]],
 }
 

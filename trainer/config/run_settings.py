@@ -46,6 +46,11 @@ class CheckpointSettings(Settings):
         description="continue: warn and keep training with the last good checkpoint (a run without one ends at its "
         "second failed save); stop: end the run",
     )
+    follow: bool = Field(
+        True,
+        description="score and register checkpoints (evaluation.suite, registry.name) in a process beside rank 0; "
+        "false: leave both to `clozeworks follow OUTPUT_DIR`, on any machine that sees the directory",
+    )
     upload_to: PathText | None = Field(
         None,
         min_length=1,
@@ -106,7 +111,7 @@ class EvaluationSettings(Settings):
         None,
         min_length=1,
         description="YAML file of an evaluation suite, or a preset, to run on checkpoints in a separate process "
-        "(launch/evaluate.py --suite); the last checkpoint is always evaluated",
+        "(launch/evaluate.py --suite; see checkpoint.follow); the last checkpoint is always evaluated",
     )
     suite_every_steps: PositiveInt | None = Field(
         None, description="steps between checkpoints that the suite evaluates, a multiple of checkpoint.every_steps"

@@ -1,6 +1,6 @@
 """Run a suite on a checkpoint, in a process of its own.
 
-`python -m trainer.evaluation.evaluate_checkpoint PID` is started by the trainer (its process id is PID) and ends with
+`python -m trainer.evaluation.evaluate_checkpoint PID` is started by the follower (its process id is PID) and ends with
 it: the request comes as JSON on standard input, the scores go to standard output. The process has the lowest priority
 and computes on the CPU, so that it takes no memory of a GPU and only idle time of the cores.
 """

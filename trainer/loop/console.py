@@ -87,12 +87,6 @@ def groups_line(metrics: Mapping[str, float]) -> str | None:
     return "  mlm loss " + " | ".join(parts) if parts else None
 
 
-def suite_line(step: int, metrics: Mapping[str, float]) -> str:
-    """Format the scores that a suite gave the checkpoint of a step."""
-    listed = ", ".join(f"{name.removeprefix('suite/')} {value:.4f}" for name, value in metrics.items())
-    return f"step {step} | suite {listed}"
-
-
 def scientific(value: float) -> str:
     """Format a number as `2.0e-3`."""
     mantissa, _, exponent = f"{value:.1e}".partition("e")

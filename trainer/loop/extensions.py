@@ -5,69 +5,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import EvaluationSettings
 from trainer.preflight.checks import Outside
+from trainer.tracking.tracker import MetricLog
 
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class ScoredCheckpoint:
-    """A checkpoint whose suite has ended; `metrics` are None if it failed, and the reason was reported."""
+class Follower(Protocol):
+    """Has checkpoints scored by a suite, then registered, in a process beside training (`trainer/follow`)."""
 
-    step: int
-    folder: Path
-    metrics: dict[str, float] | None
-    facts: dict[str, str] = field(default_factory=dict)
-    """What the scores depend on but the model."""
-
-
-class CheckpointScorer(Protocol):
-    """Evaluates checkpoints on a suite (`trainer/follow/suites_in_training.py`)."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every submitted suite gave its scores, of those that were collected."""
-
-    def submit(self, step: int, folder: Path) -> bool:
-        """Have a complete checkpoint evaluated if it is due; returns at once, and whether scores are to come."""
-
-    def submit_missed(self) -> None:
-        """Submit the due checkpoints that an earlier start of the run left without scores."""
-
-    def collect(self) -> list[ScoredCheckpoint]:
-        """Return the checkpoints whose suites have ended since the last call, in order."""
-
-    def wait(self, seconds: float, should_stop: Callable[[], bool]) -> None:
-        """Wait until all submitted suites have ended, and stop what is left after so many seconds, or once asked to."""
-
-    def stop(self) -> None:
-        """Stop the suite under way, which the run's next start resumes."""
-
-
-class CheckpointRegistrar(Protocol):
-    """Registers checkpoints as versions of a model (`trainer/follow/registrar.py`)."""
-
-    def submit(self, step: int, folder: Path) -> None:
-        """Have a complete checkpoint registered if it is due and was not before; returns at once."""
-
-    def submit_missed(self) -> None:
-        """Submit again what earlier starts of the run submitted and did not register."""
+    def submit(self) -> None:
+        """Have what is due done, also what earlier starts left; returns at once."""
 
     def go_back(self, step: int) -> None:
-        """Forget the registrations of later steps, which a new branch registers again."""
+        """Forget what was done for later steps, which a new branch saves again; call it before any `submit`."""
 
-    def close(self, should_stop: Callable[[], bool]) -> bool:
-        """Wait for what is under way, or until `should_stop`; whether all of it was registered."""
+    def attach(self, log_to: MetricLog) -> Mapping[str, float]:
+        """Report what ended since the last call; log new scores at the steps of their checkpoints, and return them."""
 
-    def stop_after_current(self, mark: Say) -> None:
-        """Wait a short time for the registration under way alone; `mark` is called again and again meanwhile."""
+    def stop(self, mark: Say) -> None:
+        """End what is under way, after a short time; `mark` is called again and again meanwhile."""
+
+    def abandon(self) -> None:
+        """End what is under way without waiting for it."""
+
+    def finish_scores(self, should_stop: Callable[[], bool]) -> None:
+        """Wait for the suites of a finished run, whose tracker is closed, and attach their scores to it."""
+
+    def finish(self, should_stop: Callable[[], bool]) -> bool:
+        """Wait for the registrations of a finished run, or until `should_stop`; whether everything due was done."""
 
 
 class Extensions(Outside, Protocol):
@@ -83,8 +55,5 @@ class Extensions(Outside, Protocol):
     def modules_of_suite(self, settings: EvaluationSettings) -> list[str]:
         """Return the user's modules that have tasks of the suite; none without a suite."""
 
-    def open_scorer(self, config: RunConfig, warn: Say, log: Say) -> CheckpointScorer | None:
-        """Open what evaluates the run's checkpoints; None without a suite."""
-
-    def open_registrar(self, config: RunConfig, warn: Say, log: Say) -> CheckpointRegistrar | None:
-        """Open what registers the run's checkpoints; None if nothing is to be registered."""
+    def open_follower(self, config: RunConfig, warn: Say, log: Say) -> Follower:
+        """Open what scores and registers the run's checkpoints."""

@@ -49,7 +49,8 @@ def find_finished_run(config: RunConfig) -> FinishedRun | None:
     Something is left where settings changed, a suite is to evaluate a checkpoint, the model is to be registered,
     checkpoints are uploaded, or metrics are unsent; and where ranks of several hosts would have to agree.
     """
-    if not _is_one_host() or config.registry.name is not None or config.checkpoint.upload_to is not None:
+    registers = config.registry.name is not None and config.checkpoint.follow
+    if not _is_one_host() or registers or config.checkpoint.upload_to is not None:
         return None
     output_dir = Path(config.output_dir)
     try:
@@ -58,7 +59,8 @@ def find_finished_run(config: RunConfig) -> FinishedRun | None:
         if status is None or status.state != "finished" or not steps or steps[0] < config.max_steps:
             return None
         checkpoint = step_folder(output_dir, steps[0])
-        if config.evaluation.suite is not None and not _is_scored(output_dir, steps):
+        scores = config.evaluation.suite is not None and config.checkpoint.follow
+        if scores and not _is_scored(output_dir, steps):
             return None
         saved = CheckpointFolder(checkpoint).read_state()
         precision = saved.config["training"]["precision"]

@@ -7,20 +7,17 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from data_prep.base.logs import logger
-from trainer.checkpoint.format import TrainState, step_folder
+from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
 from trainer.distributed.process_group import gather_objects
 from trainer.distributed.stop_signal import describe_requests
-from trainer.loop.console import step_line, suite_line
+from trainer.loop.console import step_line
 from trainer.loop.run import Progress, Run, warn_of_disk
-from trainer.metrics.health import NonFiniteSteps
 from trainer.metrics.throughput import Interval, flops_per_position, peak_flops
-from trainer.tracking.status import State, add_metrics, append_history, read_status
-from trainer.tracking.tracker import MetricLog, Tracker
+from trainer.tracking.status import State, append_history, read_status
 
 LOG = logger(__name__)
 
@@ -58,46 +55,10 @@ def log(run: Run, state: TrainState, progress: Progress, epoch: float) -> tuple[
     )
     run.log(step_line(newest.step, run.config.max_steps, epoch, metrics, left, run.pair_task))
     run.bar.describe(metrics, left)
-    progress = attach_suites(run, progress)
+    if run.follower is not None:
+        progress = replace(progress, metrics={**progress.metrics, **run.follower.attach(run.tracker)})
     report_status(run, state, progress)
     return state, progress
-
-
-def attach_suites(run: Run, progress: Progress, log_to: MetricLog | None = None) -> Progress:
-    """Log the scores of suites that have ended, at the steps of their checkpoints, and let these be registered.
-
-    `log_to` replaces the run's tracker where that is closed.
-    """
-    for each in run.suites.collect() if run.suites is not None else ():
-        if each.metrics is not None:
-            (log_to or run.tracker).log(each.step, each.metrics)
-            run.log(suite_line(each.step, each.metrics))
-            on_disk(
-                run, partial(append_history, run.output_dir, "scored", {"step": each.step, "metrics": each.metrics})
-            )
-            progress = replace(progress, metrics={**progress.metrics, **each.metrics})
-        if run.registrar is not None:
-            run.registrar.submit(each.step, each.folder)
-    return progress
-
-
-def finish_suites(run: Run, step: int) -> bool:
-    """Wait for the suites of a finished run, whose tracker is closed, and attach their scores; whether all were given.
-
-    `step` is that of the last checkpoint.
-    """
-    suites = run.suites
-    if suites is None:
-        return True
-    if suites.submit(step, step_folder(run.output_dir, step)) or not suites.is_complete:
-        suites.wait(run.config.evaluation.suite_wait_seconds, lambda: run.stop_signal.is_requested)
-        tracker = Tracker.open(run.config.tracking, run.output_dir, run.warn)
-        metrics = attach_suites(run, Progress(NonFiniteSteps(0)), tracker).metrics
-        tracker.close("FINISHED")
-        on_disk(run, lambda: add_metrics(run.output_dir, metrics))
-        if run.uploader is not None:
-            run.uploader.copy_scores(step_folder(run.output_dir, step).parent)
-    return suites.is_complete
 
 
 def interval_metrics(run: Run, state: TrainState, interval: Interval) -> dict[str, float]:

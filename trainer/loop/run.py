@@ -19,7 +19,7 @@ from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine
 from trainer.loop.console import PAIR_TASKS, StepBar
-from trainer.loop.extensions import CheckpointRegistrar, CheckpointScorer
+from trainer.loop.extensions import Follower
 from trainer.loop.recorder import Recorder
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.model.sizes import num_parameters
@@ -83,10 +83,8 @@ class Run:
     minimal_pairs: MinimalPairs | None = None
     hidden_words: HiddenWords | None = None
     uploader: Uploader | None = None
-    registrar: CheckpointRegistrar | None = None
-    """On rank 0 of a run that registers its model."""
-    suites: CheckpointScorer | None = None
-    """On rank 0 of a run whose checkpoints a suite evaluates."""
+    follower: Follower | None = None
+    """On rank 0."""
     status: RunStatus | None = None
     """On rank 0."""
     system: SystemMetrics | None = None

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 from data_prep.base.errors import UserError
@@ -54,7 +53,7 @@ def save(run: Run, state: TrainState, progress: Progress, is_end: bool) -> Progr
         if run.uploader is not None:
             run.uploader.submit(saved)
         if not progress.is_scored_later:
-            hand_on(run, saved.step, saved.folder)
+            hand_on(run)
     elif is_end:
         raise UserError(
             f"the run ends after step {state.step:,} and its last checkpoint was not saved (see the warning above)",
@@ -78,11 +77,10 @@ def save(run: Run, state: TrainState, progress: Progress, is_end: bool) -> Progr
     return replace(progress, saved_at=time.monotonic())
 
 
-def hand_on(run: Run, step: int, folder: Path) -> None:
-    """Have a checkpoint scored by the suite, and registered: once a gate can compare all its scores."""
-    is_scored_later = run.suites is not None and run.suites.submit(step, folder)
-    if run.registrar is not None and not is_scored_later:
-        run.registrar.submit(step, folder)
+def hand_on(run: Run) -> None:
+    """Have checkpoints scored by the suite, and registered: once a gate can compare all their scores."""
+    if run.follower is not None:
+        run.follower.submit()
 
 
 def attach_scores(
@@ -112,7 +110,7 @@ def attach_scores(
         if run.uploader is not None:
             run.uploader.submit_scores(folder)
         writer.remove_superfluous(run.config.output_dir, run.config.checkpoint, state.step, run.ranks)
-        hand_on(run, state.step, folder)
+        hand_on(run)
 
 
 def defer_save(run: Run, state: TrainState, progress: Progress, is_last: bool) -> Progress:
@@ -162,10 +160,7 @@ def last_good_checkpoint(run: Run, progress: Progress) -> str:
 def finish_previous_start(run: Run, state: TrainState, progress: Progress) -> Progress:
     """Do what an earlier start left undone, before the first step of this one."""
     progress = save_branch(run, state, progress)
-    if run.registrar is not None:
-        run.registrar.submit_missed()
-    if run.suites is not None:
-        run.suites.submit_missed()
+    hand_on(run)
     return progress
 
 
@@ -175,8 +170,8 @@ def save_branch(run: Run, state: TrainState, progress: Progress) -> Progress:
         return progress
     if run.config.checkpoint.upload_to is not None and run.ranks.is_first:
         remove_later_steps(run.config.checkpoint.upload_to, state.step)
-    if run.registrar is not None:
-        run.registrar.go_back(state.step)
+    if run.follower is not None:
+        run.follower.go_back(state.step)
     if run.config.branch is not None and state.step == run.config.first_step:
         return save_branch_of_run(run, run.config.branch, state, progress)
     skipped = ", ".join(str(range_) for range_ in state.skipped_samples) or "none"

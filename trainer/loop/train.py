@@ -13,7 +13,7 @@ import torch
 from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from data_prep.storage import storage
-from trainer.checkpoint.format import step_folder
+from trainer.checkpoint.format import checkpoints_folder
 from trainer.config.run_config import RunConfig
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet
@@ -34,7 +34,7 @@ from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS, StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.loop.extensions import Extensions
 from trainer.loop.identity import facts_of
-from trainer.loop.reporting import finish_suites, report_end, report_start
+from trainer.loop.reporting import report_end, report_start
 from trainer.loop.run import Run
 from trainer.loop.run_lock import only_training
 from trainer.loop.saving import finish_previous_start
@@ -217,8 +217,8 @@ def closed_if_it_fails(run: Run) -> Iterator[None]:
             yield
     except Exception:
         run.bar.close()
-        if run.suites is not None:
-            run.suites.stop()
+        if run.follower is not None:
+            run.follower.abandon()
         run.tracker.log_picture()
         run.tracker.close("FAILED")
         raise
@@ -251,22 +251,18 @@ def finish(run: Run, ended: State) -> bool:
         run.uploader.close(run.watchdog.mark)
     if ended == "finished":
         report_end(run, ended, None)
-    if run.suites is not None and ended == "stopped":
-        run.suites.stop()
-    if run.registrar is not None and ended == "stopped":
+    if run.follower is not None and ended == "stopped":
         # Before the other ranks end: a launcher kills a rank that outlives a stopped one.
-        run.registrar.stop_after_current(run.watchdog.mark)
+        run.follower.stop(run.watchdog.mark)
     run.watchdog.mark("waiting for the other ranks to finish")
     with run.watchdog.report_lost_ranks():
         barrier(run.ranks)  # watched until all have finished: an upload of one rank may take long
     run.watchdog.close()
     run.engine.destroy()
     leave_groups(run.ranks)  # no rank waits in it while rank 0 registers
-    if ended == "stopped":
+    if ended == "stopped" or run.follower is None:
         return True
-    all_scored = finish_suites(run, run.recorder.last_step)  # before the last checkpoint is registered
-    if run.registrar is None:
-        return all_scored
-    # A run that was stopped before it registered its last checkpoint does so now.
-    run.registrar.submit(run.recorder.last_step, step_folder(run.output_dir, run.recorder.last_step))
-    return run.registrar.close(lambda: run.stop_signal.is_requested) and all_scored
+    run.follower.finish_scores(lambda: run.stop_signal.is_requested)
+    if run.uploader is not None and run.config.evaluation.suite is not None:
+        run.uploader.copy_scores(checkpoints_folder(run.output_dir))
+    return run.follower.finish(lambda: run.stop_signal.is_requested)

@@ -132,6 +132,11 @@ def _encode_minimal_pairs(run: PlannedRun) -> Iterable[Finding]:
     return ()
 
 
+def _check_suite(run: PlannedRun) -> None:
+    if run.config.checkpoint.follow:  # else another machine evaluates, which may have other files
+        run.outside.check_suite(run.config.evaluation)
+
+
 CHECKS = (
     Check("output_dir", lambda run: check_output_dir(run.config.output_dir, run.config.checkpoint.upload_to)),
     Check("batch", look=lambda run: check_batches(run.config, run.world_size), warns=True),
@@ -150,7 +155,7 @@ CHECKS = (
         lambda run: look_at_data(run.config, run.shard_sets, run.world_size),
     ),
     Check("minimal pairs", _read_minimal_pairs, _encode_minimal_pairs),
-    Check("suite", lambda run: run.outside.check_suite(run.config.evaluation), of_first_rank=True),
+    Check("suite", _check_suite, of_first_rank=True),
     Check("memory", look=lambda run: check_memory(run.config, run.world_size, run.device), warns=True),
     Check("disk", look=lambda run: check_disk(run.config), warns=True),
     Check("store", lambda run: check_upload_wait(run.config, run.world_size), lambda run: check_store(run.config)),

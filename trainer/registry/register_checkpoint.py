@@ -1,6 +1,6 @@
 """From a checkpoint to a registered version, and to an alias where its gate lets it pass.
 
-`python -m trainer.registry.register_checkpoint PID` does it in a process of its own, which the trainer (its process id
+`python -m trainer.registry.register_checkpoint PID` does it in a process of its own, which the follower (its process id
 is PID) starts and which ends with it: the request comes as JSON on standard input (an address may hold a password, and
 command lines are seen by all), the answer goes to standard output.
 """
@@ -8,11 +8,10 @@ command lines are seen by all), the answer goes to standard output.
 from __future__ import annotations
 
 import json
-import shlex
 import signal
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from data_prep.base.errors import UserError, run_command
@@ -21,35 +20,7 @@ from trainer.distributed.side_process import end_with_parent
 from trainer.hf_export.export import export_checkpoint
 from trainer.registry.model_versions import NotPromoted, promote
 from trainer.registry.registration import Registration, register
-from trainer.tracking.sync import server_options
-
-
-@dataclass(frozen=True)
-class RegistrationRequest:
-    """What is to be registered, and which aliases are to move."""
-
-    checkpoint: str
-    name: str
-    alias: str | None = None
-    promote_to: str | None = None
-    only_if: str | None = None
-    tracking_uri: str | None = None
-    allow_different_evaluation: bool = False
-
-    @property
-    def alias_options(self) -> list[str]:
-        """The options of `clozeworks register` that move the same alias by the same condition: `promote_to`, if set."""
-        if self.promote_to is None:
-            return ["--alias", self.alias] if self.alias else []
-        condition = ["--if", self.only_if] if self.only_if else []
-        allowed = ["--allow-different-evaluation"] if self.only_if and self.allow_different_evaluation else []
-        return ["--promote", self.promote_to, *condition, *allowed]
-
-    @property
-    def command(self) -> str:
-        """The command line with which a person registers the checkpoint."""
-        options = ["--checkpoint", self.checkpoint, "--name", self.name, *self.alias_options]
-        return _register_command(options, self.tracking_uri)
+from trainer.registry.registration_request import RegistrationRequest
 
 
 def register_checkpoint(request: RegistrationRequest) -> tuple[Registration, str]:
@@ -79,14 +50,9 @@ def register_checkpoint(request: RegistrationRequest) -> tuple[Registration, str
     except NotPromoted as error:
         return registration, error.problem
     except UserError as error:
-        options = ["--name", request.name, "--version", str(registration.version), *request.alias_options]
-        command = _register_command(options, request.tracking_uri)
+        command = request.command(str(registration.version))
         return registration, f"the promotion failed ({error.problem}); repeat it with `{command}`"
     return registration, f"promoted to {request.promote_to} ({'; '.join(decision.reasons) or 'no condition'})"
-
-
-def _register_command(options: list[str], tracking_uri: str | None) -> str:
-    return shlex.join(["clozeworks", "register", *options, *server_options(tracking_uri)])
 
 
 def main() -> None:

@@ -167,8 +167,7 @@ class Evaluated:
             ranks=ALONE,
             shard_sets=[],
             uploader=None,
-            suites=None,
-            registrar=SimpleNamespace(submit=lambda step, folder: self.did.append(f"register {step}")),
+            follower=SimpleNamespace(submit=lambda: self.did.append("follow")),
             stop_signal=signal,
             tracker=SimpleNamespace(log=lambda step, metrics: self.logged.update(metrics)),
             log=lambda text: None,
@@ -209,7 +208,7 @@ def test_a_complete_evaluation_is_attached_and_then_its_checkpoint_is_registered
     evaluated = Evaluated(tmp_path, monkeypatch)
     progress, is_stopping = evaluated.evaluate()
     assert not is_stopping and not progress.is_scored_later
-    assert evaluated.did == ["evaluate", "average", "register 20"]
+    assert evaluated.did == ["evaluate", "average", "follow"]
     assert evaluation_of(evaluated.folder).metrics == {**METRICS, "average/mlm_loss": 2.5}
     assert evaluation_of(evaluated.folder).facts == {"seed": "20"}, "how they were measured"
     assert not is_pending(evaluated.folder) and evaluated.logged == METRICS

@@ -10,11 +10,8 @@ import pytest
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from trainer.checkpoint.format import TrainState
-from trainer.checkpoint.writer import ALONE
 from trainer.data.sample_range import SampleRange
 from trainer.loop import saving
-from trainer.loop.extensions import ScoredCheckpoint
-from trainer.loop.reporting import attach_suites
 from trainer.loop.run import Progress
 from trainer.metrics.health import NonFiniteSteps
 
@@ -22,57 +19,39 @@ from trainer.metrics.health import NonFiniteSteps
 @pytest.mark.parametrize(
     ("state", "done"),
     [
-        (TrainState(step=80, branched_at=80), ["go_back 80", "save", "submit_missed"]),
-        (TrainState(step=80, branched_at=80, mlflow_run_id="abc"), ["submit_missed"]),
-        (TrainState(step=80), ["submit_missed"]),
+        (TrainState(step=80, branched_at=80), ["go_back 80", "save", "submit"]),
+        (TrainState(step=80, branched_at=80, mlflow_run_id="abc"), ["submit"]),
+        (TrainState(step=80), ["submit"]),
     ],
     ids=["the start of a branch", "later on it", "no branch"],
 )
-def test_the_start_of_a_branch_goes_back_and_is_saved_before_missed_checkpoints(
+def test_the_follower_forgets_the_old_branch_and_then_does_what_was_missed(
     state: TrainState, done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     did: list[str] = []
-    registrar = SimpleNamespace(
-        go_back=lambda step: did.append(f"go_back {step}"), submit_missed=lambda: did.append("submit_missed")
-    )
+    follower = SimpleNamespace(go_back=lambda step: did.append(f"go_back {step}"), submit=lambda: did.append("submit"))
     monkeypatch.setattr(saving, "save", lambda run, state, progress, is_end: did.append("save") or progress)
     config = SimpleNamespace(checkpoint=SimpleNamespace(upload_to=None), branch=None)
     progress = Progress(NonFiniteSteps(20))
-    run = SimpleNamespace(config=config, registrar=registrar, suites=None, log=lambda text: None)
+    run = SimpleNamespace(config=config, follower=follower, log=lambda text: None)
     assert saving.finish_previous_start(run, state, progress) == progress
     assert did == done
-    run.registrar = None
+    run.follower = None
     saving.finish_previous_start(run, state, progress)
 
 
-def test_a_checkpoint_that_a_suite_scores_is_registered_once_it_has_its_scores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_evaluated_later", [False, True])
+def test_a_saved_checkpoint_is_followed_unless_the_run_evaluates_it_first(
+    is_evaluated_later: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a gate can compare them; where the suite fails, it is registered without."""
-    registered: list[int] = []
-    logged: list[tuple[int, dict[str, float]]] = []
-    ended = [ScoredCheckpoint(8, tmp_path, {"suite/own/average": 0.5}), ScoredCheckpoint(10, tmp_path, None)]
+    submitted: list[bool] = []
     monkeypatch.setattr(saving.writer, "save", lambda *given, **_: SimpleNamespace(step=given[2].step, folder=tmp_path))
-    run = SimpleNamespace(
-        config=SimpleNamespace(output_dir=str(tmp_path)),
-        output_dir=tmp_path,
-        ranks=ALONE,
-        engine=None,
-        sources={},
-        data=None,
-        uploader=None,
-        watchdog=SimpleNamespace(mark=lambda doing: None),
-        log=lambda text: None,
-        tracker=SimpleNamespace(log=lambda step, metrics: logged.append((step, metrics))),
-        suites=SimpleNamespace(submit=lambda step, folder: step != 9, collect=lambda: ended),
-        registrar=SimpleNamespace(submit=lambda step, folder: registered.append(step)),
-    )
-    progress = Progress(NonFiniteSteps(20))
-    for step in (8, 9, 10):
-        progress = saving.save(run, TrainState(step=step), progress, is_end=False)
-    assert registered == [9]
-    assert attach_suites(run, progress).metrics == {"suite/own/average": 0.5}
-    assert registered == [9, 8, 10] and logged == [(8, {"suite/own/average": 0.5})]
+    monkeypatch.setattr(saving, "on_disk", lambda run, write: None)
+    run = run_that_continues()
+    run.follower = SimpleNamespace(submit=lambda: submitted.append(True))
+    progress = Progress(NonFiniteSteps(20), evaluation_is_due=is_evaluated_later)
+    saving.save(run, TrainState(step=8), progress, is_end=False)
+    assert submitted == ([] if is_evaluated_later else [True])
 
 
 EIGHT = TrainState(step=8)
@@ -123,8 +102,7 @@ def run_that_continues() -> SimpleNamespace:
         sources={},
         data=None,
         uploader=None,
-        registrar=None,
-        suites=None,
+        follower=None,
         log=lambda text: None,
         watchdog=SimpleNamespace(mark=lambda doing: None),
     )

@@ -75,8 +75,7 @@ def make_run(rank: int, **parts: Any) -> SimpleNamespace:
             "bar": StepBar(False, 0, 0),
             "tracker": NullTracker(),
             "uploader": None,
-            "registrar": None,
-            "suites": None,
+            "follower": None,
             "watchdog": Watched(),
             "engine": SimpleNamespace(destroy=lambda: None),
             "stop_signal": SimpleNamespace(cause="a test", is_requested=False, request=None),
@@ -118,23 +117,27 @@ def test_a_rank_whose_copy_is_done_is_watched_while_another_still_copies(meeting
     assert slow.watchdog.marks[0] == "copying", "the watchdog sees that the wait gets on"
 
 
-def test_no_rank_of_a_finished_run_waits_for_a_registration_of_the_first(meetings):
+def test_no_rank_of_a_finished_run_waits_in_a_collective_for_scores_and_registrations(meetings):
     _, left = meetings
-    submitted: list[int] = []
-    registrar = SimpleNamespace(
-        submit=lambda step, folder: submitted.append(step), close=lambda should_stop: left.over.wait(SECONDS)
-    )
-    assert leave_all([make_run(0, registrar=registrar), make_run(1)], "finished") == [True, True]
-    assert submitted == [7]
+    did: list[str] = []
+
+    def finish(should_stop: Any) -> bool:
+        did.append("registered")
+        return left.over.wait(SECONDS)
+
+    uploader = SimpleNamespace(close=lambda mark: None, copy_scores=lambda folder: did.append(f"copied {folder}"))
+    follower = SimpleNamespace(finish_scores=lambda should_stop: did.append("scored"), finish=finish)
+    config = SimpleNamespace(evaluation=SimpleNamespace(suite="suite.yaml"))
+    first = make_run(0, follower=follower, uploader=uploader, config=config)
+    assert leave_all([first, make_run(1)], "finished") == [True, True]
+    assert did == ["scored", "copied run/checkpoints", "registered"]
 
 
 def test_the_ranks_of_a_stopped_run_leave_once_the_registration_under_way_is_done(meetings):
     done, _ = meetings
     seen: list[bool] = []
-    registrar = SimpleNamespace(
-        stop_after_current=lambda mark: seen.extend((done.begun.wait(SECONDS), done.over.is_set()))
-    )
-    assert leave_all([make_run(0, registrar=registrar), make_run(1)], "stopped") == [True, True]
+    follower = SimpleNamespace(stop=lambda mark: seen.extend((done.begun.wait(SECONDS), done.over.is_set())))
+    assert leave_all([make_run(0, follower=follower), make_run(1)], "stopped") == [True, True]
     assert seen == [True, False], "the other rank waited"
 
 

@@ -1,0 +1,146 @@
+"""Score and register the checkpoints of a run, while it trains or afterwards.
+
+    clozeworks follow OUTPUT_DIR
+    clozeworks follow OUTPUT_DIR evaluation.suite=glue evaluation.suite_overrides=[data=DIR]
+
+A run does this itself, in a process beside rank 0, as evaluation.suite and registry.name in its configuration say. With
+checkpoint.follow=false it leaves both to this command, which works on any machine that sees OUTPUT_DIR, with the
+configuration of the newest checkpoint. It ends once the run is no longer active and nothing is due. While a run is
+active the run itself attaches the scores to its MLflow run; this command attaches those of a run that has ended. One
+follower at a time works on an OUTPUT_DIR. The server is that of the run; if it needs a login, set MLFLOW_TRACKING_URI.
+Exit status: 0 everything due was done, 1 something failed, 2 wrong usage, 128+n stopped by a signal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from data_prep.base.errors import UsageError, run_command
+from data_prep.base.load_settings import validate_settings
+from data_prep.base.logs import logger
+from data_prep.storage import storage
+from launch.options import add_dry_run, add_tracking_uri, command_parser
+from trainer.config.run_config import RunConfig
+
+LOG = logger(__name__)
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = command_parser("follow.py", __doc__)
+    parser.add_argument("output_dir", type=Path, metavar="OUTPUT_DIR", help="output_dir of a pretraining run")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="section.field=value", help="overrides of evaluation.suite* and registry.*"
+    )
+    add_tracking_uri(parser)
+    add_dry_run(parser, "list what is due, and start nothing")
+    return parser.parse_intermixed_args(arguments)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    wait_for_checkpoint(arguments.output_dir, is_patient=not arguments.dry_run)
+    config = config_of_run(arguments.output_dir, arguments.overrides, arguments.tracking_uri)
+    storage.configure(config.storage_options)
+    from trainer.follow.follower import follow, is_active
+    from trainer.follow.jobs import due_jobs, jobs_of
+    from trainer.follow.notes import read_notes
+    from trainer.follow.scores import unattached
+
+    if not arguments.dry_run:
+        if status := follow(config, LOG.info, LOG.warning):
+            raise SystemExit(status)
+        return
+    due = due_jobs(jobs_of(config), arguments.output_dir, since=math.inf)
+    for job, step in due:
+        print(job.describe(step))
+    for note in unattached(arguments.output_dir, read_notes(arguments.output_dir)):
+        print(f"step {note.step:,}: attach scores to the run")
+    more = "; the run is active, and more may follow" if is_active(arguments.output_dir) else ""
+    print(f"dry run: {len(due):,} jobs are due{more}; nothing was started")
+
+
+def wait_for_checkpoint(output_dir: Path, is_patient: bool) -> None:
+    """Wait for the first checkpoint of an active run.
+
+    Raises:
+        UsageError: the directory is no run's; or it has no checkpoint, and the run is not active or is not waited for.
+    """
+    from trainer.checkpoint.format import list_steps
+    from trainer.follow.follower import LOOK_SECONDS, is_active
+
+    is_reported = False
+    while not output_dir.is_dir() or not list_steps(output_dir)[0]:
+        if not is_patient or not is_active(output_dir):
+            is_there = output_dir.exists()
+            raise UsageError(
+                f"{output_dir} has no complete checkpoint" if is_there else f"{output_dir} does not exist",
+                fix="give the output_dir of a run",
+                code="no-checkpoint" if is_there else "missing-output-dir",
+            )
+        if not is_reported:
+            LOG.info("waiting for the first checkpoint")
+        is_reported = True
+        time.sleep(LOOK_SECONDS)
+
+
+def config_of_run(output_dir: Path, overrides: list[str], tracking_uri: str | None) -> RunConfig:
+    """Return the configuration of the newest checkpoint with the overrides; its output_dir is this one.
+
+    Raises:
+        UsageError: an override is wrong, or nothing is to be done.
+    """
+    from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
+
+    steps, _ = list_steps(output_dir)
+    folder = step_folder(output_dir, steps[0])
+    values = _merged(CheckpointFolder(folder).read_state().config, _plain(overrides))
+    values["output_dir"] = str(output_dir)
+    config = validate_settings(RunConfig, values, f"{folder}/state.json with the overrides")
+    if config.evaluation.suite is None and config.registry.name is None:
+        raise UsageError(
+            f"the run of {output_dir} sets neither evaluation.suite nor registry.name, so there is nothing to do",
+            fix="add evaluation.suite=FILE or registry.name=NAME to the command",
+            code="nothing-to-follow",
+        )
+    uri = tracking_uri or uri_of_run(output_dir, config)
+    return config.model_copy(update={"tracking": config.tracking.model_copy(update={"uri": uri})})
+
+
+def uri_of_run(output_dir: Path, config: RunConfig) -> str:
+    """Return the server of the run, with the login of MLFLOW_TRACKING_URI if that is the same server."""
+    from trainer.tracking.journal import read_record
+    from trainer.tracking.mlflow_server import resolve_tracking_uri
+
+    record, variable = read_record(output_dir / "tracking"), os.environ.get("MLFLOW_TRACKING_URI", "").strip()
+    recorded = (record and record.tracking_uri) or config.tracking.uri
+    if variable and storage.redact(variable) == recorded:
+        return variable
+    return resolve_tracking_uri(recorded)
+
+
+def _plain(overrides: list[str]) -> dict[str, Any]:
+    if not overrides:
+        return {}
+    from data_prep.base.yaml_values import read_settings
+
+    return read_settings(RunConfig, None, overrides, "the command line")
+
+
+def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return nested values with changes, which win."""
+    merged = dict(values)
+    for name, change in changes.items():
+        before = merged.get(name)
+        if isinstance(before, dict) and isinstance(change, dict):
+            change = {**before, **change}
+        merged[name] = change
+    return merged
+
+
+if __name__ == "__main__":
+    run_command(main)

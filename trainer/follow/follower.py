@@ -1,0 +1,257 @@
+"""The process that does the jobs on the checkpoints of a run, one after the other.
+
+`python -m trainer.follow.follower PID` is started by rank 0 (its process id is PID) whenever something is due, and ends
+with it, or once nothing is due. The configuration comes as JSON on standard input: an address may hold a password, and
+command lines are seen by all. All else is read from the disk and noted there. `clozeworks follow` works in the same
+way, for as long as the run is active, and then attaches the scores that the run did not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.base.errors import run_command
+from data_prep.base.logs import logger
+from data_prep.storage import storage
+from data_prep.storage.locks import IsHeld, hold_lock
+from trainer.checkpoint.format import checkpoints_folder, list_steps, step_folder
+from trainer.checkpoint.late_scores import evaluation_of
+from trainer.config.run_config import RunConfig
+from trainer.distributed.side_process import end_with_parent, failure_reason, side_environment
+from trainer.follow.jobs import CheckpointJob, done_line, due_jobs, failure_line, has_failed, jobs_of
+from trainer.follow.notes import Note, add_note, read_notes
+from trainer.follow.scores import add_to_status, attach, reopened_run, unattached
+from trainer.tracking.process_identity import is_alive
+from trainer.tracking.status import DEAD_AFTER_SECONDS, read_status
+
+LOG = logger(__name__)
+
+KILL_SECONDS = 5.0
+"""How long a registration that is ended may take to mark its model as failed."""
+_POLL_SECONDS = 0.2
+LOOK_SECONDS = 2.0
+"""Between two looks at the checkpoints of an active run."""
+
+
+class CheckpointFollower:
+    """Does what is due in an output directory; a signal stops it."""
+
+    def __init__(
+        self,
+        jobs: Sequence[CheckpointJob],
+        output_dir: Path,
+        since: float,
+        report: Callable[[Note], None] = lambda note: None,
+    ) -> None:
+        """`report` gets the note of each end; jobs that failed after `since` are not tried again."""
+        self._jobs, self._output_dir, self._since, self._report = jobs, output_dir, since, report
+        self.stopped_by: int | None = None
+        """Number of the signal that asked for a stop."""
+
+    def stop_on_signals(self) -> None:
+        """Stop on the signals that stop a run, which may reach all processes of a job."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # under nohup
+                signal.signal(number, lambda number, _: self._stop(number))
+
+    def _stop(self, number: int) -> None:
+        self.stopped_by = self.stopped_by or number
+
+    def has_work(self) -> bool:
+        """Whether something is due, and no stop was asked for."""
+        return self.stopped_by is None and bool(due_jobs(self._jobs, self._output_dir, self._since))
+
+    def work(self) -> None:
+        """Do what is due until nothing is, or a stop.
+
+        Raises:
+            UserError: the output directory cannot be read or written.
+        """
+        while self.stopped_by is None and (due := due_jobs(self._jobs, self._output_dir, self._since)):
+            for job, step in due:
+                job.mark(step)
+            self._do(*due[0])
+
+    def _do(self, job: CheckpointJob, step: int) -> None:
+        notes = read_notes(self._output_dir)
+        if job.is_noted(step, notes):  # and a kill came before what follows
+            job.conclude(notes[job.name, step])
+            return
+        add_note(self._output_dir, job.name, step, "pending")
+        try:
+            answer = self._answer(job, json.dumps(job.request(step, notes)))
+        except OSError as error:  # such as too little memory for a process
+            reason = f"{type(error).__name__}: {error}"
+            note = self._note_failure(job, step, reason)
+        else:
+            if answer is None:
+                return
+            note = self._note_answer(job, step, answer)
+        job.conclude(note)
+        self._report(note)
+
+    def _note_answer(self, job: CheckpointJob, step: int, answer: subprocess.CompletedProcess[str]) -> Note:
+        if answer.returncode:
+            return self._note_failure(job, step, failure_reason(answer.returncode, answer.stderr, job.name))
+        try:
+            result = job.result_of(json.loads(answer.stdout.splitlines()[-1]))
+        except (IndexError, ValueError, KeyError):
+            return self._note_failure(job, step, f"the {job.name} process ended without an answer")
+        return add_note(self._output_dir, job.name, step, "done", result)
+
+    def _note_failure(self, job: CheckpointJob, step: int, reason: str) -> Note:
+        failure = {**job.failure(step, read_notes(self._output_dir)), "reason": storage.hide_secrets(reason)}
+        return add_note(self._output_dir, job.name, step, "failed", failure)
+
+    def _answer(self, job: CheckpointJob, request: str) -> subprocess.CompletedProcess[str] | None:
+        """Return how the process of a job ended; None if a stop ended it.
+
+        It has a group of its own, so that a signal of a terminal reaches it through the stop alone.
+        """
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            job_command(job.module), stdin=pipe, stdout=pipe, stderr=pipe, env=side_environment(), text=True,
+            process_group=0,
+        ) as process:  # fmt: skip
+            ends_at = kills_at = float("inf")
+            to_send: str | None = request
+            while True:
+                try:
+                    stdout, stderr = process.communicate(to_send, timeout=_POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    to_send, now = None, time.monotonic()
+                    if self.stopped_by is not None:
+                        ends_at = min(ends_at, now + job.stop_seconds)
+                    if now >= ends_at and kills_at == float("inf"):
+                        process.terminate()
+                        kills_at = now + KILL_SECONDS
+                    elif now >= kills_at:
+                        process.kill()
+                    continue
+                is_stopped = self.stopped_by is not None and process.returncode != 0
+                return None if is_stopped else subprocess.CompletedProcess((), process.returncode, stdout, stderr)
+
+
+def job_command(module: str) -> list[str]:
+    """Return what does a job for this process, and ends with it."""
+    return [sys.executable, "-m", module, str(os.getpid())]
+
+
+@contextlib.contextmanager
+def only_follower(output_dir: Path) -> Iterator[None]:
+    """Keep other followers from an output directory during the block.
+
+    Raises:
+        IsHeld: another one works there.
+        UserError: the directory cannot be written.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(hold_lock(checkpoints_folder(output_dir)))
+        except IsHeld as error:
+            raise IsHeld(
+                f"another follower ({error.holder}) works on {output_dir}",
+                error.holder,
+                fix="wait for it to end, or stop it",
+                code="follower-active",
+            ) from None
+        yield
+
+
+def follow(config: RunConfig, log: Callable[[str], None], warn: Callable[[str], None]) -> int:
+    """Do what is due until the run is no longer active and nothing is due; returns the exit status.
+
+    Raises:
+        IsHeld: another follower works on the output directory.
+        UserError: the suite cannot be read, or the output directory cannot be written.
+    """
+    output_dir, since = Path(config.output_dir), time.time()
+    jobs = jobs_of(config)
+
+    def report(note: Note) -> None:
+        if note.state == "failed":
+            warn(failure_line(note))
+        else:
+            log(done_line(note, read_notes(output_dir)))
+
+    follower = CheckpointFollower(jobs, output_dir, since, report)
+    follower.stop_on_signals()
+    with only_follower(output_dir):
+        while True:
+            is_last = not is_active(output_dir)
+            follower.work()
+            if follower.stopped_by is not None:
+                log("stopped; rerun the same command to do the rest")
+                return 128 + follower.stopped_by
+            if is_last and attach_to_ended_run(config, warn):
+                break
+            time.sleep(LOOK_SECONDS)
+    waiting = [step for step in list_steps(output_dir)[0] if is_unevaluated(output_dir, step)]
+    if waiting and jobs:
+        warn(f"step {waiting[0]:,} waits for the evaluation of the run; rerun the command of the run, then this one")
+    return int(bool(waiting) or any(has_failed(note, since) for note in read_notes(output_dir).values()))
+
+
+def is_unevaluated(output_dir: Path, step: int) -> bool:
+    """Whether the run itself still has to evaluate the checkpoint."""
+    return evaluation_of(step_folder(output_dir, step)).state == "pending"
+
+
+def is_active(output_dir: Path) -> bool:
+    """Whether the run of the directory trains, as far as its status tells."""
+    status = read_status(output_dir)
+    if status is None or status.state != "running":
+        return False
+    alive = is_alive(status)
+    return time.time() - status.last_sign <= DEAD_AFTER_SECONDS if alive is None else alive
+
+
+def attach_to_ended_run(config: RunConfig, warn: Callable[[str], None]) -> bool:
+    """Attach the scores that the run did not; False while a process of the run still works in the directory."""
+    output_dir, metrics = Path(config.output_dir), dict[str, float]()
+    if not unattached(output_dir, read_notes(output_dir)):
+        return True
+    try:
+        with hold_lock(output_dir), reopened_run(config, warn) as tracker:
+            for note in unattached(output_dir, read_notes(output_dir)):
+                metrics |= attach(note, output_dir, tracker, warn)
+            add_to_status(output_dir, metrics, warn)
+    except IsHeld:
+        return False
+    return True
+
+
+def main() -> None:
+    end_with_parent(int(sys.argv[1]))
+    request: dict[str, Any] = json.load(sys.stdin)
+    config = RunConfig.model_validate(request["config"])
+    storage.configure(config.storage_options)
+    output_dir = Path(config.output_dir)
+    jobs = [job for job in jobs_of(config) if job.name in request["jobs"]]
+    follower = CheckpointFollower(jobs, output_dir, request["since"])
+    follower.stop_on_signals()
+    is_reported = False
+    while follower.has_work():
+        try:
+            with only_follower(output_dir):
+                follower.work()
+        except IsHeld as error:
+            if not is_reported:
+                LOG.warning(f"{error.problem}; waiting for its end")
+            is_reported = True
+            time.sleep(LOOK_SECONDS)
+    if follower.stopped_by is not None:
+        sys.exit(128 + follower.stopped_by)
+
+
+if __name__ == "__main__":
+    run_command(main)

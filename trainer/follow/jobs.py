@@ -1,0 +1,245 @@
+"""The jobs that follow a checkpoint: scores of a suite, then registration. Each is done by a process of its own.
+
+What is due follows from the configuration and the complete checkpoints on disk, and what was done from the notes
+(`trainer/follow/notes.py`), so that nothing is lost or done twice, whoever was killed when.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+from trainer.checkpoint.format import list_steps, step_folder
+from trainer.checkpoint.late_scores import LateScores, evaluation_of, read_late_scores, write_late_scores
+from trainer.config.run_config import RunConfig
+from trainer.evaluation.suite_settings import SuiteRequest, load_suite
+from trainer.follow.notes import Note, Notes, read_notes
+from trainer.registry.registration_request import RegistrationRequest
+
+RESULTS_FOLDER = "evaluations"
+STOP_SECONDS = 10.0
+"""How long a stop waits for the registration under way; a scheduler may kill the run after 30 seconds."""
+
+
+class CheckpointJob(ABC):
+    """A kind of work on the checkpoints of a run."""
+
+    name: ClassVar[str]
+    module: ClassVar[str]
+    """Does the work as `python -m MODULE PID`: a request as JSON on standard input, a result as its last line."""
+    stop_seconds: ClassVar[float]
+    """How long a stop waits for the work under way."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config, self.output_dir = config, Path(config.output_dir)
+
+    @abstractmethod
+    def is_due(self, step: int) -> bool:
+        """Whether the checkpoint of this step gets this work."""
+
+    @abstractmethod
+    def request(self, step: int, notes: Notes) -> dict[str, Any]:
+        """Return what the process is asked for."""
+
+    @abstractmethod
+    def describe(self, step: int) -> str:
+        """Describe the work in words."""
+
+    def is_noted(self, step: int, notes: Notes) -> bool:
+        """Whether a note says that the work is done."""
+        note = notes.get((self.name, step))
+        return note is not None and note.state == "done"
+
+    def is_done(self, step: int, notes: Notes) -> bool:
+        """Whether nothing is left to do, also of what follows the note."""
+        return self.is_noted(step, notes)
+
+    @abstractmethod
+    def mark(self, step: int) -> None:
+        """Keep the checkpoint until the work is done."""
+
+    @abstractmethod
+    def conclude(self, note: Note) -> None:
+        """Do what follows the note of an end; it is repeated if a kill came between."""
+
+    def result_of(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what is noted of the answer of the process."""
+        return answer
+
+    def failure(self, step: int, notes: Notes) -> Mapping[str, Any]:
+        """Return what is noted of a failure besides its reason."""
+        return {}
+
+
+class Scoring(CheckpointJob):
+    """Evaluate a checkpoint on the suite of `evaluation.suite`.
+
+    `scores.json` in the checkpoint says that scores are pending, which keeps it (`trainer/checkpoint/retention.py`).
+    """
+
+    name = "score"
+    module = "trainer.evaluation.evaluate_checkpoint"
+    stop_seconds = 0.0
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        assert config.evaluation.suite is not None, "a suite is configured"
+        self.suite = load_suite(config.evaluation.suite, config.evaluation.suite_overrides).name
+
+    def is_due(self, step: int) -> bool:
+        every, scores = self.config.evaluation.suite_every_steps, read_late_scores(self._folder(step))
+        is_pending = scores is not None and scores.state == "pending"
+        return is_pending or step == self.config.max_steps or (every is not None and step % every == 0)
+
+    def is_noted(self, step: int, notes: Notes) -> bool:
+        return super().is_noted(step, notes) and notes[self.name, step].result.get("suite") == self.suite
+
+    def is_done(self, step: int, notes: Notes) -> bool:
+        scores = read_late_scores(self._folder(step))
+        if scores is None and self._folder(step).is_symlink():  # another run's, into which nothing is written
+            return self.is_noted(step, notes)
+        return scores is not None and scores.state == "done" and scores.suite == self.suite
+
+    def mark(self, step: int) -> None:
+        scores = read_late_scores(self._folder(step))
+        if scores is None or scores.state != "pending":
+            self._write(step, LateScores(state="pending", suite=self.suite))
+
+    def request(self, step: int, notes: Notes) -> dict[str, Any]:
+        settings, folder = self.config.evaluation, self._folder(step)
+        assert settings.suite is not None, "a suite is configured"
+        output = self.output_dir / RESULTS_FOLDER / self.suite / folder.name
+        return asdict(SuiteRequest(str(folder), settings.suite, settings.suite_overrides, str(output)))
+
+    def describe(self, step: int) -> str:
+        return f"step {step:,}: evaluate on suite {self.suite}"
+
+    def result_of(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        finite = {name: value for name, value in answer["metrics"].items() if math.isfinite(value)}  # JSON has no NaN
+        return {"suite": self.suite, "metrics": finite, "facts": answer["facts"]}
+
+    def failure(self, step: int, notes: Notes) -> Mapping[str, Any]:
+        return {"suite": self.suite}
+
+    def conclude(self, note: Note) -> None:
+        result = {"metrics": {}, "facts": {}, **note.result}
+        scores = {"state": note.state, "suite": self.suite, "metrics": result["metrics"], "facts": result["facts"]}
+        self._write(note.step, LateScores.model_validate(scores))
+
+    def _folder(self, step: int) -> Path:
+        return step_folder(self.output_dir, step)
+
+    def _write(self, step: int, scores: LateScores) -> None:
+        write_late_scores(self._folder(step), scores)
+
+
+class Registering(CheckpointJob):
+    """Register a checkpoint as a version of `registry.name`."""
+
+    name = "register"
+    module = "trainer.registry.register_checkpoint"
+    stop_seconds = STOP_SECONDS
+
+    def is_due(self, step: int) -> bool:
+        every = self.config.checkpoint.keep_every_steps
+        is_kept = self.config.registry.when == "kept" and every is not None and step % every == 0
+        return is_kept or step == self.config.max_steps
+
+    def request(self, step: int, notes: Notes) -> dict[str, Any]:
+        return asdict(self._request(step, notes))
+
+    def describe(self, step: int) -> str:
+        return f"step {step:,}: register as {self.config.registry.name}"
+
+    def mark(self, step: int) -> None:
+        """Do nothing: the checkpoints that are registered are those that stay."""
+
+    def conclude(self, note: Note) -> None:
+        """Do nothing: the note is all."""
+
+    def failure(self, step: int, notes: Notes) -> Mapping[str, Any]:
+        request = self._request(step, notes)
+        return {"name": request.name, "command": request.command()}
+
+    def _request(self, step: int, notes: Notes) -> RegistrationRequest:
+        """What to register; an alias moves only where no later step of the run was registered."""
+        settings = self.config.registry
+        assert settings.name is not None, "a name is configured"
+        checkpoint, uri = str(step_folder(self.output_dir, step)), self.config.tracking.uri
+        if step < _newest_registered(notes):
+            return RegistrationRequest(checkpoint, settings.name, tracking_uri=uri)
+        return RegistrationRequest(
+            checkpoint,
+            settings.name,
+            alias=settings.alias,
+            promote_to=settings.promote_to,
+            only_if=settings.only_if,
+            tracking_uri=uri,
+            allow_different_evaluation=settings.allow_different_evaluation,
+        )
+
+
+def jobs_of(config: RunConfig) -> list[CheckpointJob]:
+    """Return the jobs that the configuration sets, in the order in which a checkpoint gets them.
+
+    Raises:
+        UsageError: the suite cannot be read, or a setting of it is wrong.
+    """
+    scoring = [Scoring(config)] if config.evaluation.suite is not None else []
+    return [*scoring, *([Registering(config)] if config.registry.name is not None else [])]
+
+
+def due_jobs(jobs: Sequence[CheckpointJob], output_dir: Path, since: float) -> list[tuple[CheckpointJob, int]]:
+    """Return the jobs that are to be done, each with its step, in the order in which they are done.
+
+    A gate may need all scores: a checkpoint that the run has not evaluated yet has to wait. What failed after `since`
+    (seconds since 1970) is left to the next start.
+    """
+    notes = read_notes(output_dir)
+    complete = sorted(list_steps(output_dir)[0])
+    evaluated = [step for step in complete if evaluation_of(step_folder(output_dir, step)).state != "pending"]
+    return [
+        (job, step)
+        for step in evaluated
+        for job in jobs
+        if job.is_due(step) and not job.is_done(step, notes) and not has_failed(notes.get((job.name, step)), since)
+    ]
+
+
+def has_failed(note: Note | None, since: float) -> bool:
+    """Whether the newest note is of a failure after `since`."""
+    return note is not None and note.state == "failed" and note.at >= since
+
+
+def done_line(note: Note, notes: Notes) -> str:
+    """Format what a job gave, for the log."""
+    result = note.result
+    if note.job == Scoring.name:
+        listed = ", ".join(f"{name.removeprefix('suite/')} {value:.4f}" for name, value in result["metrics"].items())
+        return f"step {note.step} | suite {listed}"
+    newest = _newest_registered(notes)
+    promotion = f"no alias moves back from step {newest:,}" if newest > note.step else result.get("promotion")
+    ending = f"; {promotion}" if promotion else ""
+    return f"registered step {note.step:,} as {result['name']} version {result['version']}{ending}"
+
+
+def failure_line(note: Note) -> str:
+    """Format why a job failed, for a warning."""
+    result = note.result
+    if note.job == Scoring.name:
+        return (
+            f"suite {result['suite']} failed on the checkpoint of step {note.step:,}: {result['reason']}. The next "
+            "start of the run, or `clozeworks follow`, tries it again"
+        )
+    return (
+        f"the checkpoint of step {note.step:,} was not registered as {result['name']}: {result['reason']}. Register it "
+        f"with `{result['command']}`, or rerun the same command"
+    )
+
+
+def _newest_registered(notes: Notes) -> int:
+    return max((note.step for note in notes.values() if note.job == "register" and note.state == "done"), default=-1)
