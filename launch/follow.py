@@ -136,8 +136,9 @@ def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     merged = dict(values)
     for name, change in changes.items():
         before = merged.get(name)
-        is_section = isinstance(before, dict) and isinstance(change, dict)
-        merged[name] = {**before, **change} if is_section else change
+        if isinstance(before, dict) and isinstance(change, dict):
+            change = before | change
+        merged[name] = change
     return merged
 
 
