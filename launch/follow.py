@@ -137,7 +137,7 @@ def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     for name, change in changes.items():
         before = merged.get(name)
         if isinstance(before, dict) and isinstance(change, dict):
-            change = {**before, **change}
+            change = before | change
         merged[name] = change
     return merged
 

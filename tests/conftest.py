@@ -164,6 +164,7 @@ def no_thread_of_the_product_goes_on() -> Iterator[None]:
 
 THREADS_THAT_END = (
     "checkpoint-upload",
+    "job",
     "lease",
     "mlflow-delivery",
     "prefetch",

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -115,30 +117,30 @@ class CheckpointFollower:
     def _answer(self, job: CheckpointJob, request: str) -> subprocess.CompletedProcess[str] | None:
         """Return how the process of a job ended; None if a stop ended it.
 
-        It has a group of its own, so that a signal of a terminal reaches it through the stop alone.
+        It has a group of its own, so that a signal of a terminal ends it through the stop alone. A thread talks to it:
+        `communicate` with a timeout may never send the request on a busy machine.
         """
-        pipe = subprocess.PIPE
-        with subprocess.Popen(
-            job_command(job.module), stdin=pipe, stdout=pipe, stderr=pipe, env=side_environment(), text=True,
-            process_group=0,
-        ) as process:  # fmt: skip
-            ends_at = kills_at = float("inf")
-            to_send: str | None = request
-            while True:
-                try:
-                    stdout, stderr = process.communicate(to_send, timeout=_POLL_SECONDS)
-                except subprocess.TimeoutExpired:
-                    to_send, now = None, time.monotonic()
-                    if self.stopped_by is not None:
-                        ends_at = min(ends_at, now + job.stop_seconds)
-                    if now >= ends_at and kills_at == float("inf"):
-                        process.terminate()
-                        kills_at = now + KILL_SECONDS
-                    elif now >= kills_at:
-                        process.kill()
-                    continue
-                is_stopped = self.stopped_by is not None and process.returncode != 0
-                return None if is_stopped else subprocess.CompletedProcess((), process.returncode, stdout, stderr)
+        pipe, command = subprocess.PIPE, job_command(job.module)
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, env=side_environment(), text=True, process_group=0
+        )
+        answers: list[tuple[str, str]] = []
+        talk = threading.Thread(target=lambda: answers.append(process.communicate(request)), name="job", daemon=True)
+        talk.start()
+        ends_at = kills_at = math.inf
+        while talk.is_alive():
+            talk.join(_POLL_SECONDS)
+            now = time.monotonic()
+            if self.stopped_by is not None:
+                ends_at = min(ends_at, now + job.stop_seconds)
+            if now >= kills_at:
+                process.kill()
+            elif now >= ends_at and kills_at == math.inf:
+                process.terminate()
+                kills_at = now + KILL_SECONDS
+        status, (stdout, stderr) = process.wait(), answers[0]
+        is_stopped = self.stopped_by is not None and status != 0
+        return None if is_stopped else subprocess.CompletedProcess(command, status, stdout, stderr)
 
 
 def job_command(module: str) -> list[str]:

@@ -77,6 +77,14 @@ def test_each_checkpoint_is_scored_then_registered_and_all_of_it_once(jobs: Jobs
     assert [json.loads(line)["state"] for line in lines] == ["pending", "done"] * 4
 
 
+def test_a_request_arrives_on_a_busy_machine(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the looks at the process come before it was sent."""
+    monkeypatch.setattr(module, "_POLL_SECONDS", 1e-6)
+    config = jobs.config(registers=False)
+    complete(config, 20)
+    assert [note.state for note in work(config)] == ["done"]
+
+
 @pytest.mark.parametrize(("when", "steps"), [("end", [20]), ("kept", [10, 20])])
 def test_the_last_and_the_kept_checkpoints_are_registered(when: str, steps: list[int], jobs: Jobs) -> None:
     config = jobs.config(scores=False, registry={"when": when})
