@@ -125,7 +125,7 @@ class CheckpointFollower:
             command, stdin=pipe, stdout=pipe, stderr=pipe, env=side_environment(), text=True, process_group=0
         )
         answers: list[tuple[str, str]] = []
-        talk = threading.Thread(target=lambda: answers.append(process.communicate(request)), name="job", daemon=True)
+        talk = threading.Thread(name="job", daemon=True, target=lambda: answers.append(process.communicate(request)))
         talk.start()
         ends_at = kills_at = math.inf
         while talk.is_alive():
