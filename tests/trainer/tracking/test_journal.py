@@ -97,7 +97,6 @@ def test_scores_of_suites_are_taken_once_in_any_order_of_their_steps(tmp_path: P
         journal.close()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "line", [b"", b"[]", b"1", b'{"t":1,"s":2}', b'{"t":1,"s":2,"m":[1]}', b'{"t":1,"s":"x","m":{}}']
 )
