@@ -35,6 +35,8 @@ LINEAGE_TAG = "clozeworks.data_lineage"
 POINTS_NAME = "points.jsonl"
 RECORD_NAME = "run.json"
 CURSORS_NAME = "cursors"
+LATE_KEYS = "suite/"
+"""Start of the keys whose steps may come out of order: a suite that failed is tried again later."""
 MAX_UNWRITTEN_BYTES = 16 << 20
 _LARGEST = (1 << 63) - 1  # step or time that a server accepts
 
@@ -188,13 +190,14 @@ class JournalWriter(Journal):
         os.ftruncate(self._file, self.size)  # a torn last line; its step is logged again
         self._save(record)  # which also flushes the name of the file of points to the disk
         self.last_step: dict[str, int] = {}  # by key: an earlier or equal step is not recorded again
+        self._late: set[tuple[str, int]] = set()  # key and step of `LATE_KEYS`
         self.num_damaged_lines = 0
         with open(self.points_path, "rb") as file:  # written by earlier processes
             for line in file:
                 points = parse_line(line)
                 self.num_damaged_lines += points is None
                 for point in points or ():
-                    self.last_step[point.key] = max(point.step, self.last_step.get(point.key, -1))
+                    self._note(point.key, point.step)
 
     def append(self, step: int, metrics: dict[str, float]) -> int:
         """Write the new values of `step`; return their number.
@@ -202,12 +205,22 @@ class JournalWriter(Journal):
         Raises:
             OSError: the disk cannot be written; the line stays in memory and is written before the next one.
         """
-        new = {key: float(value) for key, value in metrics.items() if step > self.last_step.get(key, -1)}
+        new = {key: float(value) for key, value in metrics.items() if self._is_new(key, step)}
         if new:
             line = json.dumps({"t": now(), "s": step, "m": new}, separators=(",", ":"), ensure_ascii=False)
-            self.last_step.update(dict.fromkeys(new, step))
+            for key in new:
+                self._note(key, step)
             self._write((line + "\n").encode())
         return len(new)
+
+    def _is_new(self, key: str, step: int) -> bool:
+        return (key, step) not in self._late if key.startswith(LATE_KEYS) else step > self.last_step.get(key, -1)
+
+    def _note(self, key: str, step: int) -> None:
+        if key.startswith(LATE_KEYS):
+            self._late.add((key, step))
+        else:
+            self.last_step[key] = max(step, self.last_step.get(key, -1))
 
     def put_artifact(self, name: str, data: bytes) -> None:
         """Store a file under `name` (a relative path); storing the same contents again has no effect."""

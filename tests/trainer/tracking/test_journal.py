@@ -89,6 +89,14 @@ def test_a_damaged_line_in_the_middle_is_counted_and_left_out(tmp_path: Path) ->
     assert [point.step for point in resumed.read(0, 100)[0]] == [1, 2]
 
 
+def test_scores_of_suites_are_taken_once_in_any_order_of_their_steps(tmp_path: Path) -> None:
+    """A suite that failed on a checkpoint is tried again after later ones."""
+    for steps, taken in (((20, 10, 10), [1, 1, 0]), ((10, 20, 15), [0, 0, 1])):
+        journal = open_journal(tmp_path)
+        assert [journal.append(step, {"suite/own/average": step / 100}) for step in steps] == taken
+        journal.close()
+
+
 @pytest.mark.parametrize(
     "line", [b"", b"[]", b"1", b'{"t":1,"s":2}', b'{"t":1,"s":2,"m":[1]}', b'{"t":1,"s":"x","m":{}}']
 )
