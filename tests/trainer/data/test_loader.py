@@ -82,7 +82,7 @@ def reference(request: pytest.FixtureRequest, corpus, rows_of: Callable) -> tupl
 
 
 @pytest.mark.long
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(world_size=st.sampled_from([1, 2, 3, 4, 8]), micro_rows=st.sampled_from([1, 2, 3, 5, 15]), data=st.data())
 def test_global_batches_are_the_same_on_any_ranks_and_micro_batches_from_any_step(
     corpus, rows_of: Callable, reference, world_size: int, micro_rows: int, data: st.DataObject
