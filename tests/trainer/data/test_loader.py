@@ -382,7 +382,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, corpus_at: Callable) -> tupl
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES[:2], pytest.param(MODES[2], marks=pytest.mark.slow)])
 def test_a_mixture_takes_its_shares_and_every_component_runs_through_its_own_passes(
     mixed: tuple, rows_of: Callable, mode: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -110,6 +111,7 @@ BLOCKS = {
 }
 
 
+@functools.cache
 def elementwise_kernels(family: str, compiled: bool) -> list[Kernel]:
     """Of a block's forward and backward: what is neither a product nor attention."""
     config = BLOCKS[family]
