@@ -281,10 +281,7 @@ def _serve(address: str) -> dict[str, Any] | None:
     listener.bind("\0" + address)
     listener.listen(100)
     print("listening", flush=True)
-    os.environ["TORCH_WARM_POOL"] = "0"  # no processes of torch's compiler
-    for name in _IMPORTED:
-        with contextlib.suppress(Exception):  # a script that cannot import it either says so itself
-            __import__(name)
+    _import_libraries()
     assert threading.active_count() == 1, f"threads do not survive a fork: {threading.enumerate()}"
     gc.collect()
     gc.freeze()  # a fork's collections do not touch, and so copy, what is imported
@@ -317,6 +314,22 @@ def _serve(address: str) -> dict[str, Any] | None:
             connection.send(str(pid).encode())
         if sys.stdin in ready:
             return None
+
+
+def _import_libraries() -> None:
+    os.environ["TORCH_WARM_POOL"] = "0"  # no processes of torch's compiler
+    for name in _IMPORTED:
+        with contextlib.suppress(Exception):  # a script that cannot import it either says so itself
+            __import__(name)
+
+
+def _compile_all() -> None:
+    """Write the bytecode of libraries, and of tests with rewritten assertions, where several would each make it."""
+    import pytest
+
+    _import_libraries()
+    sys.path.pop(0)  # the folder of this script, whose modules are tests.support's
+    pytest.main(["--collect-only", "-q"])
 
 
 def _tell_the_ended(running: dict[int, socket.socket]) -> None:
@@ -361,6 +374,8 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
 def main() -> None:
     if sys.argv[1] == "--hand-over":
         _hand_over(*sys.argv[2:])
+    if sys.argv[1] == "--compile":
+        return _compile_all()
     request = _serve(sys.argv[1])
     if request is None:
         return
