@@ -58,7 +58,7 @@ def test_a_missing_or_foreign_tokenizer_is_refused(run_folder, tmp_path):
 
 
 def run_export(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command in a process where importing deepspeed fails; tests/test_layout.py looks at what is imported at once."""
+    """The command where importing deepspeed fails; tests/test_layout.py looks at what is imported at its start."""
     program = "import sys; sys.modules['deepspeed'] = None; from launch import export; sys.argv[0] = 'export.py'; "
     program += "from data_prep.base.errors import run_command; run_command(export.main)"
     return fork_server.run(["-c", program, *map(str, arguments)], folder, os.environ | fork_server.FIXED)

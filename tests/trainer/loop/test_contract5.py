@@ -91,9 +91,7 @@ def trained(shards: str, stage: int, world_size: int, name: str) -> tuple[Path, 
 
 
 @functools.cache
-def trained_together(
-    shards: str, stage: int, world_size: int, default: bool
-) -> tuple[Path, dict[str, dict[str, Any]]]:
+def trained_together(shards: str, stage: int, world_size: int, default: bool) -> tuple[Path, dict[str, dict[str, Any]]]:
     """All jobs of continuous integration or all others, in one group of processes: a folder, and their reports."""
     folder = Path(tempfile.mkdtemp(prefix="toy-pretraining-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

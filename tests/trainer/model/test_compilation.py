@@ -55,8 +55,13 @@ def num_graphs() -> int:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize(
+    ("family", "checkpointing"),
+    [
+        *(("bert", False), ("modernbert", True)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("bert", True), ("modernbert", False))),
+    ],
+)
 def test_blocks_are_one_graph_each_kind_and_never_compiled_again(
     tiny_config, modern_config, make_model, make_documents, pack, family, checkpointing
 ):
