@@ -63,8 +63,9 @@ def run(command: list[str], desk: Path, **variables: str) -> str:
 
 
 @pytest.mark.spawn
-def test_the_commands_run_from_text_to_predictions(desk: Path) -> None:
+def test_the_commands_run_from_text_to_predictions(desk: Path, empty_database: Path) -> None:
     """Each process of theirs, the launcher's too, is a fork of the tests' server."""
+    shutil.copy(empty_database, desk / "mlflow.db")
     python = fork_server.stand_in(desk)
     # The entry points `clozeworks` and `deepspeed` need an installation and start Python.
     script = example("bash").replace("clozeworks ", "python -m launch ")

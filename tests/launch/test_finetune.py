@@ -267,7 +267,10 @@ def test_a_registry_that_refuses_takes_no_fit_away(
     labeled: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    empty_database: Path,
 ) -> None:
+    shutil.copy(empty_database, "mlflow.db")
+
     def refuse(*given: object) -> None:
         raise UserError("registering animals failed: no room")
 

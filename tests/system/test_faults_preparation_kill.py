@@ -196,6 +196,7 @@ def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_st
     )
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_the_hub_answers_ends_with_the_bytes_of_one_never_stopped(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:

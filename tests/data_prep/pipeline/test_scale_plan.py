@@ -63,7 +63,10 @@ def plan_of(folder: Path, tokenizer: Tokenizer, near: bool = False, **settings: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("is_gathered", "has_near"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("is_gathered", "has_near"),
+    [(False, False), pytest.param(True, False, marks=pytest.mark.slow), (True, True)],
+)
 def test_a_run_opens_as_many_files_as_the_formula_says(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gathered: bool, has_near: bool
 ) -> None:

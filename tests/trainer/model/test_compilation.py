@@ -146,7 +146,7 @@ def test_compiled_blocks_have_few_kernels_between_their_products(family: str, ea
 @pytest.mark.long
 def test_rotations_and_the_gated_feed_forward_are_one_kernel_each_way() -> None:
     """As of commit c025165 the rotation's halves were joined in float32 first: five kernels forward, three backward."""
-    compiled = elementwise_kernels("modernbert", compiled=True)
+    compiled = elementwise_kernels("modernbert", True)
     rotary = [kernel for kernel in compiled if "mul" in words(kernel) and not {"sum", "erf", "rsqrt"} & words(kernel)]
     one, angles = 128 * 64 * 2, 2 * 128 * 16 * 4  # bytes: queries, keys or values in bf16; cosine and sine in float32
     assert [kernel.num_bytes for kernel in rotary] == [3 * one + angles + 2 * one, 2 * one + angles + 2 * one]
