@@ -21,8 +21,11 @@ from tests.support import fork_server
 from tests.support.settings import validated
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SMALLER = {"8192": "400", "max_steps=3000": "max_steps=4", "8_192": "400"}
-"""What a test cannot wait for: the size of the vocabulary and the number of steps."""
+SMALLER = {
+    **{"8192": "400", "max_steps=3000": "max_steps=4", "8_192": "400"},
+    **{"--output fitted": "--output fitted --seeds 1", 'output="fitted"': 'output="fitted", seeds=1'},
+}
+"""What a test cannot wait for: the size of the vocabulary, the number of steps and that of fits."""
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -38,7 +41,7 @@ def example(language: str) -> str:
     block, *_ = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)  # others need GPUs
     for large, small in SMALLER.items():
         block = block.replace(large, small)
-    assert "max_steps=4" in block and "400" in block
+    assert all(small in block for small in ("max_steps=4", "400", "seeds"))
     return str(block)
 
 
