@@ -105,6 +105,7 @@ def test_wrong_parameters_are_refused(parameters: dict[str, Any], code: str) -> 
         step_for(**parameters)
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(st.text())
 def test_tokens_are_those_of_the_same_text_in_another_case(text: str) -> None:
