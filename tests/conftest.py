@@ -132,13 +132,18 @@ _collections = [0]
 
 @pytest.fixture(scope="session", autouse=True)
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """An environment of the tests' own: no secret of the user's, no proxy before this machine's servers, no cache."""
+    """An environment of the tests' own: no secret of the user's, no proxy before this machine's servers, no cache.
+
+    Nor do they wait for the disk, which only a crash of the machine would show: what is brought to it, and in which
+    order, is what `tests/support/disk_events.py` records. A wrong descriptor is an error still.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         for name in ("NO_PROXY", "no_proxy"):
             patch.setenv(name, "127.0.0.1,localhost")
         for name in secrets_of(os.environ):
             patch.delenv(name)
+        patch.setattr(os, "fsync", os.fstat)
         yield
 
 
