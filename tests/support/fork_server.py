@@ -42,11 +42,13 @@ ROOT = Path(__file__).resolve().parents[2]
 ADDRESS_VARIABLE = "CLOZEWORKS_FORK_SERVER"
 FOLDER_VARIABLE = "CLOZEWORKS_TESTS_FOLDER"
 STAND_IN_VARIABLE = "CLOZEWORKS_STAND_IN"
-# With what set-up and end of a run import: optimizers and engines, MLflow's stores, figures.
+# With what set-up and end of a run import: optimizers and engines, MLflow's stores, figures. And the commands after it.
 _IMPORTED = """
 torch torch.distributed torch._dynamo torch._inductor.compile_fx deepspeed transformers webdataset
 mlflow mlflow.store.tracking.sqlalchemy_store mlflow.store.model_registry.sqlalchemy_store sqlalchemy.dialects.sqlite
 trainer.loop.train trainer.loop.finished trainer.tracking.curves launch.pretrain
+sklearn.metrics accelerate transformers.pipelines mlflow.transformers
+trainer.hf_export.export trainer.registry.registration trainer.finetuning.finetune trainer.inference.fill_mask
 """.split()
 _READ_BY_USE = ("DS_BUILD_", "MLFLOW_TRACKING_", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_EXT", "TORCHINDUCTOR_CACHE_")
 _READ_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "MKL_", "DS_", "TORCH", "HF_", "TRANSFORMERS_", "MLFLOW_", "NUMEXPR")
