@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.base.garbage import collect_rarely
 from data_prep.base.known_secrets import secrets_of
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support import advice, fork_server
@@ -70,19 +71,21 @@ _NAMES = "Müller Okafor Tanaka García Johansson O'Neill Petrović Zhang Dubois
 
 
 LONGEST_FILES = """
-system/test_demo.py test_static.py test_readme_example.py trainer/data/test_loader.py launch/test_finetune.py
-system/test_lost_rank.py trainer/model/test_compilation.py system/test_faults_preparation_kill.py
-system/test_stop_in_evaluation.py system/test_faults_registry.py system/test_kill_and_resume.py launch/test_pretrain.py
-system/test_end_to_end.py benchmarks/test_roofline.py trainer/follow/test_client.py launch/test_kubernetes.py
-system/test_faults_training_numbers.py system/test_faults_training_signals.py fuzzing/test_fuzz_checkpoint.py
-system/test_faults_preparation_input.py data_prep/dataset/test_removal.py data_prep/storage/test_remote_files.py
-trainer/loop/test_contract5.py trainer/loop/test_api.py trainer/follow/test_followed_run.py
-test_benchmarks_page.py system/test_faults_tracking.py fuzzing/test_fuzz_tokenizer.py
-trainer/finetuning/test_regression_task.py trainer/data/test_components.py trainer/finetuning/test_fit.py
-system/test_faults_training_disk.py trainer/engine/test_engine.py trainer/checkpoint/test_writer.py
-launch/test_command_table.py trainer/registry/test_registration.py system/test_faults_training_change.py
-system/test_stages.py system/test_faults_ranks_differ.py data_prep/executors/test_dask_executor.py
-trainer/distributed/test_watchdog.py system/test_faults_training_kill.py system/test_faults_many_ranks.py
+test_static.py trainer/follow/test_followed_run.py trainer/follow/test_client.py system/test_faults_training_signals.py
+system/test_faults_preparation_kill.py test_readme_example.py trainer/model/test_compilation.py
+trainer/loop/test_contract5.py launch/test_finetune.py data_prep/storage/test_remote_files.py
+trainer/engine/test_engine.py system/test_faults_preparation_input.py trainer/distributed/test_watchdog.py
+data_prep/dataset/test_removal.py trainer/loop/test_pair_counting.py trainer/data/test_loader.py
+data_prep/pipeline/test_preparation.py system/test_stop_in_evaluation.py trainer/loop/test_setup.py system/test_demo.py
+system/test_end_to_end.py system/test_faults_tracking.py launch/test_pretrain.py data_prep/storage/test_leases.py
+data_prep/pipeline/test_sources_and_sidecars.py trainer/registry/test_registration.py system/test_faults_registry.py
+system/test_faults_ranks_differ.py data_prep/test_prepare_remote.py data_prep/executors/test_executors.py
+system/test_stages.py data_prep/executors/test_dask_executor.py system/test_faults_preparation_storage.py
+data_prep/documents/test_hub_inputs.py trainer/finetuning/test_fit.py system/test_faults_training_disk.py
+trainer/data/test_remote_shards.py trainer/hf_export/test_export.py trainer/checkpoint/test_upload.py
+trainer/distributed/test_rendezvous.py trainer/checkpoint/test_writer.py data_prep/documents/test_documents.py
+trainer/model/test_cuda_path.py system/test_faults_registry_files.py trainer/finetuning/test_regression_task.py
+test_mutants.py system/test_lost_rank.py
 """.split()
 """The files that take longest, by `--durations`: started first, so that no worker has a long one at the end."""
 
@@ -112,6 +115,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # nor does it search later what all tests share: modules, functions and cases
+    collect_rarely()  # as the commands do, an eighth of the time of a test of theirs
     gc.enable()
 
 
@@ -128,13 +132,18 @@ _collections = [0]
 
 @pytest.fixture(scope="session", autouse=True)
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """An environment of the tests' own: no secret of the user's, no proxy before this machine's servers, no cache."""
+    """An environment of the tests' own: no secret of the user's, no proxy before this machine's servers, no cache.
+
+    Nor do they wait for the disk, which only a crash of the machine would show: what is brought to it, and in which
+    order, is what `tests/support/disk_events.py` records. A wrong descriptor is an error still.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         for name in ("NO_PROXY", "no_proxy"):
             patch.setenv(name, "127.0.0.1,localhost")
         for name in secrets_of(os.environ):
             patch.delenv(name)
+        patch.setattr(os, "fsync", os.fstat)
         yield
 
 

@@ -108,10 +108,10 @@ project=(tests/test_*.py tests/benchmarks tests/gpu tests/workarounds tests/fuzz
 chosen="not slow" files=()
 case $lane in
     both)
-        # In a new environment every worker would compile the libraries that it imports, and there is no cache of mypy.
-        # So a server of forks imports them first, which ends with its standard input. What fails fails in tests too.
+        # In a new environment every worker would compile the libraries that it imports, and the tests, and there is no
+        # cache of mypy. So one process imports and collects them first. What fails fails in tests too.
         python -m mypy >/dev/null 2>&1 &
-        PYTHONPATH=$root python -W ignore tests/support/fork_server.py first </dev/null >/dev/null 2>&1 || true
+        PYTHONPATH=$root python -W ignore tests/support/fork_server.py --compile >/dev/null 2>&1 || true
         wait
         ;;
     project) files=("${project[@]}") ;;

@@ -23,6 +23,7 @@ from tests.benchmarks import __main__ as command
 from tests.benchmarks import corpus_part, language_tables, page, plots, reports, running
 from tests.benchmarks.catalog import BENCHMARKS, Benchmark
 from tests.benchmarks.reports import Row, figure
+from tests.support import fork_server
 from tests.support.error_codes import coded
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -597,7 +598,9 @@ def test_quick_figures_are_not_kept_and_a_missing_corpus_is_an_error(
 
 HELP_OF_ALL = """\
 import runpy, sys
-for script in sys.argv[1:]:
+root, *scripts = sys.argv[1:]
+sys.path.remove(root)
+for script in scripts:
     sys.argv, sys.path[0] = [script, "--help"], "tests/benchmarks"
     try:
         runpy.run_path(script, run_name="__main__")
@@ -609,9 +612,8 @@ for script in sys.argv[1:]:
 def test_every_script_that_the_page_starts_finds_what_it_imports() -> None:
     """As its user starts it, but all in one process: the folder of the repository is not on Python's path."""
     scripts = sorted(set(re.findall(r"python (tests/benchmarks/\w+\.py)", TABLES)))
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-c", HELP_OF_ALL, *scripts]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    words = ["-c", HELP_OF_ALL, str(REPOSITORY), *scripts]
+    done = fork_server.run(words, REPOSITORY, os.environ | fork_server.FIXED)
     ended = re.findall(r"^status of (.*): 0$", done.stdout, re.MULTILINE)
     assert len(scripts) > 10 and ended == scripts, done.stdout + done.stderr
     assert done.stdout.count("usage:") == len(scripts)

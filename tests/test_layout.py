@@ -149,14 +149,24 @@ def _runs_later(node: ast.AST) -> bool:
     return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
 
 
-@cache
 def imported_by(path: Path, everywhere: bool = True) -> frozenset[str]:
-    return frozenset(imports(ast.parse(path.read_text(encoding="utf-8")), everywhere))
+    return _imported_by(path)[everywhere]
+
+
+@cache
+def _imported_by(path: Path) -> tuple[frozenset[str], frozenset[str]]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return frozenset(imports(tree, False)), frozenset(imports(tree, True))
+
+
+@cache
+def product_modules() -> dict[str, Path]:
+    return {module_name(path): path for path in PRODUCT_FILES}
 
 
 def libraries_reached(name: str, everywhere: bool) -> dict[str, str]:
     """The libraries that a module imports, itself or through modules of the project, each with one importer of it."""
-    modules = {module_name(path): path for path in PRODUCT_FILES}
+    modules = product_modules()
     found: dict[str, str] = {}
     seen: set[str] = set()
     todo = [name]

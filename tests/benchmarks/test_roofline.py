@@ -26,7 +26,7 @@ def roofline(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture(params=["bert", "modernbert"])
 def config(request: pytest.FixtureRequest) -> ModelSettings:
-    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 4, "intermediate_size": 96}
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 96}
     return ModelSettings(family=request.param, vocab_size=500, max_position_embeddings=512, **sizes)
 
 
@@ -56,7 +56,7 @@ def test_what_a_kernel_reads_and_writes_is_counted_and_compiling_leaves_fewer(co
     )
     gelus = [kernel.num_bytes for kernel in eager if kernel.name == "gelu"]
     values = 512 * config.intermediate_size * 2  # bf16
-    assert gelus[:4] == [2 * values] * 4
+    assert gelus[:3] == [2 * values] * 3
     assert len(compiled) < 0.8 * len(eager)
     assert sum(kernel.num_bytes for kernel in compiled) < sum(kernel.num_bytes for kernel in eager)
 

@@ -35,7 +35,7 @@ def contents_of(texts: list[str], ending: str) -> bytes:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("store", ["local", "memory", "s3"])
+@pytest.mark.parametrize("store", ["local", "s3", pytest.param("memory", marks=pytest.mark.slow)])
 def test_every_format_in_every_compression_gives_its_documents(
     store: str, small_corpus: Path, small_tokenizer: Path, tmp_path: Path, s3_bucket: S3Bucket
 ) -> None:

@@ -59,7 +59,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_objects_of_a_local_run(
 
 def units(bucket: S3Bucket) -> list[str]:
     """The finished units of the first phase."""
-    return [name for name in bucket.objects("out/.work/") if name.endswith(".sections")]
+    return [name for name in bucket.keys("out/.work/") if name.endswith(".sections")]
 
 
 @pytest.mark.long

@@ -64,7 +64,7 @@ def read_checkpoint(output_dir: Path) -> tuple[SavedState, dict[str, torch.Tenso
     return found
 
 
-@fuzz(200)
+@fuzz(80)
 @given(data=st.data())
 def test_a_changed_file_of_a_checkpoint_is_never_taken_and_the_one_before_it_is_found(
     data: st.DataObject, longer_run: Path, weights: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory
@@ -92,7 +92,7 @@ def sign(folder: Path, name: str, content: bytes) -> None:
     (folder / MARKER_NAME).write_text(json.dumps(marker))
 
 
-@fuzz(200)
+@fuzz(80)
 @given(data=st.data())
 def test_a_state_with_a_checksum_of_its_own_is_refused_or_read(
     data: st.DataObject, run: Path, tmp_path_factory: pytest.TempPathFactory
@@ -107,7 +107,7 @@ def test_a_state_with_a_checksum_of_its_own_is_refused_or_read(
         read_or_refuse(lambda: validated(RunConfig, saved.config), output_dir)
 
 
-@fuzz(200)
+@fuzz(80)
 @given(data=st.data())
 def test_tensors_with_a_checksum_of_their_own_are_refused_or_cover_every_weight(
     data: st.DataObject,

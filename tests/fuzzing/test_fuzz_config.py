@@ -48,7 +48,7 @@ def load(path: Path, schema: type[Settings], overrides: tuple[str, ...] = ()) ->
     return config
 
 
-@fuzz(200)
+@fuzz(100)
 @given(data=st.data())
 def test_a_damaged_file_is_refused_or_read(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     name = data.draw(presets())
@@ -60,7 +60,7 @@ def test_a_damaged_file_is_refused_or_read(data: st.DataObject, tmp_path_factory
         assert load_settings(SCHEMAS[name], path) == config
 
 
-@fuzz(200)
+@fuzz(100)
 @given(data=st.data())
 def test_hostile_values_are_refused_or_read_as_they_are_written(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -76,7 +76,7 @@ def test_hostile_values_are_refused_or_read_as_they_are_written(
         assert all(says_the_same(read[key], value) for key, value in said.items() if key != "sources"), (read, said)
 
 
-@fuzz(200)
+@fuzz(100)
 @given(data=st.data())
 def test_hostile_overrides_are_refused_or_read(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     name = data.draw(presets())

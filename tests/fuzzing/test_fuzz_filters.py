@@ -48,7 +48,7 @@ def evaluation_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@fuzz(150)
+@fuzz(60)
 @given(lines=st.lists(st.sampled_from(RECORDS).flatmap(mutated_document), min_size=1, max_size=4))
 def test_filters_keep_or_count_every_document_of_damaged_metadata(
     lines: list[bytes], evaluation_set: Path, tmp_path_factory: pytest.TempPathFactory

@@ -82,7 +82,7 @@ def test_no_damaged_model_crashes_the_process_that_opens_it(tiny_tokenizer: Path
     assert int(lines[-2].removeprefix("opened ")) > 0 and len(written) >= 200
 
 
-@fuzz(100)
+@fuzz(50)
 @given(data=st.data())
 def test_a_damaged_model_is_refused_or_gives_the_same_ids(
     data: st.DataObject, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
@@ -93,7 +93,7 @@ def test_a_damaged_model_is_refused_or_gives_the_same_ids(
     assert found == original(tiny_tokenizer)[1] or (is_changed and found is None)
 
 
-@fuzz(150)
+@fuzz(60)
 @given(data=st.data())
 def test_damaged_information_is_refused_or_gives_the_same_ids(
     data: st.DataObject, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
@@ -104,7 +104,7 @@ def test_damaged_information_is_refused_or_gives_the_same_ids(
     assert found is None or found == original(tiny_tokenizer)[1]
 
 
-@fuzz(150)
+@fuzz(60)
 @given(data=st.data())
 def test_a_damaged_foreign_tokenizer_is_refused_or_says_that_it_is_another(
     data: st.DataObject, tiny_foreign_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
@@ -128,7 +128,7 @@ def test_a_damaged_foreign_tokenizer_is_refused_or_says_that_it_is_another(
         assert found[1:] == (ids, info.vocab_size)
 
 
-@fuzz(100)
+@fuzz(50)
 @given(data=st.data())
 def test_a_foreign_tokenizer_with_information_is_refused_or_gives_the_same_ids(
     data: st.DataObject, tiny_foreign_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory

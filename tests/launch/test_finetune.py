@@ -19,6 +19,7 @@ import transformers
 
 from data_prep.base.errors import UsageError, UserError
 from launch import embed, finetune, predict, register
+from tests.support import fork_server
 from tests.support.error_codes import coded
 from trainer.finetuning.examples import Columns, Examples
 from trainer.finetuning.labeled_tables import is_missing, read_table
@@ -111,9 +112,8 @@ def test_from_a_file_to_a_registered_model_and_its_predictions(
     assert {item.path for item in client.list_artifacts(parent.info.run_id)} == {"curves.png", "report.txt"}
 
     folder = pull("models:/animals@champion")
-    command = [sys.executable, "-c", WITHOUT_PROJECT, str(folder)]
-    answer = subprocess.run(command, capture_output=True, text=True, cwd=labeled.parent, check=True, timeout=500)
-    assert answer.stdout.strip().endswith("['cat', 'dog']")
+    answer = fork_server.run(["-c", WITHOUT_PROJECT, str(folder)], labeled.parent, os.environ | fork_server.FIXED)
+    assert answer.stdout.strip().endswith("['cat', 'dog']"), answer.stderr
 
     arguments = ["--model", "models:/animals@champion", "--input", str(labeled), "--output", "said.jsonl"]
     monkeypatch.setattr(sys, "argv", ["predict.py", *arguments])
@@ -267,7 +267,10 @@ def test_a_registry_that_refuses_takes_no_fit_away(
     labeled: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    empty_database: Path,
 ) -> None:
+    shutil.copy(empty_database, "mlflow.db")
+
     def refuse(*given: object) -> None:
         raise UserError("registering animals failed: no room")
 

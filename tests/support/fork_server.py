@@ -42,11 +42,13 @@ ROOT = Path(__file__).resolve().parents[2]
 ADDRESS_VARIABLE = "CLOZEWORKS_FORK_SERVER"
 FOLDER_VARIABLE = "CLOZEWORKS_TESTS_FOLDER"
 STAND_IN_VARIABLE = "CLOZEWORKS_STAND_IN"
-# With what set-up and end of a run import: optimizers and engines, MLflow's stores, figures.
+# With what set-up and end of a run import: optimizers and engines, MLflow's stores, figures. And the commands after it.
 _IMPORTED = """
 torch torch.distributed torch._dynamo torch._inductor.compile_fx deepspeed transformers webdataset
 mlflow mlflow.store.tracking.sqlalchemy_store mlflow.store.model_registry.sqlalchemy_store sqlalchemy.dialects.sqlite
 trainer.loop.train trainer.loop.finished trainer.tracking.curves launch.pretrain
+sklearn.metrics accelerate transformers.pipelines mlflow.transformers
+trainer.hf_export.export trainer.registry.registration trainer.finetuning.finetune trainer.inference.fill_mask
 """.split()
 _READ_BY_USE = ("DS_BUILD_", "MLFLOW_TRACKING_", "TORCHELASTIC_", "TORCH_NCCL_", "TORCH_EXT", "TORCHINDUCTOR_CACHE_")
 _READ_BY_IMPORTS = ("PYTHON", "LD_", "OMP_", "MKL_", "DS_", "TORCH", "HF_", "TRANSFORMERS_", "MLFLOW_", "NUMEXPR")
@@ -281,10 +283,7 @@ def _serve(address: str) -> dict[str, Any] | None:
     listener.bind("\0" + address)
     listener.listen(100)
     print("listening", flush=True)
-    os.environ["TORCH_WARM_POOL"] = "0"  # no processes of torch's compiler
-    for name in _IMPORTED:
-        with contextlib.suppress(Exception):  # a script that cannot import it either says so itself
-            __import__(name)
+    _import_libraries()
     assert threading.active_count() == 1, f"threads do not survive a fork: {threading.enumerate()}"
     gc.collect()
     gc.freeze()  # a fork's collections do not touch, and so copy, what is imported
@@ -317,6 +316,22 @@ def _serve(address: str) -> dict[str, Any] | None:
             connection.send(str(pid).encode())
         if sys.stdin in ready:
             return None
+
+
+def _import_libraries() -> None:
+    os.environ["TORCH_WARM_POOL"] = "0"  # no processes of torch's compiler
+    for name in _IMPORTED:
+        with contextlib.suppress(Exception):  # a script that cannot import it either says so itself
+            __import__(name)
+
+
+def _compile_all() -> None:
+    """Write the bytecode of libraries, and of tests with rewritten assertions, where several would each make it."""
+    import pytest
+
+    _import_libraries()
+    sys.path.pop(0)  # the folder of this script, whose modules are tests.support's
+    pytest.main(["--collect-only", "-q"])
 
 
 def _tell_the_ended(running: dict[int, socket.socket]) -> None:
@@ -361,6 +376,8 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
 def main() -> None:
     if sys.argv[1] == "--hand-over":
         _hand_over(*sys.argv[2:])
+    if sys.argv[1] == "--compile":
+        return _compile_all()
     request = _serve(sys.argv[1])
     if request is None:
         return

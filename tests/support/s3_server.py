@@ -70,9 +70,11 @@ class S3Bucket:
     def objects(self, prefix: str = "") -> dict[str, bytes]:
         """Every object by its key, asked of the server without our code or any cache."""
         client = make_client(self.endpoint)
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
-        keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
-        return {key: client.get_object(Bucket=self.name, Key=key)["Body"].read() for key in keys}
+        return {key: client.get_object(Bucket=self.name, Key=key)["Body"].read() for key in self.keys(prefix)}
+
+    def keys(self, prefix: str = "") -> list[str]:
+        pages = make_client(self.endpoint).get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
+        return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
 
     def unfinished_uploads(self) -> list[str]:
         """Keys of the multipart uploads that were neither completed nor aborted."""

@@ -39,7 +39,8 @@ def compilations(output: str, when: str) -> int:
 @pytest.mark.parametrize(
     ("settings", "num_ranks"),
     [
-        ((), 2),
+        ((), 1),
+        pytest.param((), 2, marks=pytest.mark.slow),
         pytest.param(("zero.stage=0",), 2, marks=pytest.mark.slow),
         pytest.param(("zero.stage=2", "training.precision=bf16"), 2, marks=pytest.mark.slow),
         pytest.param(("zero.stage=3",), 2, marks=pytest.mark.slow),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,9 @@ def write_config(folder: Path, shards: Path, init_from: str, kind: str, vocab_si
     scope="module",
     params=["bert", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("modernbert", "bert without pairs"))],
 )
-def continued(request, small_corpus: Path, tmp_path_factory) -> Continued:
+def continued(request, small_corpus: Path, empty_database: Path, tmp_path_factory) -> Continued:
     kind, work = request.param, tmp_path_factory.mktemp("continued")
+    shutil.copy(empty_database, work / "mlflow.db")
     texts = read_texts(small_corpus)
     folder = WRITERS["byte level" if kind == "modernbert" else "wordpiece"](
         work / "checkpoint", texts, vocab_size=1_001

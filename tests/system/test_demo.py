@@ -44,7 +44,7 @@ def demo(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("corpus", ["text", pytest.param("docstrings", marks=pytest.mark.slow)])
 def test_the_demo_goes_from_a_corpus_to_filled_masks_and_skips_what_is_done(corpus, tmp_path):
-    """The docstrings of all packages take a minute; else the text is a megabyte of them."""
+    """The docstrings of all packages take a minute; else the text is a part of them."""
     options: tuple[str, ...] = ()
     if corpus == "text":
         text = tmp_path / "part.jsonl"
@@ -52,16 +52,16 @@ def test_the_demo_goes_from_a_corpus_to_filled_masks_and_skips_what_is_done(corp
             sys.executable,
             str(REPOSITORY / "launch" / "demo" / "collect_docstrings.py"),
             "--max-bytes",
-            "1000000",
+            "300000",
         ]
         subprocess.run([*collect, "--output", str(text)], check=True)
-        options = ("--corpus", str(text), "--vocab-size", "2000")
-    options = (*options, "--", "training.max_steps=20", "evaluation.max_tokens=4096")
+        options = ("--corpus", str(text), "--vocab-size", "1000")
+    options = (*options, "--", "training.max_steps=4", "evaluation.max_tokens=4096")
     first = demo(tmp_path / "demo", *options)
     assert first.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
     for part in (
         "ok: ",
-        "step 20/20",
+        "step 4/4",
         "registered clozeworks-demo version 1",
         "masked word: ",
         "predicted word: ",

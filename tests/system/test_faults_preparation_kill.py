@@ -161,7 +161,9 @@ def marks(work: Path) -> dict[str, tuple[int, int]]:
     fault="SIGKILL of the command at 4 random moments, one after another",
     required="the same command ends with byte-identical shards and manifest; finished units not redone",
 )
-@pytest.mark.parametrize("kind", ["lines", "tables with filters", "sources and sidecars"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("lines", marks=pytest.mark.slow), "tables with filters", "sources and sidecars"]
+)
 def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_stopped(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path, observed: Callable[..., None], kind: str
 ) -> None:
@@ -195,6 +197,7 @@ def test_row_11_a_run_killed_again_and_again_ends_with_the_bytes_of_one_never_st
     )
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_the_hub_answers_ends_with_the_bytes_of_one_never_stopped(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path
 ) -> None:

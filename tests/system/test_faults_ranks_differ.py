@@ -64,6 +64,7 @@ def test_row_49_a_rank_with_other_settings_is_refused_on_all_ranks(training, obs
     fault="a run is resumed, and one rank has another learning rate and --allow-change",
     required="refused on all ranks, and nothing is changed",
 )
+@pytest.mark.slow
 def test_row_49_a_resume_is_compared_as_well(training):
     run = training()
     plain_ranks.run(run, 1, *SHORT)

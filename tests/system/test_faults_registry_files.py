@@ -249,7 +249,7 @@ def test_row_45_a_crafted_tokenizer_model_is_told(
 @pytest.mark.fault(
     row="46", fault="a model in the registry that asks for trust_remote_code", required="never trusted by default"
 )
-@pytest.mark.parametrize("config", ["config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("config", ["config.json", pytest.param("tokenizer_config.json", marks=pytest.mark.slow)])
 def test_row_46_code_of_a_registered_model_is_never_run(
     config: str, model_folder: Path, server: Server, desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,17 +159,19 @@ def test_row_28_ranks_under_torchrun_save_and_leave_with_their_status(number, tr
 )
 @pytest.mark.launcher
 @pytest.mark.parametrize(
-    ("module", "number", "returned"),
+    ("module", "num_ranks", "number", "returned"),
     [
-        ("deepspeed.launcher.runner", signal.SIGTERM, -signal.SIGTERM),
-        pytest.param("deepspeed.launcher.launch", signal.SIGKILL, 0, marks=pytest.mark.slow),
-        pytest.param("torch.distributed.run", signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.slow),
+        ("deepspeed.launcher.runner", 1, signal.SIGTERM, -signal.SIGTERM),
+        pytest.param("deepspeed.launcher.runner", 2, signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("deepspeed.launcher.launch", 2, signal.SIGKILL, 0, marks=pytest.mark.slow),
+        pytest.param("torch.distributed.run", 2, signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.slow),
     ],
-    ids=["the launcher gets SIGTERM", "launch.py is killed", "torchrun is killed"],
+    ids=["the launcher of one rank gets SIGTERM", "the launcher gets SIGTERM", "launch.py is killed"]
+    + ["torchrun is killed"],
 )
-def test_row_28b_ranks_whose_launcher_is_gone_save_and_leave(module, number, returned, training, observed):
+def test_row_28b_ranks_whose_launcher_is_gone_save_and_leave(module, num_ranks, number, returned, training, observed):
     orphaned = training(*ENDLESS)
-    process = orphaned.start() if module.startswith("deepspeed") else start_torchrun(orphaned)
+    process = orphaned.start(num_ranks) if module.startswith("deepspeed") else start_torchrun(orphaned)
     wait_for_steps(orphaned, process, 3)
     (launcher,) = [found for found in orphaned.processes() if module in found.cmdline()]
     launcher.send_signal(number)

@@ -101,13 +101,14 @@ def unbroken(evaluated: Callable[[], Training]) -> Callable[[int], Training]:
     ("num_ranks", "stops"),
     [
         (2, [(6, "evaluating after step 6: micro-batch 1")]),
-        (
+        pytest.param(
             1,
             [
                 (6, "evaluating after step 6: micro-batch 1"),
                 (6, "evaluating minimal pairs: micro-batch 1"),
                 (12, "evaluating after step 12: micro-batch 2"),
             ],
+            marks=pytest.mark.slow,
         ),
     ],
 )

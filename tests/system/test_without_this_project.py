@@ -35,6 +35,7 @@ print(hidden.shape[-1], masked.config.hidden_size, len(answers), vectors.shape)
 """
 
 
+@pytest.mark.slow  # MLflow's own command; what it serves is tested in tests/trainer/registry/test_served_model.py
 def test_mlflow_models_serve_fills_masks_over_http(tiny_hugging_face: Path, database: str, tmp_path: Path) -> None:
     registration = register(
         always_answers("▁cat", tiny_hugging_face, tmp_path / "model"), "birds", "champion", database

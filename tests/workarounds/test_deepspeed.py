@@ -27,6 +27,7 @@ def test_deepspeed_ignores_an_unknown_setting_in_silence() -> None:
     assert found.zero_config.stage == 0, "_unknown of trainer/engine/deepspeed_config.py may be left to DeepSpeed"
 
 
+@pytest.mark.slow  # a new process that imports DeepSpeed
 def test_deepspeed_imports_mlflow() -> None:
     told = run_python("import deepspeed, sys; print('with' if 'mlflow' in sys.modules else 'without', 'mlflow')")
     assert told.stdout.splitlines()[-1] == "with mlflow", "initialize_distributed may leave MLflow's telemetry alone"

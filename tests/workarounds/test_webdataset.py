@@ -51,6 +51,7 @@ def test_webdataset_unpickles_members_named_so(tmp_path: Path) -> None:
     assert mark.exists(), "shards may be decoded by webdataset: _read_array of dataset/shards.py may be taken out"
 
 
+@pytest.mark.slow  # a new process that imports torch
 @pytest.mark.spawn
 def test_importing_webdataset_imports_torch() -> None:
     answer = run_python("import sys, webdataset; print('torch' in sys.modules)")

@@ -122,7 +122,7 @@ def test_no_flipped_byte_is_read_as_if_it_had_been_written(urls: list[str]) -> N
 
     everything()
     generator = np.random.default_rng(7)
-    for offset in {*generator.integers(0, len(written), 400).tolist(), 0, len(written) - 1}:
+    for offset in {*generator.integers(0, len(written), 100).tolist(), 0, len(written) - 1}:
         data = bytearray(written)
         data[offset] ^= 1 << int(generator.integers(8))
         path.write_bytes(data)

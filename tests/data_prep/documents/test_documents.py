@@ -564,7 +564,7 @@ def write_long_line(path: Path, num_bytes: int) -> None:
 
 
 @pytest.mark.spawn
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.zst", "a.txt.gz"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt.gz", pytest.param("a.jsonl.zst", marks=pytest.mark.slow)])
 def test_a_line_of_100_megabytes_is_left_out_in_little_memory(tmp_path: Path, name: str) -> None:
     check_long_line(tmp_path / name, 100 << 20, 4 << 20, 170e6)
 

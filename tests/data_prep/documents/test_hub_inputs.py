@@ -67,7 +67,9 @@ def test_what_is_not_there_is_a_paragraph(hub: Hub) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("status", "is_retried"), [(None, True), (503, True), (401, False)])
+@pytest.mark.parametrize(
+    ("status", "is_retried"), [(None, True), pytest.param(503, True, marks=pytest.mark.slow), (401, False)]
+)
 def test_a_hub_that_is_away_or_busy_is_retried_and_named(hub: Hub, status: int | None, is_retried: bool) -> None:
     hub.status = status
     endpoint = "http://127.0.0.1:9" if status is None else hub.url

@@ -55,7 +55,7 @@ cut_places = st.lists(st.integers(0, 60), max_size=6)
 
 @pytest.mark.long
 @given(data=st.lists(pieces, max_size=25).map(b"".join), cuts=cut_places)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_the_parts_of_a_file_hold_each_line_once_and_in_order(data: bytes, cuts: list[int]) -> None:
     found = [line for start, stop in parts(data, cuts) for line in lines_of(data, start, stop)]
     assert [line.data for line in found] == re.findall(rb"[^\n]*\n|[^\n]+$", data)
@@ -66,7 +66,7 @@ def test_the_parts_of_a_file_hold_each_line_once_and_in_order(data: bytes, cuts:
 @given(data=st.lists(pieces, max_size=25).map(b"".join), cuts=cut_places)
 @example(data=b"a\n\nb\n\nc", cuts=[2, 3])
 @example(data=b"a\n\n\n\nb", cuts=[1, 2, 3, 4, 5])
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_the_parts_of_a_file_hold_each_block_once_and_in_order(data: bytes, cuts: list[int]) -> None:
     found = [block for start, stop in parts(data, cuts) for block in blocks_of(data, start, stop)]
     expected = [block for block in re.split(rb"(?:(?:^|(?<=\n))[ \t\r]*(?:\n|$))+", data) if block.strip()]
@@ -75,7 +75,7 @@ def test_the_parts_of_a_file_hold_each_block_once_and_in_order(data: bytes, cuts
 
 
 @given(data=st.lists(pieces, max_size=25).map(b"".join), cuts=cut_places, limit=st.integers(1, 8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_parts_of_a_file_agree_on_what_is_too_long(data: bytes, cuts: list[int], limit: int) -> None:
     found = [block for start, stop in parts(data, cuts) for block in blocks_of(data, start, stop, limit)]
     assert found == [

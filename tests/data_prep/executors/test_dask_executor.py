@@ -172,7 +172,9 @@ def two_workers(scheduler: str, tmp_path: Path) -> Iterator[list[subprocess.Pope
     fault="a Dask worker killed during tokenizer, merge, verify or remove",
     required="another worker repeats its units and lost results: the same bytes as one process",
 )
-@pytest.mark.parametrize("command", ["tokenizer", "merge", "verify", "remove"])
+@pytest.mark.parametrize(
+    "command", ["merge", "remove", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tokenizer", "verify"))]
+)
 def test_row_12_a_dask_worker_killed_in_any_command_costs_nothing(
     small_corpus: Path,
     tokenizer: Tokenizer,

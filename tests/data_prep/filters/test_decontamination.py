@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep import Document
@@ -105,6 +105,7 @@ def test_wrong_parameters_are_refused(parameters: dict[str, Any], code: str) -> 
 
 
 @pytest.mark.long
+@settings(max_examples=30)
 @given(st.text())
 def test_tokens_are_those_of_the_same_text_in_another_case(text: str) -> None:
     assert all(token and not token.isspace() for token in tokens_of(text))

@@ -216,7 +216,7 @@ def test_every_document_read_has_a_row_that_names_what_stands_for_it(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("has_budget", [False, True])
+@pytest.mark.parametrize("has_budget", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_workers_and_order_change_no_byte(tokenizer: Tokenizer, tmp_path: Path, has_budget: bool) -> None:
     sources = weighted(tmp_path, near=True)
     if not has_budget:

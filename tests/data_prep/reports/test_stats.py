@@ -155,7 +155,7 @@ def test_nothing_of_the_corpus_acts_on_terminal_or_page(shards: HostileShards) -
         assert "\x1b" not in text and "\u202e" not in text
 
 
-@pytest.mark.long
+@pytest.mark.slow  # tests/data_prep/commands/test_stats.py draws those of two equal data sets
 def test_plots_are_pictures_of_the_same_bytes_every_time(shards: HostileShards) -> None:
     pictures = draw_plots(shards.statistics)
     assert all(picture.startswith(PNG_MAGIC) and len(picture) > 4000 for picture in pictures.values())

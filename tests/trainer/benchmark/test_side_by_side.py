@@ -13,9 +13,9 @@ from tests.support import fork_server
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "encoder.py"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.spawn
-@pytest.mark.parametrize("modes", [["eager"], pytest.param(["eager", "compiled"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("modes", [["eager"], ["eager", "compiled"]])
 def test_one_command_compares_all_workloads_and_writes_what_it_measured(tmp_path: Path, modes: list[str]) -> None:
     output = tmp_path / "encoder.json"
     command = [str(SCRIPT), "--smoke", "--precision", "fp32", "--profile", "--results", str(output), "--modes", *modes]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from data_prep.base.errors import UserError
+from tests.support import fork_server
 from tests.support.toy_processes import averaged_name, trained
 from tests.support.toy_training import ToyModel, global_batch
 from tests.trainer.checkpoint.test_writer import StillEngine, save
@@ -83,7 +83,9 @@ def test_the_memory_of_an_average_is_below_two_copies_of_the_weights(tmp_path: P
     """64 MiB of weights of one rank and of two; mapped files would count, too, and come to another copy on one rank."""
     shapes = {f"layer{number}": (1024, 1024) for number in range(16)}
     folders = [large_checkpoint(tmp_path / f"{ranks}", step, shapes, ranks) for ranks in (1, 2) for step in (1, 2)]
-    done = subprocess.run([sys.executable, "-c", MEASURED, *folders], capture_output=True, text=True, check=True)
+    words = ["-c", MEASURED, *map(str, folders)]
+    done = fork_server.run(words, tmp_path, os.environ | fork_server.FIXED)
+    assert done.returncode == 0, done.stderr
     measured = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
     assert len(measured) == 2 and measured[0][0] >= measured[0][1]
     for rise, weights in measured:

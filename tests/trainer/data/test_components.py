@@ -75,10 +75,11 @@ def used_tokens(corpus: Any, shard_set: ShardSet, data: DataSettings, steps: int
 @pytest.mark.parametrize(
     ("bounds", "epochs"),
     [
-        ({"wiki": {"epochs": 3.0}}, {"wiki": 3.0, "web": 1.0, "books": 1.0}),
-        ({"wiki": {"epochs": 3.0}, "web": {"max_tokens": 30_000}}, {"wiki": 3.0, "web": 30_000, "books": 1.0}),
+        (
+            {"wiki": {"epochs": 3.0}, "web": {"max_tokens": 30_000}, "books": {"epochs": 0.25}},
+            {"wiki": 3.0, "web": 30_000, "books": 0.25},
+        ),
         ({"wiki": {"epochs": 3.0, "max_tokens": 70_000}}, {"wiki": 70_000, "web": 1.0, "books": 1.0}),
-        ({"books": {"epochs": 0.25}}, {"wiki": 1.0, "web": 1.0, "books": 0.25}),
     ],
 )
 def test_a_run_over_all_budgets_uses_each_source_by_its_own(

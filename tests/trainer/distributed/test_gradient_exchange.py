@@ -120,7 +120,7 @@ def error(values: torch.Tensor, exact: torch.Tensor) -> float:
     return float((values.double() - exact).norm() / exact.norm())
 
 
-WORLDS = [(8, 8), (8, 4), (64, 1), (64, 8), *(pytest.param(512, each, marks=pytest.mark.long) for each in (1, 8))]
+WORLDS = [(8, 8), (8, 4), (64, 1), (64, 8), *(pytest.param(512, each, marks=pytest.mark.slow) for each in (1, 8))]
 
 
 @pytest.mark.parametrize(("world_size", "per_node"), WORLDS)

@@ -145,7 +145,13 @@ def test_a_fitted_model_is_found_by_the_data_that_its_encoder_saw(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["classification", "token_classification", "question_answering"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "token_classification",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("classification", "question_answering")),
+    ],
+)
 def test_a_fitted_model_is_registered_as_what_it_is(
     tiny_hugging_face: Path,
     preprocessor: Preprocessor,

@@ -27,7 +27,11 @@ from trainer.finetuning.tasks import choosing_metric
 from trainer.inference.preprocessor import Preprocessor
 
 FILLERS = "it was a day the sat on mat ran to in and slept".split()
-SCALES = [(1.0, 0.0), (100.0, 0.0), (1000.0, 1000.0), (1e-6, 0.0), (1e30, -1e30), (0.01, -7.0), (-3.0, 1e4)]
+SLOW = pytest.mark.slow
+SCALES = [
+    *((1e-6, 0.0), (1e30, -1e30), (-3.0, 1e4)),
+    *(pytest.param(*each, marks=SLOW) for each in ((1.0, 0.0), (100.0, 0.0), (1000.0, 1000.0), (0.01, -7.0))),
+]
 
 
 def examples(count: int, seed: int, scale: float = 1.0, offset: float = 0.0) -> Examples:
@@ -92,8 +96,14 @@ def test_the_unit_of_the_labels_changes_nothing_else(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("scale", "offset"), [(1000.0, 1000.0), (1e-6, 0.0), (-3.0, 1e4)])
-@pytest.mark.parametrize("variant", ["full", "frozen"])
+@pytest.mark.parametrize(
+    ("variant", "scale", "offset"),
+    [
+        *(("full", -3.0, 1e4), ("frozen", 1e-6, 0.0)),
+        *(pytest.param("full", *each, marks=SLOW) for each in ((1000.0, 1000.0), (1e-6, 0.0))),
+        *(pytest.param("frozen", *each, marks=SLOW) for each in ((1000.0, 1000.0), (-3.0, 1e4))),
+    ],
+)
 def test_a_saved_model_predicts_labels_without_this_project(
     tiny_hugging_face: Path, preprocessor: Preprocessor, tmp_path: Path, variant: str, scale: float, offset: float
 ) -> None:

@@ -116,7 +116,10 @@ def test_the_tokenizer_that_loads_is_preparations(exported, tokenizer_folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["bert", "modernbert", *WRITERS])
+@pytest.mark.parametrize(
+    "kind",
+    ["modernbert", "wordpiece", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bert", "byte level"))],
+)
 def test_shards_made_with_an_exports_tokenizer_are_sound(kind, tokenizer_folder, small_corpus, tmp_path, command):
     folder, vocab_size = tokenizer_folder, {}
     if kind in WRITERS:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from data_prep.base.errors import UserError
+from tests.support import fork_server
 from tests.support.error_codes import coded
 from tests.support.preparations import trained
 from tests.support.toy_run import CONFIG, make_weights
@@ -19,8 +19,6 @@ from trainer.checkpoint.format import step_folder
 from trainer.hf_export.export import export_average, export_checkpoint
 from trainer.hf_export.export_source import read_source
 from trainer.tracking.status import write_status
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_a_checkpoint_gives_its_weights_configuration_and_facts(run_folder):
@@ -59,18 +57,16 @@ def test_a_missing_or_foreign_tokenizer_is_refused(run_folder, tmp_path):
         read_source(run_folder)
 
 
-def run_export(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command in a process where importing deepspeed fails."""
+def run_export(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command where importing deepspeed fails; tests/test_layout.py looks at what is imported at its start."""
     program = "import sys; sys.modules['deepspeed'] = None; from launch import export; sys.argv[0] = 'export.py'; "
     program += "from data_prep.base.errors import run_command; run_command(export.main)"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return fork_server.run(["-c", program, *map(str, arguments)], folder, os.environ | fork_server.FIXED)
 
 
 @pytest.mark.long
 def test_the_command_reports_what_it_checked_and_needs_no_deepspeed(run_folder, tmp_path):
-    done = run_export("--checkpoint", run_folder, "--output", tmp_path / "out")
+    done = run_export(tmp_path, "--checkpoint", run_folder, "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "texts tokenized alike" in done.stdout and "largest difference" in done.stdout
     assert "exported step-00000020" in done.stdout

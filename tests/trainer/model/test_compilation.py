@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -54,8 +55,13 @@ def num_graphs() -> int:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize(
+    ("family", "checkpointing"),
+    [
+        *(("bert", False), ("modernbert", True)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("bert", True), ("modernbert", False))),
+    ],
+)
 def test_blocks_are_one_graph_each_kind_and_never_compiled_again(
     tiny_config, modern_config, make_model, make_documents, pack, family, checkpointing
 ):
@@ -110,6 +116,7 @@ BLOCKS = {
 }
 
 
+@functools.cache
 def elementwise_kernels(family: str, compiled: bool) -> list[Kernel]:
     """Of a block's forward and backward: what is neither a product nor attention."""
     config = BLOCKS[family]
@@ -139,7 +146,7 @@ def test_compiled_blocks_have_few_kernels_between_their_products(family: str, ea
 @pytest.mark.long
 def test_rotations_and_the_gated_feed_forward_are_one_kernel_each_way() -> None:
     """As of commit c025165 the rotation's halves were joined in float32 first: five kernels forward, three backward."""
-    compiled = elementwise_kernels("modernbert", compiled=True)
+    compiled = elementwise_kernels("modernbert", True)
     rotary = [kernel for kernel in compiled if "mul" in words(kernel) and not {"sum", "erf", "rsqrt"} & words(kernel)]
     one, angles = 128 * 64 * 2, 2 * 128 * 16 * 4  # bytes: queries, keys or values in bf16; cosine and sine in float32
     assert [kernel.num_bytes for kernel in rotary] == [3 * one + angles + 2 * one, 2 * one + angles + 2 * one]

@@ -97,7 +97,10 @@ def test_attention_gets_the_capacity_of_the_batch_and_its_longest_sequence(tiny_
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("family", "equal"), [("bert", None), ("modernbert", None), ("bert", 0), ("bert", 3)])
+@pytest.mark.parametrize(
+    ("family", "equal"),
+    [("bert", None), ("modernbert", None), ("bert", 0), pytest.param("bert", 3, marks=pytest.mark.slow)],
+)
 def test_compiled_blocks_are_whole_graphs_and_documents_of_other_lengths_compile_nothing(
     tiny_config, modern_config, make_model, batches, varlen, family, equal
 ):
