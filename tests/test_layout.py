@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from tests.conftest import LONGEST_FILES
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("configs", "data_prep", "trainer", "launch")
 TOP_LEVEL_FOLDERS = {".ci", "configs", "data_prep", "launch", "tests", "trainer"}
@@ -362,6 +364,15 @@ def test_the_variables_of_the_process_are_copied_where_other_threads_may_change_
     assert not list(takes_all("os.environ['A'], os.environ.get('A'), 'A' in os.environ, os.environ.update({})"))
     found = {path.relative_to(REPOSITORY).as_posix() for path in PRODUCT_FILES if list(takes_all(path.read_text()))}
     assert found == {"data_prep/base/environment.py"}
+
+
+def test_what_tests_and_benchmarks_name_exists() -> None:
+    tests = REPOSITORY / "tests"
+    assert not [name for name in LONGEST_FILES if not (tests / name).is_file()]
+    script = re.compile(r"""launch"? / "(\w+\.(?:py|sh))\"""")
+    named = {name for path in tests.rglob("*.py") for name in script.findall(path.read_text(encoding="utf-8"))}
+    assert len(named) > 5
+    assert not [name for name in named if not (REPOSITORY / "launch" / name).is_file()]
 
 
 def test_the_presets_are_found_as_package_data() -> None:

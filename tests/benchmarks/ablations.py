@@ -47,7 +47,7 @@ class Variant:
     settings: tuple[str, ...] = ()
     has_rates: bool = False
     """Whether it chooses its learning rate."""
-    merge_last: int = 0
+    average_last: int = 0
     is_optimizer: bool = False
     decay_share: float = 0.0
     """Of the steps, where the schedule needs their number."""
@@ -64,7 +64,7 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "masking rate of 30% throughout": Variant(("data.mlm_probability=0.3",)),
     "whole words masked": Variant(("data.mask_unit=word",)),
-    "mean of the last 5 checkpoints, 2% of the steps apart": Variant(merge_last=5),
+    "mean of the last 5 checkpoints, 2% of the steps apart": Variant(average_last=5),
 }
 COMBINED = Variant(
     ("schedule.name=warmup_stable_decay", "schedule.decay=one_minus_sqrt", "optimizer.name=stable_adamw"),
@@ -155,7 +155,7 @@ def measured(run: Run, steps: int, corpus: Corpus) -> tuple[dict[str, Any], dict
     settings = (*MODEL, *batch, *LINEAR_ADAMW, *variant.settings, f"optimizer.learning_rate={run.learning_rate}")
     if variant.decay_share:
         settings = (*settings, f"schedule.decay_steps={round(variant.decay_share * steps)}")
-    found = train_once(Recipe("ours", steps, settings, merge_last=variant.merge_last), run.seed, corpus)
+    found = train_once(Recipe("ours", steps, settings, average_last=variant.average_last), run.seed, corpus)
     row = asdict(run) | {
         "commit": commit_of(REPOSITORY),
         "steps": steps,

@@ -51,7 +51,7 @@ class Recipe:
     """Checkout that trains, for `ours`."""
     preset: str = "small_cpu"
     threads: int = 1
-    merge_last: int = 0
+    average_last: int = 0
     """For `ours`: train with so many checkpoints in the last part of the run, and judge their mean."""
 
     def folder(self, work: Path, seed: int) -> Path:
@@ -136,10 +136,10 @@ def train_once(recipe: Recipe, seed: int, corpus: Corpus) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     steps = recipe.steps
-    saved_every = max(1, steps // 50) if recipe.merge_last else steps
+    saved_every = max(1, steps // 50) if recipe.average_last else steps
     settings = [f"data.shards={shards}", f"output_dir={folder}/run", *recipe.settings, f"training.seed={seed}"]
     settings += [f"training.max_steps={steps}", f"evaluation.every_steps={steps}", "evaluation.max_tokens=4096"]
-    settings += [f"checkpoint.every_steps={saved_every}", f"checkpoint.keep_last={recipe.merge_last or 2}"]
+    settings += [f"checkpoint.every_steps={saved_every}", f"checkpoint.keep_last={recipe.average_last or 2}"]
     settings += [f"tracking.uri=sqlite:///{folder}/mlflow.db"]
     described = machine.described("torch", "transformers", "deepspeed")
     found = (_train_ours if recipe.side == "ours" else _train_peer)(recipe, folder, settings, corpus)
@@ -157,8 +157,8 @@ def _train_ours(recipe: Recipe, folder: Path, settings: list[str], corpus: Corpu
     figures = _contained(command, recipe, folder)
     status = json.loads((folder / "run" / "status.json").read_text())
     export = [str(launch / "export.py"), "--checkpoint", str(folder / "run")]
-    if recipe.merge_last:
-        export = [str(launch / "merge.py"), str(folder / "run"), "--last", str(recipe.merge_last)]
+    if recipe.average_last:
+        export = [str(launch / "average.py"), str(folder / "run"), "--last", str(recipe.average_last)]
     run([sys.executable, *export, "--output", str(folder / "hf")], recipe.code)
     shutil.rmtree(folder / "run" / "checkpoints")
     return figures | {"tokens": status["tokens_seen"], "model": str(folder / "hf")}

@@ -125,8 +125,8 @@ def assemble_rows(
     input_ids[firsts[opens]] = special_tokens.cls
     input_ids[token_firsts + segments.lengths] = special_tokens.sep
 
-    with_dead = np.flatnonzero(used < length)
-    starts = np.sort(np.concatenate([firsts[opens], with_dead * length + used[with_dead]]))
+    padded = np.flatnonzero(used < length)
+    starts = np.sort(np.concatenate([firsts[opens], padded * length + used[padded]]))
     lengths = np.diff(starts, append=num_rows * length)
     cls_positions, labels = _pairs(firsts, segments.labels, num_rows * settings.max_pairs)
     return Rows(

@@ -32,7 +32,7 @@ _OWNER, _ALL_JOINED, _FAILURE = "keeper", "all", "failure"
 """What is posted beside the address of each rank, by its number."""
 _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 5.0
-_VERDICT_SECONDS = 2.0
+_FAILURE_SECONDS = 2.0
 """How long rank 0 keeps its store after a failure, so that the other ranks can read it."""
 _MAX_LISTED = 16
 
@@ -59,7 +59,7 @@ def meet(rank: int, world_size: int, settings: DistributedSettings) -> Board:
     try:
         _wait_for_all(board, rank, world_size, settings, deadline)
     except RankIsMissing:
-        time.sleep(_VERDICT_SECONDS if rank == 0 else 0)  # the others must read it, and the store may live here
+        time.sleep(_FAILURE_SECONDS if rank == 0 else 0)  # the others must read it, and the store may live here
         raise
     except torch.distributed.DistError:
         raise RankIsMissing(
