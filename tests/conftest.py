@@ -192,6 +192,12 @@ def names_of_threads() -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
+def longest_files() -> tuple[str, ...]:
+    """The test files that are started first."""
+    return tuple(LONGEST_FILES)
+
+
+@pytest.fixture(scope="session")
 def small_corpus() -> Path:
     """A JSONL file of 200 different documents, most of several paragraphs, a few of one sentence."""
 

@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from tests.conftest import LONGEST_FILES
-
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("configs", "data_prep", "trainer", "launch")
 TOP_LEVEL_FOLDERS = {".ci", "configs", "data_prep", "launch", "tests", "trainer"}
@@ -366,9 +364,9 @@ def test_the_variables_of_the_process_are_copied_where_other_threads_may_change_
     assert found == {"data_prep/base/environment.py"}
 
 
-def test_what_tests_and_benchmarks_name_exists() -> None:
+def test_what_tests_and_benchmarks_name_exists(longest_files: tuple[str, ...]) -> None:
     tests = REPOSITORY / "tests"
-    assert not [name for name in LONGEST_FILES if not (tests / name).is_file()]
+    assert not [name for name in longest_files if not (tests / name).is_file()]
     script = re.compile(r"""launch"? / "(\w+\.(?:py|sh))\"""")
     named = {name for path in tests.rglob("*.py") for name in script.findall(path.read_text(encoding="utf-8"))}
     assert len(named) > 5
