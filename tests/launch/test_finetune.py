@@ -24,7 +24,7 @@ from tests.support.error_codes import coded
 from trainer.finetuning.examples import Columns, Examples
 from trainer.finetuning.labeled_tables import is_missing, read_table
 from trainer.finetuning.task_data import make_task
-from trainer.finetuning.tasks import Prediction
+from trainer.finetuning.tasks import ExamplePrediction
 from trainer.finetuning.written_tables import write_table
 from trainer.inference.pulled_model import pull
 from trainer.model.quiet_transformers import quiet_transformers
@@ -306,7 +306,7 @@ def test_columns_of_the_input_named_as_those_of_the_predictions_are_kept_under_a
 ) -> None:
     table = pandas.DataFrame({"text": ["a"], "predicted": ["old"], "probability_x": ["1"]}, dtype=object)
     task = make_task("classification", ("x", "y"))
-    prediction = Prediction("x", 0.75, {"probability_x": 0.75, "probability_y": 0.25})
+    prediction = ExamplePrediction("x", 0.75, {"probability_x": 0.75, "probability_y": 0.25})
     model: Any = SimpleNamespace(task=task, predict=lambda examples, batch_size: ([prediction], 0))
     given = ["--model", "m", "--input", "in.tsv", "--output", "out.tsv"]
     for more in ([], ["--result-suffix", ""]):
