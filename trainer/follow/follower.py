@@ -125,11 +125,15 @@ class CheckpointFollower:
             command, stdin=pipe, stdout=pipe, stderr=pipe, env=side_environment(), text=True, process_group=0
         )
         answers: list[tuple[str, str]] = []
-        talk = threading.Thread(target=lambda: answers.append(process.communicate(request)), name="job", daemon=True)
-        talk.start()
+
+        def talk() -> None:
+            answers.append(process.communicate(request))
+
+        thread = threading.Thread(target=talk, name="job", daemon=True)
+        thread.start()
         ends_at = kills_at = math.inf
-        while talk.is_alive():
-            talk.join(_POLL_SECONDS)
+        while thread.is_alive():
+            thread.join(_POLL_SECONDS)
             now = time.monotonic()
             if self.stopped_by is not None:
                 ends_at = min(ends_at, now + job.stop_seconds)
