@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.base.errors import run_command
+from data_prep.base.known_secrets import remember_logins
 from data_prep.base.logs import logger
 from data_prep.storage import storage
 from data_prep.storage.locks import IsHeld, hold_lock
@@ -180,6 +181,7 @@ def follow(config: RunConfig, log: Callable[[str], None], warn: Callable[[str], 
         IsHeld: another follower works on the output directory.
         UserError: the suite cannot be read, or the output directory cannot be written.
     """
+    remember_logins(config.tracking.uri or "")
     output_dir, since = Path(config.output_dir), time.time()
     jobs = jobs_of(config)
 
@@ -241,6 +243,7 @@ def main() -> None:
     request: dict[str, Any] = json.load(sys.stdin)
     config = RunConfig.model_validate(request["config"])
     storage.configure(config.storage_options)
+    remember_logins(config.tracking.uri or "")
     output_dir = Path(config.output_dir)
     jobs = [job for job in jobs_of(config) if job.name in request["jobs"]]
     follower = CheckpointFollower(jobs, output_dir, request["since"])
