@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.base.errors import run_command
+from data_prep.base.known_secrets import remember_logins
 from data_prep.base.logs import logger
 from data_prep.storage import storage
 from data_prep.storage.locks import IsHeld, hold_lock
@@ -126,11 +127,15 @@ class CheckpointFollower:
             command, stdin=pipe, stdout=pipe, stderr=pipe, env=side_environment(), text=True, process_group=0
         )
         answers: list[tuple[str, str]] = []
-        talk = threading.Thread(name="job", daemon=True, target=lambda: answers.append(process.communicate(request)))
-        talk.start()
+
+        def talk() -> None:
+            answers.append(process.communicate(request))
+
+        thread = threading.Thread(target=talk, name="job", daemon=True)
+        thread.start()
         ends_at = kills_at = math.inf
-        while talk.is_alive():
-            talk.join(_POLL_SECONDS)
+        while thread.is_alive():
+            thread.join(_POLL_SECONDS)
             now = time.monotonic()
             if self.stopped_by is not None:
                 ends_at = min(ends_at, now + job.stop_seconds)
@@ -177,6 +182,7 @@ def follow(config: RunConfig, log: Callable[[str], None], warn: Callable[[str], 
         IsHeld: another follower works on the output directory.
         UserError: the suite cannot be read, or the output directory cannot be written.
     """
+    remember_logins(config.tracking.uri or "")
     output_dir = Path(config.output_dir)
     since = end_of_notes(output_dir)
     jobs = jobs_of(config)
@@ -239,6 +245,7 @@ def main() -> None:
     request: dict[str, Any] = json.load(sys.stdin)
     config = RunConfig.model_validate(request["config"])
     storage.configure(config.storage_options)
+    remember_logins(config.tracking.uri or "")
     output_dir = Path(config.output_dir)
     jobs = [job for job in jobs_of(config) if job.name in request["jobs"]]
     follower = CheckpointFollower(jobs, output_dir, request["since"])

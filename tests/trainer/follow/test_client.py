@@ -99,7 +99,7 @@ def test_scores_that_an_earlier_start_did_not_attach_are_attached(jobs: Jobs) ->
     assert again.attached(1) == [(20, {"suite/own/average": 0.2})] and history(config) == [10, 20]
 
 
-def test_a_request_with_a_password_is_on_no_command_line(jobs: Jobs) -> None:
+def test_a_password_is_on_no_command_line_and_in_no_note(jobs: Jobs) -> None:
     config = jobs.config(scores=False, tracking={"uri": "https://me:open-sesame@mlflow.example.org"})
     complete(config, 20)
     jobs.hold("register")
@@ -111,9 +111,10 @@ def test_a_request_with_a_password_is_on_no_command_line(jobs: Jobs) -> None:
     for pid in (follower.pid, job):
         assert b"sesame" not in Path(f"/proc/{pid}/cmdline").read_bytes()
     assert "open-sesame" in jobs.asked[0][1]["tracking_uri"]
+    jobs.fail("register")
     jobs.release("register")
-    assert run.finish()
-    assert "sesame" not in (Path(config.output_dir) / "jobs.jsonl").read_text()
+    assert not run.finish() and "the data is gone from https://" in run.warnings[0]
+    assert "sesame" not in (Path(config.output_dir) / "jobs.jsonl").read_text() + run.warnings[0]
 
 
 def test_a_follower_that_dies_is_started_again_and_a_second_time_left_to_the_next_start(jobs: Jobs) -> None:
