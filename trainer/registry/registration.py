@@ -141,7 +141,7 @@ def register(
 
 def _is_on_later_step(client: MlflowClient, name: str, alias: str, tags: Mapping[str, str]) -> bool:
     version = client.get_registered_model(name).aliases.get(alias)
-    return version is not None and is_later_step(client.get_model_version(name, version).tags, tags)
+    return version is not None and is_later_step(client.get_model_version(name, str(version)).tags, tags)
 
 
 def is_later_step(tags: Mapping[str, str], than: Mapping[str, str]) -> bool:
