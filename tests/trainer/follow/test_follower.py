@@ -223,8 +223,10 @@ def test_a_failing_job_is_not_repeated_though_the_clock_goes_back(jobs: Jobs, mo
     jobs.fail("register")
     follower = started(config)
     monkeypatch.setattr(notes_module.time, "time", lambda: 1000.0)
-    threading.Timer(20.0, lambda: follower._stop(signal.SIGTERM)).start()
+    timer = threading.Timer(20.0, lambda: follower._stop(signal.SIGTERM))
+    timer.start()
     follower.work()
+    timer.cancel()
     assert len(jobs.asked) == 1 and not follower.has_work() and follower.stopped_by is None
     work(config)
     assert len(jobs.asked) == 2, "the next start tries again, whatever the clock says"
