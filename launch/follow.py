@@ -14,7 +14,6 @@ Exit status: 0 everything due was done, 1 something failed, 2 wrong usage, 128+n
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import time
 from pathlib import Path
@@ -48,14 +47,14 @@ def main() -> None:
     storage.configure(config.storage_options)
     from trainer.follow.follower import follow, is_active
     from trainer.follow.jobs import due_jobs, jobs_of
-    from trainer.follow.notes import read_notes
+    from trainer.follow.notes import end_of_notes, read_notes
     from trainer.follow.scores import unattached
 
     if not arguments.dry_run:
         if status := follow(config, LOG.info, LOG.warning):
             raise SystemExit(status)
         return
-    due = due_jobs(jobs_of(config), arguments.output_dir, since=math.inf)
+    due = due_jobs(jobs_of(config), arguments.output_dir, since=end_of_notes(arguments.output_dir))
     for job, step in due:
         print(job.describe(step))
     for note in unattached(arguments.output_dir, read_notes(arguments.output_dir)):
@@ -91,6 +90,8 @@ def wait_for_checkpoint(output_dir: Path, is_patient: bool) -> None:
 def config_of_run(output_dir: Path, overrides: list[str], tracking_uri: str | None) -> RunConfig:
     """Return the configuration of the newest checkpoint with the overrides; its output_dir is this one.
 
+    All but the suite and the registry are the run's: its checkpoints and its MLflow run stay what they are.
+
     Raises:
         UsageError: an override is wrong, or nothing is to be done.
     """
@@ -98,9 +99,11 @@ def config_of_run(output_dir: Path, overrides: list[str], tracking_uri: str | No
 
     steps, _ = list_steps(output_dir)
     folder = step_folder(output_dir, steps[0])
-    values = _merged(CheckpointFolder(folder).read_state().config, _plain(overrides))
+    changes = _plain(overrides)
+    values = _merged(CheckpointFolder(folder).read_state().config, changes)
     values["output_dir"] = str(output_dir)
     config = validate_settings(RunConfig, values, f"{folder}/state.json with the overrides")
+    _check_changes(changes)
     if config.evaluation.suite is None and config.registry.name is None:
         raise UsageError(
             f"the run of {output_dir} sets neither evaluation.suite nor registry.name, so there is nothing to do",
@@ -129,6 +132,22 @@ def _plain(overrides: list[str]) -> dict[str, Any]:
     from data_prep.base.yaml_values import read_settings
 
     return read_settings(RunConfig, None, overrides, "the command line")
+
+
+def _check_changes(changes: dict[str, Any]) -> None:
+    """Check that the overrides are of the suite and the registry.
+
+    Raises:
+        UsageError: one is of something else.
+    """
+    for section, change in changes.items():
+        names = [f"{section}.{name}" for name in change] if isinstance(change, dict) else [section]
+        if other := [name for name in names if not name.startswith(("evaluation.suite", "registry."))]:
+            raise UsageError(
+                f"{other[0]} is a setting of the run, which this command does not change",
+                fix="override evaluation.suite* and registry.* alone; --tracking-uri names another server",
+                code="override-of-run",
+            )
 
 
 def _merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

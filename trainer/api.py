@@ -43,13 +43,16 @@ class _OfThisProject:
 
         return folder_without_weights(source, tracking_uri)
 
-    def check_suite(self, settings: EvaluationSettings) -> None:
+    def check_suite(self, settings: EvaluationSettings, evaluates: bool) -> None:
         if settings.suite is None:
             return
-        from trainer.evaluation.suite_plan import check_suite  # with fine-tuning's libraries
         from trainer.evaluation.suite_settings import check_files, load_suite
 
         suite = load_suite(settings.suite, settings.suite_overrides)
+        if not evaluates:
+            return
+        from trainer.evaluation.suite_plan import check_suite  # with fine-tuning's libraries
+
         check_files(suite)
         check_suite(suite)
 

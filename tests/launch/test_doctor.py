@@ -216,6 +216,7 @@ REFUSED = {
     "rows": (["training.global_batch_tokens=67108864"], "fewer than the 1048576 of one global batch"),
     "minimal pairs": (["evaluation.minimal_pairs=nowhere"], "nowhere does not exist"),
     "suite": (["evaluation.suite=nowhere"], "nowhere"),
+    "suite of another machine": (["evaluation.suite=nowhere", "checkpoint.follow=false"], "nowhere"),
     "upload": (
         ["checkpoint.upload_to=store", "checkpoint.upload_wait_seconds=1800"],
         "checkpoint.upload_wait_seconds=1800 is not less",
@@ -239,6 +240,16 @@ def test_doctor_fails_with_the_message_of_the_refused_start(name, small_shards, 
 def test_settings_of_the_first_rank_alone_refuse_no_other_rank(small_shards, tmp_path):
     config = tracked(small_shards, tmp_path, "evaluation.suite=nowhere")
     checks.refuse(checks.PlannedRun(config, 2, CPU, EXTENSIONS, is_first=False))
+
+
+def test_the_files_of_a_suite_are_those_of_the_machine_that_evaluates(small_shards, tmp_path):
+    suite = tmp_path / "suite.yaml"
+    suite.write_text("{name: own, tasks: {a: {files: {train: gone.tsv}, metrics: [accuracy]}}}")
+    settings = [f"evaluation.suite={suite}", "evaluation.suite_overrides=[data=nowhere]"]
+    refused, read = (tracked(small_shards, tmp_path, *settings, f"checkpoint.follow={on}") for on in ("true", "false"))
+    with pytest.raises(UserError, check=coded("missing-task-file")):
+        checks.refuse(checks.PlannedRun(refused, 2, CPU, EXTENSIONS))
+    checks.refuse(checks.PlannedRun(read, 2, CPU, EXTENSIONS))
 
 
 def test_a_start_warns_of_what_is_cheap_to_find(small_shards, tmp_path, monkeypatch):

@@ -121,11 +121,31 @@ def test_overrides_replace_the_settings_of_the_run(jobs: Jobs, monkeypatch: pyte
     complete(config, 5, 10)
     with pytest.raises(UsageError, check=coded("nothing-to-follow")):
         call(monkeypatch, config)
+    complete(config, 20)
     overrides = (f"evaluation.suite={jobs.folder}/suite.yaml", "evaluation.suite_every_steps=5")
-    assert call(monkeypatch, config, *overrides, "registry.name=birds", "training.max_steps=10") == 0
-    assert jobs.steps == [("score", 5), ("score", 10), ("register", 10)]
+    assert call(monkeypatch, config, *overrides, "registry.name=birds") == 0
+    assert jobs.steps == [("score", 5), ("score", 10), ("score", 20), ("register", 20)]
     with pytest.raises(UsageError, check=coded("unknown-setting")):
         call(monkeypatch, config, "evaluation.suit=x")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "output_dir=other",
+        "tracking.uri=https://mlflow.example.org",
+        "training.max_steps=10",
+        "evaluation.every_steps=5",
+        "evaluation={suite: suite.yaml, every_steps: 5}",
+    ],
+)
+def test_settings_of_the_run_are_not_overridden(override: str, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = jobs.config()
+    complete(config, 20)
+    with pytest.raises(UsageError, check=coded("override-of-run")) as refused:
+        call(monkeypatch, config, "registry.alias=newest", override)
+    assert refused.value.exit_status == 2 and "override evaluation.suite* and registry.* alone" in refused.value.fix
+    assert not jobs.asked
 
 
 def test_what_is_no_run_is_refused(jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

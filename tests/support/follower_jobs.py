@@ -50,7 +50,7 @@ while (folder / f"hold-{name}").exists():
     time.sleep(0.02)
 step = int(request["checkpoint"][-8:])
 if (folder / f"fail-{name}").exists():
-    print("error: the data is gone. Fix: get it. [gone]", file=sys.stderr)
+    print(f"error: the data is gone from {request.get('tracking_uri')}. Fix: get it. [gone]", file=sys.stderr)
     sys.exit(1)
 answers = {
     "score": {"metrics": {"suite/own/average": step / 100}, "facts": {"suite.own": "d"}},

@@ -26,13 +26,13 @@ from trainer.follow.jobs import (
     CheckpointJob,
     Registering,
     Scoring,
+    any_failed,
     done_line,
     due_jobs,
     failure_line,
-    has_failed,
     jobs_of,
 )
-from trainer.follow.notes import BRANCH, Notes, add_note, read_notes, stamp
+from trainer.follow.notes import BRANCH, Notes, add_note, end_of_notes, read_notes, stamp
 from trainer.follow.scores import add_to_status, attach, reopened_run, unattached
 from trainer.tracking.tracker import MetricLog
 
@@ -47,7 +47,8 @@ class FollowerClient:
     def __init__(self, config: RunConfig, warn: Callable[[str], None], log: Callable[[str], None]) -> None:
         """Raises UsageError if the suite cannot be read."""
         self._config, self._warn, self._log = config, warn, log
-        self._output_dir, self._since = Path(config.output_dir), time.time()
+        self._output_dir = Path(config.output_dir)
+        self._since = end_of_notes(self._output_dir)
         self._jobs = jobs_of(config)
         self._process: subprocess.Popen[str] | None = None
         self._deaths = 0
@@ -89,13 +90,13 @@ class FollowerClient:
         notes = self._notes()
         self._stamp = changed if log_to is not None else None
         metrics: dict[str, float] = {}
-        for key, note in sorted(notes.items(), key=lambda item: item[1].at):
+        for key, note in sorted(notes.items(), key=lambda item: item[1].position):
             is_score = note.job == Scoring.name and note.state == "done"
             if note.state == "pending" or note == self._reported.get(key) or (is_score and log_to is None):
                 continue
             self._reported[key] = note
             if note.state == "failed":
-                self._warn(failure_line(note))
+                self._warn(failure_line(note, self._later))
                 continue
             if is_score and log_to is not None:
                 metrics |= attach(note, self._output_dir, log_to, self._warn)
@@ -109,15 +110,19 @@ class FollowerClient:
         """
         process, self._process = self._process, None
         if process is not None:
+            doing = self._awaited()
             process.terminate()
             deadline = time.monotonic() + STOP_SECONDS + 2 * KILL_SECONDS
             while process.poll() is None and time.monotonic() < deadline:
-                mark("waiting for the registration of a checkpoint")
+                mark(doing)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_SECONDS)
             process.kill()
             process.wait()
         self.attach(None)
+        if not self._config.checkpoint.follow:
+            self._leave(self._due(self._jobs))
+            return
         for _, step in self._due([job for job in self._jobs if job.name == Registering.name]):
             self._warn(f"the checkpoint of step {step:,} is registered by the next start of the run")
 
@@ -160,20 +165,38 @@ class FollowerClient:
         self.attach(None)
         due = self._due(self._jobs)
         if not self._config.checkpoint.follow:
-            if due:
-                command = shlex.join(["clozeworks", "follow", str(self._output_dir)])
-                self._log(
-                    f"{counted(len(due), 'job')} on checkpoints {'is' if len(due) == 1 else 'are'} due: `{command}`"
-                )
+            self._leave(due)
             return True
-        is_read = not self._is_unreadable
-        return is_read and not due and not any(has_failed(note, self._since) for note in self._notes().values())
+        if self._is_unreadable or due:
+            return False
+        return not any_failed(self._jobs, self._notes(), self._since)
+
+    def _awaited(self) -> str:
+        """What the process of the follower does that a stop waits for, in words."""
+        under_way = [note for note in self._notes().values() if note.state == "pending"]
+        newest = max(under_way, key=lambda note: note.position, default=None)
+        if newest is not None and newest.job == Registering.name:
+            return "waiting for the registration of a checkpoint"
+        return "waiting for the end of a suite" if newest is not None else "waiting for the end of the follower"
+
+    @property
+    def _later(self) -> str:
+        """What does the jobs that this start does not do."""
+        if self._config.checkpoint.follow:
+            return "the next start of the run"
+        return f"`{shlex.join(['clozeworks', 'follow', str(self._output_dir)])}`"
+
+    def _leave(self, due: Sequence[tuple[CheckpointJob, int]]) -> None:
+        """Name the command that does what is due, which a run without a follower leaves to it."""
+        if due:
+            verb = "is" if len(due) == 1 else "are"
+            self._log(f"{counted(len(due), 'job')} on checkpoints {verb} due: {self._later}")
 
     def _due(self, jobs: Sequence[CheckpointJob]) -> list[tuple[CheckpointJob, int]]:
         try:
             return due_jobs(jobs, self._output_dir, self._since) if jobs else []
         except UserError as error:
-            self._warn(f"{error.problem}; checkpoints wait for the next start of the run")
+            self._warn(f"{error.problem}; checkpoints wait for {self._later}")
             self._is_unreadable = True
             return []
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.base.errors import run_command
+from data_prep.base.known_secrets import remember_logins
 from data_prep.base.logs import logger
 from data_prep.storage import storage
 from data_prep.storage.locks import IsHeld, hold_lock
@@ -29,8 +30,8 @@ from trainer.checkpoint.format import checkpoints_folder, list_steps, step_folde
 from trainer.checkpoint.late_scores import evaluation_of
 from trainer.config.run_config import RunConfig
 from trainer.distributed.side_process import end_with_parent, failure_reason, side_environment
-from trainer.follow.jobs import CheckpointJob, done_line, due_jobs, failure_line, has_failed, jobs_of
-from trainer.follow.notes import Note, add_note, read_notes
+from trainer.follow.jobs import CheckpointJob, any_failed, done_line, due_jobs, failure_line, jobs_of
+from trainer.follow.notes import Note, add_note, check_result, end_of_notes, read_notes
 from trainer.follow.scores import add_to_status, attach, reopened_run, unattached
 from trainer.tracking.process_identity import is_alive
 from trainer.tracking.status import DEAD_AFTER_SECONDS, read_status
@@ -51,10 +52,10 @@ class CheckpointFollower:
         self,
         jobs: Sequence[CheckpointJob],
         output_dir: Path,
-        since: float,
+        since: int,
         report: Callable[[Note], None] = lambda note: None,
     ) -> None:
-        """`report` gets the note of each end; jobs that failed after `since` are not tried again."""
+        """`report` gets the note of each end; what failed from the byte `since` of the notes on stays."""
         self._jobs, self._output_dir, self._since, self._report = jobs, output_dir, since, report
         self.stopped_by: int | None = None
         """Number of the signal that asked for a stop."""
@@ -106,7 +107,8 @@ class CheckpointFollower:
             return self._note_failure(job, step, failure_reason(answer.returncode, answer.stderr, job.name))
         try:
             result = job.result_of(json.loads(answer.stdout.splitlines()[-1]))
-        except (IndexError, ValueError, KeyError):
+            check_result(job.name, "done", result)
+        except (IndexError, ValueError, KeyError, TypeError, AttributeError):
             return self._note_failure(job, step, f"the {job.name} process ended without an answer")
         return add_note(self._output_dir, job.name, step, "done", result)
 
@@ -125,11 +127,15 @@ class CheckpointFollower:
             command, stdin=pipe, stdout=pipe, stderr=pipe, env=side_environment(), text=True, process_group=0
         )
         answers: list[tuple[str, str]] = []
-        talk = threading.Thread(name="job", daemon=True, target=lambda: answers.append(process.communicate(request)))
-        talk.start()
+
+        def talk() -> None:
+            answers.append(process.communicate(request))
+
+        thread = threading.Thread(target=talk, name="job", daemon=True)
+        thread.start()
         ends_at = kills_at = math.inf
-        while talk.is_alive():
-            talk.join(_POLL_SECONDS)
+        while thread.is_alive():
+            thread.join(_POLL_SECONDS)
             now = time.monotonic()
             if self.stopped_by is not None:
                 ends_at = min(ends_at, now + job.stop_seconds)
@@ -176,12 +182,14 @@ def follow(config: RunConfig, log: Callable[[str], None], warn: Callable[[str], 
         IsHeld: another follower works on the output directory.
         UserError: the suite cannot be read, or the output directory cannot be written.
     """
-    output_dir, since = Path(config.output_dir), time.time()
+    remember_logins(config.tracking.uri or "")
+    output_dir = Path(config.output_dir)
+    since = end_of_notes(output_dir)
     jobs = jobs_of(config)
 
     def report(note: Note) -> None:
         if note.state == "failed":
-            warn(failure_line(note))
+            warn(failure_line(note, "the same command"))
         else:
             log(done_line(note, read_notes(output_dir)))
 
@@ -200,7 +208,7 @@ def follow(config: RunConfig, log: Callable[[str], None], warn: Callable[[str], 
     waiting = [step for step in list_steps(output_dir)[0] if is_unevaluated(output_dir, step)]
     if waiting and jobs:
         warn(f"step {waiting[0]:,} waits for the evaluation of the run; rerun the command of the run, then this one")
-    return int(bool(waiting) or any(has_failed(note, since) for note in read_notes(output_dir).values()))
+    return int(bool(waiting) or any_failed(jobs, read_notes(output_dir), since))
 
 
 def is_unevaluated(output_dir: Path, step: int) -> bool:
@@ -237,6 +245,7 @@ def main() -> None:
     request: dict[str, Any] = json.load(sys.stdin)
     config = RunConfig.model_validate(request["config"])
     storage.configure(config.storage_options)
+    remember_logins(config.tracking.uri or "")
     output_dir = Path(config.output_dir)
     jobs = [job for job in jobs_of(config) if job.name in request["jobs"]]
     follower = CheckpointFollower(jobs, output_dir, request["since"])

@@ -58,6 +58,15 @@ class CheckpointJob(ABC):
         """Whether nothing is left to do, also of what follows the note."""
         return self.is_noted(step, notes)
 
+    def has_failed(self, step: int, notes: Notes, since: int) -> bool:
+        """Whether the newest note is of a failure of this very work from the byte `since` of the notes on."""
+        note = notes.get((self.name, step))
+        return note is not None and note.state == "failed" and note.position >= since and self.is_own(note)
+
+    @abstractmethod
+    def is_own(self, note: Note) -> bool:
+        """Whether an end is of what this configuration sets: `clozeworks follow` may do other work on the run."""
+
     @abstractmethod
     def mark(self, step: int) -> None:
         """Keep the checkpoint until the work is done."""
@@ -96,13 +105,16 @@ class Scoring(CheckpointJob):
         return is_pending or step == self.config.max_steps or (every is not None and step % every == 0)
 
     def is_noted(self, step: int, notes: Notes) -> bool:
-        return super().is_noted(step, notes) and notes[self.name, step].result.get("suite") == self.suite
+        return super().is_noted(step, notes) and self.is_own(notes[self.name, step])
 
     def is_done(self, step: int, notes: Notes) -> bool:
         scores = read_late_scores(self._folder(step))
         if scores is None and self._folder(step).is_symlink():  # another run's, into which nothing is written
             return self.is_noted(step, notes)
         return scores is not None and scores.state == "done" and scores.suite == self.suite
+
+    def is_own(self, note: Note) -> bool:
+        return bool(note.result["suite"] == self.suite)
 
     def mark(self, step: int) -> None:
         scores = read_late_scores(self._folder(step))
@@ -138,13 +150,15 @@ class Scoring(CheckpointJob):
 
 
 class Registering(CheckpointJob):
-    """Register a checkpoint as a version of `registry.name`."""
+    """Register a checkpoint as a version of `registry.name`, unless it is a link to one of another run."""
 
     name = "register"
     module = "trainer.registry.register_checkpoint"
     stop_seconds = STOP_SECONDS
 
     def is_due(self, step: int) -> bool:
+        if step_folder(self.output_dir, step).is_symlink():
+            return False
         every = self.config.checkpoint.keep_every_steps
         is_kept = self.config.registry.when == "kept" and every is not None and step % every == 0
         return is_kept or step == self.config.max_steps
@@ -154,6 +168,9 @@ class Registering(CheckpointJob):
 
     def describe(self, step: int) -> str:
         return f"step {step:,}: register as {self.config.registry.name}"
+
+    def is_own(self, note: Note) -> bool:
+        return bool(note.result["name"] == self.config.registry.name)
 
     def mark(self, step: int) -> None:
         """Do nothing: the checkpoints that are registered are those that stay."""
@@ -166,7 +183,10 @@ class Registering(CheckpointJob):
         return {"name": request.name, "command": request.command()}
 
     def _request(self, step: int, notes: Notes) -> RegistrationRequest:
-        """What to register; an alias moves only where no later step of the run was registered."""
+        """What to register; an alias moves only where no later step of the run was registered.
+
+        The notes may lack that: the registry is asked too (`trainer/registry/register_checkpoint.py`).
+        """
         settings = self.config.registry
         assert settings.name is not None, "a name is configured"
         checkpoint, uri = str(step_folder(self.output_dir, step)), self.config.tracking.uri
@@ -193,11 +213,11 @@ def jobs_of(config: RunConfig) -> list[CheckpointJob]:
     return [*scoring, *([Registering(config)] if config.registry.name is not None else [])]
 
 
-def due_jobs(jobs: Sequence[CheckpointJob], output_dir: Path, since: float) -> list[tuple[CheckpointJob, int]]:
+def due_jobs(jobs: Sequence[CheckpointJob], output_dir: Path, since: int) -> list[tuple[CheckpointJob, int]]:
     """Return the jobs that are to be done, each with its step, in the order in which they are done.
 
-    A gate may need all scores: a checkpoint that the run has not evaluated yet has to wait. What failed after `since`
-    (seconds since 1970) is left to the next start.
+    A gate may need all scores: a checkpoint that the run has not evaluated yet has to wait. What failed from the
+    byte `since` of the notes on (`end_of_notes` at the start) is left to the next start.
     """
     notes = read_notes(output_dir)
     complete = sorted(list_steps(output_dir)[0])
@@ -206,13 +226,13 @@ def due_jobs(jobs: Sequence[CheckpointJob], output_dir: Path, since: float) -> l
         (job, step)
         for step in evaluated
         for job in jobs
-        if job.is_due(step) and not job.is_done(step, notes) and not has_failed(notes.get((job.name, step)), since)
+        if job.is_due(step) and not job.is_done(step, notes) and not job.has_failed(step, notes, since)
     ]
 
 
-def has_failed(note: Note | None, since: float) -> bool:
-    """Whether the newest note is of a failure after `since`."""
-    return note is not None and note.state == "failed" and note.at >= since
+def any_failed(jobs: Sequence[CheckpointJob], notes: Notes, since: int) -> bool:
+    """Whether one of these jobs failed on a checkpoint, from the byte `since` of the notes on."""
+    return any(job.has_failed(step, notes, since) for job in jobs for _, step in notes)
 
 
 def done_line(note: Note, notes: Notes) -> str:
@@ -227,17 +247,17 @@ def done_line(note: Note, notes: Notes) -> str:
     return f"registered step {note.step:,} as {result['name']} version {result['version']}{ending}"
 
 
-def failure_line(note: Note) -> str:
-    """Format why a job failed, for a warning."""
+def failure_line(note: Note, later: str = "the next start of the run") -> str:
+    """Format why a job failed, for a warning; `later` says in words what tries it again."""
     result = note.result
     if note.job == Scoring.name:
         return (
-            f"suite {result['suite']} failed on the checkpoint of step {note.step:,}: {result['reason']}. The next "
-            "start of the run, or `clozeworks follow`, tries it again"
+            f"suite {result['suite']} failed on the checkpoint of step {note.step:,}: {result['reason']}; "
+            f"{later} tries it again"
         )
     return (
         f"the checkpoint of step {note.step:,} was not registered as {result['name']}: {result['reason']}. Register it "
-        f"with `{result['command']}`, or rerun the same command"
+        f"with `{result['command']}`, or leave it to {later}"
     )
 
 

@@ -1,20 +1,24 @@
 """`jobs.jsonl` of an output directory: which jobs on which checkpoints were begun, done, or failed.
 
 Each line is `{"job": "score", "step": 10, "state": "pending", "at": seconds since 1970, ...}`; a later line of the same
-job and step replaces an earlier one. Lines are appended, and a line that a kill tore is ignored. A line of the job
-`branch` drops the notes of later steps, whose checkpoints another branch saves again. `registered.jsonl`, which earlier
-releases wrote, is read as the beginning of the file.
+job and step replaces an earlier one. Lines are appended. A line that a kill tore is ignored, and one of an unknown job,
+or without a field that the end of a job has (`RESULTS`). A line of the job `branch` drops the notes of later steps,
+whose checkpoints another branch saves again. `registered.jsonl`, which earlier releases wrote, is read as the beginning
+of the file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
@@ -24,6 +28,51 @@ REGISTERED_NAME = "registered.jsonl"
 BRANCH = "branch"
 
 NoteState = Literal["pending", "done", "failed"]
+
+
+class _Fields(BaseModel):
+    """Fields of a line, of these types and no others."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Line(_Fields):
+    job: Literal["score", "register", "branch"]
+    step: NonNegativeInt
+    state: NoteState
+    at: float = 0.0
+
+
+class _Scores(_Fields):
+    suite: str
+    metrics: dict[str, float]
+    facts: dict[str, str] = {}
+
+
+class _FailedSuite(_Fields):
+    suite: str
+    reason: str
+
+
+class _Version(_Fields):
+    name: str
+    version: str
+    promotion: str = ""
+
+
+class _FailedRegistration(_Fields):
+    name: str
+    reason: str
+    command: str
+
+
+RESULTS: Mapping[tuple[str, NoteState], type[_Fields]] = {
+    ("score", "done"): _Scores,
+    ("score", "failed"): _FailedSuite,
+    ("register", "done"): _Version,
+    ("register", "failed"): _FailedRegistration,
+}
+"""What the result of a job has by the state of its note; that of another one may have anything."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +86,9 @@ class Note:
     """What the job gave, or the reason of its failure; the other fields of the line."""
     at: float = 0.0
     """When it was noted, in seconds since 1970; 0 in notes of earlier releases."""
+    position: int = -1
+    """Where its line begins in `jobs.jsonl`, in bytes: later notes are after it, whatever the clock does; -1 in notes
+    of earlier releases."""
 
 
 Notes = Mapping[tuple[str, int], Note]
@@ -46,7 +98,7 @@ Notes = Mapping[tuple[str, int], Note]
 def read_notes(output_dir: Path) -> dict[tuple[str, int], Note]:
     """Return the newest note of each job and step."""
     notes: dict[tuple[str, int], Note] = {}
-    for note in (*_read_lines(output_dir / REGISTERED_NAME, _of_registration), *_read_lines(output_dir / JOBS_NAME)):
+    for note in (*_read_registrations(output_dir / REGISTERED_NAME), *_read_lines(output_dir / JOBS_NAME)):
         if note.job == BRANCH:
             notes = {key: each for key, each in notes.items() if each.step <= note.step}
         else:
@@ -60,13 +112,14 @@ def add_note(output_dir: Path, job: str, step: int, state: NoteState, result: Ma
     Raises:
         UserError: the file cannot be written.
     """
-    note = Note(job, step, state, result or {}, round(time.time(), 3))
-    line = json.dumps({**note.result, "job": job, "step": step, "state": state, "at": note.at}) + "\n"
+    at = round(time.time(), 3)
+    line = json.dumps({**(result or {}), "job": job, "step": step, "state": state, "at": at}) + "\n"
     try:
         with open(output_dir / JOBS_NAME, "ab+") as file:
-            if file.seek(0, os.SEEK_END):
+            if position := file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
-                line = line if file.read(1) == b"\n" else f"\n{line}"  # after a line that a kill tore
+                if file.read(1) != b"\n":  # after a line that a kill tore
+                    position, line = position + 1, f"\n{line}"
             file.write(line.encode())
     except OSError as error:
         raise UserError(
@@ -74,7 +127,25 @@ def add_note(output_dir: Path, job: str, step: int, state: NoteState, result: Ma
             fix="free space or correct its permissions, then rerun the same command",
             code="unwritable-jobs",
         ) from None
-    return note
+    return Note(job, step, state, result or {}, at, position)
+
+
+def end_of_notes(output_dir: Path) -> int:
+    """Return where the next note will begin, in bytes: the notes of this start are those from there on."""
+    try:
+        return (output_dir / JOBS_NAME).stat().st_size
+    except OSError:
+        return 0
+
+
+def check_result(job: str, state: NoteState, result: Mapping[str, Any]) -> None:
+    """Check that a note with this result can be read again.
+
+    Raises:
+        ValueError: a field is missing, or of another type.
+    """
+    if (job, state) in RESULTS:
+        RESULTS[job, state].model_validate(result)
 
 
 def stamp(output_dir: Path) -> tuple[int, int] | None:
@@ -86,20 +157,36 @@ def stamp(output_dir: Path) -> tuple[int, int] | None:
     return status.st_size, status.st_mtime_ns
 
 
-def _of_registration(values: dict[str, Any]) -> dict[str, Any]:
-    """Read a line of `registered.jsonl`, which has a version once the checkpoint was registered."""
-    return {"job": "register", "state": "done" if "version" in values else "pending", **values}
+def _read_registrations(path: Path) -> Iterator[Note]:
+    """Read `registered.jsonl`: a line has a version once the checkpoint was registered."""
+    for _, values in _read_objects(path):
+        state = "done" if "version" in values else "pending"
+        if (note := _note_of({"name": "the model", **values, "job": "register", "state": state})) is not None:
+            yield note
 
 
-def _read_lines(path: Path, adapt: Any = dict) -> Iterator[Note]:
-    if not path.exists():
-        return
-    for line in storage.read_bytes(path).split(b"\n"):
-        try:
-            values = adapt(json.loads(line))
-            job, step, state = str(values.pop("job")), int(values.pop("step")), values.pop("state")
-            at = float(values.pop("at", 0.0))
-        except (ValueError, KeyError, TypeError):
-            continue  # torn by a kill
-        if state in get_args(NoteState):
-            yield Note(job, step, state, values, at)
+def _read_lines(path: Path) -> Iterator[Note]:
+    for position, values in _read_objects(path):
+        if (note := _note_of(values, position)) is not None:
+            yield note
+
+
+def _read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Return the object of each whole line, with the byte at which the line begins."""
+    position = 0
+    for line in storage.read_bytes(path).split(b"\n") if path.exists() else ():
+        with contextlib.suppress(ValueError):  # torn by a kill
+            if isinstance(values := json.loads(line), dict):
+                yield position, values
+        position += len(line) + 1
+
+
+def _note_of(values: dict[str, Any], position: int = -1) -> Note | None:
+    """Return the note of a line; None if it is of an unknown job, or lacks a field, such as one of a later release."""
+    try:
+        line = _Line.model_validate(values)
+        result = {name: value for name, value in values.items() if name not in _Line.model_fields}
+        check_result(line.job, line.state, result)
+    except ValidationError:
+        return None
+    return Note(line.job, line.step, line.state, result, line.at, position)

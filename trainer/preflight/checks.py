@@ -57,8 +57,8 @@ class Outside(Protocol):
             UserError: there is no such model, or the registry does not answer.
         """
 
-    def check_suite(self, settings: EvaluationSettings) -> None:
-        """Check the files, functions and settings of the suite, if there is one.
+    def check_suite(self, settings: EvaluationSettings, evaluates: bool) -> None:
+        """Check the suite, if there is one; its files and functions only where this machine evaluates.
 
         Raises:
             UserError: one is missing or wrong.
@@ -133,8 +133,8 @@ def _encode_minimal_pairs(run: PlannedRun) -> Iterable[Finding]:
 
 
 def _check_suite(run: PlannedRun) -> None:
-    if run.config.checkpoint.follow:  # else another machine evaluates, which may have other files
-        run.outside.check_suite(run.config.evaluation)
+    # Without a follower another machine evaluates, which may have other files; the run reads the suite all the same.
+    run.outside.check_suite(run.config.evaluation, evaluates=run.config.checkpoint.follow)
 
 
 CHECKS = (

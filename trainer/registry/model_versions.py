@@ -18,7 +18,7 @@ from trainer.config.promotion import Condition, Decision, aliases_of, different_
 from trainer.config.registry_settings import PREVIOUS, check_promoted
 from trainer.inference.pulled_model import TAG_PREFIX
 from trainer.registry.promotion_lock import promotion_lock
-from trainer.registry.registration import point_alias
+from trainer.registry.registration import is_later_step, point_alias
 from trainer.tracking.mlflow_server import describe_servers, registry_client, resolve_tracking_uri
 
 SCORES_PREFIX = TAG_PREFIX + "scores."
@@ -118,6 +118,7 @@ def promote(
     conditions: tuple[Condition, ...],
     tracking_uri: str | None = None,
     allow_different_evaluation: bool = False,
+    forward: bool = False,
 ) -> Decision:
     """Point `alias` to the version if the conditions hold; the version that held it becomes `previous`.
 
@@ -125,10 +126,12 @@ def promote(
     evaluations differ for a metric of the conditions are not compared, unless `allow_different_evaluation`.
 
     Simultaneous promotions are evaluated one after another, so that each is compared with what the one before left. The
-    registered model's description becomes the version's.
+    registered model's description becomes the version's. With `forward` the alias stays on a version of a later step of
+    the same run.
 
     Raises:
-        NotPromoted: a condition does not hold, or compares different evaluations; no alias was moved.
+        NotPromoted: a condition does not hold, or compares different evaluations, or the alias would go back to an
+            earlier step; no alias was moved.
         UserError: there is no such version, or the server refuses.
     """
     check_promoted(name, alias)
@@ -140,6 +143,14 @@ def promote(
         versions = _versions(client, name)
         candidate = _find(versions, name, version)
         holders = {alias_name: each for each in versions for alias_name in each.aliases}
+        holder = holders.get(alias)
+        if forward and holder is not None and is_later_step(holder.tags, candidate.tags):
+            raise NotPromoted(
+                f"version {version} of {name} was not promoted to {alias}, which version {holder.version} of a later "
+                "step of the same run has. No alias was moved",
+                fix="promote it with `clozeworks register` if it is to go back",
+                code="later-step-promoted",
+            )
         named = {each: holders[each].scores if each in holders else None for each in aliases_of(conditions)}
         decision = judge(conditions, candidate.scores, named, alias)
         others = {name: each for name, each in holders.items() if each.version != candidate.version}
@@ -168,7 +179,6 @@ def promote(
                 fix="evaluate or train the model further, or change the condition",
                 code="condition-not-met",
             )
-        holder = holders.get(alias)
         # The aliases last, `alias` after `previous`: if the server is lost here, no alias that users read was moved.
         if card := client.get_model_version(name, version).description:
             client.update_registered_model(name, card)

@@ -26,7 +26,8 @@ from trainer.registry.registration_request import RegistrationRequest
 def register_checkpoint(request: RegistrationRequest) -> tuple[Registration, str]:
     """Export, register, promote; returns the version and what became of the promotion, in words.
 
-    An existing version of this checkpoint is reused: a registration may be killed before it reports.
+    An existing version of this checkpoint is reused, and no alias moves to an earlier step of the run: a registration
+    may be killed before it reports, and a start on another machine has no notes of what was registered.
 
     Raises:
         UserError: the export is refused, or the registry; then nothing is registered.
@@ -36,7 +37,8 @@ def register_checkpoint(request: RegistrationRequest) -> tuple[Registration, str
         export_checkpoint(Path(request.checkpoint), folder)
         registration = register(folder, request.name, request.alias, request.tracking_uri, once=True)
     if request.promote_to is None:
-        return registration, ""
+        is_left = request.alias is not None and registration.alias is None
+        return registration, f"{request.alias} stays on a later step of the run" if is_left else ""
     conditions = parse_conditions(request.only_if) if request.only_if else ()
     try:
         decision = promote(
@@ -46,6 +48,7 @@ def register_checkpoint(request: RegistrationRequest) -> tuple[Registration, str
             conditions,
             request.tracking_uri,
             request.allow_different_evaluation,
+            forward=True,
         )
     except NotPromoted as error:
         return registration, error.problem

@@ -50,7 +50,8 @@ DIGESTS_A_TAG = MAX_TAG_LENGTH // 65  # digests of 64 digits and a comma
 DATA_DIGESTS = "data_digests"
 DATA_LINEAGE = "data_lineage"
 WEIGHTS_TAG = TAG_PREFIX + "model_safetensors_sha256"
-CHECKPOINT_TAGS = (WEIGHTS_TAG, TAG_PREFIX + "mlflow_run_id", TAG_PREFIX + "step")
+RUN_TAG, STEP_TAG = TAG_PREFIX + "mlflow_run_id", TAG_PREFIX + "step"
+CHECKPOINT_TAGS = (WEIGHTS_TAG, RUN_TAG, STEP_TAG)
 DEFAULT_EXPERIMENT = "clozeworks"
 ROWS_MODULE = "clozeworks_served_rows"
 """Name of the copy of `served_rows` in a model, which must differ from the names of other models' code."""
@@ -98,7 +99,8 @@ def register(
     Args:
         model: an exported directory, or a run's output directory or a checkpoint, which is exported first.
         run_id: the training run; by default the one in the provenance, where the server knows it.
-        once: return the existing version of the same run, step and weights instead of creating another one.
+        once: return the existing version of the same run, step and weights instead of creating another one, and leave
+            the alias where it is on a version of a later step of the same run; `.alias` is None then.
 
     Raises:
         UserError: the model is not a safe model directory, or the server refuses or fails; the alias is unchanged then,
@@ -127,12 +129,26 @@ def register(
                 client.finalize_logged_model(logged.model_id, "READY")
                 version = _create_version(client, name, logged, all_tags, card)
                 _prove(client, name, version, folder, uri, is_new=True)
+        if once and alias and _is_on_later_step(client, name, alias, all_tags):
+            alias = None
         if alias:
             point_alias(client, name, alias, version)
             client.update_registered_model(name, card)
     registry = registry_of(uri)
     shown = storage.hide_secrets(registry) if registry != uri else None
     return Registration(name, version, alias, storage.hide_secrets(uri), run_id, shown)
+
+
+def _is_on_later_step(client: MlflowClient, name: str, alias: str, tags: Mapping[str, str]) -> bool:
+    version = client.get_registered_model(name).aliases.get(alias)
+    return version is not None and is_later_step(client.get_model_version(name, str(version)).tags, tags)
+
+
+def is_later_step(tags: Mapping[str, str], than: Mapping[str, str]) -> bool:
+    """Whether a version with these tags is of a later step of the same run, as far as they tell."""
+    run, step, before = tags.get(RUN_TAG), tags.get(STEP_TAG, ""), than.get(STEP_TAG, "")
+    is_same = run is not None and run == than.get(RUN_TAG)
+    return is_same and step.isdigit() and before.isdigit() and int(step) > int(before)
 
 
 def point_alias(client: MlflowClient, name: str, alias: str, version: str) -> None:

@@ -99,7 +99,7 @@ def test_scores_that_an_earlier_start_did_not_attach_are_attached(jobs: Jobs) ->
     assert again.attached(1) == [(20, {"suite/own/average": 0.2})] and history(config) == [10, 20]
 
 
-def test_a_request_with_a_password_is_on_no_command_line(jobs: Jobs) -> None:
+def test_a_password_is_on_no_command_line_and_in_no_note(jobs: Jobs) -> None:
     config = jobs.config(scores=False, tracking={"uri": "https://me:open-sesame@mlflow.example.org"})
     complete(config, 20)
     jobs.hold("register")
@@ -111,9 +111,10 @@ def test_a_request_with_a_password_is_on_no_command_line(jobs: Jobs) -> None:
     for pid in (follower.pid, job):
         assert b"sesame" not in Path(f"/proc/{pid}/cmdline").read_bytes()
     assert "open-sesame" in jobs.asked[0][1]["tracking_uri"]
+    jobs.fail("register")
     jobs.release("register")
-    assert run.finish()
-    assert "sesame" not in (Path(config.output_dir) / "jobs.jsonl").read_text()
+    assert not run.finish() and "the data is gone from https://" in run.warnings[0]
+    assert "sesame" not in (Path(config.output_dir) / "jobs.jsonl").read_text() + run.warnings[0]
 
 
 def test_a_follower_that_dies_is_started_again_and_a_second_time_left_to_the_next_start(jobs: Jobs) -> None:
@@ -191,9 +192,55 @@ def test_a_stop_has_the_watchdog_know_that_a_registration_is_under_way(jobs: Job
             jobs.release("register")
 
     run.client.stop(mark)
-    assert set(marks) == {"waiting for the registration of a checkpoint"}
+    assert set(marks) == {"waiting for the registration of a checkpoint"}, "what the watchdog reports"
     assert states(config)["register", 10] == "done" and ("register", 20) not in states(config)
     assert run.lines == ["registered step 10 as birds version 10"] and "step 20" in run.warnings[0]
+
+
+def test_a_stop_that_ends_a_suite_says_so(jobs: Jobs) -> None:
+    config = jobs.config()
+    complete(config, 10)
+    jobs.hold("score")
+    run = Opened(config)
+    run.client.submit()
+    jobs.process_of("score")
+    marks: list[str] = []
+    run.client.stop(marks.append)
+    assert set(marks) == {"waiting for the end of a suite"}
+
+
+def test_a_stop_of_a_run_without_a_follower_names_the_command_that_does_the_rest(jobs: Jobs) -> None:
+    config = jobs.config(checkpoint={"follow": False})
+    complete(config, 10)
+    run = Opened(config)
+    run.client.submit()
+    failure = {"name": "birds", "reason": "the server is away", "command": "clozeworks register"}
+    add_note(Path(config.output_dir), "register", 10, "failed", failure)
+    run.client.attach(run.tracker)
+    command = f"`clozeworks follow {config.output_dir}`"
+    assert run.warnings[0].endswith(f"Register it with `clozeworks register`, or leave it to {command}")
+    run.client.stop()
+    assert run.lines == [f"1 job on checkpoints is due: {command}"] and len(run.warnings) == 1
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_failure_of_what_the_run_does_not_set_is_not_its_own(own: bool, jobs: Jobs) -> None:
+    config = jobs.config()
+    complete(config, 20)
+    jobs.hold("score")
+    run = Opened(config)
+    failures: tuple[tuple[str, int, dict[str, str]], ...] = (
+        ("score", 5, {"suite": "own" if own else "other", "reason": "no data"}),
+        ("register", 5, {"name": "fish", "reason": "no server", "command": "clozeworks register"}),
+        ("score", 20, {"suite": "other", "reason": "no data"}),
+    )
+    for job, step, failure in failures:
+        add_note(Path(config.output_dir), job, step, "failed", failure)
+    run.client.submit()
+    jobs.process_of("score")
+    jobs.release("score")
+    assert run.finish() is not own
+    assert jobs.steps == [("score", 20), ("register", 20)]
 
 
 def test_the_end_waits_for_suites_within_the_bound_and_then_registers(jobs: Jobs) -> None:

@@ -111,7 +111,7 @@ def test_a_run_with_suites_minimal_pairs_and_registrations_has_the_losses_of_one
         assert read_late_scores(step_folder(tmp_path / "scored", step)).metrics["suite/own/order"] == score  # type: ignore[union-attr]
     assert done.stdout.count("registered step 6 as followed version 1; promoted to champion") == 1
     version = connect(f"sqlite:///{tmp_path}/mlflow.db").get_model_version_by_alias("followed", "champion")
-    assert version.version == "1" and version.tags["clozeworks.step"] == "6"
+    assert int(version.version) == 1 and version.tags["clozeworks.step"] == "6"
     export_checkpoint(tmp_path / "scored", tmp_path / "export")
     provenance = json.loads((tmp_path / "export" / "provenance.json").read_text())
     assert provenance["scores"]["suite/own/average"] == points[-1][1]

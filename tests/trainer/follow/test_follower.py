@@ -25,13 +25,14 @@ from tests.support.settings import validated
 from tests.support.toy_run import CONFIG, tiny_config
 from trainer.checkpoint.format import MARKER_NAME, step_folder
 from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, read_late_scores, write_late_scores
-from trainer.checkpoint.writer import _retire
+from trainer.checkpoint.writer import _remove_superfluous_here
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import CheckpointSettings
 from trainer.follow import follower as module
+from trainer.follow import notes as notes_module
 from trainer.follow.follower import CheckpointFollower, only_follower
 from trainer.follow.jobs import done_line, due_jobs, failure_line, jobs_of
-from trainer.follow.notes import BRANCH, JOBS_NAME, REGISTERED_NAME, Note, add_note, read_notes
+from trainer.follow.notes import BRANCH, JOBS_NAME, REGISTERED_NAME, Note, add_note, end_of_notes, read_notes
 from trainer.tracking.mlflow_server import connect
 
 
@@ -41,7 +42,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
 
 
 def started(config: RunConfig, report: Callable[[Note], None] = lambda note: None) -> CheckpointFollower:
-    return CheckpointFollower(jobs_of(config), Path(config.output_dir), time.time(), report)
+    return CheckpointFollower(jobs_of(config), Path(config.output_dir), end_of_notes(Path(config.output_dir)), report)
 
 
 def work(config: RunConfig) -> list[Note]:
@@ -189,14 +190,77 @@ def test_a_checkpoint_of_another_run_is_scored_once_though_nothing_is_written_in
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
-    [("", "without an answer"), ("no answer of ours", "without an answer"), ("{}", "without an answer")],
+    "answer",
+    [
+        "",
+        "no answer of ours",
+        "{}",
+        "[]",
+        '{"metrics": {"a": "0.5"}, "facts": {}, "name": "birds", "version": 3}',
+        '{"metrics": {}, "facts": {"a": 1}, "version": "3"}',
+    ],
 )
-def test_a_job_without_an_answer_is_a_failure_and_the_next_one_is_done(answer: str, reason: str, jobs: Jobs) -> None:
-    config = jobs.config(registers=False)
+@pytest.mark.parametrize("scores", [True, False])
+def test_a_job_without_an_answer_is_a_failure_and_the_next_one_is_done(answer: str, scores: bool, jobs: Jobs) -> None:
+    config = jobs.config(scores=scores, registers=not scores)
     complete(config, 10, 20)
     (jobs.folder / "answer").write_text(answer)
-    assert [reason in note.result["reason"] for note in work(config)] == [True, True]
+    assert ["without an answer" in note.result["reason"] for note in work(config)] == [True, True]
+
+
+def test_a_checkpoint_of_another_run_is_not_registered(jobs: Jobs) -> None:
+    config = jobs.config(scores=False)
+    complete(config, 10, 20)
+    for step in (10, 20):
+        folder = step_folder(config.output_dir, step)
+        folder.symlink_to(folder.rename(jobs.folder / folder.name))
+    assert work(config) == [] and not jobs.asked
+
+
+def test_a_failing_job_is_not_repeated_though_the_clock_goes_back(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = jobs.config(scores=False)
+    complete(config, 20)
+    jobs.fail("register")
+    follower = started(config)
+    monkeypatch.setattr(notes_module.time, "time", lambda: 1000.0)
+    timer = threading.Timer(20.0, lambda: follower._stop(signal.SIGTERM))
+    timer.start()
+    follower.work()
+    timer.cancel()
+    assert len(jobs.asked) == 1 and not follower.has_work() and follower.stopped_by is None
+    work(config)
+    assert len(jobs.asked) == 2, "the next start tries again, whatever the clock says"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"job": "distill", "step": 10, "state": "done"}',
+        '{"job": "score", "step": 10, "state": "done", "metrics": {}}',
+        '{"job": "score", "step": 10, "state": "done", "suite": "own"}',
+        '{"job": "score", "step": 10, "state": "done", "suite": "own", "metrics": {"a": "x"}}',
+        '{"job": "score", "step": 10, "state": "done", "suite": "own", "metrics": {"a": NaN}}',
+        '{"job": "score", "step": 10, "state": "done", "suite": "own", "metrics": {}, "facts": [1]}',
+        '{"job": "score", "step": 10, "state": "failed", "reason": "none"}',
+        '{"job": "register", "step": 10, "state": "done", "version": "3"}',
+        '{"job": "register", "step": 10, "state": "done", "name": "birds"}',
+        '{"job": "register", "step": 10, "state": "failed", "name": "birds", "reason": "none"}',
+        '{"job": "register", "step": 1e999, "state": "pending"}',
+        '{"job": "register", "step": 10, "state": "paused"}',
+        '{"job": "register", "step": 10, "state": ["done"]}',
+        "[1]",
+        "\udcff".encode("utf-8", "surrogateescape").decode("latin-1"),
+    ],
+)
+def test_a_line_of_another_release_or_hand_is_ignored(line: str, tmp_path: Path) -> None:
+    kept = {"suite": "own", "metrics": {"a": 1}, "facts": {}, "more": [1]}
+    add_note(tmp_path, "score", 5, "done", kept)
+    with open(tmp_path / JOBS_NAME, "a", encoding="latin-1") as file:
+        file.write(line + "\n")
+    note = add_note(tmp_path, "register", 5, "pending")
+    notes = read_notes(tmp_path)
+    assert [*notes] == [("score", 5), ("register", 5)]
+    assert notes["score", 5].result == kept and notes["register", 5] == note
 
 
 def test_a_process_that_cannot_be_started_is_a_failure(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,8 +328,9 @@ def follower_process(jobs: Jobs, config: RunConfig) -> subprocess.Popen[str]:
 
     process = subprocess.Popen(client.follower_command(), stdin=subprocess.PIPE, text=True)
     assert process.stdin is not None
+    since = end_of_notes(Path(config.output_dir))
     with process.stdin as stdin:
-        request = {"config": config.model_dump(mode="json"), "jobs": ["score", "register"], "since": time.time()}
+        request = {"config": config.model_dump(mode="json"), "jobs": ["score", "register"], "since": since}
         json.dump(request, stdin)
     return process
 
@@ -337,10 +402,10 @@ def test_a_line_torn_by_a_kill_is_ignored_and_spares_the_next_one(tmp_path: Path
     add_note(tmp_path, "score", 10, "pending")
     with open(tmp_path / JOBS_NAME, "a") as file:
         file.write('{"job": "score", "st')
-    add_note(tmp_path, "register", 10, "done", {"version": "3"})
+    add_note(tmp_path, "register", 10, "done", {"name": "birds", "version": "3"})
     notes = read_notes(tmp_path)
     assert {key: note.state for key, note in notes.items()} == {("score", 10): "pending", ("register", 10): "done"}
-    assert notes["register", 10].result == {"version": "3"} and read_notes(tmp_path / "none") == {}
+    assert notes["register", 10].result == {"name": "birds", "version": "3"} and read_notes(tmp_path / "none") == {}
 
 
 def test_one_follower_at_a_time_works_on_a_directory(jobs: Jobs) -> None:
@@ -429,7 +494,7 @@ def test_a_pending_checkpoint_is_kept(tmp_path: Path) -> None:
         (folder / MARKER_NAME).touch()
         if state is not None:
             write_late_scores(folder, LateScores.model_validate({"state": state, "suite": "own"}))
-    _retire(tmp_path, settings, 4, set(), pytest.fail)
+    _remove_superfluous_here(tmp_path, settings, 4, set(), pytest.fail)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000001", "step-00000004"]
 
 
@@ -438,8 +503,8 @@ def test_what_is_due_is_marked_so_that_retention_keeps_it(jobs: Jobs) -> None:
     complete(config, 10, 20)
     jobs.hold("score")
     stopped_in("score", config, jobs)
-    _retire(config.output_dir, CheckpointSettings(keep_last=1), 20, set(), pytest.fail)
-    assert [(job.name, step) for job, step in due_jobs(jobs_of(config), Path(config.output_dir), 0.0)] == [
+    _remove_superfluous_here(config.output_dir, CheckpointSettings(keep_last=1), 20, set(), pytest.fail)
+    assert [(job.name, step) for job, step in due_jobs(jobs_of(config), Path(config.output_dir), 0)] == [
         ("score", 10),
         ("register", 10),
         ("score", 20),

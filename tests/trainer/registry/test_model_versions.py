@@ -69,6 +69,21 @@ def test_an_alias_moves_past_its_gate_and_the_one_before_is_kept(store: str) -> 
     assert aliases(store) == {"champion": 1, "previous": 2}
 
 
+@pytest.mark.long
+def test_a_follower_moves_an_alias_to_no_earlier_step_of_the_same_run(store: str) -> None:
+    for version, run, step in (("1", "r1", "9"), ("2", "r1", "10"), ("3", "r2", "5")):
+        for name, value in (("mlflow_run_id", run), ("step", step)):
+            connect(store).set_model_version_tag("birds", version, f"clozeworks.{name}", value)
+    promote("birds", "1", "champion", (), store, forward=True)
+    promote("birds", "2", "champion", (), store, forward=True)
+    with pytest.raises(NotPromoted, check=coded("later-step-promoted"), match="version 2 of a later step"):
+        promote("birds", "1", "champion", (), store, forward=True)
+    assert aliases(store) == {"champion": 2, "previous": 1}
+    promote("birds", "3", "champion", (), store, forward=True)  # of another run
+    promote("birds", "1", "champion", (), store, forward=True)
+    assert aliases(store) == {"champion": 1, "previous": 3}
+
+
 def test_the_models_description_is_that_of_the_promoted_version(database: str, tmp_path: Path) -> None:
     client = connect(database)
     client.create_registered_model("birds", description="of the newest")

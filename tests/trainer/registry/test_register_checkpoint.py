@@ -30,6 +30,23 @@ def test_a_checkpoint_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert asked == [True], "a registration may have ended before it told of its version"
 
 
+def test_no_alias_moves_to_an_earlier_step_and_the_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def promote(*arguments: Any, forward: bool) -> None:
+        asked.append(forward)
+        raise NotPromoted("a later step has it")
+
+    monkeypatch.setattr(module, "export_checkpoint", lambda checkpoint, folder: folder.mkdir())
+    monkeypatch.setattr(module, "register", lambda *arguments, once: REGISTRATION)
+    monkeypatch.setattr(module, "promote", promote)
+    said = [
+        register_checkpoint(RegistrationRequest("nowhere", "birds", *aliases))[1]
+        for aliases in (("newest",), (None, "champion"))
+    ]
+    assert said == ["newest stays on a later step of the run", "a later step has it"] and asked == [True]
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -44,7 +61,7 @@ def test_a_checkpoint_is_registered_once(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_version_counts_as_registered_whatever_becomes_of_its_promotion(
     error: UserError, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: Any) -> None:
+    def fail(*arguments: Any, forward: bool) -> None:
         raise error
 
     monkeypatch.setattr(module, "export_checkpoint", lambda checkpoint, folder: folder.mkdir())

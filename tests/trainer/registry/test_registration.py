@@ -196,10 +196,20 @@ def test_an_earlier_registration_of_a_checkpoint_is_found_and_verified(
     versions = [register(folder_of(**other), "once", None, store, once=True).version for other in others]
     versions.append(register(folder_of(), "once", None, store).version)  # as a person asks for it
     assert versions == ["2", "3", "4", "5"]
+
+    def held_after(step: int, run: str, once: bool) -> int:
+        register(folder_of(step=step, mlflow_run_id=run), "once", "champion", store, once=once)
+        return int(connect(store).get_model_version_by_alias("once", "champion").version)
+
+    assert held_after(8, "r1", once=True) == 2
+    assert held_after(7, "r1", once=True) == 2, "not back to an earlier step"
+    assert held_after(7, "r2", once=True) == 3, "of another run"
+    assert held_after(8, "r1", once=True) == 2
+    assert held_after(7, "r1", once=False) == 6, "as a person asks for it"
     monkeypatch.setattr(registration, "load_served", None)
     with pytest.raises(UserError, match="version 1 of once .* and stays", check=coded("registration-failed")):
         register(folder_of(), "once", None, store, once=True)
-    assert len(connect(store).search_model_versions("name='once'")) == 5
+    assert len(connect(store).search_model_versions("name='once'")) == 6
 
 
 @pytest.mark.long
