@@ -274,6 +274,15 @@ def test_the_recorded_mutants_have_results_and_a_reason_where_they_are_equivalen
     assert all(len(entry["equivalent"]) > 20 for entry in entries if "equivalent" in entry)
 
 
+def test_the_tests_that_killed_recorded_mutants_exist() -> None:
+    """They are tried first; without them all tests of a module run."""
+    files = sorted((REPOSITORY / "tests" / "golden" / "mutants").glob("*.json"))
+    killers = {entry.get("by", "") for path in files for entry in json.loads(path.read_text())["mutants"]}
+    for killer in sorted(killer for killer in killers if "::" in killer):
+        path, name = killer.partition("[")[0].split("::")[:2]
+        assert (REPOSITORY / path).is_file() and f"def {name}(" in (REPOSITORY / path).read_text(), killer
+
+
 def test_all_mutants_run_again_into_a_file_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["run", str(tmp_path / "drawn.json"), "--all"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from data_prep.base.terminal import counted, printable
 from data_prep.commands.data_set import add_data_set, open_data_set
@@ -14,7 +15,7 @@ from data_prep.commands.executor_options import add_executor, plain_executor
 from data_prep.dataset.data_card import CARD_NAME, card_changes, write_data_card
 from data_prep.dataset.manifest import Manifest, read_manifest
 from data_prep.dataset.rebuild_command import how_to_rebuild
-from data_prep.dataset.verification import raise_problems, verify_shards
+from data_prep.dataset.verification import is_rebuild_needed, raise_problems, tokenizer_problems, verify_shards
 from data_prep.dataset.versions import files_of_older_versions, unfinished_work
 from data_prep.storage import storage
 
@@ -51,13 +52,22 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     for problem in problems[1:]:
         print(printable(f"problem: {storage.hide_secrets(problem)}"), file=sys.stderr)
     if problems:
-        print(printable(f"to make the same bytes elsewhere: {how_to_rebuild(folder, manifest)}"), file=sys.stderr)
+        _print_rebuild(folder, manifest, problems)
     raise_problems(folder, problems)
     print(_sound(manifest))
     if manifest.removals and files_of_older_versions(folder):
         print("note: files of older versions still hold what was removed; 'remove --purge' deletes them")
     for command in unfinished_work(folder):
         print(f"note: a command '{command}' was started here and is not finished; rerun it")
+
+
+def _print_rebuild(folder: str, manifest: Manifest, problems: Sequence[str]) -> None:
+    """Print how to make the shards again, if that helps."""
+    of_tokenizer = tokenizer_problems(folder, manifest)
+    if is_rebuild_needed(folder, problems, of_tokenizer):
+        command, *notes = how_to_rebuild(folder, manifest, has_own_tokenizer=not of_tokenizer)
+        for line in (f"to make the same bytes elsewhere: {command}", *notes):
+            print(printable(storage.hide_secrets(line, keeps_queries=True)), file=sys.stderr)
 
 
 def _sound(manifest: Manifest) -> str:

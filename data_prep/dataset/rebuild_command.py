@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from data_prep.base.terminal import counted
+from data_prep.base.urls import WEB_SCHEMES, is_remote, path_parts, scheme
 from data_prep.config.preparation_config import COMMAND_LINE_SOURCE, PreparationConfig, Source
 from data_prep.dataset.manifest import TOKENIZER_FOLDER, Manifest
 from data_prep.dataset.safeguards import NO_SETTINGS, SAFEGUARDS
@@ -17,19 +19,48 @@ _UNQUOTED = re.compile(r"[A-Za-z][\w./-]{5,}")  # a text that YAML takes for one
 _OUTPUT_SUFFIX = "-rebuilt"
 
 
-def how_to_rebuild(folder: str, manifest: Manifest) -> str:
-    """Return the command that makes the shards of the first version again, or say what to do where there is none.
+def how_to_rebuild(folder: str, manifest: Manifest, has_own_tokenizer: bool = True) -> list[str]:
+    """Return the command that makes the shards of the first version again, or what to do where there is none.
 
-    Relative inputs are those of the folder in which the data set was made. A manifest has neither logins nor
-    `storage_options`.
+    Lines after the first one say what to do after the command. Relative inputs are those of the folder in which the
+    data set was made. Logins and `storage_options` are left out.
+
+    Args:
+        folder: absolute path or URL of the data set.
+        has_own_tokenizer: its tokenizer is the one of the shards; else a placeholder stands for it.
     """
+    return [_command(folder, manifest, has_own_tokenizer), *_changes(manifest)]
+
+
+def _command(folder: str, manifest: Manifest, has_own_tokenizer: bool) -> str:
     config = _configuration(manifest.preparations[0])
     if config is None or not config.sources:
         return "the command or call that made it, with another output"
-    words = [*_inputs(config.sources), *_settings(config), "--tokenizer", storage.join(folder, TOKENIZER_FOLDER)]
-    command = f"clozeworks shards {shlex.join([*words, '--output', folder.rstrip('/') + _OUTPUT_SUFFIX])}"
-    num_changes = manifest.version - 1
-    return f"{command}; then repeat the {num_changes:,} additions and removals" if num_changes else command
+    tokenizer = storage.join(storage.redact(folder), TOKENIZER_FOLDER)
+    if not has_own_tokenizer:
+        tokenizer = f"TOKENIZER_WITH_FINGERPRINT_{manifest.tokenizer.fingerprint}"
+    words = [*_inputs(config.sources), *_settings(config), "--tokenizer", tokenizer, "--output", _output(folder)]
+    return f"clozeworks shards {shlex.join(words)}"
+
+
+def _output(folder: str) -> str:
+    """Return a new folder beside `folder`, or a placeholder: of a read-only or incomplete address, and of a root."""
+    if is_remote(folder):
+        has_place = scheme(folder) not in WEB_SCHEMES and not re.search("[?#]", folder) and len(path_parts(folder)) > 1
+    else:
+        has_place = bool(path_parts(folder))
+    return storage.redact(folder).rstrip("/") + _OUTPUT_SUFFIX if has_place else "DIR"
+
+
+def _changes(manifest: Manifest) -> list[str]:
+    """Return a line about the later versions of the data set, if there are any."""
+    num_additions = len(manifest.preparations) - 1
+    numbers = {"addition": num_additions, "removal": manifest.version - 1 - num_additions}
+    repeated = " and ".join(counted(number, noun) for noun, number in numbers.items() if number > 0)
+    if not repeated:
+        return []
+    held = ": until then it holds the removed documents again" if numbers["removal"] > 0 else ""
+    return [f"then repeat {repeated} in the new folder{held}"]
 
 
 def _configuration(settings: Mapping[str, Any]) -> PreparationConfig | None:
@@ -38,9 +69,14 @@ def _configuration(settings: Mapping[str, Any]) -> PreparationConfig | None:
     It lacks Python functions, and the settings of releases that this one does not know. In sets of earlier releases it
     has the digests of filters' files instead of their names.
     """
-    documents, filters = settings.get("documents", {}), settings.get(SAFEGUARDS, {}).get("filters", [])
+    documents, safeguards = settings.get("documents", {}), settings.get(SAFEGUARDS, {})
+    if not (isinstance(documents, dict) and isinstance(safeguards, dict)):
+        return None
+    filters = safeguards.get("filters", [])
     described, formats = documents.get("filters", []), documents.get("formats", {})
-    if not (isinstance(described, list) and len(described) == len(filters) and isinstance(formats, dict)):
+    if not (isinstance(filters, list) and isinstance(described, list) and isinstance(formats, dict)):
+        return None
+    if len(described) != len(filters) or not all(isinstance(each, dict) for each in [*filters, *formats.values()]):
         return None
     if any(entry.get("function") is True for entry in filters):
         return None
@@ -56,7 +92,10 @@ def _configuration(settings: Mapping[str, Any]) -> PreparationConfig | None:
 
 def _inputs(sources: Sequence[Source]) -> list[str]:
     named = [source.model_dump(mode="json", exclude_defaults=True) for source in sources]
-    if len(named) > 1 or named[0].keys() != {"name", "input"}:
+    words = [named[0]["name"], *named[0]["input"]]
+    # A command reads a word that begins with a hyphen as an option, and one with "=" maybe as a setting.
+    are_plain = not any(word.startswith("-") or "=" in word for word in words)
+    if len(named) > 1 or named[0].keys() != {"name", "input"} or not are_plain:
         return [f"sources={json.dumps(named, ensure_ascii=False)}"]
     name = named[0]["name"]
     return ["--input", *named[0]["input"], *([] if name == COMMAND_LINE_SOURCE else ["--source-name", name])]

@@ -14,10 +14,17 @@ from data_prep.dataset.addition import removed_ids
 from data_prep.dataset.counts import SOURCE_COLUMNS, read_token_counts, unigram_entropy_nats
 from data_prep.dataset.data_card import card_problem
 from data_prep.dataset.file_checks import CheckTask, Findings, SidecarTask, check_shard, check_sidecar
-from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, list_versions, older_version_name
+from data_prep.dataset.manifest import (
+    MANIFEST_NAME,
+    TOKENIZER_FOLDER,
+    Manifest,
+    list_versions,
+    older_version_name,
+    read_manifest,
+)
 from data_prep.dataset.manifest_records import REBUILD, UNKNOWN_STEP, step_of
 from data_prep.dataset.safeguards import read_filter_lists
-from data_prep.dataset.versions import select_version, stray_files, unfinished_work
+from data_prep.dataset.versions import OLD_REPAIR_WORK, select_version, stray_files, unfinished_work
 from data_prep.executors.executors import Executor, run_units
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import INFO_NAME, Tokenizer, TokenizerInfo
@@ -38,11 +45,11 @@ def verify_shards(folder: str, executor: Executor | int = 1, version: str | None
     versions = list_versions(folder)
     manifest = versions[-1] if version is None else select_version(folder, version)
     foreign_tokenizer = list(_tokenizer_problems(folder, manifest))
-    problems = [*foreign_tokenizer, *_file_problems(folder, manifest, versions), *_arithmetic_problems(manifest)]
+    problems = [*foreign_tokenizer, *_edited_manifests(folder, manifest, versions), *_stray_problems(folder)]
+    problems.extend(_arithmetic_problems(manifest))
     if not foreign_tokenizer:
         problems.extend(tokenizer_file_problems(folder))
-        card = card_problem(folder, versions[-1], own_version())
-        problems.extend([card] if card else [])
+        problems.extend(_card_problems(folder, versions[-1]))
     removed = np.empty(0, np.uint64)
     try:
         removed = removed_ids(folder, manifest)
@@ -57,6 +64,23 @@ def verify_shards(folder: str, executor: Executor | int = 1, version: str | None
     if not damages:
         problems.extend(_total_problems(folder, manifest, findings, 3 if foreign_tokenizer else len(SOURCE_COLUMNS)))
     return manifest, sorted(problems)
+
+
+def tokenizer_problems(folder: str, manifest: Manifest) -> list[str]:
+    """Return the problems of the tokenizer in `folder`; without one it is that of the shards."""
+    return list(_tokenizer_problems(folder, manifest)) or list(tokenizer_file_problems(folder))
+
+
+def is_rebuild_needed(folder: str, problems: Sequence[str], of_tokenizer: Sequence[str]) -> bool:
+    """Return whether one of the problems is neither of the tokenizer nor of the data card nor about a stray file.
+
+    Args:
+        of_tokenizer: what `tokenizer_problems` returns.
+    """
+    others = {*of_tokenizer, *_stray_problems(folder)}
+    if not of_tokenizer:
+        others.update(_card_problems(folder, read_manifest(folder)))
+    return not others.issuperset(problems)
 
 
 class DamagedDataSet(UserError):
@@ -173,8 +197,12 @@ def tokenizer_file_problems(folder: str) -> Iterator[str]:
             yield (f"{where} has sha256 {found}, and {INFO_NAME} names {sha256}. Fix: {_COPY_TOKENIZER}")
 
 
-def _file_problems(folder: str, manifest: Manifest, versions: Sequence[Manifest]) -> Iterator[str]:
-    """Yield edited manifests, and files that belong to no version."""
+def _card_problems(folder: str, current: Manifest) -> list[str]:
+    problem = card_problem(folder, current, own_version())
+    return [problem] if problem else []
+
+
+def _edited_manifests(folder: str, manifest: Manifest, versions: Sequence[Manifest]) -> Iterator[str]:
     where = storage.redact(folder)
     current = versions[-1]
     name = MANIFEST_NAME if manifest.version == current.version else older_version_name(manifest.version)
@@ -186,9 +214,19 @@ def _file_problems(folder: str, manifest: Manifest, versions: Sequence[Manifest]
                 f"the manifest of version {before.version} in {where} is not the parent of version {after.version}: "
                 "one of them was edited. Fix: restore it"
             )
+
+
+def _stray_problems(folder: str) -> Iterator[str]:
+    """Yield files that belong to no version, and what an interrupted repair of an earlier release left."""
+    where = storage.redact(folder)
     if not unfinished_work(folder):
         for stray in stray_files(folder):
             yield f"{storage.join(where, stray)} is not in the manifest of any version. Fix: delete it"
+    if OLD_REPAIR_WORK in storage.list_names(folder):
+        yield (
+            f"{storage.join(where, OLD_REPAIR_WORK)} is of an interrupted 'shards --repair' of an earlier release, "
+            "and nothing uses it. Fix: delete it"
+        )
 
 
 def _list_problems(folder: str, manifest: Manifest) -> Iterator[str]:

@@ -26,6 +26,8 @@ from data_prep.storage import storage
 
 PREPARATION_WORK = ".work"
 REMOVAL_WORK = ".removal"
+OLD_REPAIR_WORK = ".repair"
+"""Folder of what an interrupted `shards --repair` of a release before 0.3 left: text and shards that nothing uses."""
 REMOVED_NAME = re.compile(r"removed-\d{6}\.safetensors")
 """Names of the files of what was removed by id or URL."""
 
@@ -143,7 +145,8 @@ def stray_files(folder: str) -> list[str]:
 def delete_older_versions(folder: str) -> list[str]:
     """Delete every file that the current version does not need, manifests first; returns their names.
 
-    The caller holds the folder's lock. After a kill, the same call deletes the rest.
+    An interrupted repair of an earlier release goes too, because it may hold text that was removed. The caller holds
+    the folder's lock. After a kill, the same call deletes the rest.
 
     Raises:
         UserError: unfinished work has files here too.
@@ -152,6 +155,7 @@ def delete_older_versions(folder: str) -> list[str]:
     names = files_of_older_versions(folder)
     for name in names:
         storage.remove(storage.join(folder, name))
+    storage.remove(storage.join(folder, OLD_REPAIR_WORK))
     return names
 
 

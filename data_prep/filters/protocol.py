@@ -1,4 +1,4 @@
-"""The protocol of filters and transforms.
+"""The protocols of filters and transforms.
 
 Both are called with a document, and the type of the result decides: None keeps the document, a text drops it
 for that reason, a document of the same source and id replaces it. The result must depend only on the document, because
@@ -9,9 +9,24 @@ from a small fixed set and contain no values of the document.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 import xxhash
+
+from data_prep.documents.document import Document
+
+
+class Filter(Protocol):
+    """Returns None for a document that stays, or the reason to drop it."""
+
+    def __call__(self, document: Document, /) -> str | None: ...
+
+
+class Transform(Protocol):
+    """Returns the document that replaces a document."""
+
+    def __call__(self, document: Document, /) -> Document: ...
 
 
 class UnusableDocument(Exception):

@@ -17,6 +17,7 @@ from data_prep.dataset.missing_data_set import PLAN_NAME
 from data_prep.dataset.safeguards import NO_SETTINGS
 from data_prep.dataset.shards import SHARD_NAME
 from data_prep.dataset.versions import (
+    OLD_REPAIR_WORK,
     REMOVAL_WORK,
     REMOVED_NAME,
     next_shard_number,
@@ -213,7 +214,7 @@ def remove_outputs(plan: Plan, output: str, keep_tokenizer: bool) -> None:
     else:
         refuse_unfinished(output, (REMOVAL_WORK,))
         names = stray_files(output)
-    for name in names:
+    for name in [*names, OLD_REPAIR_WORK]:
         storage.remove(storage.join(output, name))
     remove_work(plan, output)
 

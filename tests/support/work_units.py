@@ -16,7 +16,7 @@ from data_prep import Document, Tokenizer
 from data_prep.config.preparation_config import DeduplicationSettings, DocumentSettings, PreparationConfig
 from data_prep.deduplication import near_duplicates
 from data_prep.deduplication.near_duplicates import signatures_url
-from data_prep.deduplication.signature_files import SignatureFiles
+from data_prep.deduplication.signature_files import MAX_PARTS, SignatureFiles
 from data_prep.executors import phases
 from data_prep.pipeline import destinations, exclusion_phase, map_task, reduce_task, sections, units
 from data_prep.pipeline.destinations import Destinations as Destinations
@@ -150,6 +150,12 @@ def size_of_plan(num_tokens: float) -> tuple[int, int, int, int]:
     num_units = math.ceil(text_bytes / units.unit_bytes_for(text_bytes, config.shards.unit_bytes))
     found = destinations.plan_destinations(config, [text_bytes], 2, num_units, is_addition=False)
     return num_units, found.num_train, found.num_valid, found.num_groups
+
+
+def limits_of_files() -> tuple[int, int, int, int]:
+    """Return how many parts a search has at most, how many joined files of signatures, how many files of pairs are read
+    at once, and how many results a process adds up."""
+    return MAX_PARTS, near_duplicates.MAX_JOINED, near_duplicates.PAIR_FILES_AT_ONCE, phases.FAN_IN
 
 
 def gather(patch: pytest.MonkeyPatch, always: bool, source_groups: int | None = None) -> None:

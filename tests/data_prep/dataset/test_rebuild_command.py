@@ -13,11 +13,10 @@ import pytest
 import yaml
 
 from data_prep import Document, Tokenizer, UserError, prepare
-from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.rebuild_command import how_to_rebuild
 from tests.support.data_prep_command import Command, files_of
 from tests.support.error_codes import coded
-from tests.support.preparations import prepared, read_texts, write_texts
+from tests.support.preparations import prepared, read_texts, trained, write_texts
 
 SHARDS = ["shards.min_shards=3", "shards.valid_fraction=0.1", "shards.unit_bytes=30000"]
 
@@ -111,10 +110,93 @@ def test_functions_of_the_python_api_are_no_command(
 
 
 @pytest.mark.parametrize(
+    ("folder", "tokenizer", "output"),
+    [
+        ("/data/set", "/data/set/tokenizer", "/data/set-rebuilt"),
+        ("/", "/tokenizer", "DIR"),
+        ("s3://bucket/sets/a/", "s3://bucket/sets/a/tokenizer", "s3://bucket/sets/a-rebuilt"),
+        ("s3://bucket", "s3://bucket/tokenizer", "DIR"),
+        ("sftp://user:pw@host/set", "sftp://host/set/tokenizer", "sftp://host/set-rebuilt"),
+        ("sftp://user:pw@host", "sftp://host/tokenizer", "DIR"),
+        ("https://host/set", "https://host/set/tokenizer", "DIR"),
+        ("https://host/set?sig=secret", "https://host/set/tokenizer", "DIR"),
+    ],
+)
+def test_the_printed_addresses_have_no_login_and_can_be_written(
+    folder: str, tokenizer: str, output: str, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    (command,) = how_to_rebuild(folder, prepared(small_corpus, small_tokenizer, tmp_path / "out", *SHARDS))
+    assert shlex.split(command)[-4:] == ["--tokenizer", tokenizer, "--output", output]
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("corpus", ["documents=x/a.jsonl"]),
+        ("corpus", ["corpus.v=2/a.jsonl"]),
+        ("corpus", ["-a.jsonl"]),
+        ("-name", ["a.jsonl"]),
+    ],
+)
+def test_inputs_that_a_command_takes_for_something_else_are_a_setting(
+    name: str,
+    files: list[str],
+    tmp_path: Path,
+    small_tokenizer: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Command,
+) -> None:
+    """Here in the form of patterns, because an existing file is never an override."""
+    monkeypatch.chdir(tmp_path)
+    for number, file in enumerate(files):
+        Path(file).parent.mkdir(exist_ok=True)
+        write_texts(tmp_path / file, [f"Text {number}.{index}, with some words in it." for index in range(40)])
+    inputs = {name: [file.replace("a.", "?.") for file in files]}
+    prepared(inputs, small_tokenizer, tmp_path / "out", *SHARDS)
+    whole = files_of(tmp_path / "out")
+    flip(next((tmp_path / "out").glob("train-*.tar")))
+    again = printed_command(command, tmp_path / "out")
+    assert command(*again, "--workers", 1) == 0, command.errors
+    assert files_of(tmp_path / "out-rebuilt") == whole
+
+
+def test_another_tokenizer_is_no_part_of_the_command(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path, command: Command
+) -> None:
+    folder = tmp_path / "out"
+    manifest = prepared(small_corpus, small_tokenizer, folder, *SHARDS)
+    shutil.rmtree(folder / "tokenizer")
+    trained(read_texts(small_corpus), folder / "tokenizer", vocab_size=700)
+    assert command("verify", folder, "--workers", 1) == 1
+    assert "clozeworks shards" not in command.errors, "a copy of the tokenizer is enough"
+    (folder / "train-000001.tar").unlink()
+    words = printed_command(command, folder)
+    assert manifest.tokenizer.fingerprint in words[words.index("--tokenizer") + 1]
+    assert str(folder / "tokenizer") not in words
+
+
+def test_a_changed_data_card_or_a_stray_file_needs_no_command(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path, command: Command
+) -> None:
+    prepared(small_corpus, small_tokenizer, tmp_path / "out", *SHARDS)
+    card = tmp_path / "out" / "DATA_CARD.md"
+    card.write_text(card.read_text(encoding="utf-8") + "More.\n", encoding="utf-8")
+    shutil.copy(tmp_path / "out" / "train-000001.tar", tmp_path / "out" / "train-000099.tar")
+    assert command("verify", tmp_path / "out", "--workers", 1) == 1
+    assert "--write-card" in command.errors and "same bytes elsewhere" not in command.errors
+
+
+@pytest.mark.parametrize(
     "change",
     [
+        {"documents": None},
         {"documents": {"filters": [{"name": "my:own"}]}},
+        {"documents": {"filters": None}},
+        {"documents": {"filters": ["language"]}, "safeguards": {"filters": ["language"]}},
         {"documents": {"formats": [1]}},
+        {"documents": {"formats": {".x": 1}}},
+        {"safeguards": None},
+        {"safeguards": {"filters": None}},
         {"shards": {"unknown": 1}},
         {"sources": [{"name": "a", "input": 3}]},
         {"sources": []},
@@ -125,14 +207,38 @@ def test_a_manifest_without_its_settings_is_no_command(
 ) -> None:
     """As earlier releases wrote them, later ones may, and people edit them."""
     manifest = prepared(small_corpus, small_tokenizer, tmp_path / "out", *SHARDS)
-    assert how_to_rebuild("out", manifest).startswith("clozeworks shards --input ")
-    config = {**manifest.config, **{name: _merged(manifest.config[name], value) for name, value in change.items()}}
-    changed = Manifest.model_validate({**manifest.model_dump(mode="json"), "config": config})
-    assert how_to_rebuild("out", changed) == "the command or call that made it, with another output"
+    (command,) = how_to_rebuild("/out", manifest)
+    assert command.startswith("clozeworks shards --input ")
+    sections = {name: _merged(manifest.config.get(name, {}), value) for name, value in change.items()}
+    # Some of these are no manifest at all, so it is not validated.
+    changed = manifest.model_copy(update={"config": {**manifest.config, **sections}})
+    assert how_to_rebuild("/out", changed) == ["the command or call that made it, with another output"]
 
 
 def _merged(before: Any, value: Any) -> Any:
     return {**before, **value} if isinstance(value, dict) else value
+
+
+def test_changes_are_counted_by_kind_on_a_line_of_their_own(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    """A shell would take words after the command for arguments."""
+    manifest = prepared(small_corpus, small_tokenizer, tmp_path / "out", *SHARDS)
+    command = how_to_rebuild("/out", manifest)
+    addition = {name: value for name, value in manifest.config.items() if name != "additions"}
+    for num_additions, version, expected in (
+        (1, 2, "then repeat 1 addition in the new folder"),
+        (0, 2, "then repeat 1 removal in the new folder: until then it holds the removed documents again"),
+        (
+            2,
+            1_238,
+            "then repeat 2 additions and 1,235 removals in the new folder: until then it holds the removed documents "
+            "again",
+        ),
+    ):
+        config = {**manifest.config, "additions": [addition] * num_additions}
+        changed = manifest.model_copy(update={"version": version, "config": config})
+        assert how_to_rebuild("/out", changed) == [*command, expected]
 
 
 def test_additions_are_counted_after_the_command_of_the_first_version(
@@ -145,9 +251,9 @@ def test_additions_are_counted_after_the_command_of_the_first_version(
     prepared({"more": more}, small_tokenizer, tmp_path / "out", *SHARDS, add=True)
     flip(tmp_path / "out" / "train-000001.tar")
     assert command("verify", tmp_path / "out", "--workers", 1) == 1
-    line = next(line for line in command.errors.splitlines() if "clozeworks shards" in line)
-    line, _, rest = line.partition("; ")
-    assert rest == "then repeat the 1 additions and removals"
+    lines = iter(command.errors.splitlines())
+    line = next(line for line in lines if "clozeworks shards" in line)
+    assert next(lines) == "then repeat 1 addition in the new folder"
     assert command(*shlex.split(line.partition(": ")[2])[1:], "--workers", 1) == 0
     made = {name: data for name, data in files_of(tmp_path / "out-rebuilt").items() if name.endswith(".tar")}
     assert made == whole

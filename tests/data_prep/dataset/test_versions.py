@@ -153,6 +153,16 @@ def test_stopped_in_a_purge_the_rest_is_named_and_goes_next_time(folder: Path) -
     assert len(delete_older_versions(str(folder))) == 4
 
 
+def test_the_work_of_an_interrupted_repair_of_earlier_releases_is_reported_and_purged(folder: Path) -> None:
+    """It may hold text that was removed since, and nothing resumes it."""
+    (folder / ".repair").mkdir()
+    (folder / ".repair" / "map-0000000.sections").write_bytes(b"text")
+    (problem,) = problems_of(folder)
+    assert ".repair" in problem and problem.endswith("Fix: delete it")
+    delete_older_versions(str(folder))
+    assert not (folder / ".repair").exists() and problems_of(folder) == []
+
+
 def test_unfinished_work_is_not_purged(folder: Path) -> None:
     assert unfinished_work(str(folder)) == []
     (folder / PREPARATION_WORK).mkdir()

@@ -69,6 +69,22 @@ def outcomes(**entry: Any) -> list[Any]:
     return [step.apply(SHORT), step.apply(LONG)]
 
 
+def test_a_module_may_annotate_its_filters_and_transforms_with_the_protocols(module: Path) -> None:
+    module.write_text(
+        """
+from data_prep.filters.protocol import Filter, Transform
+
+def shorter(document): return "long" if len(document.text) > 10 else None
+
+def same(document): return document
+
+steps: tuple[Filter, Transform] = (shorter, same)
+"""
+    )
+    assert outcomes(name="own_filters:shorter") == [None, "long"]
+    assert outcomes(name="own_filters:same") == [SHORT, LONG]
+
+
 @pytest.mark.usefixtures("module")
 def test_functions_and_classes_take_parameters() -> None:
     assert outcomes(name="own_filters:shorter") == [None, "long"]

@@ -20,6 +20,7 @@ from tests.support.work_units import (
     limit_near_search,
     limit_sums,
     limit_units,
+    limits_of_files,
     size_of_plan,
 )
 
@@ -52,49 +53,79 @@ def opens_by_kind(opened: list[str], output: Path) -> Counter[str]:
     return kinds
 
 
+def counted_by_hand(
+    num_units: int,
+    num_groups: int,
+    shards: dict[str, int],
+    *,
+    num_near_parts: int = 0,
+    num_joined: int = 0,
+    pair_files: int,
+    fan_in: int,
+) -> Counter[str]:
+    """How often files of each kind are opened, as `opens_by_kind` names them. A written file is opened a second time to
+    wait until it is on disk, and a shard once more for its hash.
+
+    Args:
+        shards: train and valid shards.
+        num_near_parts: of the search of near-duplicates; 0 without a search.
+        num_joined: files of signatures that were joined of many; 0 where the units' own are read.
+        pair_files: that are read at once.
+        fan_in: results that are added up in one file.
+    """
+    num_shards = sum(shards.values())
+    sums = {"units": num_units, "groups": num_groups, "shards": num_shards}
+    num_sums = {name: -(-number // fan_in) for name, number in sums.items() if number > fan_in}
+    expected = {
+        "write map-#.sections": 2 * num_units,
+        "map-#.sections": num_units * (1 + (num_groups or num_shards)),  # one for its summary
+        "write group-#.sections": 2 * num_groups,
+        "group-#.sections": num_groups + num_shards if num_groups else 0,
+        **{f"write {split}-#.tar": 3 * number for split, number in shards.items()},
+        **{f"write {split}-#.index.safetensors": 2 * number for split, number in shards.items()},
+        **{f"write {split}-#.#.done.json": 2 * number for split, number in shards.items()},
+        **{f"{split}-#.#.done.json": number for split, number in shards.items()},
+        **{f"write {name}-#.json": 2 * number for name, number in num_sums.items()},
+        **{f"{name}-#.json": number for name, number in num_sums.items()},
+    }
+    if num_near_parts:
+        num_clusters = -(-num_near_parts // pair_files) if num_near_parts > pair_files else 0
+        expected |= {
+            "write map-#.signatures": 2 * num_units,
+            "map-#.signatures": num_units if num_joined else num_units * (1 + num_near_parts),
+            "write joined-#.signatures": 2 * num_joined,
+            "joined-#.signatures": num_joined * (1 + num_near_parts),
+            "write near-#-of-#.pairs": 2 * num_near_parts,
+            "near-#-of-#.pairs": num_near_parts,
+            "write clusters-#-of-#.pairs": 2 * num_clusters,
+            "clusters-#-of-#.pairs": num_clusters,
+        }
+    return +Counter(expected)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("is_gathered", "has_near"), [(False, False), (True, False), (True, True)])
 def test_files_of_each_kind_are_opened_as_often_as_counted_by_hand(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gathered: bool, has_near: bool
 ) -> None:
-    """At two sizes, in both shapes and with near-duplicate search. A written file is opened a second time to wait
-    until it is on disk, and a shard once more for its hash."""
+    """At two sizes, in both shapes and with near-duplicate search."""
     limit_near_search(monkeypatch, part_entries=500, files=12, joined=5, pair_files=6)
     gather(monkeypatch, is_gathered, source_groups=3)
     limit_sums(monkeypatch, 4)
-    num_shards, num_groups = 7, 3 * is_gathered  # 6 of train and 1 of valid
     for num_units, num_near_parts, num_joined in ((12, 4, 0), (48, 16, 4)):
         folder, output = corpus(tmp_path / f"in{num_units}", num_units, 6), tmp_path / f"out{num_units}"
         work = plan_of(folder, tokenizer, near=has_near, shard_bytes=500 * num_units)
         with counted_opens() as opened:
             work.make(output)
-        shards = {"train": 6, "valid": 1}
-        num_sums = {"units": num_units // 4, "shards": 2}  # files with the sum of 4 results each
-        expected = {
-            "write map-#.sections": 2 * num_units,
-            "map-#.sections": num_units * (1 + (num_groups or num_shards)),  # one for its summary
-            "write group-#.sections": 2 * num_groups,
-            "group-#.sections": num_groups + num_shards if is_gathered else 0,
-            **{f"write {split}-#.tar": 3 * number for split, number in shards.items()},
-            **{f"write {split}-#.index.safetensors": 2 * number for split, number in shards.items()},
-            **{f"write {split}-#.#.done.json": 2 * number for split, number in shards.items()},
-            **{f"{split}-#.#.done.json": number for split, number in shards.items()},
-            **{f"write {name}-#.json": 2 * number for name, number in num_sums.items()},
-            **{f"{name}-#.json": number for name, number in num_sums.items()},
-        }
-        if has_near:
-            num_clusters = -(-num_near_parts // 6) if num_near_parts > 6 else 0
-            expected |= {
-                "write map-#.signatures": 2 * num_units,
-                "map-#.signatures": num_units if num_joined else num_units * (1 + num_near_parts),
-                "write joined-#.signatures": 2 * num_joined,
-                "joined-#.signatures": num_joined * (1 + num_near_parts),
-                "write near-#-of-#.pairs": 2 * num_near_parts,
-                "near-#-of-#.pairs": num_near_parts,
-                "write clusters-#-of-#.pairs": 2 * num_clusters,
-                "clusters-#-of-#.pairs": num_clusters,
-            }
-        assert opens_by_kind(opened, output) == +Counter(expected)
+        assert opens_by_kind(opened, output) == counted_by_hand(
+            num_units,
+            3 * is_gathered,
+            {"train": 6, "valid": 1},
+            num_near_parts=num_near_parts * has_near,
+            num_joined=num_joined * has_near,
+            pair_files=6,
+            fan_in=4,
+        )
         assert Counter(Path(path).name for path in opened if Path(path).parent == folder) == Counter(
             path.name for path in folder.iterdir()
         )
@@ -172,3 +203,20 @@ def test_units_shards_and_groups_grow_with_the_corpus_as_the_readme_states(
     num_tokens: float, stated: tuple[int, ...]
 ) -> None:
     assert size_of_plan(num_tokens) == stated
+
+
+@pytest.mark.parametrize("has_near", [False, True])
+def test_at_most_two_million_files_are_opened_at_a_trillion_tokens(has_near: bool) -> None:
+    """Also where files that cannot be split make twice as many units; each is an input, too."""
+    num_units, num_train, num_valid, num_groups = size_of_plan(1e12)
+    most_parts, most_joined, pair_files, fan_in = limits_of_files()
+    opens = counted_by_hand(
+        2 * num_units,
+        num_groups,
+        {"train": num_train, "valid": num_valid},
+        num_near_parts=most_parts * has_near,
+        num_joined=most_joined * has_near,
+        pair_files=pair_files,
+        fan_in=fan_in,
+    )
+    assert 2 * num_units + opens.total() <= 2_000_000

@@ -79,6 +79,8 @@ def test_fresh_removes_older_versions_and_leaves_what_is_not_ours(
 ) -> None:
     for name in ("notes.md", "manifest-000001.json", "train-000099.tar", "token_counts-000002.safetensors"):
         (tmp_path / name).write_text("old")
+    (tmp_path / ".repair").mkdir()  # of an earlier release
+    (tmp_path / ".repair" / "plan.json").write_text("old")
     plan.make(tmp_path, fresh=True)
     assert files_of(tmp_path) == {**whole, "notes.md": b"old"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +11,18 @@ from data_prep.base.errors import UsageError
 from data_prep.text import sentences as splitting
 from data_prep.text.language_codes import TWO_LETTER_CODES
 from data_prep.text.sentences import batch_sentence_starts, check_language, known_language
-from data_prep.text.text_batch import normalize_batch
+from data_prep.text.text_batch import TextBatch, normalize_batch
+from tests.support import references
 from tests.support.preparations import NORMALIZATION, normalized, paragraphs_of
-from tests.support.references import sentence_starts
+
+
+def sentence_starts(paragraphs: list[str], language: str) -> list[int]:
+    """The offsets at which sentences of one document begin, from `batch_sentence_starts`."""
+    texts = [f" {paragraph}".encode() for paragraph in paragraphs]
+    starts = np.cumsum([0, *map(len, texts)])
+    batch = TextBatch(b"".join(texts), np.array([0, starts[-1]]), starts[:-1])
+    found: list[int] = batch_sentence_starts(batch, [language]).tolist()
+    return found
 
 
 def sentences(paragraphs: list[str], language: str) -> list[str]:
@@ -70,7 +80,7 @@ def test_known_languages_are_taken(language: str) -> None:
 @pytest.mark.parametrize("language", ["", "english", "xx", "../x", "qqq"])
 def test_an_unknown_language_is_a_usage_error_that_says_what_to_write(language: str) -> None:
     with pytest.raises(UsageError, match="ISO 639 code"):
-        sentence_starts(["Hello."], language)
+        check_language(language)
 
 
 @pytest.mark.parametrize("language", ["en", "zh", "ar", "de"])
@@ -97,14 +107,14 @@ def test_offsets_rise_from_zero_and_every_paragraph_begins_a_sentence(language: 
         encoded[start:].decode()  # never inside a character
 
 
-@given(st.lists(st.text(st.sampled_from("aB .!?\"')\u3002\uff01\u300d\u00e9\U0001f600\n"), max_size=80), max_size=5))
+@given(st.lists(st.text(st.sampled_from("aB3 .!?\"')\u3002\uff01\u300d\u00e9\U0001f600\n"), max_size=80), max_size=5))
 def test_a_batch_has_the_sentences_of_its_documents(texts: list[str]) -> None:
     batch = normalize_batch(texts, NORMALIZATION)
     languages = ["en", "zh", "de-AT", "ja", "ar"][: len(texts)]
     expected = [
         int(start) + offset
         for text, language, start in zip(texts, languages, batch.document_starts, strict=False)
-        for offset in sentence_starts(paragraphs_of(text), language)
+        for offset in references.sentence_starts(paragraphs_of(text), language)
     ]
     assert batch_sentence_starts(batch, languages).tolist() == expected
 
