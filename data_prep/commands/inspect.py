@@ -81,8 +81,8 @@ def _lines(arguments: argparse.Namespace) -> Iterable[str]:
     for column in ("id", "url"):
         value = getattr(arguments, column)
         if value is not None:
-            found = find_named(folder, read_manifest(folder), column, value)
-            return itertools.chain.from_iterable(document_report(folder, number, (column, value)) for number in found)
+            numbers = find_named(folder, read_manifest(folder), column, value)
+            return itertools.chain.from_iterable(document_report(folder, number, (column, value)) for number in numbers)
     if arguments.source is not None:
         lines = source_report(folder, arguments.source) if arguments.source else sources_report(folder)
         last = None if arguments.documents is None else skip + arguments.documents
@@ -92,12 +92,12 @@ def _lines(arguments: argparse.Namespace) -> Iterable[str]:
 
 def _refuse_unused(arguments: argparse.Namespace) -> None:
     """Refuse options that choose documents of a shard where something else is asked for."""
-    asked = next((name for name in _INSTEAD if getattr(arguments, name) is not None), None)
-    used = ("documents", "skip") if asked == "source" else ()
+    option = next((name for name in _INSTEAD if getattr(arguments, name) is not None), None)
+    used = ("documents", "skip") if option == "source" else ()
     unused = [f"--{name}" for name in _OF_A_SHARD if getattr(arguments, name) is not None and name not in used]
-    if asked is not None and unused:
+    if option is not None and unused:
         raise UsageError(
-            f"--{asked} does not use {' and '.join(unused)}",
+            f"--{option} does not use {' and '.join(unused)}",
             fix=f"leave {' and '.join(unused)} out",
             code="contradicting-options",
         )

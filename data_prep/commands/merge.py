@@ -29,18 +29,18 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
     request = requested(arguments, overrides)
     if not arguments.fresh and not arguments.dry_run:
         with stopping_on_signals(), executor(arguments, request) as where:
-            asked = plan_preparation(request)
-            made = merge_ranges(asked.plan, asked.tokenizer, asked.output, where)
-        print_result(asked, *made)
+            preparation = plan_preparation(request)
+            made = merge_ranges(preparation.plan, preparation.tokenizer, preparation.output, where)
+        print_result(preparation, *made)
         return
-    asked = plan_preparation(request)
-    output = storage.redact(asked.output)
+    preparation = plan_preparation(request)
+    output = storage.redact(preparation.output)
     if arguments.fresh:
         if request.parent is None:
-            refuse_to_undo_changes(asked.output)
+            refuse_to_undo_changes(preparation.output)
         if not arguments.dry_run:
-            clear(asked.plan, asked.tokenizer, asked.output)
+            clear(preparation.plan, preparation.tokenizer, preparation.output)
         print(f"{'would clear' if arguments.dry_run else 'cleared'} {output}; now run all of its ranges")
         return
-    left = units_left(map_tasks(asked.plan, asked.tokenizer, asked.output))
-    print(f"would write the shards of {output}; {left} of {len(asked.plan.units)} units are not done yet")
+    left = units_left(map_tasks(preparation.plan, preparation.tokenizer, preparation.output))
+    print(f"would write the shards of {output}; {left} of {len(preparation.plan.units)} units are not done yet")

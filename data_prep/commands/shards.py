@@ -109,14 +109,14 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
         _estimate(arguments, request)
         return
     with stopping_on_signals(), executor(arguments, request) as where:
-        asked = plan_preparation(request)
+        preparation = plan_preparation(request)
         if shard_range is not None:
-            is_work = map_range(asked.plan, asked.tokenizer, asked.output, where, shard_range)
+            is_work = map_range(preparation.plan, preparation.tokenizer, preparation.output, where, shard_range)
             done = "is done" if is_work else "was done already"
             print(f"range {shard_range} {done}; once all ranges are done, run 'clozeworks merge'")
             return
-        made = prepare_shards(asked.plan, asked.tokenizer, asked.output, where, arguments.fresh)
-    print_result(asked, *made)
+        made = prepare_shards(preparation.plan, preparation.tokenizer, preparation.output, where, arguments.fresh)
+    print_result(preparation, *made)
 
 
 def _estimate(arguments: argparse.Namespace, request: Request) -> None:
@@ -124,10 +124,10 @@ def _estimate(arguments: argparse.Namespace, request: Request) -> None:
 
     if arguments.fresh and request.parent is None:
         refuse_to_undo_changes(request.output)
-    asked, workers = plan_preparation(request), workers_for(arguments.workers, request)
-    warn_of_names(asked.plan)
-    found = estimate(asked.plan, asked.tokenizer)
-    print("\n".join(estimate_report(asked.plan, asked.tokenizer, found, workers, asked.output)))
+    preparation, workers = plan_preparation(request), workers_for(arguments.workers, request)
+    warn_of_names(preparation.plan)
+    estimated = estimate(preparation.plan, preparation.tokenizer)
+    print("\n".join(estimate_report(preparation.plan, preparation.tokenizer, estimated, workers, preparation.output)))
 
 
 def requested(arguments: argparse.Namespace, overrides: Sequence[str]) -> Request:
@@ -155,9 +155,9 @@ def executor(arguments: argparse.Namespace, request: Request) -> Executor:
     return open_for(request, arguments.executor, arguments.scheduler, arguments.workers)
 
 
-def print_result(asked: Preparation, manifest: Manifest, is_new: bool) -> None:
+def print_result(preparation: Preparation, manifest: Manifest, is_new: bool) -> None:
     """Print what the data set holds, and whether it was complete before."""
-    output = storage.redact(asked.output)
+    output = storage.redact(preparation.output)
     if not is_new:
         print(f"{output} is complete: the same inputs, settings and tokenizer made it; nothing was done")
         print("its file sizes match the manifest; 'clozeworks verify' checks the contents")
