@@ -22,6 +22,7 @@ from typing import Any
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.load_settings import validate_settings
 from data_prep.base.logs import logger
+from data_prep.base.terminal import counted
 from data_prep.storage import storage
 from launch.options import add_dry_run, add_tracking_uri, command_parser
 from trainer.config.run_config import RunConfig
@@ -33,7 +34,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = command_parser("follow.py", __doc__)
     parser.add_argument("output_dir", type=Path, metavar="OUTPUT_DIR", help="output_dir of a pretraining run")
     parser.add_argument(
-        "overrides", nargs="*", metavar="section.field=value", help="overrides of evaluation.suite* and registry.*"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="section.field=value",
+        help="overrides of evaluation.suite* and registry.*",
     )
     add_tracking_uri(parser)
     add_dry_run(parser, "list what is due, and start nothing")
@@ -60,7 +65,7 @@ def main() -> None:
     for note in unattached(arguments.output_dir, read_notes(arguments.output_dir)):
         print(f"step {note.step:,}: attach scores to the run")
     more = "; the run is active, and more may follow" if is_active(arguments.output_dir) else ""
-    print(f"dry run: {len(due):,} jobs are due{more}; nothing was started")
+    print(f"dry run: {counted(len(due), 'job')} {'is' if len(due) == 1 else 'are'} due{more}; nothing was started")
 
 
 def wait_for_checkpoint(output_dir: Path, is_patient: bool) -> None:

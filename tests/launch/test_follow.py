@@ -154,6 +154,12 @@ def test_what_is_no_run_is_refused(jobs: Jobs, tmp_path: Path, monkeypatch: pyte
             call(monkeypatch, jobs.config().model_copy(update={"output_dir": str(tmp_path / name)}))
 
 
+def test_a_missing_folder_is_named_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        follow.parse_arguments([])
+    assert "required: OUTPUT_DIR. Fix" in capsys.readouterr().err
+
+
 def test_another_follower_is_named(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     config = jobs.config()
     complete(config, 20)
