@@ -50,9 +50,9 @@ class CheckpointJob(ABC):
         """Describe the work in words."""
 
     def is_noted(self, step: int, notes: Notes) -> bool:
-        """Whether a note says that the work is done."""
+        """Whether the newest note says that this very work is done."""
         note = notes.get((self.name, step))
-        return note is not None and note.state == "done"
+        return note is not None and note.state == "done" and self.is_own(note)
 
     def is_done(self, step: int, notes: Notes) -> bool:
         """Whether nothing is left to do, also of what follows the note."""
@@ -103,9 +103,6 @@ class Scoring(CheckpointJob):
         every, scores = self.config.evaluation.suite_every_steps, read_late_scores(self._folder(step))
         is_pending = scores is not None and scores.state == "pending"
         return is_pending or step == self.config.max_steps or (every is not None and step % every == 0)
-
-    def is_noted(self, step: int, notes: Notes) -> bool:
-        return super().is_noted(step, notes) and self.is_own(notes[self.name, step])
 
     def is_done(self, step: int, notes: Notes) -> bool:
         scores = read_late_scores(self._folder(step))
@@ -170,7 +167,8 @@ class Registering(CheckpointJob):
         return f"step {step:,}: register as {self.config.registry.name}"
 
     def is_own(self, note: Note) -> bool:
-        return bool(note.result["name"] == self.config.registry.name)
+        """A note that was replaced by one of another name costs a request: the registry reuses its version."""
+        return note.position < 0 or bool(note.result["name"] == self.config.registry.name)
 
     def mark(self, step: int) -> None:
         """Do nothing: the checkpoints that are registered are those that stay."""
@@ -190,7 +188,7 @@ class Registering(CheckpointJob):
         settings = self.config.registry
         assert settings.name is not None, "a name is configured"
         checkpoint, uri = str(step_folder(self.output_dir, step)), self.config.tracking.uri
-        if step < _newest_registered(notes):
+        if step < _newest_registered(notes, settings.name):
             return RegistrationRequest(checkpoint, settings.name, tracking_uri=uri)
         return RegistrationRequest(
             checkpoint,
@@ -241,7 +239,7 @@ def done_line(note: Note, notes: Notes) -> str:
     if note.job == Scoring.name:
         listed = ", ".join(f"{name.removeprefix('suite/')} {value:.4f}" for name, value in result["metrics"].items())
         return f"step {note.step} | suite {listed}"
-    newest = _newest_registered(notes)
+    newest = _newest_registered(notes, result["name"])
     promotion = f"no alias moves back from step {newest:,}" if newest > note.step else result.get("promotion")
     ending = f"; {promotion}" if promotion else ""
     return f"registered step {note.step:,} as {result['name']} version {result['version']}{ending}"
@@ -261,5 +259,6 @@ def failure_line(note: Note, later: str = "the next start of the run") -> str:
     )
 
 
-def _newest_registered(notes: Notes) -> int:
-    return max((note.step for note in notes.values() if note.job == "register" and note.state == "done"), default=-1)
+def _newest_registered(notes: Notes, name: str) -> int:
+    done = (note for note in notes.values() if note.job == Registering.name and note.state == "done")
+    return max((note.step for note in done if note.position < 0 or note.result["name"] == name), default=-1)

@@ -118,6 +118,19 @@ def test_the_next_start_does_what_failed_and_moves_no_alias_back(jobs: Jobs) -> 
     assert line == "registered step 10 as birds version 10; no alias moves back from step 20"
 
 
+def test_a_registration_under_another_name_is_none_of_the_runs_own(jobs: Jobs) -> None:
+    config = jobs.config(scores=False, registry={"alias": "latest-run"})
+    complete(config, 10, 20)
+    output_dir = Path(config.output_dir)
+    add_note(output_dir, "register", 20, "done", {"name": "crows", "version": "7"})
+    write_late_scores(step_folder(config.output_dir, 10), LateScores(state="pending"), EVALUATION_NAME)
+    (done,) = work(config)
+    assert done.result["name"] == "birds" and [asked["alias"] for _, asked in jobs.asked] == ["latest-run"]
+    add_note(output_dir, "register", 20, "done", {"name": "crows", "version": "7"})
+    other = config.model_copy(update={"registry": config.registry.model_copy(update={"name": "crows"})})
+    assert work(other) == [] and [note.result["name"] for note in work(config)] == ["birds"]
+
+
 def test_notes_of_earlier_releases_are_continued(jobs: Jobs) -> None:
     """`registered.jsonl`, in which the last line is torn, and pending or finished scores without a note."""
     config = jobs.config()
