@@ -57,7 +57,7 @@ ORDER = {
         "dataset", "deduplication", "pipeline", "reports", "api", "commands",
     ),
     "trainer": (
-        "config", "distributed", "data", "model", "tracking", "engine", "checkpoint",
+        "config", "distributed", "data", "model", "objectives", "tracking", "engine", "checkpoint",
         "validation", "metrics", "preflight", "loop",
         "hf_export", "inference", "registry", "finetuning", "evaluation",
         "follow", "benchmark", "api",

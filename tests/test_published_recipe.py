@@ -23,7 +23,7 @@ from trainer.engine.optimizer import build_optimizer
 from trainer.finetuning.fit import FitSettings
 from trainer.model.layers import ACTIVATIONS
 from trainer.model.positions import rotation
-from trainer.model.pretraining import PretrainingModel, _loss_sum
+from trainer.objectives.pretraining import PretrainingModel, _loss_sum
 
 SMALL = {
     "vocab_size": 64,
@@ -176,8 +176,8 @@ def test_the_published_stages_are_those_of_the_preset() -> None:
 
 def test_the_constants_reach_optimizer_model_and_loss() -> None:
     """What is configured is also what is computed with."""
-    bert = PretrainingModel(ModelSettings(family="bert", **SMALL), next_sentence=True)
-    modern = PretrainingModel(ModelSettings(family="modernbert", **SMALL), next_sentence=False)
+    bert = PretrainingModel(ModelSettings(family="bert", **SMALL), objectives_of("next_sentence"))
+    modern = PretrainingModel(ModelSettings(family="modernbert", **SMALL))
     bert.initialize(0)
     decayed, others = build_optimizer(bert, OptimizerSettings()).param_groups
     assert {name: decayed[name] for name in ("lr", "betas", "eps")} == {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-6}

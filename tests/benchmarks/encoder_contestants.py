@@ -26,7 +26,7 @@ from trainer.data.loader import Loader, Position
 from trainer.data.packing import document_starts
 from trainer.data.shard_set import ShardSet
 from trainer.model.hugging_face import hugging_face_config
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 PADDED_TO_MULTIPLE_OF = 8
 POOL_BATCHES = 50
@@ -87,7 +87,7 @@ def make_contestants(config: RunConfig, device: torch.device, modes: Sequence[st
 def _make_engine(side: str, mode: str, config: RunConfig, device: torch.device) -> PlainEngine:
     model: torch.nn.Module
     if side == "ours":
-        model = PretrainingModel(config.model, next_sentence=True, activation_checkpointing=False)
+        model = PretrainingModel(config.model, objectives_of("next_sentence"), activation_checkpointing=False)
         model.initialize(config.training.seed)
         if mode == "compiled":
             model.compile_blocks()

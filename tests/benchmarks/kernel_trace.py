@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import IGNORED, Batch
 from trainer.model import encoder
-from trainer.model.pretraining import PretrainingModel, PretrainingOutput
+from trainer.objectives.pretraining import PretrainingModel, PretrainingOutput
 
 BLOCK = 128
 """Positions of a block of flash attention's grids, for queries and for keys."""

@@ -184,12 +184,12 @@ def _train(job: dict[str, Any]) -> None:
     from trainer.engine.engine import build_engine
     from trainer.loop.step import Counting, take_step
     from trainer.metrics.throughput import WorkClock
-    from trainer.model.pretraining import PretrainingModel
+    from trainer.objectives.pretraining import PretrainingModel
 
     torch.set_num_threads(1)
     config = _config(job, job["world_size"])
     ranks = initialize_distributed(config.distributed)
-    model = PretrainingModel(config.model, next_sentence=False)
+    model = PretrainingModel(config.model)
     model.initialize(0)
     engine = build_engine(model, config, ranks)
     shards, stage = [open_shard_set(job["shards"])], config.stages[0]

@@ -45,7 +45,7 @@ from trainer.data.shard_set import ShardSet, open_shard_set
 from trainer.distributed import stop_poll
 from trainer.distributed.process_group import Ranks
 from trainer.loop.pair_counting import PairCounting
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 RANKS_OF_NODE, WORKERS_OF_RANK = 8, 2
 DISTINCT_SHARDS, DOCUMENTS = 64, 40
@@ -269,7 +269,7 @@ def _read_window(config: RunConfig, cache: Path, log: Path, begin: Any) -> None:
 def _resumed(folder: Path, world_size: int, sampled: Sequence[int]) -> dict[str, Any]:
     """Files that are opened where a checkpoint of `world_size` ranks at ZeRO 1 is read by seven eighths of them."""
     config = load_config("tiny_cpu", ["data.shards=none"])
-    shapes = {name: value.numel() for name, value in PretrainingModel(config.model, True).named_parameters()}
+    shapes = {name: value.numel() for name, value in PretrainingModel(config.model, objectives_of("next_sentence")).named_parameters()}
     folder.mkdir()
     for rank, held in enumerate(_shares(shapes, world_size)):
         parts = [

@@ -27,7 +27,7 @@ from trainer.distributed import gradient_exchange
 from trainer.distributed.process_group import Ranks, forget_groups
 from trainer.engine import fragments, muon, stable_adamw
 from trainer.engine.engine import build_engine
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 
 def start_fake_group() -> Ranks:
@@ -64,7 +64,7 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     ranks = start_fake_group()
     if preset := job.get("preset"):
         config = load_config(preset, ["data.shards=none", f"output_dir={job['output_dir']}"])
-        model: torch.nn.Module = PretrainingModel(config.model, next_sentence=False)
+        model: torch.nn.Module = PretrainingModel(config.model)
         model.initialize(1)
     else:
         config = make_config(job["output_dir"], job["stage"], job["precision"], optimizer=job["optimizer"])

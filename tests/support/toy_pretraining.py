@@ -36,7 +36,7 @@ from trainer.engine.optimizer import build_optimizer
 from trainer.loop.setup import warmup_step
 from trainer.loop.step import Counting, seed_micro_batch, take_step
 from trainer.metrics.throughput import WorkClock
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 from trainer.validation.loss import evaluate
 
 LENGTH, GLOBAL_ROWS, MICRO_ROWS, STEPS = 64, 13, 4, 5

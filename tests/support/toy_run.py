@@ -16,7 +16,7 @@ from trainer import load_config
 from trainer.checkpoint.format import DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.checkpoint.tensors import write_tensors
 from trainer.config.run_config import RunConfig
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 TINY = Path(__file__).with_name("tiny.yaml")
 
@@ -44,7 +44,7 @@ def make_tokenizer(folder: Path) -> Path:
 
 
 def make_weights() -> dict[str, torch.Tensor]:
-    model = PretrainingModel(CONFIG.model, next_sentence=False)
+    model = PretrainingModel(CONFIG.model)
     model.initialize(3)
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 

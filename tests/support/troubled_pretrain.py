@@ -49,7 +49,7 @@ import trainer.model.numerics
 import trainer.preflight.machine_checks
 from data_prep.storage import storage
 from trainer.distributed.watchdog import Watchdog
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 TROUBLE = json.loads(os.environ.get("TROUBLE", "{}"))
 RANK = int(os.environ.get("RANK", "0"))

@@ -24,7 +24,7 @@ from trainer.api import EXTENSIONS
 from trainer.checkpoint.format import step_folder
 from trainer.checkpoint.initial_weights import load_initial_weights
 from trainer.checkpoint.writer import ALONE
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 from trainer.registry.registration import register
 from trainer.tracking.mlflow_server import connect
 
@@ -82,7 +82,7 @@ def users_of(folder: Path | str, desk: Path) -> list[tuple[ModuleType, list[str]
 
 def begin_with(model: Path | str, tracking_uri: str | None = None) -> None:
     """What a training with `init_from` does with it."""
-    trained = PretrainingModel(CONFIG.model, next_sentence=False)
+    trained = PretrainingModel(CONFIG.model)
     load_initial_weights(trained, str(model), lambda: EXTENSIONS.pull_model(str(model), tracking_uri), ALONE)
 
 

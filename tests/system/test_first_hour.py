@@ -20,7 +20,7 @@ from tests.support.preparations import trained
 from trainer.config.run_config import RunConfig
 from trainer.hf_export.export import export_model
 from trainer.inference.pulled_model import pull
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 from trainer.registry.registration import register
 
 NUM_ROWS = 2000
@@ -66,7 +66,7 @@ def exported(texts: list[str], folder: Path) -> Path:
         }
     )
     torch.manual_seed(0)
-    weights = PretrainingModel(config.model, True).state_dict()
+    weights = PretrainingModel(config.model, objectives_of("next_sentence")).state_dict()
     return export_model(config, weights, folder / "tokenizer", folder / "export").output
 
 

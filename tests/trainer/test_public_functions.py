@@ -92,11 +92,11 @@ def test_a_run_fills_masks_and_embeds_as_its_export_does(
 def make_source(tokenizer: Path) -> ExportSource:
     from tests.support.toy_run import tiny_config
     from trainer.hf_export.model_card import TrainingFacts
-    from trainer.model.pretraining import PretrainingModel
+    from trainer.objectives.pretraining import PretrainingModel
 
     config = tiny_config("run", model={"vocab_size": 800, "hidden_size": 32, "intermediate_size": 48})
     torch.manual_seed(0)
-    model = PretrainingModel(config.model, next_sentence=False)
+    model = PretrainingModel(config.model)
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     return ExportSource(config, weights, tokenizer, TrainingFacts())
 

@@ -16,7 +16,8 @@ from trainer.benchmark.profiling import Operation
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.distributed.process_group import Ranks
 from trainer.metrics.throughput import flops_per_position, peak_flops
-from trainer.model.sizes import FLOPS_FORMULA, num_parameters
+from trainer.model.sizes import FLOPS_FORMULA
+from trainer.objectives.pretraining import num_parameters
 from trainer.tracking.run_description import describe_environment
 from trainer.tracking.source_code import git_revision
 
@@ -29,7 +30,7 @@ def heading_lines(config: RunConfig, stage_number: int, ranks: Ranks, engine: st
     peak = peak_flops(config, ranks.device)
     mode = "compiled blocks" if training.compile else "eager"
     return [
-        f"{num_parameters(config.model, config.data.has_sentence_pairs):,} parameters, {training.precision}, {mode}, "
+        f"{num_parameters(config.model, config.all_objectives):,} parameters, {training.precision}, {mode}, "
         f"{engine}; {ranks.world_size} x {device_name(ranks.device)}",
         f"sequences of {stage.sequence_length} tokens; {data}",
         f"MFU = {flops_per_position(config, stage) / 1e9:.4g} GFLOP per token x tokens/s / "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from trainer.distributed.process_group import Ranks, gather_objects
 from trainer.engine.engine import Engine, build_engine
 from trainer.loop.step import Counting, take_step
 from trainer.metrics.throughput import Interval, RankWork, WorkClock, flops_per_position, peak_flops
-from trainer.model.pretraining import PretrainingModel, PretrainingOutput
+from trainer.objectives.objective import StageObjectives
+from trainer.objectives.pretraining import Output, PretrainingModel
 
 RESOLUTION = 1 / 8
 """How near the search comes to the limit, relative to it."""
@@ -92,11 +94,14 @@ class Training:
         self.num_steps = 0
         self.upcoming: tuple[GlobalBatch, Counting] | None = None
         self.engine = _build(config, ranks, use_deepspeed)
+        assert isinstance(self.engine.module, PretrainingModel)
+        weights = {each.name: each.weight for each in self.stage.objectives}
+        self.objectives = StageObjectives(self.engine.module.objectives, weights)
         batch = next(self.batches).micro_batches[0].to(ranks.device)
 
         def compute_loss() -> torch.Tensor:
-            output: PretrainingOutput = self.engine.forward(batch)
-            return output.mlm_loss_sum + output.pair_loss_sum
+            output: Output = self.engine.forward(batch, objectives=self.objectives.weights)
+            return functools.reduce(torch.add, (sums["loss"] for sums in output.values()))
 
         self.engine.warmup_step(compute_loss)
 
@@ -109,6 +114,7 @@ class Training:
             self.engine,
             batch,
             counts,
+            self.objectives,
             self.num_steps,
             rate,
             self.config.training.seed,
@@ -121,7 +127,7 @@ class Training:
 
     def _fetch(self, clock: WorkClock) -> tuple[GlobalBatch, Counting]:
         batch = clock.fetch(self.batches)
-        return batch, Counting(batch, self.ranks)
+        return batch, Counting(batch, self.objectives, self.ranks)
 
     def measure(self, num_steps: int, num_warmup_steps: int) -> SpeedMeasurement:
         """Warm up, then time steps without a wait in between."""
@@ -209,7 +215,7 @@ def with_micro_batch(config: RunConfig, stage_number: int, micro_batch_tokens: i
 def _build(config: RunConfig, ranks: Ranks, use_deepspeed: bool) -> Engine | PlainEngine:
     training = config.training
     exempt_what_is_loaded()
-    model = PretrainingModel(config.model, config.data.has_sentence_pairs, training.activation_checkpointing)
+    model = PretrainingModel(config.model, config.all_objectives, training.activation_checkpointing)
     model.initialize(training.seed)
     if training.compile is True:
         model.compile_blocks()

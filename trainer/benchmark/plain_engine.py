@@ -44,9 +44,9 @@ class PlainEngine:
         """Dropout on."""
         self.module.train()
 
-    def forward(self, batch: Any) -> Any:
-        """The model's output for one micro-batch on the device."""
-        return self.module(batch)
+    def forward(self, batch: Any, **options: Any) -> Any:
+        """The model's output for one micro-batch on the device; the options are the model's."""
+        return self.module(batch, **options)
 
     def backward(self, loss: torch.Tensor, is_last_micro_batch: bool = True) -> None:
         """Accumulate the gradient of `loss`, shape (), in fp32."""

@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from data_prep.base.errors import UserError
 from data_prep.base.validation import first_problem
 from data_prep.dataset.manifest_records import FileRecord
 from data_prep.storage import storage
+from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS
 from trainer.data.sample_range import SampleRange
 
 FORMAT_VERSION = 1
@@ -49,8 +50,7 @@ class TrainState(_Record):
     step: Count = 0
     tokens_seen: Count = Field(0, description="tokens read from the shards, special tokens included")
     samples_seen: Count = Field(0, description="rows")
-    masked_seen: Count = Field(0, description="tokens predicted")
-    pairs_seen: Count = Field(0, description="sentence pairs judged")
+    predictions_seen: dict[str, Count] = Field({}, description="predictions of each objective by its name")
     skipped_steps: Count = Field(0, description="steps whose gradient was not finite")
     unreadable_rows: Count = Field(0, description="rows skipped because their shard is damaged")
     stage: Count = 0
@@ -69,6 +69,16 @@ class TrainState(_Record):
         (),
         description="manifest digests of all data seen by the weights; empty in checkpoints of earlier releases",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_releases(cls, values: Any) -> Any:
+        """They counted two objectives by names of their own."""
+        if not isinstance(values, dict) or not {"masked_seen", "pairs_seen"} & {*values}:
+            return values
+        rest = {name: value for name, value in values.items() if name not in ("masked_seen", "pairs_seen")}
+        seen = {MASKED_LM: values.get("masked_seen", 0), SENTENCE_PAIRS: values.get("pairs_seen", 0)}
+        return rest | {"predictions_seen": {name: count for name, count in seen.items() if count}}
 
     @field_validator("evaluation", mode="before")
     @classmethod

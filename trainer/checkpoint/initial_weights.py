@@ -24,7 +24,7 @@ from trainer.distributed.process_group import Ranks, broadcast_object
 from trainer.model.hugging_face import FAMILIES, family_in_transformers, from_hugging_face
 from trainer.model.model_folder import data_lineage, read_provenance
 from trainer.model.pretrained import load_config, load_pretrained
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 SHUT = -10_000.0
 """Bias of a row that only pads the vocabulary: its probability is 0 in every precision, and so is its gradient."""

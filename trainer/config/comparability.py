@@ -24,6 +24,7 @@ _BY_METRIC = (
     (regex.compile(r"valid/own_\w+"), (*_OF_VALID, "own")),
     (regex.compile(r"valid/word_\w+"), ("words",)),
     (regex.compile(r"valid/minimal_pairs_\w+"), ("minimal_pairs",)),
+    (regex.compile(r"valid/\w+"), (*_OF_VALID, "own", "objectives")),
 )
 _SUITE = regex.compile(r"suite/([\w-]+)/.+")
 _TASK = regex.compile(r"([^/]+)/[\w-]+")

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from data_prep.base.settings import PathText, SettingError, Settings, Weight
+from trainer.config.objective_settings import SentencePairs
 from trainer.config.setting_types import MaskingRate, MaskUnit, Probability
 
 
@@ -41,10 +42,11 @@ class DataSettings(Settings):
     sequence_length: PositiveInt = Field(
         512, description="tokens per sequence (row), special tokens included; training.stages set their own"
     )
-    sentence_pairs: Literal["none", "next_sentence", "sentence_order"] = Field(
+    sentence_pairs: SentencePairs = Field(
         "none",
         description="second task on sentence pairs: next_sentence (NSP of BERT: does B follow A, or is it from "
-        "another document?) or sentence_order (SOP of ALBERT: are A and B in their original order?)",
+        "another document?) or sentence_order (SOP of ALBERT: are A and B in their original order?); the short form of "
+        "objectives=[{name: masked_lm}, {name: sentence_pairs, task: ...}]",
     )
     short_seq_probability: Probability = Field(
         0.1, description="share of sentence pairs with a random shorter target length"
@@ -110,7 +112,7 @@ class DataSettings(Settings):
 
     @property
     def has_sentence_pairs(self) -> bool:
-        """Whether the model classifies sentence pairs, and so has a pooler and a head for them."""
+        """Whether rows consist of sentence pairs."""
         return self.sentence_pairs != "none"
 
     @property

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
+from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS
 from trainer.config.stages import Stage
 
 if TYPE_CHECKING:
     from trainer.config.run_config import RunConfig
 
-Metrics = Literal["mlm", "pair", "own_mlm", "words"]
+OWN_MASKED_LM = "own masked_lm"
+"""Masked tokens as the run trains them, where those differ from the common ones."""
+WORDS = "words"
 
 DEFAULT_LENGTH = 128
 """Tokens per row, where `evaluation.sequence_length` is not set and the model has so many positions."""
@@ -32,9 +35,9 @@ _OF_ROWS = ("mask_unit", "mask_share", "random_share", "sentence_pairs")
 class Measurement:
     """Rows of the valid split."""
 
-    metrics: frozenset[Metrics]
-    """What is counted: `mlm` gives valid/mlm_*, `pair` valid/pair_*, `own_mlm` valid/own_mlm_loss. Hidden words are
-    measured on passages of their own (`trainer/data/hidden_words.py`)."""
+    metrics: frozenset[str]
+    """What is counted: the names of objectives, and `OWN_MASKED_LM` for valid/own_mlm_loss. Hidden words are measured
+    on passages of their own (`trainer/data/hidden_words.py`)."""
     data: DataSettings
     """Masking and sentence pairs."""
     shape: StageShape
@@ -58,11 +61,16 @@ def measurements_of(stage: Stage) -> tuple[Measurement, ...]:
         }
     )
     own = stage.evaluation_data.model_copy(update={"sequence_length": stage.sequence_length})
-    rows: list[tuple[Metrics, DataSettings]] = [("mlm", common)]
-    if own.has_sentence_pairs:
-        rows.append(("pair", common.model_copy(update={"sentence_pairs": own.sentence_pairs})))
-    if _content(own) != _content(common):
-        rows.append(("own_mlm", own))
+    rows: list[tuple[str, DataSettings]] = []
+    for each in stage.objectives_of_run:
+        if each.name == MASKED_LM:
+            rows.append((each.name, common))
+        elif each.name == SENTENCE_PAIRS:
+            rows.append((each.name, common.model_copy(update={"sentence_pairs": each.sentence_pairs})))
+        else:
+            rows.append((each.name, own))
+    if rows[0][0] == MASKED_LM and _content(own) != _content(common):
+        rows.append((OWN_MASKED_LM, own))
     measurements: list[Measurement] = []
     for metric, data in rows:
         same = next((number for number, each in enumerate(measurements) if _content(each.data) == _content(data)), None)
@@ -79,15 +87,22 @@ def shape_of_words(stage: Stage) -> StageShape:
     return _shape(stage, min(stage.model.max_position_embeddings, WORD_ROW_LENGTH))
 
 
-def evaluated_shapes(stages: Sequence[Stage]) -> list[tuple[DataSettings, StageShape]]:
-    """Return the data and shape of one measurement per shape of micro-batch that the stages evaluate."""
-    shapes: dict[tuple[int, int], tuple[DataSettings, StageShape]] = {}
+def evaluated_shapes(stages: Sequence[Stage]) -> list[tuple[frozenset[str], DataSettings, StageShape]]:
+    """Return what is measured, its data and its shape, once for each shape of micro-batch that the stages evaluate."""
+    shapes: dict[tuple[int, int], tuple[frozenset[str], DataSettings, StageShape]] = {}
     for stage in stages:
         measurements = measurements_of(stage)
-        words = (measurements[0].data, shape_of_words(stage))
-        for data, shape in [*((each.data, each.shape) for each in measurements), words]:
-            shapes[shape.micro_batch_tokens, shape.sequence_length] = data, shape
+        found = [(each.metrics, each.data, each.shape) for each in measurements]
+        if MASKED_LM in measurements[0].metrics:
+            found.append((frozenset({WORDS}), measurements[0].data, shape_of_words(stage)))
+        for metrics, data, shape in found:
+            shapes[shape.micro_batch_tokens, shape.sequence_length] = metrics, data, shape
     return list(shapes.values())
+
+
+def objectives_measured(metrics: frozenset[str]) -> frozenset[str]:
+    """Return the names of the objectives that give what a measurement counts."""
+    return frozenset(MASKED_LM if each in (OWN_MASKED_LM, WORDS) else each for each in metrics)
 
 
 def untrained_positions(config: RunConfig) -> str | None:

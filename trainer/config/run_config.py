@@ -16,9 +16,18 @@ from data_prep.base.settings import PathText, SettingError, Settings
 from data_prep.storage import storage
 from trainer.config.data_settings import DataSettings
 from trainer.config.model_settings import ModelSettings
+from trainer.config.objective_settings import (
+    MASKED_LM,
+    SENTENCE_PAIRS,
+    Objectives,
+    check_objectives,
+    objectives_of,
+    sentence_pairs_of,
+)
 from trainer.config.promotion import parse_conditions
 from trainer.config.registry_settings import RegistrySettings, check_kept
 from trainer.config.run_settings import (
+    BEST_METRICS,
     CheckpointSettings,
     EvaluationSettings,
     HealthSettings,
@@ -52,6 +61,11 @@ class RunConfig(Settings):
         "models:/NAME@ALIAS; a resumed run uses its checkpoint",
     )
     model: ModelSettings = ModelSettings()
+    objectives: Objectives | None = Field(
+        None,
+        description="list of {name, weight, task, settings}: what the model is trained to predict, masked_lm, "
+        "sentence_pairs or module:Class of your own; by default masked_lm, and what data.sentence_pairs names",
+    )
     data: DataSettings
     training: TrainingSettings
     optimizer: OptimizerSettings = OptimizerSettings()
@@ -86,6 +100,38 @@ class RunConfig(Settings):
         _check_kept(self)
         _check_zero(self)
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_sentence_pairs(cls, values: Any) -> Any:
+        """Set `data.sentence_pairs`, where it is not set, as `objectives` have it."""
+        if not isinstance(values, Mapping) or not isinstance(data := values.get("data"), Mapping):
+            return values
+        items = values.get("objectives") or ()
+        pairs = [each for each in items if isinstance(each, Mapping) and each.get("name") == SENTENCE_PAIRS]
+        if not pairs or "sentence_pairs" in data:
+            return values
+        return {**values, "data": {**data, "sentence_pairs": pairs[0].get("task") or "next_sentence"}}
+
+    @property
+    def run_objectives(self) -> Objectives:
+        """What every stage trains that does not say otherwise."""
+        return self.objectives or objectives_of(self.data.sentence_pairs)
+
+    @property
+    def all_objectives(self) -> Objectives:
+        """What the model has heads for: the objectives of all stages."""
+        return self.stages[0].objectives_of_run
+
+    @property
+    def has_pair_head(self) -> bool:
+        """Whether the model judges sentence pairs."""
+        return sentence_pairs_of(self.all_objectives) != "none"
+
+    @property
+    def has_own_objectives(self) -> bool:
+        """Whether a class of the user's is among the objectives."""
+        return any(each.is_own for each in self.all_objectives)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -227,10 +273,31 @@ def _check_schedule(schedule: ScheduleSettings, steps: int, section: str, span: 
 
 
 def _check_task(config: RunConfig) -> None:
-    """Check sentence pairs and initial weights."""
-    if config.data.has_sentence_pairs and config.model.type_vocab_size < 2:
+    """Check objectives, sentence pairs and initial weights."""
+    if config.objectives is not None:
+        check_objectives(config.objectives, "objectives")
+        if (trained := sentence_pairs_of(config.objectives)) != config.data.sentence_pairs:
+            raise SettingError(
+                f"data.sentence_pairs={config.data.sentence_pairs} contradicts objectives, in which it is {trained}",
+                fix="remove one of the two settings",
+                code="objectives-and-sentence-pairs",
+            )
+    names = [each.name for each in config.all_objectives]
+    if MASKED_LM not in names and config.model.output_bias == "frequencies":
         raise SettingError(
-            f"data.sentence_pairs={config.data.sentence_pairs} needs two token types, and "
+            "model.output_bias=frequencies sets the bias of masked_lm, which no objective of the run is",
+            fix="set model.output_bias=zeros, or add masked_lm to objectives",
+            code="output-bias-without-masked-lm",
+        )
+    if MASKED_LM not in names and config.evaluation.minimal_pairs:
+        raise SettingError(
+            "evaluation.minimal_pairs is scored by masked_lm, which no objective of the run is",
+            fix="remove evaluation.minimal_pairs, or add masked_lm to objectives",
+            code="minimal-pairs-without-masked-lm",
+        )
+    if (pairs := sentence_pairs_of(config.all_objectives)) != "none" and config.model.type_vocab_size < 2:
+        raise SettingError(
+            f"data.sentence_pairs={pairs} needs two token types, and "
             f"model.type_vocab_size={config.model.type_vocab_size}",
             fix="set data.sentence_pairs=none (ModernBERT has neither token types nor a pair head), or "
             "model.family=custom"
@@ -267,6 +334,13 @@ def _check_evaluation(config: RunConfig) -> None:
 
 def _check_kept(config: RunConfig) -> None:
     """Check which checkpoints are kept and registered."""
+    best = config.checkpoint.best_metric
+    if best.startswith("valid/") and best not in BEST_METRICS and not config.has_own_objectives:
+        raise SettingError(
+            f"checkpoint.best_metric={best} is measured by no objective of the run",
+            fix=f"set one of {', '.join(BEST_METRICS)}, or suite/NAME/TASK",
+            code="best-metric-not-measured",
+        )
     if config.checkpoint.keep_best:
         _check_measured(config, "checkpoint.best_metric", config.checkpoint.best_metric)
     for condition in parse_conditions(config.registry.only_if) if config.registry.only_if else ():
@@ -286,8 +360,11 @@ def _check_kept(config: RunConfig) -> None:
 
 def _check_measured(config: RunConfig, setting: str, metric: str) -> None:
     """Check that the run measures the metric that a setting compares."""
-    if metric == "valid/pair_accuracy" and not config.data.has_sentence_pairs:
+    names = [each.name for each in config.all_objectives]
+    if metric == "valid/pair_accuracy" and SENTENCE_PAIRS not in names:
         reason, fix = "with data.sentence_pairs=none", "set data.sentence_pairs=next_sentence"
+    elif metric.startswith("valid/mlm") and MASKED_LM not in names:
+        reason, fix = "without the objective masked_lm", "add masked_lm to objectives"
     elif metric.startswith("valid/minimal_pairs") and not config.evaluation.minimal_pairs:
         reason, fix = "without evaluation.minimal_pairs", "set evaluation.minimal_pairs to a directory"
     elif metric.startswith("suite/") and not config.evaluation.suite:

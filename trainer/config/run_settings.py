@@ -11,7 +11,7 @@ from data_prep.base.settings import PathText, SettingError, Settings
 from trainer.config.setting_types import MaskingRate, MaskUnit, NonNegativeInt, Probability, Seconds
 
 BEST_METRICS = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy", "valid/minimal_pairs_accuracy")
-_SUITE_METRIC = re.compile(r"suite/[A-Za-z0-9_-]+/[A-Za-z0-9_-]+")
+_OTHER_METRIC = re.compile(r"suite/[A-Za-z0-9_-]+/[A-Za-z0-9_-]+|valid/[a-z][a-z0-9_]*")
 
 
 class CheckpointSettings(Settings):
@@ -75,7 +75,7 @@ class CheckpointSettings(Settings):
     @field_validator("best_metric")
     @classmethod
     def _check_best_metric(cls, name: str) -> str:
-        if name not in BEST_METRICS and _SUITE_METRIC.fullmatch(name) is None:
+        if name not in BEST_METRICS and _OTHER_METRIC.fullmatch(name) is None:
             raise ValueError(f"must be one of {', '.join(BEST_METRICS)}, or suite/NAME/TASK")
         return name
 

@@ -14,6 +14,7 @@ from data_prep.base.settings import SettingError
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings, WeightedShards
 from trainer.config.model_settings import ModelSettings
+from trainer.config.objective_settings import Objectives, check_objectives, sentence_pairs_of, union
 from trainer.config.run_settings import EvaluationSettings
 from trainer.config.schedule import (
     learning_rate,
@@ -60,6 +61,10 @@ class Stage(StageShape):
     """Steps of it that the run takes; `training.max_steps` may end the run earlier."""
     data: DataSettings
     """Its data and its masking."""
+    objectives: Objectives
+    """What it trains."""
+    objectives_of_run: Objectives
+    """What the model has heads for, and every evaluation measures."""
     data_sets: tuple[int, ...]
     """Its data sets: indices into `RunConfig.data_sets`, in the order of `data.components`."""
     evaluation_data: DataSettings
@@ -145,7 +150,12 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
     for number, (item, shape) in enumerate(zip(settings, shapes, strict=True)):
         own_clock = Clock(first_step, shape.steps)
         stage_name = f"training.stages.{numbers[number]}" + (f" ({item.name})" if item.name else "")
-        masks = {name: getattr(item, name) for name in ("mlm_probability", "mask_unit") if getattr(item, name)}
+        objectives = item.objectives or config.run_objectives
+        check_objectives(objectives, f"{stage_name}.objectives")
+        masks: dict[str, Any] = {
+            name: getattr(item, name) for name in ("mlm_probability", "mask_unit") if getattr(item, name)
+        }
+        masks["sentence_pairs"] = sentence_pairs_of(objectives)
         if item.mlm_probability is not None:
             masks["final_mlm_probability"] = item.final_mlm_probability
         stages.append(
@@ -157,6 +167,8 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
                 first_step=first_step,
                 taken_steps=min(max(max_steps - first_step, 0), shape.steps),
                 data=_data(config.data, item, {"sequence_length": shape.sequence_length, **masks}, stage_name),
+                objectives=objectives,
+                objectives_of_run=(),
                 data_sets=(),
                 evaluation_data=config.data,
                 evaluation=_evaluation(config.evaluation, item, stage_name),
@@ -174,8 +186,10 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
         )
         first_step += shape.steps
     members = iter(_data_sets([stage.data.components for stage in stages])[0])
-    last = stages[-1].data
-    return tuple(replace(stage, data_sets=next(members), evaluation_data=last) for stage in stages)
+    last, objectives = stages[-1].data, union([stage.objectives for stage in stages])
+    return tuple(
+        replace(stage, data_sets=next(members), evaluation_data=last, objectives_of_run=objectives) for stage in stages
+    )
 
 
 def data_sets_of(stages: Sequence[Stage]) -> tuple[str, ...]:

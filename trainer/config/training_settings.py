@@ -9,6 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 
 from data_prep.base.settings import PathText, SettingError, Settings
 from trainer.config.data_settings import Shards
+from trainer.config.objective_settings import Objectives
 from trainer.config.setting_types import MaskingRate, MaskUnit, NonNegativeInt, Probability, Seconds
 
 
@@ -169,6 +170,9 @@ class StageSettings(Settings):
         None, description="masking rate at the last step of this stage, reached linearly; needs mlm_probability"
     )
     mask_unit: MaskUnit | None = Field(None, description="as data.mask_unit")
+    objectives: Objectives | None = Field(
+        None, description="what this stage trains, as objectives; other heads of the run keep their weights"
+    )
     learning_rate: PositiveFloat | None = Field(None, description="peak learning rate, as optimizer.learning_rate")
     weight_decay: Annotated[float, Field(ge=0.0)] | None = Field(None, description="as optimizer.weight_decay")
     schedule: ScheduleSettings | None = Field(

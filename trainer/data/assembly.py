@@ -9,9 +9,10 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
+from trainer.config.objective_settings import PairTask
 from trainer.data.batch import IGNORED
 from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments
-from trainer.data.sentence_pairs import PairTask, max_pairs_in_row
+from trainer.data.sentence_pairs import max_pairs_in_row
 from trainer.data.shard_set import Shard
 
 SEQUENCE_BUCKET = 64

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from data_prep.storage import storage
+from data_prep.tokenizer.special_tokens import SpecialTokens
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
-from trainer.config.measurements import Measurement, Metrics
+from trainer.config.measurements import Measurement
+from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS
 from trainer.data.assembly import RowSettings, assemble_rows
 from trainer.data.batch import Batch
 from trainer.data.components import shards_of
@@ -30,8 +32,8 @@ class EvaluationBatch:
 
     batch: Batch
     origins: torch.Tensor
-    """(T,) int64: at every position of a text token, the number of its document's source in `Origins.names`."""
-    metrics: frozenset[Metrics] = frozenset({"mlm", "pair"})
+    """(T,) int64: at every text token the number of its document's source in `Origins.names`, elsewhere -1."""
+    metrics: frozenset[str] = frozenset({MASKED_LM, SENTENCE_PAIRS})
     """What is counted of it."""
     num_words: int = 0
     """Hidden words (`trainer/data/hidden_words.py`)."""
@@ -133,8 +135,13 @@ def evaluation_batches(
 
 
 def scatter_to_positions(values: np.ndarray, segments: Segments, num_rows: int, settings: RowSettings) -> np.ndarray:
-    """Return the value of each segment, (N,), at the positions of its tokens, (T,) int64."""
-    return assemble_rows(segments, np.repeat(values, segments.lengths), num_rows, settings).input_ids
+    """Return the value of each segment, (N,), at the positions of its tokens, (T,) int64; -1 elsewhere."""
+    tokens = np.repeat(values + 1, segments.lengths)
+    return assemble_rows(segments, tokens, num_rows, settings, NO_TOKENS).input_ids - 1
+
+
+NO_TOKENS = SpecialTokens(pad=0, unk=None, cls=0, sep=0, mask=0)
+"""For rows of flags or numbers in place of tokens."""
 
 
 class _Sources:

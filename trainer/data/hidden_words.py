@@ -29,10 +29,10 @@ import torch
 
 from data_prep.tokenizer.special_tokens import SpecialTokens
 from data_prep.tokenizer.tokenizer import Tokenizer
-from trainer.config.measurements import WORD_ROW_LENGTH
+from trainer.config.measurements import WORD_ROW_LENGTH, WORDS
 from trainer.data.assembly import RowSettings, assemble_rows
 from trainer.data.batch import IGNORED, Batch
-from trainer.data.evaluation_batches import EvaluationBatch
+from trainer.data.evaluation_batches import NO_TOKENS, EvaluationBatch
 from trainer.data.packing import SEGMENT_A, Segments, document_starts
 from trainer.data.randomness import Purpose, fold, root_key, uniform
 from trainer.data.shard_set import Shard, ShardSet
@@ -133,7 +133,7 @@ def _batch(
         np.full(number, IGNORED),
     )
     rows = assemble_rows(segments, words.tokens[inside], num_rows, settings, words.special_tokens)
-    flags = assemble_rows(segments, words.hidden[inside], num_rows, settings, _NO_TOKENS).input_ids
+    flags = assemble_rows(segments, words.hidden[inside], num_rows, settings, NO_TOKENS).input_ids
     positions = np.flatnonzero(flags)
     labels = rows.input_ids[positions]
     rows.input_ids[positions] = words.special_tokens.mask
@@ -155,13 +155,10 @@ def _batch(
     return EvaluationBatch(
         batch,
         torch.zeros(len(flags), dtype=torch.int64),
-        frozenset({"words"}),
+        frozenset({WORDS}),
         num_words=int(words.words[which].sum()),
         num_bytes=int(words.num_bytes[which].sum()),
     )
-
-
-_NO_TOKENS = SpecialTokens(pad=0, unk=None, cls=0, sep=0, mask=0)
 
 
 @dataclass(frozen=True)

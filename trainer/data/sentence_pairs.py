@@ -20,18 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
 from data_prep.dataset.shard_index import ShardIndex
+from trainer.config.objective_settings import PairTask
 from trainer.data.batch import IGNORED
 from trainer.data.bin_packing import pack_rows
 from trainer.data.packing import document_starts
 from trainer.data.pair_rows import PairCounts, PairPlan
 from trainer.data.randomness import below, fold, high_bits, low_bits
 
-PairTask = Literal["next_sentence", "sentence_order"]
 IS_NEXT, IS_RANDOM = 0, 1
 """Labels as in Hugging Face's `next_sentence_label`."""
 IN_ORDER, IS_SWAPPED = 0, 1

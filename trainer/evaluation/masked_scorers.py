@@ -14,7 +14,7 @@ from trainer.data.batch import Batch
 from trainer.data.minimal_pairs import EncodedSentence, MaskedCopies, Scorer
 from trainer.inference.checkpoint_model import CheckpointMaskedLM
 from trainer.inference.fill_mask import FillMask, mask_reader
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -27,13 +27,14 @@ from data_prep.base.local_paths import home_in
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.average import Weighting, average_checkpoints, average_coefficients
 from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
+from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
 from trainer.hf_export.export_source import read_source
 from trainer.hf_export.exported_files import write_model, write_origin, write_sentence_transformer, write_tokenizer
 from trainer.hf_export.model_card import TrainingFacts
 from trainer.hf_export.parity import ParityReport, check_export
 from trainer.model.hugging_face import family_in_transformers
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def export_model(
     """
     facts, output = facts or TrainingFacts(), Path(output).absolute()
     check_output(output)
-    family_in_transformers(config.model, config.data.has_sentence_pairs)
+    family_in_transformers(config.model, config.has_pair_head)
     model = build_model(config, weights)
     tokenizer = Tokenizer.load(tokenizer_folder)
     if tokenizer.vocab_size > config.model.vocab_size:
@@ -167,8 +168,18 @@ def check_output(output: Path) -> None:
 
 def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> PretrainingModel:
     """The trained model in evaluation mode, float32 on the CPU, holding `weights` themselves."""
+    objectives = tuple(each for each in config.all_objectives if not each.is_own)
+    if MASKED_LM not in [each.name for each in objectives]:
+        raise UserError(
+            f"the run trained no {MASKED_LM} ({', '.join(each.name for each in config.all_objectives)}), and models "
+            "leave with its head",
+            fix=f"train {MASKED_LM} too, or read the encoder's weights from the checkpoint (names `encoder.*`)",
+            code="export-without-masked-lm",
+        )
     with torch.device("meta"):
-        model = PretrainingModel(config.model, next_sentence=config.data.has_sentence_pairs)
+        model = PretrainingModel(config.model, objectives)
+    if config.has_own_objectives:  # whose heads stay behind
+        weights = {name: weight for name, weight in weights.items() if name.partition(".")[0] in model._modules}
     expected = {name: parameter.shape for name, parameter in model.named_parameters()}
     wrong = [name for name in expected if name not in weights or weights[name].shape != expected[name]]
     wrong += [name for name in weights if name not in expected]

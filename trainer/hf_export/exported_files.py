@@ -17,18 +17,19 @@ from data_prep.tokenizer.foreign_files import FILE_NAMES, TOKENIZER_CONFIG_NAME
 from data_prep.tokenizer.hugging_face_tokenizer import write_hugging_face_tokenizer
 from data_prep.tokenizer.tokenizer import MODEL_NAME, Tokenizer
 from data_prep.tokenizer.tokenizer_report import REPORT_NAME
+from trainer.config.objective_settings import SENTENCE_PAIRS
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.hf_export.model_card import TrainingFacts, model_card
 from trainer.hf_export.parity import ParityReport
 from trainer.model.hugging_face import family_in_transformers, hugging_face_config, to_hugging_face
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "sentencepiece")
 
 
 def write_model(folder: Path, config: RunConfig, model: PretrainingModel, tokenizer: Tokenizer) -> None:
     """config.json, with the ids of the tokenizer's special tokens, and model.safetensors."""
-    has_pairs = model.pooler is not None
+    has_pairs = SENTENCE_PAIRS in model.objectives
     _write_json(folder / "config.json", hugging_face_config(config.model, has_pairs, tokenizer.special_tokens))
     weights = to_hugging_face(model.state_dict(), family_in_transformers(config.model, has_pairs))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -10,13 +10,19 @@ from dataclasses import dataclass, field
 from data_prep.dataset.data_card import escaped
 from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.config.objective_settings import sentence_pairs_of
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.model.hugging_face import family_in_transformers
-from trainer.model.sizes import num_parameters
+from trainer.objectives.pretraining import num_parameters
 
 _ARCHITECTURES = {"bert": "BERT", "modernbert": "ModernBERT"}
-_PAIR_TASKS = {"next_sentence": "next-sentence prediction", "sentence_order": "sentence-order prediction"}
+_TASKS = {
+    "masked_lm": "masked language modeling",
+    "sentence_pairs": "next-sentence prediction",
+    "next_sentence": "next-sentence prediction",
+    "sentence_order": "sentence-order prediction",
+}
 _TOKENIZERS = {"sentencepiece": "SentencePiece BPE", "hugging_face": "that of another checkpoint (`tokenizer.json`)"}
 _PLAIN_URL = re.compile(r"https?://[\w.~:/?#@!$&'()*+,;=%-]+", re.ASCII)  # nothing that ends <...> or a cell
 
@@ -48,7 +54,7 @@ class TrainingFacts:
 
 def model_card(name: str, config: RunConfig, facts: TrainingFacts, tokenizer: Tokenizer) -> str:
     """The README.md of the exported folder, with the metadata that model hubs read on top."""
-    has_pairs = config.data.has_sentence_pairs
+    has_pairs = config.has_pair_head
     return "\n\n".join(
         [
             _metadata(config, facts),
@@ -78,13 +84,13 @@ def _metadata(config: RunConfig, facts: TrainingFacts) -> str:
 
 def _description(config: RunConfig, has_pairs: bool) -> str:
     model = config.model
-    tasks = "masked language modeling" + (f" and {_PAIR_TASKS[config.data.sentence_pairs]}" if has_pairs else "")
+    tasks = " and ".join(_TASKS.get(each.task or each.name, f"`{each.name}`") for each in config.all_objectives)
     return (
         f"A {_ARCHITECTURES[_family(config)]} encoder pretrained with clozeworks by {tasks}: "
         f"{model.num_hidden_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} heads, "
         f"feed-forward size "
         f"{model.intermediate_size}, trained on sequences of up to {config.longest_sequence} tokens, "
-        f"{num_parameters(model, has_pairs):,} parameters."
+        f"{num_parameters(model, config.all_objectives):,} parameters."
     )
 
 
@@ -106,7 +112,7 @@ def _use(name: str, config: RunConfig, has_pairs: bool, tokenizer: Tokenizer) ->
 
 def _pairs_head(config: RunConfig, has_pairs: bool) -> str:
     return (
-        f" The pooler and the head for {_PAIR_TASKS[config.data.sentence_pairs]} are trained; load them with "
+        f" The pooler and the head for {_TASKS[sentence_pairs_of(config.all_objectives)]} are trained; load them with "
         "`BertForPreTraining` (label 0: B follows A)."
         if has_pairs
         else " It was not trained on sentence pairs, so it has no trained pooler: transformers initializes a random "
@@ -177,7 +183,7 @@ def _limits(config: RunConfig) -> str:
 
 
 def _family(config: RunConfig) -> str:
-    return family_in_transformers(config.model, config.data.has_sentence_pairs)
+    return family_in_transformers(config.model, config.has_pair_head)
 
 
 def _linked(name: str, url: str | None) -> str:

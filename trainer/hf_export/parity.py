@@ -21,9 +21,10 @@ from data_prep.tokenizer.adversarial_lines import ADVERSARIAL_LINES
 from data_prep.tokenizer.foreign_tokenizer import ForeignTokenizer
 from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, PAD_TOKEN_ID, SpecialTokens
 from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.config.objective_settings import SENTENCE_PAIRS
 from trainer.data.batch import Batch
-from trainer.model.pretraining import PretrainingModel
 from trainer.model.quiet_transformers import quiet_transformers
+from trainer.objectives.pretraining import PretrainingModel
 
 LOGIT_TOLERANCE = 1e-4
 """Largest difference of any logit, relative to the largest logit: float32 keeps 6e-8 a step, the two sides
@@ -75,7 +76,7 @@ def check_export(folder: Path, model: PretrainingModel, tokenizer: Tokenizer) ->
         reference = load_reference(folder)
     window = model.config.local_attention or 0
     longest = min(model.config.max_position_embeddings, max(64, window + 32))  # beyond what a local layer sees
-    sequences = sample_sequences(tokenizer, longest, model.pooler is not None)
+    sequences = sample_sequences(tokenizer, longest, SENTENCE_PAIRS in model.objectives)
     difference, largest, num_logits = compare_logits(model, reference, sequences, tokenizer.special_tokens.pad)
     if not difference <= LOGIT_TOLERANCE * largest:
         raise UserError(

@@ -16,7 +16,7 @@ from trainer.hf_export.export_source import read_source
 from trainer.hf_export.parity import EncodedSequence, pack_rows
 from trainer.inference.fill_mask import FillMask
 from trainer.model.pretrained import load_tokenizer
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 
 class MaskedLogits(NamedTuple):

@@ -16,20 +16,24 @@ NOTABLE_WAIT = 0.1
 SHOWN_HOSTS = 4
 SHOWN_GROUPS = 8
 """Maximum number of sources, or lengths, in a line; MLflow has all."""
-PAIR_TASKS = {"next_sentence": "nsp", "sentence_order": "sop"}
 
 
 def step_line(
-    step: int, max_steps: int, epoch: float, metrics: Mapping[str, float], seconds_left: float, pairs: str = "pairs"
+    step: int,
+    max_steps: int,
+    epoch: float,
+    metrics: Mapping[str, float],
+    seconds_left: float,
+    labels: Mapping[str, str],
 ) -> str:
     """Format the log line of a step.
 
     Args:
         epoch: from 0, with its fraction.
         metrics: under their MLflow names.
-        pairs: short name of the sentence-pair task (`PAIR_TASKS`).
+        labels: what each objective is called, by its name in metrics, such as `{"mlm": "mlm", "pair": "nsp"}`.
     """
-    parts = [f"step {step}/{max_steps}", f"epoch {epoch:.2f}", _loss(metrics, pairs)]
+    parts = [f"step {step}/{max_steps}", f"epoch {epoch:.2f}", _loss(metrics, labels)]
     parts += [f"lr {scientific(metrics['train/learning_rate'])}", _speed(metrics)]
     if "train/mfu" in metrics:
         parts.append(f"MFU {metrics['train/mfu']:.1%}")
@@ -47,7 +51,7 @@ def device_line(hosts: Sequence[str], devices: Sequence[str], precision: str, ze
 
 
 def evaluation_line(
-    step: int, metrics: Mapping[str, float], unigram_entropy: float | None, pairs: str = "pairs"
+    step: int, metrics: Mapping[str, float], unigram_entropy: float | None, labels: Mapping[str, str]
 ) -> str:
     """Format the line of an evaluation, with the loss of a model that knows only how frequent each token is."""
     parts = [f"valid at step {step}"]
@@ -58,14 +62,17 @@ def evaluation_line(
             f"accuracy {metrics['valid/mlm_accuracy']:.1%} (top 5 {metrics['valid/mlm_accuracy_top5']:.1%})",
             f"perplexity {metrics['valid/mlm_perplexity']:,.1f}",
         ]
-    else:
+    elif "mlm" in labels:
         parts.append("no mlm loss: no token of the valid split is masked, because it is empty or too small")
     if "valid/own_mlm_loss" in metrics:
         parts.append(f"as it trains {metrics['valid/own_mlm_loss']:.3f}")
     if "valid/word_bits_per_byte" in metrics:
         parts.append(f"words {metrics['valid/word_bits_per_byte']:.3f} bits/byte")
-    if "valid/pair_accuracy" in metrics:
-        parts.append(f"{pairs} accuracy {metrics['valid/pair_accuracy']:.1%}")
+    for name, label in labels.items():
+        if name != "mlm" and f"valid/{name}_accuracy" in metrics:
+            parts.append(f"{label} accuracy {metrics[f'valid/{name}_accuracy']:.1%}")
+        elif name != "mlm" and f"valid/{name}_loss" in metrics:
+            parts.append(f"{label} loss {metrics[f'valid/{name}_loss']:.3f}")
     if "valid/minimal_pairs_accuracy" in metrics:
         parts.append(f"minimal pairs {metrics['valid/minimal_pairs_accuracy']:.1%}")
     return " | ".join(parts)
@@ -102,13 +109,14 @@ def compact(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _loss(metrics: Mapping[str, float], pairs: str) -> str:
+def _loss(metrics: Mapping[str, float], labels: Mapping[str, str]) -> str:
     if "train/loss" not in metrics:
         return "all samples skipped"
-    if "train/pair_loss" not in metrics:
-        return f"loss {metrics['train/loss']:.3f} (ppl {perplexity(metrics['train/mlm_loss']):,.1f})"
-    mlm, pair = metrics["train/mlm_loss"], metrics["train/pair_loss"]
-    return f"loss {metrics['train/loss']:.3f} (mlm {mlm:.3f}, {pairs} {pair:.3f})"
+    losses = {name: metrics[f"train/{name}_loss"] for name in labels if f"train/{name}_loss" in metrics}
+    details = [f"{labels[name]} {loss:.3f}" for name, loss in losses.items()]
+    if [*losses] == ["mlm"]:
+        details = [f"ppl {perplexity(losses['mlm']):,.1f}"]
+    return f"loss {metrics['train/loss']:.3f} ({', '.join(details)})"
 
 
 def _speed(metrics: Mapping[str, float]) -> str:

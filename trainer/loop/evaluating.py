@@ -74,7 +74,7 @@ def log_evaluation(run: Run, state: TrainState, progress: Progress, metrics: dic
     """Report a complete evaluation to MLflow, console, history and status."""
     run.tracker.log(state.step, metrics)
     entropies = [shard_set.manifest.valid.unigram_entropy_nats for shard_set in run.shard_sets]
-    run.log(evaluation_line(state.step, metrics, entropies[0] if len(entropies) == 1 else None, run.pair_task))
+    run.log(evaluation_line(state.step, metrics, entropies[0] if len(entropies) == 1 else None, run.labels))
     if (groups := groups_line(metrics)) is not None:
         run.log(groups)
     on_disk(run, lambda: append_history(run.output_dir, "evaluated", {"step": state.step, "metrics": metrics}))
@@ -92,7 +92,7 @@ def validation_metrics(run: Run, state: TrainState, poll: StopPoll) -> dict[str,
         batches = itertools.chain(batches, word_batches(run.hidden_words, rows, rank, world_size))
     origins = origins_of(run.shard_sets)
     until_stop = _until_stop(batches, run, state, poll)
-    metrics = evaluate(run.engine, until_stop, run.ranks, origins, run.config.evaluation)
+    metrics = evaluate(run.engine, run.model.objectives, until_stop, run.ranks, origins, run.config.evaluation)
     if stage.evaluation_data.on_corrupt_shard == "skip":
         _share_damaged_shards(run)
     return metrics
@@ -174,7 +174,7 @@ def log_average(run: Run, state: TrainState, progress: Progress, poll: StopPoll)
     overall = {name: value for name, value in metrics_of_mean.items() if name.count("/") == 1}
     metrics = {name.replace("valid/", AVERAGE_PREFIX): value for name, value in overall.items()}
     run.tracker.log(state.step, metrics)
-    run.log(f"mean of the checkpoints {_listed(steps)}: {evaluation_line(state.step, overall, None, run.pair_task)}")
+    run.log(f"mean of the checkpoints {_listed(steps)}: {evaluation_line(state.step, overall, None, run.labels)}")
     progress = replace(progress, metrics={**progress.metrics, **metrics}, averaged_step=steps[-1])
     report_status(run, state, progress)
     return progress, metrics

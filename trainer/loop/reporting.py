@@ -53,7 +53,7 @@ def log(run: Run, state: TrainState, progress: Progress, epoch: float) -> tuple[
             "train_seconds": state.train_seconds + interval.seconds,
         }
     )
-    run.log(step_line(newest.step, run.config.max_steps, epoch, metrics, left, run.pair_task))
+    run.log(step_line(newest.step, run.config.max_steps, epoch, metrics, left, run.labels))
     run.bar.describe(metrics, left)
     if run.follower is not None:
         progress = replace(progress, metrics={**progress.metrics, **run.follower.attach(run.tracker)})

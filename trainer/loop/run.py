@@ -11,6 +11,7 @@ from data_prep.base.logs import logger
 from trainer.checkpoint.format import DataIdentity
 from trainer.checkpoint.upload import Uploader
 from trainer.config.run_config import RunConfig
+from trainer.config.stages import Stage
 from trainer.data.hidden_words import HiddenWords
 from trainer.data.pair_counts import KeptPairCounts
 from trainer.data.shard_set import ShardSet, has_valid_split
@@ -18,11 +19,12 @@ from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine
-from trainer.loop.console import PAIR_TASKS, StepBar
+from trainer.loop.console import StepBar
 from trainer.loop.extensions import Follower
 from trainer.loop.recorder import Recorder
 from trainer.metrics.health import Health, NonFiniteSteps
-from trainer.model.sizes import num_parameters
+from trainer.objectives.objective import Objective, StageObjectives
+from trainer.objectives.pretraining import PretrainingModel
 from trainer.tracking.status import RunStatus
 from trainer.tracking.system_metrics import SystemMetrics
 from trainer.tracking.tracker import MetricLog
@@ -91,6 +93,7 @@ class Run:
     """On rank 0, of its host."""
     bar: StepBar = field(default_factory=lambda: StepBar(False, 0, 0))
     started_at: float = field(default_factory=time.time)
+    num_parameters: int = 0
     sources: Mapping[str, str] = field(default_factory=dict)
     """sha256 of every source file that runs, by name; the same on all ranks."""
 
@@ -108,13 +111,19 @@ class Run:
         return self.minimal_pairs is not None or has_valid_split(self.shard_sets)
 
     @property
-    def num_parameters(self) -> int:
-        return num_parameters(self.config.model, self.config.data.has_sentence_pairs)
+    def model(self) -> PretrainingModel:
+        """The model in the engine; at ZeRO stage 3 its parameters are partitioned."""
+        assert isinstance(self.engine.module, PretrainingModel)
+        return self.engine.module
+
+    def objectives_of(self, stage: Stage) -> StageObjectives:
+        """Return what a stage trains."""
+        return StageObjectives(self.model.objectives, {each.name: each.weight for each in stage.objectives})
 
     @property
-    def pair_task(self) -> str:
-        """Short name of the sentence-pair task in log lines: nsp or sop."""
-        return PAIR_TASKS.get(self.config.data.sentence_pairs, "pairs")
+    def labels(self) -> dict[str, str]:
+        """The objectives in log lines, by what they are called in names of metrics."""
+        return labels_of(self.model.objectives)
 
     def facts_of(self, step: int) -> dict[str, str]:
         """Return how an evaluation after this step measures (`trainer/config/comparability.py`)."""
@@ -129,6 +138,11 @@ class Run:
         """Log a warning on rank 0."""
         if self.ranks.is_first:
             LOG.warning(text)
+
+
+def labels_of(objectives: Mapping[str, Objective]) -> dict[str, str]:
+    """Return how log lines call the objectives, by what they are called in names of metrics."""
+    return {each.metric: each.label or each.metric for each in objectives.values()}
 
 
 def warn_of_disk(output_dir: Path, error: OSError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,7 +26,8 @@ from trainer.checkpoint.restore import load
 from trainer.checkpoint.upload import Uploader
 from trainer.config.batch_arithmetic import StageShape, batch_arithmetic
 from trainer.config.data_settings import DataSettings
-from trainer.config.measurements import evaluated_shapes, shape_of_words, untrained_positions
+from trainer.config.measurements import evaluated_shapes, objectives_measured, shape_of_words, untrained_positions
+from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.config.training_settings import BranchSettings
@@ -66,8 +68,7 @@ from trainer.loop.start import (
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.unigram import training_counts, training_entropy_nats
 from trainer.model.numerics import with_compilation_decided, with_precision_decided
-from trainer.model.pretraining import PretrainingModel, PretrainingOutput
-from trainer.model.sizes import num_parameters
+from trainer.objectives.pretraining import Output, PretrainingModel, num_parameters
 from trainer.preflight.checks import PlannedRun, warnings
 from trainer.preflight.data_checks import EVALUATION_IS_OFF
 from trainer.tracking.run_description import all_lineages, describe_run
@@ -132,7 +133,7 @@ def log_device(config: RunConfig, extensions: Extensions, ranks: Ranks, *decisio
     if not ranks.is_first:
         return
     LOG.info(device_line(hosts, devices, config.training.precision, config.zero.stage))
-    parameters = num_parameters(config.model, config.data.has_sentence_pairs)
+    parameters = num_parameters(config.model, config.all_objectives)
     if ranks.device.type == "cpu" and not is_cpu_requested() and parameters > LARGE_ON_CPU:
         LOG.warning(
             f"no GPU was found, so {parameters:,} parameters train on the CPU, which is slow: check the driver and the "
@@ -147,7 +148,7 @@ def log_device(config: RunConfig, extensions: Extensions, ranks: Ranks, *decisio
 
 def build_model(config: RunConfig, shard_sets: list[ShardSet]) -> PretrainingModel:
     """Return the model with the weights of a new run."""
-    model = PretrainingModel(config.model, config.data.has_sentence_pairs, config.training.activation_checkpointing)
+    model = PretrainingModel(config.model, config.all_objectives, config.training.activation_checkpointing)
     model.initialize(config.training.seed)
     if config.model.output_bias == "frequencies":
         first = config.stages[0]
@@ -206,6 +207,8 @@ def open_run(
 ) -> Run:
     """Open the parts that the run reports to, most of them on rank 0."""
     ranks, output_dir, stage = engine.ranks, Path(config.output_dir), config.stage_of(state.step + 1)
+    assert isinstance(engine.module, PretrainingModel)
+    objectives = engine.module.objectives
     return Run(
         config=config,
         ranks=ranks,
@@ -214,16 +217,17 @@ def open_run(
         engine=engine,
         uploader=open_uploader(start, config, ranks),
         tracker=open_tracker(config, ranks, state, begin=start.branch is not None),
-        recorder=Recorder(ranks, state.step),
+        recorder=Recorder(ranks, objectives, state.step),
         stop_signal=stop_signal,
         watchdog=watchdog,
-        health=Health(config.health, training_entropy_nats(stage.data, stage.select(shard_sets))),
+        health=Health(config.health, training_entropy_nats(stage.data, stage.select(shard_sets)), objectives.values()),
         minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
-        hidden_words=hidden_words_of(config, shard_sets),
+        hidden_words=hidden_words_of(config, shard_sets) if MASKED_LM in objectives else None,
         follower=extensions.open_follower(config, LOG.warning, LOG.info) if ranks.is_first else None,
         status=RunStatus(output_dir, partial(warn_of_disk, output_dir)) if ranks.is_first else None,
         system=SystemMetrics(output_dir, ranks.device) if ranks.is_first else None,
         bar=StepBar(ranks.is_first, state.step, config.max_steps),
+        num_parameters=num_parameters(config.model, config.all_objectives),
         sources=broadcast_object(running_sources(task_modules) if ranks.is_first else None, ranks),
     )
 
@@ -269,7 +273,7 @@ def warmup_step(
     batches = [
         _first_batch(stage, stage.data, config, shard_sets, ranks) for stage in (shapes if is_compiled else shapes[:1])
     ]
-    losses = [_loss_of(engine, batch) for batch in batches]
+    losses = [_loss_of(engine, stage, batch) for stage, batch in zip(shapes, batches, strict=False)]
     if not is_compiled:
         engine.warmup_step(*losses)
         return
@@ -279,8 +283,9 @@ def warmup_step(
         watchdog.mark("compiling for evaluation", COMPILATION_SECONDS)
         engine.eval()
         with torch.no_grad():
-            for data, shape in evaluated_shapes(ahead):
-                engine.forward(_first_batch(shape, data, config, shard_sets, ranks), scored=True)
+            for metrics, data, shape in evaluated_shapes(ahead):
+                batch = _first_batch(shape, data, config, shard_sets, ranks)
+                engine.forward(batch, scored=objectives_measured(metrics))
         engine.train()
     watchdog.mark("setting up")
 
@@ -292,9 +297,15 @@ def stages_after(step: int, config: RunConfig) -> list[Stage]:
 
 
 def one_of_each_shape(stages: Sequence[Stage]) -> list[Stage]:
-    """Return one stage per shape of micro-batch, the largest first."""
+    """Return one stage per shape of micro-batch and set of objectives, the largest first."""
     by_shape = {
-        (stage.micro_batch_tokens, stage.sequence_length, stage.data.max_mlm_probability): stage for stage in stages
+        (
+            stage.micro_batch_tokens,
+            stage.sequence_length,
+            stage.data.max_mlm_probability,
+            *(each.name for each in stage.objectives),
+        ): stage
+        for stage in stages
     }
     return [by_shape[shape] for shape in sorted(by_shape, reverse=True)]
 
@@ -315,10 +326,10 @@ def _first_batch(
     return next(batches).batch.to(ranks.device)
 
 
-def _loss_of(engine: Engine, batch: Batch) -> Callable[[], torch.Tensor]:
+def _loss_of(engine: Engine, stage: Stage, batch: Batch) -> Callable[[], torch.Tensor]:
     def loss() -> torch.Tensor:
-        output: PretrainingOutput = engine.forward(batch)
-        return output.mlm_loss_sum + output.pair_loss_sum
+        output: Output = engine.forward(batch, objectives=[each.name for each in stage.objectives])
+        return functools.reduce(torch.add, (sums["loss"] for sums in output.values()))
 
     return loss
 

@@ -6,12 +6,13 @@ after the one that was fetched. What ranks ask for when a step begins is granted
 
 What changes is returned: the training state, which a checkpoint holds, and the progress of this process
 (`trainer/loop/run.py`). To understand a step, read this file, `trainer/loop/step.py`, `trainer/engine/engine.py` and
-`trainer/model/pretraining.py`.
+`trainer/objectives/pretraining.py`.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from data_prep.base.errors import UserError
@@ -21,7 +22,6 @@ from trainer.config.stages import Stage
 from trainer.data.loader import GlobalBatch
 from trainer.data.workers import ReadingStopped
 from trainer.distributed.agreement import raise_error_of_any
-from trainer.engine.engine import Engine
 from trainer.loop.evaluating import evaluate_if_due
 from trainer.loop.global_batches import FetchedBatch, GlobalBatches, samples_of
 from trainer.loop.reporting import log, report_stop
@@ -29,7 +29,6 @@ from trainer.loop.run import Progress, Run
 from trainer.loop.saving import defer_save, save, save_stopped, state_of_checkpoint
 from trainer.loop.step import Counting, GlobalCounts, StepRequests, StepResult, take_step
 from trainer.metrics.health import NonFiniteSteps
-from trainer.model.pretraining import PretrainingModel
 from trainer.tracking.status import State
 
 EARLY_STEPS = (1, 10)
@@ -81,7 +80,7 @@ def complete_evaluation(run: Run, state: TrainState, progress: Progress) -> tupl
     if not progress.is_scored_later:
         return progress, False
     run.log(f"evaluating step {state.step:,}, which an earlier start saved and did not evaluate")
-    enter_stage(run.engine, run.config.stage_of(state.step))
+    enter_stage(run, run.config.stage_of(state.step))
     evaluated = evaluate_if_due(run, state, progress)
     run.recorder.restart_clock()
     return evaluated
@@ -116,7 +115,9 @@ def fetch(run: Run, batches: GlobalBatches, state: TrainState, progress: Progres
     except UserError as problem:
         error = problem
     requests = replace(requests_of(run, progress), fail=error is not None)
-    return Upcoming(fetched, error, Counting(fetched.batch if fetched else None, run.ranks, requests))
+    batch = fetched.batch if fetched else None
+    objectives = run.objectives_of(run.config.stages[batch.position.stage if batch else 0])
+    return Upcoming(fetched, error, Counting(batch, objectives, run.ranks, requests))
 
 
 def read_by_all(run: Run, upcoming: Upcoming) -> FetchedBatch:
@@ -135,11 +136,13 @@ def read_by_all(run: Run, upcoming: Upcoming) -> FetchedBatch:
 
 def step(run: Run, fetched: FetchedBatch, counts: GlobalCounts, state: TrainState) -> StepResult:
     """Take one optimizer step on a global batch, as its stage sets it (`trainer/loop/step.py`)."""
-    enter_stage(run.engine, run.config.stage_of(state.step + 1))
+    stage = run.config.stage_of(state.step + 1)
+    enter_stage(run, stage)
     return take_step(
         engine=run.engine,
         global_batch=fetched.batch,
         counts=counts,
+        objectives=run.objectives_of(stage),
         step=state.step,
         learning_rate=rate_of_step(run.config, state.step + 1),
         seed=run.config.training.seed,
@@ -149,12 +152,11 @@ def step(run: Run, fetched: FetchedBatch, counts: GlobalCounts, state: TrainStat
     )
 
 
-def enter_stage(engine: Engine, stage: Stage) -> None:
+def enter_stage(run: Run, stage: Stage) -> None:
     """Set what differs between stages and is no argument of a step: RoPE bases, gradient clipping, weight decay."""
-    assert isinstance(engine.module, PretrainingModel)
-    engine.module.set_rope_bases(stage.model)
-    engine.set_gradient_clipping(stage.gradient_clipping)
-    engine.set_weight_decay(stage.weight_decay)
+    run.model.set_rope_bases(stage.model)
+    run.engine.set_gradient_clipping(stage.gradient_clipping)
+    run.engine.set_weight_decay(stage.weight_decay)
 
 
 def rate_of_step(config: RunConfig, step: int) -> float:
@@ -237,6 +239,12 @@ def counted(run: Run, batch: GlobalBatch, result: StepResult, state: TrainState,
     return nonfinite
 
 
+def added(seen: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the sums of counts by name, without those that are 0."""
+    sums = {name: seen.get(name, 0) + counts.get(name, 0) for name in (*seen, *counts)}
+    return {name: number for name, number in sums.items() if number}
+
+
 def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> TrainState:
     """Return the state after a step on `batch`."""
     position = batch.next_position
@@ -245,8 +253,7 @@ def advanced(state: TrainState, batch: GlobalBatch, result: StepResult) -> Train
             "step": state.step + 1,
             "tokens_seen": state.tokens_seen + result.counts.tokens,
             "samples_seen": state.samples_seen + batch.last_sample - batch.first_sample + 1,
-            "masked_seen": state.masked_seen + result.counts.masked,
-            "pairs_seen": state.pairs_seen + result.counts.pairs,
+            "predictions_seen": added(state.predictions_seen, result.counts.predictions),
             "skipped_steps": state.skipped_steps + result.is_nonfinite,
             "unreadable_rows": state.unreadable_rows + result.counts.unreadable_rows,
             "stage": position.stage,

@@ -1,4 +1,4 @@
-"""Health of a run: non-finite losses, spikes, a plateau at the unigram entropy, suspicious pair accuracy.
+"""Health of a run: non-finite losses, spikes, a plateau at the unigram entropy, and what objectives warn of.
 
 Pure functions from numbers to warnings; `trainer/loop/training_loop.py` prints, logs and stops.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from data_prep.base.errors import UserError
 from trainer.config.run_settings import HealthSettings
 from trainer.data.sample_range import SampleRange
 from trainer.metrics.throughput import slow_rank
+from trainer.objectives.objective import Objective
 
 MIN_HISTORY = 20
 """Minimum steps in a window: with fewer its spread is chance."""
@@ -71,11 +72,11 @@ class NonFiniteSteps:
         """Whether the last step was non-finite."""
         return bool(self.streak)
 
-    def is_probe(self, losses: tuple[float, float], scale_can_fall: bool, is_first_update: bool) -> bool:
+    def is_probe(self, losses: Sequence[float], scale_can_fall: bool, is_first_update: bool) -> bool:
         """Return whether a skipped step only shows that fp16's loss scale was too large.
 
         Args:
-            losses: of the step, over all ranks.
+            losses: of each objective in the step, over all ranks.
             scale_can_fall: DeepSpeed can lower the scale, which is above its minimum.
             is_first_update: the optimizer has made no step: the search for the scale may take any number of steps.
         """
@@ -87,7 +88,7 @@ class NonFiniteSteps:
         """Return the count with one more probe."""
         return replace(self, num_probes=self.num_probes + 1)
 
-    def after(self, step: int, samples: SampleRange, losses: tuple[float, float]) -> NonFiniteSteps:
+    def after(self, step: int, samples: SampleRange, losses: Sequence[float]) -> NonFiniteSteps:
         """Return the streak with one more step, which changed neither weights nor optimizer state."""
         what = "loss" if not all(map(math.isfinite, losses)) else "gradient"
         return replace(self, streak=(*self.streak, (step, samples)), what=what)
@@ -134,16 +135,39 @@ class NonFiniteSteps:
         )
 
 
+class _Recent:
+    """The metrics of one objective in the last steps that predicted anything."""
+
+    def __init__(self, objective: Objective, settings: HealthSettings) -> None:
+        self.objective, self._settings = objective, settings
+        self._windows = {
+            value: deque[float](maxlen=settings.spike_window_steps)
+            for value in objective.training_values or objective.values
+        }
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> str | None:
+        """Add the metrics of a step; return the objective's warning about the means of the window."""
+        for value, window in self._windows.items():
+            if (name := f"train/{self.objective.metric}_{value}") in metrics:
+                window.append(metrics[name])
+        if min(map(len, self._windows.values())) < MIN_HISTORY:
+            return None
+        means = {value: statistics.fmean(window) for value, window in self._windows.items()}
+        return self.objective.warning(step, means, self._settings)
+
+
 class Health:
     """Checks the metrics of a run, step by step."""
 
-    def __init__(self, settings: HealthSettings, unigram_entropy_nats: float | None) -> None:
+    def __init__(
+        self, settings: HealthSettings, unigram_entropy_nats: float | None, objectives: Collection[Objective]
+    ) -> None:
         """`unigram_entropy_nats` is that of the training data (`unigram.py`); None disables the plateau check."""
         self._settings = settings
         self._entropy = unigram_entropy_nats
+        self._of_objectives = [_Recent(each, settings) for each in objectives]
         self._losses = SpikeDetector(settings.spike_window_steps, settings.spike_threshold or math.inf)
         self._mlm_losses: deque[float] = deque(maxlen=settings.spike_window_steps)
-        self._pair_accuracies: deque[float] = deque(maxlen=settings.spike_window_steps)
         self._warned: set[str] = set()
         self._slow_for = (-1, 0)
         self.num_spikes = 0
@@ -153,9 +177,8 @@ class Health:
         loss = metrics.get("train/loss", math.nan)
         if not math.isfinite(loss):  # counted by the loop; not part of any median
             return []
-        self._mlm_losses.append(metrics["train/mlm_loss"])
-        if "train/pair_accuracy" in metrics:
-            self._pair_accuracies.append(metrics["train/pair_accuracy"])
+        if "train/mlm_loss" in metrics:
+            self._mlm_losses.append(metrics["train/mlm_loss"])
         median = self._losses.median
         deviations = self._losses.judge(loss)
         warnings = []
@@ -168,9 +191,8 @@ class Health:
             )
         if len(self._mlm_losses) >= MIN_HISTORY:
             warnings += self._once("plateau", plateau_warning(step, self._mlm_loss, self._entropy, self._settings))
-        if len(self._pair_accuracies) >= MIN_HISTORY:
-            accuracy = statistics.fmean(self._pair_accuracies)
-            warnings += self._once("pairs", pair_warning(step, accuracy, self._settings))
+        for recent in self._of_objectives:
+            warnings += self._once(f"objective {recent.objective.metric}", recent.observe(step, metrics))
         return warnings
 
     def observe_speed(self, work_seconds: Sequence[float]) -> list[str]:
@@ -215,18 +237,3 @@ def plateau_warning(step: int, mlm_loss: float, entropy: float | None, settings:
         "predicts token frequencies and ignores context. Raise optimizer.learning_rate, lengthen the warmup, or check "
         "the samples with `clozeworks show-batch`"
     )
-
-
-def pair_warning(step: int, accuracy: float, settings: HealthSettings) -> str | None:
-    """Warn if the pair accuracy stays at chance for too long, or is too good too soon; else None."""
-    if step >= settings.plateau_steps and abs(accuracy - 0.5) <= settings.chance_margin:
-        return (
-            f"the pair accuracy is {accuracy:.1%} after {step:,} steps, which is chance level. Raise "
-            "optimizer.learning_rate, or set data.sentence_pairs=none"
-        )
-    if step <= settings.plateau_steps // 10 and accuracy >= settings.suspicious_pair_accuracy:
-        return (
-            f"the pair accuracy is {accuracy:.1%} after only {step:,} steps. Check with `clozeworks show-batch` for a "
-            "leak, such as near-duplicates or documents that have nothing in common"
-        )
-    return None

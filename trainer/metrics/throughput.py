@@ -149,7 +149,7 @@ def slow_rank(work_seconds: Sequence[float], ratio: float) -> int | None:
 def flops_per_position(config: RunConfig, stage: Stage) -> float:
     """Operations of forward and backward per position of a row of this stage."""
     return flops_per_token(
-        config.model, stage.sequence_length, stage.data.max_mlm_probability, config.data.has_sentence_pairs
+        config.model, stage.sequence_length, stage.data.max_mlm_probability, stage.data.has_sentence_pairs
     )
 
 

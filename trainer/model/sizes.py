@@ -1,13 +1,9 @@
-"""Sizes in closed form: parameters by module, operations per token, memory per rank by part."""
+"""Sizes in closed form: operations per token, memory per rank by part."""
 
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass
 from typing import Literal
-
-from torch import nn
 
 from trainer.config.model_settings import ModelSettings
 
@@ -19,89 +15,11 @@ FLOPS_FORMULA = (
 )
 """What `flops_per_token` computes without sentence pairs, for reports."""
 
-_MODULES = {
-    r"encoder\.embeddings\.word_embeddings\.": "embeddings.word",
-    r"encoder\.embeddings\.position_embeddings\.": "embeddings.position",
-    r"encoder\.embeddings\.token_type_embeddings\.": "embeddings.token_type",
-    r"encoder\.embeddings\.norm\.": "embeddings.norm",
-    r"encoder\.layers\.\d+\.attention\.": "layers.attention",
-    r"encoder\.layers\.\d+\.feed_forward\.": "layers.feed_forward",
-    r"encoder\.layers\.\d+\.\w+_norm\.": "layers.norms",
-    r"encoder\.final_norm\.": "final_norm",
-    r"mlm_head\.": "mlm_head",
-    r"pooler\.": "pooler",
-    r"next_sentence_head\.": "next_sentence_head",
-}
-
-
-@dataclass(frozen=True)
-class ParameterRow:
-    """One line of the parameter table; the formula has the names of `ModelSettings`, so that it can be checked by hand.
-
-    `num_block_norms` is the number of norms in all blocks.
-    """
-
-    module: str
-    formula: str
-    count: int
-
-
-def parameter_table(config: ModelSettings, next_sentence: bool) -> list[ParameterRow]:
-    """Parameters by module with the formula of each, `total` last; the tied decoder counts once, as `word`."""
-    hidden, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    vocabulary, bias = config.padded_vocab_size, config.bias
-    norm = 2 * hidden if config.norm == "layernorm" and bias else hidden
-    norm_formula = "2 * hidden_size" if config.norm == "layernorm" and bias else "hidden_size"
-    gate = int(config.hidden_act == "geglu")  # which doubles the values of the first feed-forward layer
-    attention = 4 * hidden**2 + (4 * hidden if bias else 0)
-    attention_formula = "4 * hidden_size**2" + (" + 4 * hidden_size" if bias else "")
-    feed_forward = (2 + gate) * hidden * inner + ((1 + gate) * inner + hidden if bias else 0)
-    feed_forward_formula = f"{2 + gate} * hidden_size * intermediate_size"
-    if bias:
-        feed_forward_formula += f" + {'2 * ' if gate else ''}intermediate_size + hidden_size"
-    head = hidden**2 + (hidden if bias else 0) + norm + vocabulary
-    head_formula = f"hidden_size**2{' + hidden_size' if bias else ''} + {norm_formula} + padded_vocab_size"
-    rows = [ParameterRow("embeddings.word", "padded_vocab_size * hidden_size", vocabulary * hidden)]
-    if config.position_embedding == "learned":
-        count = config.max_position_embeddings * hidden
-        rows.append(ParameterRow("embeddings.position", "max_position_embeddings * hidden_size", count))
-    if config.type_vocab_size:
-        count = config.type_vocab_size * hidden
-        rows.append(ParameterRow("embeddings.token_type", "type_vocab_size * hidden_size", count))
-    if config.embedding_norm:
-        rows.append(ParameterRow("embeddings.norm", norm_formula, norm))
-    rows += [
-        ParameterRow("layers.attention", f"num_hidden_layers * ({attention_formula})", layers * attention),
-        ParameterRow("layers.feed_forward", f"num_hidden_layers * ({feed_forward_formula})", layers * feed_forward),
-        ParameterRow("layers.norms", f"num_block_norms * {norm_formula}", num_block_norms(config) * norm),
-    ]
-    if config.norm_position == "pre":
-        rows.append(ParameterRow("final_norm", norm_formula, norm))
-    rows.append(ParameterRow("mlm_head", head_formula, head))
-    if next_sentence:
-        rows.append(ParameterRow("pooler", "hidden_size**2 + hidden_size", hidden**2 + hidden))
-        rows.append(ParameterRow("next_sentence_head", "2 * hidden_size + 2", 2 * hidden + 2))
-    return [*rows, ParameterRow("total", "sum of the above", sum(row.count for row in rows))]
-
 
 def num_block_norms(config: ModelSettings) -> int:
     """Norms in all blocks: two each, but none before the attention of the first where embeddings were normalized."""
     skips_first = config.norm_position == "pre" and config.embedding_norm
     return 2 * config.num_hidden_layers - skips_first
-
-
-def counted_parameters(model: nn.Module) -> dict[str, int]:
-    """The same modules' parameters as the model holds them, `total` last."""
-    counts: dict[str, int] = {}
-    for name, parameter in model.named_parameters():
-        module = next(module for prefix, module in _MODULES.items() if re.match(prefix, name))
-        counts[module] = counts.get(module, 0) + parameter.numel()
-    return {**counts, "total": sum(counts.values())}
-
-
-def num_parameters(config: ModelSettings, next_sentence: bool) -> int:
-    """All trained parameters."""
-    return parameter_table(config, next_sentence)[-1].count
 
 
 def flops_per_token(
@@ -129,18 +47,18 @@ def flops_per_token(
 def memory_per_rank(
     config: ModelSettings,
     *,
+    num_parameters: int,
     zero_stage: Literal[0, 1, 2, 3],
     world_size: int,
     micro_batch_tokens: int,
     sequence_length: int,
     precision: Literal["fp32", "bf16", "fp16"] = "bf16",
     mlm_probability: float = 0.15,
-    next_sentence: bool = False,
     activation_checkpointing: bool = False,
 ) -> dict[str, int]:
     """Bytes on one rank by part; DeepSpeed's buckets and the allocator's slack come on top.
 
-    With N parameters, W ranks and b bytes per number in `precision` (ZeRO, Rajbhandari et al. 2020):
+    With N parameters (`num_parameters`), W ranks and b bytes per number in `precision` (ZeRO, Rajbhandari et al. 2020):
 
     - weights: b N, stage 3: / W
     - gradients (accumulated in fp32): 4 N, stages 2 and 3: / W
@@ -150,7 +68,7 @@ def memory_per_rank(
     - logits: (b + 12) bytes for each of mlm_probability * micro_batch_tokens * padded_vocab_size (the logits,
       their fp32 copy, its log-softmax and the gradient)
     """
-    total = num_parameters(config, next_sentence)
+    total = num_parameters
     number_bytes = 4 if precision == "fp32" else 2
     state_ranks, gradient_ranks, weight_ranks = (world_size if zero_stage >= first else 1 for first in (1, 2, 3))
     keeps_master = zero_stage >= 1 or precision != "fp32"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainer.checkpoint.format import list_steps
 from trainer.config.run_config import RunConfig
-from trainer.model.sizes import num_parameters
+from trainer.objectives.pretraining import num_parameters
 from trainer.preflight.finding import Finding, Level
 
 GIB = 1 << 30
@@ -57,7 +57,7 @@ def check_clock(config: RunConfig) -> Iterator[Finding]:
 def _check_room(config: RunConfig, folder: Path, free: int) -> Finding:
     """Compare the size of future checkpoints with the free bytes of their disk."""
     settings = config.checkpoint
-    size = CHECKPOINT_BYTES_PER_PARAMETER * num_parameters(config.model, config.data.has_sentence_pairs)
+    size = CHECKPOINT_BYTES_PER_PARAMETER * num_parameters(config.model, config.all_objectives)
     kept = settings.keep_last + settings.keep_best + 1
     saved_every = settings.every_steps if settings.every_minutes is None else 1  # by the clock it may be any step
     if settings.keep_every_steps is not None:

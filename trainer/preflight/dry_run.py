@@ -24,13 +24,8 @@ from trainer.config.stages import Stage
 from trainer.config.training_settings import BranchSettings, ZeroStage
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.shard_set import check_is_data_set
-from trainer.model.pretraining import PretrainingModel
-from trainer.model.sizes import (
-    activation_bytes,
-    counted_parameters,
-    flops_per_token,
-    parameter_table,
-)
+from trainer.model.sizes import activation_bytes, flops_per_token
+from trainer.objectives.pretraining import PretrainingModel, parameter_counts
 from trainer.preflight.data_checks import EVALUATION_IS_OFF, check_needs_no_evaluation, format_epochs
 from trainer.preflight.memory_estimate import TENSORS_ONLY, heaviest_stage, memory_in_stage
 
@@ -119,17 +114,11 @@ def resume_line(config: RunConfig, step: int) -> str:
 
 
 def parameter_lines(config: RunConfig) -> list[str]:
-    """The parameter table: module, closed-form count, the count of the model as built, and the formula."""
-    next_sentence = config.data.has_sentence_pairs
-    rows = parameter_table(config.model, next_sentence)
+    """The parameters of each part of the model, counted on the model itself."""
     with torch.device("meta"):
-        model = PretrainingModel(config.model, next_sentence)
-    counted = counted_parameters(model)
-    width = max(len(row.module) for row in rows)
-    return [
-        f"{'module':<{width}}  {'closed form':>13}  {'counted':>13}  formula",
-        *(f"{row.module:<{width}}  {row.count:>13,}  {counted[row.module]:>13,}  {row.formula}" for row in rows),
-    ]
+        counts = parameter_counts(PretrainingModel(config.model, config.all_objectives))
+    width = max(map(len, counts))
+    return [f"{'module':<{width}}  {'parameters':>13}", *(f"{part:<{width}}  {n:>13,}" for part, n in counts.items())]
 
 
 def stage_lines(config: RunConfig, tokens_per_second: float | None = None) -> list[str]:
@@ -201,7 +190,7 @@ def flops_lines(config: RunConfig) -> list[str]:
             config.model,
             stage.sequence_length,
             stage.data.max_mlm_probability,
-            config.data.has_sentence_pairs,
+            stage.data.has_sentence_pairs,
         )
         total += flops * tokens_of_stage(stage, 0, steps)
         lines.append(f"length {stage.sequence_length}: {flops / 1e9:.3f} GFLOP per token, forward and backward")

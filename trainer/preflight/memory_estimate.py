@@ -7,6 +7,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.config.training_settings import ZeroStage
 from trainer.model.sizes import memory_per_rank
+from trainer.objectives.pretraining import num_parameters
 
 TENSORS_ONLY = "tensors only; add about 0.7 GiB for the process"
 
@@ -25,12 +26,12 @@ def memory_in_stage(config: RunConfig, stage: Stage, zero_stage: ZeroStage, worl
     assert precision != "auto", "the precision of its numbers is not resolved"
     return memory_per_rank(
         config.model,
+        num_parameters=num_parameters(config.model, config.all_objectives),
         zero_stage=zero_stage,
         world_size=world_size,
         micro_batch_tokens=batch_arithmetic(stage, world_size).micro_batch_tokens,
         sequence_length=stage.sequence_length,
         precision=precision,
         mlm_probability=stage.data.max_mlm_probability,
-        next_sentence=config.data.has_sentence_pairs,
         activation_checkpointing=config.training.activation_checkpointing,
     )

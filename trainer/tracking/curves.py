@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from trainer.tracking.figures import Curve, TrainingPanel, draw_training
@@ -10,25 +11,23 @@ from trainer.tracking.journal import ENTROPY_PARAM, Journal
 POINTS_AT_ONCE = 100_000
 MAX_POINTS = 2_000
 """Of one curve in a figure that is 570 pixels wide; more are thinned out evenly."""
+_LABELS = {"mlm": "MLM"}
 PICTURE = "curves/loss.png"
 """Name of the artifact."""
-PANELS = (
-    ("MLM loss (nats)", "train/mlm_loss", "valid/mlm_loss"),
-    ("pair loss (nats)", "train/pair_loss", "valid/pair_loss"),
-)
-"""Label of y, and the metrics of train and valid. MLflow draws all others."""
+LOSSES = re.compile(r"(train|valid)/((?!own_)\w+)_loss")
+"""Names of the losses of objectives, of which each has a panel. MLflow draws all other metrics."""
 
 
 def draw_run(journal: Journal) -> bytes | None:
     """Draw the losses as a PNG figure, curves with fewer than two points omitted; None if there is no other."""
-    points = _points(journal, {key for _, *keys in PANELS for key in keys})
+    points = _points(journal)
     entropy = _entropy(journal)
     drawn = []
-    for label, *keys in PANELS:
-        train, valid = (_curve(points.get(key, {})) for key in keys)
+    for name in sorted({name for _, name in points}, key=lambda name: (name != "mlm", name)):
+        train, valid = (_curve(points.get((split, name), {})) for split in ("train", "valid"))
         if train is not None or valid is not None:
-            baseline = ("unigram entropy", entropy) if label.startswith("MLM") and entropy is not None else None
-            drawn.append(TrainingPanel(label, train, valid, baseline))
+            baseline = ("unigram entropy", entropy) if name == "mlm" and entropy is not None else None
+            drawn.append(TrainingPanel(f"{_LABELS.get(name, name)} loss (nats)", train, valid, baseline))
     return draw_training(drawn, "optimizer step", journal.record.run_name) if drawn else None
 
 
@@ -48,15 +47,15 @@ def _curve(values: Mapping[int, float]) -> Curve | None:
     return Curve(steps, [values[step] for step in steps])
 
 
-def _points(journal: Journal, keys: set[str]) -> dict[str, dict[int, float]]:
-    """Return values by step, by key."""
-    series: dict[str, dict[int, float]] = {}
+def _points(journal: Journal) -> dict[tuple[str, str], dict[int, float]]:
+    """Return losses by step, by split and name."""
+    series: dict[tuple[str, str], dict[int, float]] = {}
     offset = 0
     while offset < journal.size:
         points, behind = journal.read(offset, POINTS_AT_ONCE)
         for point in points:
-            if point.key in keys:
-                series.setdefault(point.key, {})[point.step] = point.value
+            if (found := LOSSES.fullmatch(point.key)) is not None:
+                series.setdefault((found[1], found[2]), {})[point.step] = point.value
         if behind == offset:
             break
         offset = behind

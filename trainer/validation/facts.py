@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Sequence
 
 from data_prep.dataset.manifest_records import ShardRecord
-from trainer.config.measurements import Measurement, measurements_of
+from trainer.config.measurements import OWN_MASKED_LM, Measurement, measurements_of
+from trainer.config.objective_settings import SENTENCE_PAIRS
 from trainer.config.stages import Stage
 from trainer.data.hidden_words import HiddenWords
 from trainer.data.packing import num_document_rows
@@ -18,7 +19,8 @@ def facts_of_run(
     stage: Stage, shard_sets: Sequence[ShardSet], words: HiddenWords | None, minimal_pairs: MinimalPairs | None
 ) -> dict[str, str]:
     """Return the facts about an evaluation in the stage: settings, valid split and tokenizer by name."""
-    common, *others = measurements_of(stage)
+    measurements = measurements_of(stage)
+    common = measurements[0]
     facts = {
         "mlm_probability": f"{common.data.mlm_probability:g}",
         "mask_unit": common.data.mask_unit,
@@ -28,10 +30,11 @@ def facts_of_run(
         "valid_split": valid_digest(shard_sets),
         "tokenizer": shard_sets[0].manifest.tokenizer.fingerprint,
     }
-    for each in others:
-        if "pair" in each.metrics:
+    own = [each.name for each in stage.objectives_of_run if each.is_own]
+    for each in measurements:
+        if SENTENCE_PAIRS in each.metrics:
             facts["sentence_pairs"] = each.data.sentence_pairs
-        if "own_mlm" in each.metrics:
+        if each.metrics & {OWN_MASKED_LM, *own}:
             facts["own"] = _described(each)
     if words is not None and words.num_rows:
         facts["words"] = words.digest

@@ -11,114 +11,139 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from trainer.config.measurements import Metrics
+from trainer.config.measurements import OWN_MASKED_LM, WORDS, objectives_measured
+from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_settings import EvaluationSettings
-from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import EvaluationBatch, Origins
 from trainer.distributed.process_group import Ranks, all_reduce_sum
 from trainer.engine.engine import Engine
-from trainer.model.pretraining import PredictionScores
+from trainer.objectives.objective import Objective, Scores, seed_micro_batch
 
 MAX_SOURCES = 50
 """Sources with figures of their own, those with most predictions; the others are reported together, as `OTHERS`."""
 OTHERS = "others"
-NUM_SUMS = 12
-"""Of MLM: loss, right at first, right among five, predictions; of sentence pairs: loss, right, pairs; of MLM as the run
-trains: loss, predictions; of hidden words, over all sources and lengths: loss, words, bytes."""
-_WORDS = slice(9, 12)
 
 
-def evaluate(
-    engine: Engine, batches: Iterable[EvaluationBatch], ranks: Ranks, origins: Origins, settings: EvaluationSettings
-) -> dict[str, float]:
-    """Metrics over all ranks by name: `valid/mlm_loss` (nats), `valid/mlm_accuracy`, `valid/mlm_accuracy_top5`,
-    `valid/mlm_perplexity`, with sentence pairs `valid/pair_loss` and `valid/pair_accuracy`, and where the run trains on
-    other rows or masks `valid/own_mlm_loss`; the same under `valid/length/A-B/`, and under `valid/source/NAME/` and
-    `valid/component/NAME/` where there are several. `trainer/config/measurements.py` says what each is measured on.
-    Of hidden words (`trainer/data/hidden_words.py`) `valid/word_bits_per_byte`, with their number and bytes.
+class Totals:
+    """Sums over the valid split by source and by length, and how a metric is made of them."""
 
-    Every rank must give the same number of batches. Dropout is off. Logits are made for predicted positions alone.
-    """
-    bounds = torch.tensor(settings.length_bounds, device=ranks.device)
-    shape = (len(origins.names), len(bounds) + 1, NUM_SUMS)
-    totals = torch.zeros(shape, dtype=torch.float64, device=ranks.device)
-    engine.eval()
-    with torch.no_grad():
-        for batch in batches:
-            moved = batch.to(ranks.device)
-            add_scores(totals, moved, engine.forward(moved.batch, scored=True), bounds)
-    engine.train()
-    return metrics_of(all_reduce_sum(totals, ranks).cpu(), origins, settings.length_bounds)
+    def __init__(
+        self, objectives: Mapping[str, Objective], num_sources: int, length_bounds: Sequence[int], device: torch.device
+    ) -> None:
+        """`objectives` by name."""
+        self._names = {name: (f"{objective.metric}_", objective.values) for name, objective in objectives.items()}
+        if MASKED_LM in self._names:
+            self._names[OWN_MASKED_LM] = (f"own_{self._names[MASKED_LM][0]}", ("loss",))
+        widths = [len(values) + 1 for _, values in self._names.values()]
+        stops = itertools.accumulate(widths)
+        self._columns = {
+            name: slice(stop - width, stop) for name, stop, width in zip(self._names, stops, widths, strict=True)
+        }
+        self._length_bounds = length_bounds
+        self._bounds = torch.tensor(length_bounds, device=device)
+        shape = (num_sources, len(length_bounds) + 1, sum(widths))
+        self._sums = torch.zeros(shape, dtype=torch.float64, device=device)
+        """(num_sources, num_lengths, columns): of all that is measured its values, and the number of predictions."""
+        self._words = torch.zeros(3, dtype=torch.float64, device=device)
+        """Of hidden words: loss, words, bytes."""
 
+    def add(self, batch: EvaluationBatch, scores: Mapping[str, Scores]) -> None:
+        """Add a micro-batch; `scores` are those of `objectives_measured(batch.metrics)` by name."""
+        for name in sorted(batch.metrics):
+            if name == WORDS:
+                self._add_words(batch, scores[MASKED_LM])
+            else:
+                self._add(batch, scores[MASKED_LM if name == OWN_MASKED_LM else name], name)
 
-def add_scores(totals: torch.Tensor, batch: EvaluationBatch, scores: PredictionScores, bounds: torch.Tensor) -> None:
-    """Add a micro-batch to (num_sources, num_lengths, NUM_SUMS) float64."""
-    micro = batch.batch
-    if "words" in batch.metrics:
-        loss = torch.where(micro.labels != IGNORED, scores.mlm_losses.double(), 0.0).sum()
-        totals[0, 0, _WORDS] += torch.stack([loss, loss.new_tensor(batch.num_words), loss.new_tensor(batch.num_bytes)])
-        return
-    mlm = torch.stack([scores.mlm_losses, scores.mlm_first, scores.mlm_among_five, torch.ones_like(scores.mlm_losses)])
-    pair = torch.stack([scores.pair_losses, scores.pair_correct, torch.ones_like(scores.pair_losses)])
-    masked = (micro.labels != IGNORED, micro.masked_positions, micro.masked_positions)
-    # A pair belongs to the source of its first token, which follows its [CLS].
-    pairs = (micro.next_sentence_labels != IGNORED, micro.cls_positions, micro.cls_positions + 1)
-    parts: dict[Metrics, tuple[torch.Tensor, tuple[torch.Tensor, ...], slice]] = {
-        "mlm": (mlm, masked, slice(0, 4)),
-        "pair": (pair, pairs, slice(4, 7)),
-        "own_mlm": (mlm[[0, 3]], masked, slice(7, 9)),
-    }
-    starts = micro.cu_seqlens.long()
-    for values, (used, positions, origin_positions), columns in (parts[name] for name in sorted(batch.metrics)):
-        sequences = torch.searchsorted(starts, positions, right=True) - 1
+    def _add(self, batch: EvaluationBatch, scores: Scores, name: str) -> None:
+        micro, starts = batch.batch, batch.batch.cu_seqlens.long()
+        sequences = torch.searchsorted(starts, scores.positions, right=True) - 1
         ends = starts[sequences + 1]
         num_special = 2 + micro.token_type_ids[ends - 1]  # a pair has a [SEP] more, and ends in its segment B
         lengths = ends - starts[sequences] - num_special
-        groups = batch.origins[origin_positions] * totals.shape[1] + torch.bucketize(lengths, bounds, right=True)
-        values = torch.where(used, values.double(), 0.0).T  # (predictions, 4), (pairs, 3) or (predictions, 2)
-        totals.view(-1, NUM_SUMS)[:, columns].index_add_(0, torch.where(used, groups, 0), values)
+        sources, num_lengths = batch.origins[scores.positions], self._sums.shape[1]
+        firsts = batch.origins[(starts[sequences] + 1).clamp(max=len(batch.origins) - 1)]
+        sources = torch.where(sources < 0, firsts, sources).clamp(min=0)  # of a special token, as its sequence has it
+        groups = sources * num_lengths + torch.bucketize(lengths, self._bounds, right=True)
+        rows = [scores.values[value].double() for value in self._names[name][1]]
+        values = torch.stack([*rows, torch.ones_like(rows[0])])  # (columns, N)
+        values = torch.where(scores.used, values, 0.0).T
+        of_groups = self._sums.view(-1, self._sums.shape[2])[:, self._columns[name]]
+        of_groups.index_add_(0, torch.where(scores.used, groups, 0), values)
+
+    def _add_words(self, batch: EvaluationBatch, scores: Scores) -> None:
+        loss = torch.where(scores.used, scores.values["loss"].double(), 0.0).sum()
+        self._words += torch.stack([loss, loss.new_tensor(batch.num_words), loss.new_tensor(batch.num_bytes)])
+
+    def sum_over(self, ranks: Ranks) -> None:
+        """Replace the sums of this rank by those of all ranks; a collective."""
+        total = all_reduce_sum(torch.cat([self._sums.flatten(), self._words]), ranks).cpu()
+        self._sums, self._words = total[:-3].view(self._sums.shape), total[-3:]
+
+    def metrics(self, origins: Origins) -> dict[str, float]:
+        """Return the means by name; without those for which nothing was predicted."""
+        by_source, by_length = self._sums.sum(1), self._sums.sum(0)
+        metrics = self._figures("valid", by_source.sum(0)) | _figures_of_words(self._words)
+        for name, sums in zip(length_names(self._length_bounds), by_length, strict=True):
+            metrics |= self._figures(f"valid/length/{name}", sums)
+        if len(origins.names) > 1:
+            num_predictions = by_source[:, next(iter(self._columns.values())).stop - 1]
+            order = num_predictions.argsort(descending=True, stable=True).tolist()
+            names = metric_names(origins.names)
+            for number in sorted(order[:MAX_SOURCES]):
+                metrics |= self._figures(f"valid/source/{names[number]}", by_source[number])
+            metrics |= self._figures(f"valid/source/{OTHERS}", by_source[order[MAX_SOURCES:]].sum(0))
+        if len(origins.component_names) > 1:
+            components = torch.tensor(origins.components)
+            for number, name in enumerate(metric_names(origins.component_names)):
+                metrics |= self._figures(f"valid/component/{name}", by_source[components == number].sum(0))
+        return metrics
+
+    def _figures(self, prefix: str, sums: torch.Tensor) -> dict[str, float]:
+        figures = {}
+        for name, (leading, values) in self._names.items():
+            *totals, predictions = sums[self._columns[name]].tolist()
+            if not predictions:
+                continue
+            for value, total in zip(values, totals, strict=True):
+                figures[f"{prefix}/{leading}{value}"] = total / predictions
+            if name == MASKED_LM:
+                figures[f"{prefix}/{leading}perplexity"] = perplexity(totals[0] / predictions)
+        return figures
 
 
-def metrics_of(totals: torch.Tensor, origins: Origins, length_bounds: Sequence[int]) -> dict[str, float]:
-    """From sums (num_sources, num_lengths, NUM_SUMS) to metrics; without those for which nothing was predicted."""
-    by_source, by_length = totals.sum(1), totals.sum(0)
-    metrics = _figures("valid", by_source.sum(0)) | _figures_of_words(by_source.sum(0)[_WORDS])
-    for name, sums in zip(length_names(length_bounds), by_length, strict=True):
-        metrics |= _figures(f"valid/length/{name}", sums)
-    if len(origins.names) > 1:
-        order = by_source[:, 3].argsort(descending=True, stable=True).tolist()
-        names = metric_names(origins.names)
-        for number in sorted(order[:MAX_SOURCES]):
-            metrics |= _figures(f"valid/source/{names[number]}", by_source[number])
-        metrics |= _figures(f"valid/source/{OTHERS}", by_source[order[MAX_SOURCES:]].sum(0))
-    if len(origins.component_names) > 1:
-        components = torch.tensor(origins.components)
-        for number, name in enumerate(metric_names(origins.component_names)):
-            metrics |= _figures(f"valid/component/{name}", by_source[components == number].sum(0))
-    return metrics
+def evaluate(
+    engine: Engine,
+    objectives: Mapping[str, Objective],
+    batches: Iterable[EvaluationBatch],
+    ranks: Ranks,
+    origins: Origins,
+    settings: EvaluationSettings,
+) -> dict[str, float]:
+    """Metrics over all ranks by name: `valid/mlm_loss` (nats), `valid/mlm_accuracy`, `valid/mlm_accuracy_top5`,
+    `valid/mlm_perplexity`, with sentence pairs `valid/pair_loss` and `valid/pair_accuracy`, what the user's own
+    objectives measure, and where the run trains on other rows or masks `valid/own_mlm_loss`; the same under
+    `valid/length/A-B/`, and under `valid/source/NAME/` and `valid/component/NAME/` where there are several.
+    `trainer/config/measurements.py` says what each is measured on. Of hidden words (`trainer/data/hidden_words.py`)
+    `valid/word_bits_per_byte`, with their number and bytes.
 
-
-def _figures(prefix: str, sums: torch.Tensor) -> dict[str, float]:
-    mlm_loss, first, among_five, predictions, pair_loss, pair_correct, pairs, own_loss, own_predictions = sums.tolist()[
-        :9
-    ]
-    figures = {}
-    if predictions:
-        figures = {
-            "mlm_loss": mlm_loss / predictions,
-            "mlm_accuracy": first / predictions,
-            "mlm_accuracy_top5": among_five / predictions,
-            "mlm_perplexity": perplexity(mlm_loss / predictions),
-        }
-    if pairs:
-        figures |= {"pair_loss": pair_loss / pairs, "pair_accuracy": pair_correct / pairs}
-    if own_predictions:
-        figures |= {"own_mlm_loss": own_loss / own_predictions}
-    return {f"{prefix}/{name}": value for name, value in figures.items()}
+    Every rank must give the same number of batches. Dropout is off. Logits are made for predicted positions alone.
+    Random numbers, which only objectives of the user's draw, follow from the number of the micro-batch.
+    """
+    totals = Totals(objectives, len(origins.names), settings.length_bounds, ranks.device)
+    engine.eval()
+    with torch.no_grad():
+        for number, batch in enumerate(batches):
+            moved = batch.to(ranks.device)
+            seed_micro_batch(settings.seed, 0, number * ranks.world_size + ranks.rank)
+            totals.add(moved, engine.forward(moved.batch, scored=objectives_measured(batch.metrics)))
+    engine.train()
+    totals.sum_over(ranks)
+    return totals.metrics(origins)
 
 
 def _figures_of_words(sums: torch.Tensor) -> dict[str, float]:

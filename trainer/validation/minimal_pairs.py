@@ -16,6 +16,7 @@ import torch
 
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.batch_arithmetic import StageShape
+from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
 from trainer.data.assembly import sequence_capacity
 from trainer.data.batch import IGNORED, Batch
@@ -77,7 +78,7 @@ class MinimalPairs:
                 mark(f"evaluating minimal pairs: micro-batch {number:,} of {len(plan):,}")
                 first, stop = plan[min(number, len(plan) - 1)]
                 batch = self._batch(owners[first:stop], positions[first:stop], stage).to(ranks.device)
-                losses = engine.forward(batch, scored=True).mlm_losses
+                losses = engine.forward(batch, scored=(MASKED_LM,))[MASKED_LM].values["loss"]
                 if number < len(plan):  # beyond it, ranks only keep each other company in collectives
                     log_likelihoods[first:stop] = -losses[: stop - first].double()
         engine.train()

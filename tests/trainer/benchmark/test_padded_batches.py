@@ -17,7 +17,7 @@ from trainer.data.batch import IGNORED, Batch
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import ShardSet, open_shard_set
 from trainer.model.hugging_face import hugging_face_config, to_hugging_face
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 LENGTH = 64
 STAGE = StageShape(steps=1, sequence_length=LENGTH, micro_batch_tokens=8 * LENGTH, global_batch_tokens=8 * LENGTH)
@@ -67,7 +67,7 @@ def test_every_position_of_the_flat_form_is_one_of_the_padded_form(shard_set: Sh
 @pytest.mark.parametrize("mode", MODES)
 def test_both_forms_give_the_same_losses(shard_set: ShardSet, mode: str) -> None:
     config = tiny_model(shard_set)
-    model = PretrainingModel(config, True).eval()
+    model = PretrainingModel(config, objectives_of("next_sentence")).eval()
     model.initialize(0)
     reference = BertForPreTraining(BertConfig(**hugging_face_config(config, True))).eval()
     reference.load_state_dict(to_hugging_face(model.state_dict(), "bert"), strict=False)
@@ -92,7 +92,7 @@ def test_both_forms_give_the_same_losses(shard_set: ShardSet, mode: str) -> None
 
 def test_a_documents_states_do_not_depend_on_its_row_mates(shard_set: ShardSet) -> None:
     config = tiny_model(shard_set)
-    model = PretrainingModel(config, False).eval()
+    model = PretrainingModel(config).eval()
     model.initialize(0)
     batch = next(batch for batch in batches(shard_set, "none", 5) if (np.diff(batch.cu_seqlens) > 0).sum() > 12)
     starts = torch.unique(batch.cu_seqlens.long()).tolist()

@@ -29,7 +29,7 @@ from trainer.checkpoint.writer import ALONE
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
 from trainer.inference.pulled_model import folder_without_weights, pull
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 SIZES = {
     "hidden_size": 32,
@@ -134,7 +134,7 @@ def test_a_missing_token_starts_with_bias_0_and_padding_rows_are_shut(family, fo
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_checkpoint_of_another_tokenizer_than_the_shards_is_refused(folder, writer, family):
-    model = PretrainingModel(OURS[family], next_sentence=False)
+    model = PretrainingModel(OURS[family])
     lines, _ = load_initial_weights(model, str(folder), lambda: pull(folder), ALONE, tokenizer_fingerprint="0" * 64)
     assert "carries no tokenizer.json" in lines[-1]
     fingerprint = Tokenizer.load(WRITERS[writer](folder, ["a few words of text"] * 9, vocab_size=400)).fingerprint
@@ -147,7 +147,7 @@ def test_a_checkpoint_of_another_tokenizer_than_the_shards_is_refused(folder, wr
 def test_rows_that_the_vocabulary_has_more_are_initialized_and_reported(family, folder):
     config = OURS[family].model_copy(update={"vocab_size": 71, "pad_vocab_size_to_multiple_of": 16})
     model, lines = begin(config, folder)
-    fresh = PretrainingModel(config, next_sentence=False)
+    fresh = PretrainingModel(config)
     fresh.initialize(seed=5)
     words, fresh_words = (m.encoder.embeddings.word_embeddings.weight for m in (model, fresh))
     assert words.shape == (80, 32) and torch.equal(words[70:], fresh_words[70:])

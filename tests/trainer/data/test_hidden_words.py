@@ -126,7 +126,7 @@ def test_a_row_reads_each_passage_on_its_own(by_tokenizer: dict) -> None:
 def test_a_model_that_knows_nothing_has_the_bits_of_its_tokens(by_tokenizer: dict) -> None:
     """A uniform guess costs log2(vocabulary) bits per token, and the measure divides them by bytes."""
     from trainer.data.evaluation_batches import Origins
-    from trainer.model.pretraining import PredictionScores
+    from trainer.objectives.pretraining import PredictionScores
     from trainer.validation.loss import NUM_SUMS, add_scores, metrics_of
 
     words = words_of(by_tokenizer, "small")

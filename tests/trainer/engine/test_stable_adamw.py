@@ -19,7 +19,7 @@ from trainer.engine import stable_adamw
 from trainer.engine.fragments import Partition, whole_parameters
 from trainer.engine.optimizer import parameter_groups
 from trainer.engine.stable_adamw import StableAdamW
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 SHAPES = {"matrix": (5, 3), "bias": (5,), "last": (7,)}
 RATE, BETAS, EPS, DECAY = 0.05, (0.9, 0.95), 1e-6, 0.3
@@ -238,7 +238,7 @@ def test_a_step_of_bert_base_takes_few_operators_beside_a_sum_per_parameter(
 ):
     """At ZeRO 1 on one rank. Tensors without values: who reads one, as a wait for the device would, gets an error."""
     with torch.device("meta"):
-        model = PretrainingModel(load_config("bert_base").model, next_sentence=False)
+        model = PretrainingModel(load_config("bert_base").model)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups, rank = parameter_groups(model, DECAY), Ranks(0, 1, 0, torch.device("cpu"))

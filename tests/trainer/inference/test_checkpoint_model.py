@@ -18,7 +18,7 @@ from trainer.hf_export.export_source import ExportSource
 from trainer.hf_export.model_card import TrainingFacts
 from trainer.inference import checkpoint_model
 from trainer.inference.fill_mask import FillMask
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 TEXT = "the old river [MASK] the narrow [MASK] at night."
 
@@ -29,7 +29,7 @@ def make_source(tokenizer_folder: Path, **model: Any) -> ExportSource:
     generator = torch.Generator().manual_seed(0)
     weights = {
         name: 0.2 * torch.randn(parameter.shape, generator=generator) + float("norm.weight" in name)
-        for name, parameter in PretrainingModel(config.model, next_sentence=False).named_parameters()
+        for name, parameter in PretrainingModel(config.model).named_parameters()
     }
     return ExportSource(config, weights, tokenizer_folder, TrainingFacts())
 

@@ -26,7 +26,7 @@ from trainer.distributed.process_group import initialize_distributed, shut_down
 from trainer.engine.engine import build_engine
 from trainer.loop.step import Counting, take_step
 from trainer.metrics.throughput import WorkClock
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 STEPS = 4
 MICRO_BATCHES = 3
@@ -66,7 +66,7 @@ def main() -> int:
     shard_sets = [open_shard_set(folder)]
     loader = Loader(shard_sets, config.data, config.stages[0], Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
     batches = list(itertools.islice(loader, STEPS))
-    model = PretrainingModel(config.model, next_sentence=False)
+    model = PretrainingModel(config.model)
     model.initialize(0)
     engine = build_engine(model, config, ranks)
     engine.warmup_step(lambda: engine.forward(batches[0].micro_batches[0]).mlm_loss_sum)

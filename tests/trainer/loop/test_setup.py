@@ -40,7 +40,7 @@ from trainer.loop.step import StepRequests
 from trainer.loop.training_loop import what_is_due
 from trainer.metrics.health import NonFiniteSteps
 from trainer.model import numerics
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 from trainer.preflight.data_checks import EVALUATION_IS_OFF
 from trainer.tracking.journal import LINEAGE_TAG
 from trainer.tracking.tracker import NullTracker
@@ -127,7 +127,7 @@ def base(config: RunConfig, small_tokenizer: Path, tmp_path: Path) -> Path:
     """An exported folder of the same architecture, whose weights saw data of two versions."""
     folder = tmp_path / "base"
     folder.mkdir()
-    write_model(folder, config, PretrainingModel(config.model, next_sentence=False), Tokenizer.load(small_tokenizer))
+    write_model(folder, config, PretrainingModel(config.model), Tokenizer.load(small_tokenizer))
     provenance = {"data_digests": {"elsewhere": BASE}, "data_lineage": [BASE, BEFORE_BASE]}
     (folder / "provenance.json").write_text(json.dumps(provenance))
     return folder

@@ -25,7 +25,7 @@ from trainer.distributed.process_group import Ranks, initialize_distributed, shu
 from trainer.engine.engine import build_engine
 from trainer.loop.step import Counting, take_step
 from trainer.metrics.throughput import WorkClock
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 STEPS = 4
 SETTINGS = [
@@ -40,7 +40,7 @@ def train(config: RunConfig, batches: list[GlobalBatch], ranks: Ranks, backend: 
     """Losses and norms of some steps; the graphs that there are after each, and how often tracing broke off."""
     torch._dynamo.reset()
     counters.clear()
-    model = PretrainingModel(config.model, next_sentence=False)
+    model = PretrainingModel(config.model)
     model.initialize(0)
     if backend is not None:
         model.compile_blocks(backend)

@@ -10,7 +10,7 @@ import torch
 
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import IGNORED, Batch
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from trainer.loop import step as step_module
 from trainer.loop.step import Counting, StepResult, take_step
 from trainer.metrics.throughput import WorkClock
 from trainer.model import encoder
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 LENGTH = 16
 BATCHES = ([9, 6, 12], [16, 2, 1, 13], [1, 15, 16], [5, 5, 5, 16])
@@ -69,7 +69,7 @@ def test_loss_and_gradients_are_those_of_the_reference_attention(
     tiny_config, modern_config, make_model, batches, monkeypatch, varlen, family
 ):
     config = tiny_config if family == "bert" else modern_config
-    ours, reference = (make_model(config, next_sentence=False) for _ in range(2))
+    ours, reference = (make_model(config) for _ in range(2))
     for batch in batches:
         loss = ours(batch).mlm_loss_sum
         loss.backward()
@@ -108,7 +108,7 @@ def test_compiled_blocks_are_whole_graphs_and_documents_of_other_lengths_compile
     if equal is not None:
         batches[equal] = replace(batches[equal], longest_sequence=batches[equal].cu_seqlens.numel())
     config = tiny_config if family == "bert" else modern_config
-    model = make_model(config, next_sentence=False)
+    model = make_model(config)
     engine = PlainEngine(model, OptimizerSettings(), CPU, torch.bfloat16)
     model.compile_blocks(backend="aot_eager")
     graphs = []
@@ -129,7 +129,7 @@ def as_fake(batch: Batch, mode: FakeTensorMode) -> Batch:
 def take_fake_step(config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch) -> StepResult:
     """A whole step in bf16 on tensors that have shapes and no values: whoever asks for one gets an exception."""
     mode, ranks = FakeTensorMode(allow_non_fake_inputs=True), Ranks(0, 1, 0, CPU)
-    model = PretrainingModel(config, next_sentence=True)
+    model = PretrainingModel(config, objectives_of("next_sentence"))
     engine = PlainEngine(model, OptimizerSettings(), CPU, torch.bfloat16, gradient_clipping=1.0)
     monkeypatch.setattr(step_module, "on_device", lambda given, device: [as_fake(batch, mode) for batch in given])
     global_batch = SimpleNamespace(micro_batches=tuple(batches), first_slice=0)

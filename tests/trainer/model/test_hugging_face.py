@@ -18,7 +18,7 @@ from trainer.model.hugging_face import (
     hugging_face_config,
     to_hugging_face,
 )
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 TOLERANCE = 1e-5
 """Relative to the largest entry of each tensor; fp32 keeps 6e-8 and sums run in another order."""
@@ -210,7 +210,7 @@ def test_the_architecture_is_read_back_from_config_json(variant):
 
 def test_a_custom_model_that_is_of_a_family_is_found_to_be_one():
     modern = ModelSettings(family="modernbert", **SIZES)
-    assert family_in_transformers(modern.model_copy(update={"family": "custom"}), next_sentence=False) == "modernbert"
+    assert family_in_transformers(modern.model_copy(update={"family": "custom"})) == "modernbert"
     assert family_in_transformers(ModelSettings(family="custom", **SIZES), next_sentence=True) == "bert"
 
 

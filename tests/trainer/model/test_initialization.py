@@ -5,7 +5,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 
 from trainer.config.model_settings import ModelSettings
 from trainer.model.hugging_face import hugging_face_config, to_hugging_face
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 
 def initialized(config, next_sentence=True, seed=7) -> dict[str, torch.Tensor]:
@@ -28,7 +28,7 @@ def test_weights_follow_from_the_seed_alone(tiny_config):
 
 
 def test_weights_do_not_depend_on_the_heads_there_are(tiny_config):
-    with_pairs, without = initialized(tiny_config), initialized(tiny_config, next_sentence=False)
+    with_pairs, without = initialized(tiny_config), initialized(tiny_config)
     assert len(without) < len(with_pairs)
     assert all(torch.equal(without[name], with_pairs[name]) for name in without)
 
@@ -45,7 +45,7 @@ def test_matrices_are_normal_cut_at_two_deviations_and_the_rest_is_zero_or_one(t
 
 
 def test_output_bias_from_frequencies_predicts_them_without_context(tiny_config):
-    model = PretrainingModel(tiny_config, next_sentence=False)
+    model = PretrainingModel(tiny_config)
     model.initialize(7)
     counts = torch.arange(tiny_config.vocab_size) * 1000
     model.set_output_bias(counts)
@@ -73,8 +73,8 @@ def test_rms_norms_start_at_one(tiny_config):
 def test_modernbert_starts_with_the_deviations_that_transformers_gives_it():
     sizes = {"vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = ModelSettings(family="modernbert", intermediate_size=96, max_position_embeddings=32, **sizes)
-    ours = to_hugging_face(initialized(config, next_sentence=False), "modernbert")
-    values = hugging_face_config(config, next_sentence=False)
+    ours = to_hugging_face(initialized(config), "modernbert")
+    values = hugging_face_config(config)
     torch.manual_seed(3)
     theirs = AutoModelForMaskedLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values)).state_dict()
     matrices = {name for name, tensor in theirs.items() if tensor.dim() == 2}

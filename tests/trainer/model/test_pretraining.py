@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainer.config.model_settings import ModelSettings
 from trainer.model import encoder
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 
 def gradients(model, batch) -> dict[str, torch.Tensor]:
@@ -68,7 +68,7 @@ def test_a_documents_hidden_states_are_the_same_alone_and_packed(
 
 def test_both_cpu_ways_of_attention_give_the_same_model(modern_config, make_model, make_documents, pack, monkeypatch):
     batch = pack(make_documents([9, 6, 30, 16, 1]), 32).batch
-    model = make_model(modern_config, next_sentence=False)
+    model = make_model(modern_config)
     results = []
     for kernel in ("by_sequence", "masked"):
         monkeypatch.setattr(encoder, "choose_kernel", lambda *_, kernel=kernel: kernel)
@@ -213,7 +213,7 @@ def test_attention_dropout_is_requested_in_training_alone(tiny_config, make_mode
 
 
 def test_without_next_sentence_there_is_no_pooler(tiny_config):
-    names = [name for name, _ in PretrainingModel(tiny_config, next_sentence=False).named_parameters()]
+    names = [name for name, _ in PretrainingModel(tiny_config).named_parameters()]
     assert names and not [name for name in names if "pooler" in name or "next_sentence" in name]
 
 

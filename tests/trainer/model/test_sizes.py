@@ -10,7 +10,7 @@ from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
 from trainer.model import encoder
 from trainer.model.attention import AttentionLayout
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 from trainer.model.sizes import (
     FLOPS_FORMULA,
     activation_bytes,
@@ -75,7 +75,7 @@ def test_printed_formulas_describe_the_computation(name):
 def test_each_module_counts_its_content():
     config = CONFIGS["tiny"]
     with torch.device("meta"):
-        model = PretrainingModel(config, next_sentence=True)
+        model = PretrainingModel(config, objectives_of("next_sentence"))
     embeddings = model.encoder.embeddings
     modules = {
         "embeddings.word": [embeddings.word_embeddings],
@@ -98,7 +98,7 @@ def test_each_module_counts_its_content():
 def test_bert_large_has_its_published_size():
     assert BERT_LARGE.padded_vocab_size == 30528
     assert num_parameters(BERT_LARGE, next_sentence=True) == 336_232_258
-    encoder = num_parameters(BERT_LARGE, next_sentence=False) - parameter_table(BERT_LARGE, False)[-2].count
+    encoder = num_parameters(BERT_LARGE) - parameter_table(BERT_LARGE, False)[-2].count
     assert encoder + 1024**2 + 1024 == 335_141_888 + 6 * 1024  # published BertModel, and 6 padded rows
 
 
@@ -109,7 +109,7 @@ def test_operations_of_bert_large_are_the_published_ones(sequence_length, publis
 
 def test_modern_large_has_its_published_size():
     """395M (Warner et al. 2024, section 2.1); transformers' ModernBertForMaskedLM has as many."""
-    assert num_parameters(MODERN_LARGE, next_sentence=False) == 395_881_664
+    assert num_parameters(MODERN_LARGE) == 395_881_664
 
 
 def counted_flops(config: ModelSettings, model: PretrainingModel, batch: Batch, monkeypatch) -> float:
@@ -156,7 +156,7 @@ def memory(zero_stage: int, world_size: int = 8, **options) -> dict[str, int]:
 
 
 def test_each_stage_divides_one_part_more():
-    total = num_parameters(BERT_LARGE, next_sentence=False)
+    total = num_parameters(BERT_LARGE)
     parts = ("weights", "gradients", "master_weights", "optimizer")
     per_parameter = {
         zero_stage: [round(memory(zero_stage)[part] * 8 / total) for part in parts] for zero_stage in range(4)
@@ -165,7 +165,7 @@ def test_each_stage_divides_one_part_more():
 
 
 def test_one_rank_divides_nothing_and_fp32_at_stage_0_has_no_master_weights():
-    total = num_parameters(BERT_LARGE, next_sentence=False)
+    total = num_parameters(BERT_LARGE)
     assert memory(3, world_size=1)["weights"] == 2 * total
     fp32 = memory(0, precision="fp32")
     assert fp32["weights"] == 4 * total and fp32["master_weights"] == 0
@@ -224,7 +224,7 @@ def test_activations_by_part_are_what_autograd_keeps(make_model, make_documents,
     config = ModelSettings(family=family, vocab_size=61, num_hidden_layers=8, max_position_embeddings=32, **sizes)
     batch = pack(make_documents([16] * 16), 16).batch
     expected = activation_bytes(config, batch.input_ids.numel(), dtype.itemsize, activation_checkpointing=False)
-    measured = measured_activations(make_model(config, next_sentence=False).to(dtype), batch)
+    measured = measured_activations(make_model(config).to(dtype), batch)
     assert measured.keys() == {part for part, size in expected.items() if size}
     for part, size in measured.items():
         assert size == pytest.approx(expected[part], rel=ACTIVATION_TOLERANCE), part
@@ -244,7 +244,7 @@ def test_checkpointing_keeps_every_blocks_input_and_one_block(tiny_config, make_
 def test_the_loss_keeps_one_of_four_copies_of_the_logits(tiny_config, make_model, make_documents, pack):
     """In fp32: the logits, their log-softmax, its gradient, and a copy in float32 that is none there."""
     batch = pack(make_documents([16] * 4), 16).batch
-    model = make_model(tiny_config, next_sentence=False)
+    model = make_model(tiny_config)
     kept: dict[int, int] = {}
     shape = (batch.masked_positions.numel(), tiny_config.padded_vocab_size)
 

@@ -14,7 +14,7 @@ from deepspeed.utils import safe_get_full_grad
 
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 CONFIG = ModelSettings(
     vocab_size=61,
@@ -49,10 +49,10 @@ def loss_of(model: torch.nn.Module) -> torch.Tensor:
 
 
 def main(rendezvous: Path) -> None:
-    plain = PretrainingModel(CONFIG, next_sentence=True)
+    plain = PretrainingModel(CONFIG, objectives_of("next_sentence"))
     plain.initialize(0)
     loss_of(plain).backward()
-    divided = PretrainingModel(CONFIG, next_sentence=True, activation_checkpointing=True)
+    divided = PretrainingModel(CONFIG, objectives_of("next_sentence"), activation_checkpointing=True)
     divided.initialize(0)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # nothing to compile
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=0, world_size=1)

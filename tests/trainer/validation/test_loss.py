@@ -24,7 +24,7 @@ from trainer.data.evaluation_batches import (
 from trainer.data.shard_set import open_shard_set
 from trainer.distributed.process_group import Ranks
 from trainer.engine.engine import Engine
-from trainer.model.pretraining import PredictionScores, PretrainingModel
+from trainer.objectives.pretraining import PredictionScores, PretrainingModel
 from trainer.validation.loss import add_scores, evaluate, length_names, metric_names, metrics_of, perplexity
 
 ONE = Origins(("corpus",), (0,), ("shards",))
@@ -107,7 +107,7 @@ def setting(small_shards: Path) -> tuple[RunConfig, PretrainingModel]:
     shard_set = open_shard_set(str(small_shards))
     overrides += [f"model.vocab_size={shard_set.manifest.tokenizer.vocab_size}"]
     config = load_config("tiny_cpu", overrides)
-    model = PretrainingModel(config.model, True)
+    model = PretrainingModel(config.model, objectives_of("next_sentence"))
     model.initialize(1)
     # Frequent tokens are guessed: so some predictions are right, and more of the first five.
     counts = read_token_counts(str(small_shards), shard_set.manifest)

@@ -1,0 +1,115 @@
+"""`objectives`: what a run, or a stage of it, trains the model to predict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from data_prep.base.settings import SettingError, Settings
+
+PairTask = Literal["next_sentence", "sentence_order"]
+SentencePairs = Literal["none", "next_sentence", "sentence_order"]
+
+MASKED_LM = "masked_lm"
+SENTENCE_PAIRS = "sentence_pairs"
+BUILT_IN = (MASKED_LM, SENTENCE_PAIRS)
+
+
+class ObjectiveSettings(Settings):
+    """An item of `objectives`."""
+
+    name: str = Field(description="masked_lm, sentence_pairs, or module:Class of your own")
+    weight: PositiveFloat = Field(1.0, description="factor of its mean loss in the sum over all objectives")
+    task: PairTask | None = Field(
+        None, description="of sentence_pairs: next_sentence (the default) or sentence_order, as data.sentence_pairs"
+    )
+    settings: dict[str, bool | int | float | str] = Field({}, description="arguments of your own class, by name")
+
+    @model_validator(mode="after")
+    def _check_name(self) -> ObjectiveSettings:
+        if self.name not in BUILT_IN and not re.fullmatch(r"\w+(\.\w+)*:\w+", self.name):
+            hint = {"mlm": MASKED_LM, "nsp": SENTENCE_PAIRS, "next_sentence": SENTENCE_PAIRS, "sop": SENTENCE_PAIRS}
+            near = hint.get(self.name.lower())
+            raise SettingError(
+                f"objectives: {self.name!r} is unknown",
+                fix=f"write name: {near}"
+                if near
+                else f"name one of {', '.join(BUILT_IN)}, or your own as module:Class",
+                code="unknown-objective",
+            )
+        if self.settings and not self.is_own:
+            raise SettingError(
+                f"objectives: {self.name} has settings, which only a class of your own takes",
+                fix="remove `settings`",
+                code="setting-without-effect",
+            )
+        if self.task is not None and self.name != SENTENCE_PAIRS:
+            raise SettingError(
+                f"objectives: {self.name} has task={self.task}, which only sentence_pairs takes",
+                fix="remove `task`",
+                code="setting-without-effect",
+            )
+        return self
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a class of the user's."""
+        return ":" in self.name
+
+    @property
+    def sentence_pairs(self) -> SentencePairs:
+        """What `data.sentence_pairs` is with this objective."""
+        return "none" if self.name != SENTENCE_PAIRS else self.task or "next_sentence"
+
+
+Objectives = tuple[ObjectiveSettings, ...]
+
+
+MASKED_LM_ALONE = (ObjectiveSettings(name=MASKED_LM),)
+
+
+def objectives_of(sentence_pairs: SentencePairs) -> Objectives:
+    """Return what `data.sentence_pairs` is the short form of."""
+    if sentence_pairs == "none":
+        return MASKED_LM_ALONE
+    return *MASKED_LM_ALONE, ObjectiveSettings(name=SENTENCE_PAIRS, task=sentence_pairs)
+
+
+def sentence_pairs_of(objectives: Sequence[ObjectiveSettings]) -> SentencePairs:
+    """Return the sentence pairs that the rows of these objectives consist of."""
+    return next((each.sentence_pairs for each in objectives if each.name == SENTENCE_PAIRS), "none")
+
+
+def check_objectives(objectives: Sequence[ObjectiveSettings], where: str) -> None:
+    """Check a list of objectives; `where` names it.
+
+    Raises:
+        SettingError: it is empty, or names one twice.
+    """
+    names = [each.name for each in objectives]
+    if not names:
+        raise SettingError(f"{where} is empty", fix="name an objective, or remove it", code="no-objective")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise SettingError(f"{where} names {twice} twice", fix="remove one of them", code="duplicate-objective")
+
+
+def union(lists: Sequence[Objectives]) -> Objectives:
+    """Return every objective of the lists once, in the order of `BUILT_IN` and of their first use.
+
+    Raises:
+        SettingError: two lists set one objective up differently (weights may differ).
+    """
+    found: dict[str, ObjectiveSettings] = {}
+    for each in (each for objectives in lists for each in objectives):
+        known = found.setdefault(each.name, each)
+        if (known.settings, known.sentence_pairs) != (each.settings, each.sentence_pairs):
+            raise SettingError(
+                f"two stages set the objective {each.name} up differently",
+                fix="give it the same task and settings in all stages: the model has one head for it",
+                code="objectives-differ",
+            )
+    ordered = [found.pop(name) for name in BUILT_IN if name in found]
+    return (*ordered, *found.values())

@@ -1,0 +1,118 @@
+"""Objectives by name: those of this project, and a user's own as `module:Class`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Collection, Iterator, Mapping
+
+from torch import nn
+
+from data_prep.base.errors import UsageError
+from data_prep.base.registries import Registry
+from trainer.config.model_settings import ModelSettings
+from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS, Objectives, ObjectiveSettings
+from trainer.objectives.masked_lm import MaskedLM
+from trainer.objectives.objective import Objective
+from trainer.objectives.sentence_pairs import SentencePairs
+
+OBJECTIVES = Registry(
+    where="objective {name}",
+    import_fix="correct the name, and put the directory of your module on PYTHONPATH",
+    import_code="objective-not-importable",
+    callable_fix="name a subclass of trainer.objectives.objective.Objective",
+    callable_code="not-an-objective",
+    unknown_code="unknown-objective",
+    built_in={MASKED_LM: MaskedLM, SENTENCE_PAIRS: SentencePairs},
+)
+_RESERVED = ("own", "word", "minimal", "length", "source", "component")
+"""First words of other metrics of an evaluation."""
+
+
+def class_of(name: str) -> type[Objective]:
+    """Return the class of an objective, which has a metric and values that names of metrics can be made of.
+
+    Raises:
+        UsageError: it cannot be imported, or is no such class.
+    """
+    found = OBJECTIVES.find(name).value
+    fix = 'see trainer/README.md, section "An objective of your own"'
+    if not (inspect.isclass(found) and issubclass(found, Objective)):
+        raise UsageError(f"objective {name} is no subclass of Objective", fix=fix, code="not-an-objective")
+    names = (found.metric, *found.values)
+    wrong = next((each for each in names if not re.fullmatch(r"[a-z][a-z0-9_]*", each)), None)
+    if wrong is not None or found.metric.partition("_")[0] in _RESERVED:
+        raise UsageError(
+            f"objective {name} has metric={found.metric!r} and values={found.values!r}",
+            fix=f'give it lower-case names such as metric = "rtd", which do not begin with {", ".join(_RESERVED)}',
+            code="objective-without-names",
+        )
+    if found.values[0] != "loss" or not {*(found.training_values or ["loss"])} <= {*found.values}:
+        raise UsageError(
+            f"objective {name} has values={found.values!r} and training_values={found.training_values!r}",
+            fix='begin `values` with "loss", and choose `training_values` among them',
+            code="objective-without-names",
+        )
+    return found
+
+
+def build_objectives(settings: Objectives, config: ModelSettings) -> dict[str, Objective]:
+    """Return the objectives by name, with heads for the model.
+
+    Raises:
+        UsageError: one of the user's cannot be built, or two have the same metric.
+    """
+    built = {each.name: _build(each, config) for each in settings}
+    by_metric: dict[str, str] = {}
+    for name, objective in built.items():
+        other = by_metric.setdefault(objective.metric, name)
+        if other != name:
+            raise UsageError(
+                f"the objectives {other} and {name} both have metric={objective.metric!r}",
+                fix="rename the metric of yours",
+                code="duplicate-metric",
+            )
+    return built
+
+
+def _build(settings: ObjectiveSettings, config: ModelSettings) -> Objective:
+    found = class_of(settings.name)
+    arguments = settings.settings if settings.name != SENTENCE_PAIRS else {"task": settings.sentence_pairs}
+    try:
+        return found(config, **arguments)
+    except Exception as error:
+        if settings.name in OBJECTIVES.built_in:
+            raise
+        raise UsageError(
+            f"objective {settings.name} cannot be built ({type(error).__name__}: {error})",
+            fix="give it the settings that its class takes, or correct the class",
+            code="objective-failed",
+        ) from error
+
+
+def submodules_of(objectives: Mapping[str, Objective], taken: Collection[str]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the submodules of all objectives by name.
+
+    Raises:
+        UsageError: two have one name, one has a name that is `taken`, or an objective has a weight beside them.
+    """
+    seen = {*taken}
+    for objective_name, objective in objectives.items():
+        direct = [
+            name for name, _ in (*objective.named_parameters(recurse=False), *objective.named_buffers(recurse=False))
+        ]
+        if direct:
+            raise UsageError(
+                f"objective {objective_name} holds {direct[0]} itself",
+                fix="put it into a submodule, whose name it is stored under",
+                code="weight-outside-submodules",
+            )
+        for name, module in objective.named_children():
+            if name in seen:
+                raise UsageError(
+                    f"objective {objective_name} has a submodule {name!r}, a name that the model has already",
+                    fix="rename the submodule",
+                    code="duplicate-submodule",
+                )
+            seen.add(name)
+            yield name, module

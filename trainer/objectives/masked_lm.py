@@ -1,0 +1,92 @@
+"""Masked language modeling: the original ids of hidden tokens (Devlin et al. 2018, section 3.1)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trainer.config.model_settings import ModelSettings
+from trainer.data.batch import IGNORED, Batch
+from trainer.model.layers import ACTIVATIONS, WordEmbeddings, build_norm
+from trainer.objectives.objective import EncodedBatch, Objective, Scores, Sums
+
+
+class MaskedLM(Objective):
+    """Cross-entropy over the vocabulary at the predicted positions."""
+
+    metric = "mlm"
+    values = ("loss", "accuracy", "accuracy_top5")
+    training_values = ("loss",)
+
+    def __init__(self, config: ModelSettings) -> None:
+        super().__init__(config)
+        self.mlm_head = MaskedLanguageModelHead(config)
+        self._loss_sum = self._sum_losses
+        """`compile_parts` puts the compiled function here."""
+
+    def num_predictions(self, batch: Batch) -> int:
+        """Return the number of predicted tokens."""
+        return batch.num_masked
+
+    def forward(self, encoded: EncodedBatch) -> Sums:
+        """`loss`: () float32, cross-entropy over the predicted tokens, nats."""
+        words = encoded.encoder.embeddings.word_embeddings
+        hidden_states, batch = encoded.hidden_states, encoded.batch
+        return {"loss": self._loss_sum(hidden_states, batch.masked_positions, batch.labels, words)}
+
+    def scores(self, encoded: EncodedBatch) -> Scores:
+        """(P,) for `masked_positions`: loss, and whether the right piece has the largest logit, or one of the largest
+        five."""
+        batch = encoded.batch
+        logits = self.logits(encoded)
+        hits = logits.topk(5, dim=-1).indices == batch.labels[:, None]  # (P, 5)
+        losses = F.cross_entropy(logits.float(), batch.labels, ignore_index=IGNORED, reduction="none")
+        values = {"loss": losses, "accuracy": hits[:, 0].float(), "accuracy_top5": hits.any(-1).float()}
+        return Scores(batch.masked_positions, batch.labels != IGNORED, values)
+
+    def logits(self, encoded: EncodedBatch) -> torch.Tensor:
+        """(P, padded_vocab_size) for `masked_positions`."""
+        words = encoded.encoder.embeddings.word_embeddings
+        return self._logits(encoded.hidden_states, encoded.batch.masked_positions, words)
+
+    def compile_parts(self, backend: str) -> None:
+        """Compile the head with its loss."""
+        self._loss_sum = torch.compile(self._sum_losses, backend=backend, dynamic=False)
+
+    def _logits(
+        self, hidden_states: torch.Tensor, masked_positions: torch.Tensor, words: WordEmbeddings
+    ) -> torch.Tensor:
+        logits: torch.Tensor = self.mlm_head(hidden_states.index_select(0, masked_positions), words)
+        return logits
+
+    def _sum_losses(
+        self,
+        hidden_states: torch.Tensor,
+        masked_positions: torch.Tensor,
+        labels: torch.Tensor,
+        words: WordEmbeddings,
+    ) -> torch.Tensor:
+        logits = self._logits(hidden_states, masked_positions, words)
+        return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+
+
+class MaskedLanguageModelHead(nn.Module):
+    """Dense, activation and norm, then the tied decoder (the word matrix) and a bias per vocabulary row.
+
+    The rows that pad the vocabulary (`padded_vocab_size > vocab_size`) are rows like any other that are never
+    a target: they take part in the softmax and training drives them down. An export keeps them, so both
+    sides' losses agree.
+    """
+
+    def __init__(self, config: ModelSettings) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
+        self.activation = ACTIVATIONS[config.hidden_act]
+        self.norm = build_norm(config)
+        self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
+
+    def forward(self, hidden_states: torch.Tensor, word_embeddings: WordEmbeddings) -> torch.Tensor:
+        """(P, hidden_size) of the predicted positions to logits (P, padded_vocab_size)."""
+        logits: torch.Tensor = word_embeddings(self.norm(self.activation(self.dense(hidden_states))), self.bias)
+        return logits

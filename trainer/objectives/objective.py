@@ -1,0 +1,140 @@
+"""What an objective is: a head on the encoder, the loss of a micro-batch, and what is measured of it.
+
+A user's own objective is a class in a file of theirs, named `module:Class` in `objectives`. It subclasses `Objective`,
+builds its head in `__init__`, and has two methods: `num_predictions` and `scores`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer.config.model_settings import ModelSettings
+from trainer.config.run_settings import HealthSettings
+from trainer.data.batch import Batch
+from trainer.model.encoder import Encoder
+
+Sums = Mapping[str, torch.Tensor]
+"""Sums over the predictions of a micro-batch by name, each of shape (); `loss` carries the gradient."""
+
+
+def seed_micro_batch(seed: int, step: int, number: int) -> None:
+    """Seed torch's generators from (seed, step, micro-batch in the global batch), so that dropout follows no rank."""
+    state = np.random.SeedSequence([seed, step, number]).generate_state(1, np.uint64)
+    torch.manual_seed(int(state[0]))
+
+
+class EncodedBatch:
+    """A micro-batch, and the encoder's hidden states for it, which are computed once for all objectives."""
+
+    def __init__(self, batch: Batch, encoder: Encoder) -> None:
+        self.batch, self.encoder = batch, encoder
+
+    @cached_property
+    def hidden_states(self) -> torch.Tensor:
+        """(T, hidden_size) of the last layer; an objective that does not read them costs no pass of the encoder."""
+        hidden_states: torch.Tensor = self.encoder(self.batch)
+        return hidden_states
+
+
+class Scores(NamedTuple):
+    """Every prediction for a micro-batch by itself, N of them; entries that are not `used` have no meaning."""
+
+    positions: torch.Tensor
+    """(N,) int64: index into (T,) of the token that each is about; figures by source and by length follow from it."""
+    used: torch.Tensor
+    """(N,) bool: which entries are predictions."""
+    values: Sums
+    """(N,) each: `loss` in nats, and whatever else `Objective.values` names."""
+
+
+class Objective(nn.Module):
+    """One loss of pretraining. Its submodules are named and stored as those of the model (`PretrainingModel`).
+
+    Training and evaluation report the mean of each of `values` over all predictions of a global batch, or of the valid
+    split: `train/{metric}_loss`, `valid/{metric}_accuracy`. A run's loss is the sum of all objectives' mean losses.
+    """
+
+    metric: ClassVar[str] = ""
+    """Its name within names of metrics."""
+    values: ClassVar[tuple[str, ...]] = ("loss",)
+    """What `scores` gives of each prediction; `loss` comes first."""
+    training_values: ClassVar[tuple[str, ...] | None] = None
+    """Those that training reports too; None for all."""
+    label = ""
+    """Its name in log lines; empty for `metric`."""
+
+    def __init__(self, config: ModelSettings) -> None:
+        super().__init__()
+        self.config = config
+
+    def num_predictions(self, batch: Batch) -> int:
+        """Return how many predictions `scores` uses of a micro-batch in host memory: the loss is divided by them."""
+        raise NotImplementedError
+
+    def scores(self, encoded: EncodedBatch) -> Scores:
+        """Return every prediction by itself, on the batch's device.
+
+        Random numbers come from torch's global generator, which is seeded for each micro-batch, so that they depend
+        neither on the rank nor on the number of ranks.
+        """
+        raise NotImplementedError
+
+    def forward(self, encoded: EncodedBatch) -> Sums:
+        """Return the sums of `training_values`; an objective overrides it where sums are cheaper than scores."""
+        scores = self.scores(encoded)
+        return {
+            name: torch.where(scores.used, scores.values[name], 0.0).sum()
+            for name in self.training_values or self.values
+        }
+
+    def compile_parts(self, backend: str) -> None:
+        """Compile what pays off, with static shapes (`PretrainingModel.compile_blocks`)."""
+
+    def warning(self, step: int, means: Mapping[str, float], settings: HealthSettings) -> str | None:
+        """Return what is wrong with the mean of each of `training_values` over the last steps; None for nothing."""
+        return None
+
+
+@dataclass(frozen=True)
+class StageObjectives:
+    """The objectives of a run, and which of them a stage trains."""
+
+    objectives: Mapping[str, Objective]
+    """Of the run, by name."""
+    weights: Mapping[str, float]
+    """Of those that the stage trains, by name."""
+
+    @cached_property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """What a step sums: name of an objective and of one of its values; the same in all stages of a run."""
+        return tuple(
+            (name, value)
+            for name, objective in self.objectives.items()
+            for value in objective.training_values or objective.values
+        )
+
+    def num_predictions(self, micro_batches: Sequence[Batch]) -> dict[str, int]:
+        """Return the predictions for micro-batches by objective of the run; 0 of those that the stage leaves out."""
+        return {
+            name: sum(objective.num_predictions(batch) for batch in micro_batches) if name in self.weights else 0
+            for name, objective in self.objectives.items()
+        }
+
+    def stacked(self, output: Mapping[str, Sums], like: torch.Tensor) -> torch.Tensor:
+        """Return the sums of a micro-batch, (len(columns),) float64; 0 of what is not in `output`."""
+        nothing = like.new_zeros(())
+        found = (output[name][value].detach().double() if name in output else nothing for name, value in self.columns)
+        return torch.stack([*found])
+
+    def loss(self, output: Mapping[str, Sums], predictions: Mapping[str, int]) -> torch.Tensor:
+        """Return the share of a micro-batch's sums in the loss of a global batch with so many predictions by name."""
+        means = [sums["loss"] / (max(predictions[name], 1) / self.weights[name]) for name, sums in output.items()]
+        return functools.reduce(torch.add, means)
