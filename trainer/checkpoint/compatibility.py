@@ -16,6 +16,7 @@ from data_prep.base.validation import first_problem
 from trainer.checkpoint.format import DataIdentity, SavedState
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
+from trainer.config.objective_settings import SENTENCE_PAIRS, Objectives
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.stages import ROPE_BASES, Stage
 from trainer.engine.custom_optimizer import optimizer_version
@@ -111,9 +112,13 @@ def check_compatible(
             code="another-optimizer",
         )
     _check_same_branch(_saved_config(saved), config)
-    changes_shapes = any(before[f"model.{name}"] != after[f"model.{name}"] for name in _SHAPES) or (
-        config.model.position_embedding == "learned"
-        and before["model.max_position_embeddings"] != after["model.max_position_embeddings"]
+    changes_shapes = (
+        _heads(_saved_config(saved)) != _heads(config)
+        or any(before[f"model.{name}"] != after[f"model.{name}"] for name in _SHAPES)
+        or (
+            config.model.position_embedding == "learned"
+            and before["model.max_position_embeddings"] != after["model.max_position_embeddings"]
+        )
     )
     harmless: list[str] = []
     dangerous: list[str] = []
@@ -157,6 +162,7 @@ def check_branch(saved: SavedState, config: RunConfig, data: DataIdentity) -> No
     before = RunConfig.model_validate(without_registry(saved.config))
     pairs = {
         "data.sentence_pairs": (before.data.sentence_pairs, config.data.sentence_pairs),
+        "what objectives have heads": (_heads(before), _heads(config)),
         **{
             f"optimizer.{name}": (getattr(before.optimizer, name), getattr(config.optimizer, name))
             for name in ("name", "beta1", "beta2", "eps", "momentum")
@@ -201,7 +207,7 @@ def _saved_config(saved: SavedState) -> RunConfig:
 def _comparable(config: RunConfig) -> dict[str, Any]:
     """Settings by dotted name; batch sizes and lengths by stage, wherever they were set; addresses of data left out."""
     by_stage = {"stages", "micro_batch_tokens", "global_batch_tokens", "batch_warmup", "max_steps"}
-    left_out: Any = {"deepspeed": True, "registry": True, "training": by_stage}
+    left_out: Any = {"deepspeed": True, "registry": True, "objectives": True, "training": by_stage}
     dumped = config.model_dump(mode="json", exclude=left_out)
     values = {name: value for name, value in flatten(dumped) if value != {}}
     for name in ("data.sequence_length", "data.shards"):
@@ -209,6 +215,7 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
     values.pop("branch.run", None)
     for number, stage in enumerate(config.stages):
         values |= {f"stage {number} {name}": value for name, value in _stage_values(config, stage).items()}
+    values |= _objectives(config.run_objectives)
     # How long the last stage is follows from the length of the run.
     values.pop(f"stage {len(config.stages) - 1} steps")
     values["training.max_steps"] = config.max_steps
@@ -231,12 +238,27 @@ def _stage_values(config: RunConfig, stage: Stage) -> dict[str, Any]:
             f"data.{name}": (getattr(stage.data, name), getattr(config.data, name))
             for name in ("mlm_probability", "final_mlm_probability", "mask_unit", "sampling_alpha")
         },
+        "objectives": (_objectives(stage.objectives), _objectives(config.run_objectives)),
         "data sets": (stage.data_sets, tuple(range(len(config.data.components)))),
         "weights of the mixture": tuple(
             [part.weight for part in data.components] for data in (stage.data, config.data)
         ),
     }
     return values | {name: value for name, (value, of_run) in own.items() if value != of_run}
+
+
+def _objectives(objectives: Objectives) -> dict[str, str]:
+    """Objectives by name; sentence pairs of weight 1, which data.sentence_pairs tells, are left out."""
+    return {
+        f"objective {each.name}": f"weight {each.weight:g}" + "".join(f", {k}={v}" for k, v in each.settings.items())
+        for each in objectives
+        if each.name != SENTENCE_PAIRS or each.weight != 1.0
+    }
+
+
+def _heads(config: RunConfig) -> list[str]:
+    """What the model has heads for, with what their shapes may depend on."""
+    return sorted(f"{each.name} {each.settings or ''}".strip() for each in config.all_objectives)
 
 
 def _is_harmless(name: str) -> bool:

@@ -135,6 +135,7 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
     """
     settings = config.training.stages or (StageSettings(steps=config.training.max_steps or 1),)
     shapes = [_shape(config, item, number) for number, item in enumerate(settings)]
+    objectives_of_run = union([item.objectives or config.run_objectives for item in settings])
     history: list[StageShape] = []
     numbers = [*range(len(settings))]
     if config.branch is not None:
@@ -168,7 +169,7 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
                 taken_steps=min(max(max_steps - first_step, 0), shape.steps),
                 data=_data(config.data, item, {"sequence_length": shape.sequence_length, **masks}, stage_name),
                 objectives=objectives,
-                objectives_of_run=(),
+                objectives_of_run=objectives_of_run,
                 data_sets=(),
                 evaluation_data=config.data,
                 evaluation=_evaluation(config.evaluation, item, stage_name),
@@ -186,10 +187,8 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
         )
         first_step += shape.steps
     members = iter(_data_sets([stage.data.components for stage in stages])[0])
-    last, objectives = stages[-1].data, union([stage.objectives for stage in stages])
-    return tuple(
-        replace(stage, data_sets=next(members), evaluation_data=last, objectives_of_run=objectives) for stage in stages
-    )
+    last = stages[-1].data
+    return tuple(replace(stage, data_sets=next(members), evaluation_data=last) for stage in stages)
 
 
 def data_sets_of(stages: Sequence[Stage]) -> tuple[str, ...]:

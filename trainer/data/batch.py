@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 
 import torch
@@ -12,6 +12,10 @@ from data_prep.tokenizer.special_tokens import PAD_TOKEN_ID
 
 IGNORED = -100
 """Label of a position without a prediction, as in `torch.nn.functional.cross_entropy`."""
+
+
+def _nothing() -> torch.Tensor:
+    return torch.zeros(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,12 @@ class Batch:
     """(P,) int64: indices into (T,) of the predicted tokens."""
     labels: torch.Tensor
     """(P,) int64: the original ids at these positions, -100 where unused."""
-    cls_positions: torch.Tensor
-    """(C,) int64: indices into (T,) of the [CLS] of each sentence pair."""
-    next_sentence_labels: torch.Tensor
-    """(C,) int64: 0 = B follows A, 1 = B is from another document, -100 where unused."""
     sequence_length: int
     """L: positions in a row, the largest length of a sequence."""
+    cls_positions: torch.Tensor = field(default_factory=_nothing)
+    """(C,) int64: indices into (T,) of the [CLS] of each sentence pair."""
+    next_sentence_labels: torch.Tensor = field(default_factory=_nothing)
+    """(C,) int64: 0 = B follows A, 1 = B is from another document, -100 where unused."""
     num_unreadable_rows: int = 0
     """Rows that are padding because their shard is damaged (`data.on_corrupt_shard=skip`)."""
     pad_token_id: int = PAD_TOKEN_ID
@@ -70,6 +74,21 @@ class Batch:
     def num_pairs(self) -> int:
         """Number of labeled sentence pairs in this micro-batch."""
         return int((self.next_sentence_labels != IGNORED).sum())
+
+    def without_predictions(self, rows: Sequence[int]) -> Batch:
+        """Return the batch without the labels of `rows`."""
+        if not rows:
+            return self
+        chosen = torch.tensor(rows)
+
+        def ignored(labels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            return labels.masked_fill(torch.isin(positions // self.sequence_length, chosen), IGNORED)
+
+        return replace(
+            self,
+            labels=ignored(self.labels, self.masked_positions),
+            next_sentence_labels=ignored(self.next_sentence_labels, self.cls_positions),
+        )
 
     def to(self, device: torch.device, non_blocking: bool = True) -> Batch:
         tensors = {name: getattr(self, name).to(device, non_blocking=non_blocking) for name in TENSOR_NAMES}

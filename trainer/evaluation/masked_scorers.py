@@ -80,7 +80,6 @@ class PretrainingScorer:
         num_copies, length = copies.input_ids.shape
         starts = torch.arange(0, (num_copies + 1) * length, length)  # (N + 1,)
         targets = torch.from_numpy(copies.targets)
-        nothing = torch.zeros(0, dtype=torch.int64)
         batch = Batch(
             input_ids=torch.from_numpy(copies.input_ids).reshape(-1),
             position_ids=torch.arange(length).repeat(num_copies),
@@ -88,8 +87,6 @@ class PretrainingScorer:
             cu_seqlens=starts.to(torch.int32),
             masked_positions=starts[:-1] + torch.from_numpy(copies.positions),
             labels=targets,
-            cls_positions=nothing,
-            next_sentence_labels=nothing,
             sequence_length=length,
             has_segment_b=False,
         ).to(self._device)

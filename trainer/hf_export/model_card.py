@@ -90,8 +90,13 @@ def _description(config: RunConfig, has_pairs: bool) -> str:
         f"{model.num_hidden_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} heads, "
         f"feed-forward size "
         f"{model.intermediate_size}, trained on sequences of up to {config.longest_sequence} tokens, "
-        f"{num_parameters(model, config.all_objectives):,} parameters."
+        f"{num_parameters(model, config.all_objectives):,} parameters.{_left_out(config)}"
     )
+
+
+def _left_out(config: RunConfig) -> str:
+    own = [f"`{each.name}`" for each in config.all_objectives if each.is_own]
+    return f" The heads of {', '.join(own)} are not part of this directory." if own else ""
 
 
 def _use(name: str, config: RunConfig, has_pairs: bool, tokenizer: Tokenizer) -> str:

@@ -9,12 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from trainer.checkpoint.format import TrainState
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.data.batch import IGNORED, Batch
 from trainer.data.loader import GlobalBatch, Position, open_loader
 from trainer.data.pair_counts import KeptPairCounts
 from trainer.data.pair_rows import PairCounts
@@ -184,21 +181,5 @@ def without_skipped(batch: GlobalBatch, skipped: Sequence[SampleRange]) -> Globa
     for number, micro_batch in enumerate(batch.micro_batches, start=batch.first_slice):
         first, stop = (batch.first_sample + row for row in batch.arithmetic.slice_of(number))
         rows = [sample - first for sample in range(first, stop) if any(r.first <= sample < r.stop for r in ranges)]
-        micro_batches.append(without_predictions(micro_batch, rows))
+        micro_batches.append(micro_batch.without_predictions(rows))
     return replace(batch, micro_batches=tuple(micro_batches))
-
-
-def without_predictions(batch: Batch, rows: Sequence[int]) -> Batch:
-    """Return a micro-batch without the labels of `rows`."""
-    if not rows:
-        return batch
-    chosen = torch.tensor(rows)
-
-    def ignored(labels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return labels.masked_fill(torch.isin(positions // batch.sequence_length, chosen), IGNORED)
-
-    return replace(
-        batch,
-        labels=ignored(batch.labels, batch.masked_positions),
-        next_sentence_labels=ignored(batch.next_sentence_labels, batch.cls_positions),
-    )

@@ -24,7 +24,8 @@ from trainer.config.stages import Stage
 from trainer.config.training_settings import BranchSettings, ZeroStage
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.shard_set import check_is_data_set
-from trainer.model.sizes import activation_bytes, flops_per_token
+from trainer.metrics.throughput import flops_per_position
+from trainer.model.sizes import activation_bytes
 from trainer.objectives.pretraining import PretrainingModel, parameter_counts
 from trainer.preflight.data_checks import EVALUATION_IS_OFF, check_needs_no_evaluation, format_epochs
 from trainer.preflight.memory_estimate import TENSORS_ONLY, heaviest_stage, memory_in_stage
@@ -186,12 +187,7 @@ def flops_lines(config: RunConfig) -> list[str]:
     """Operations per token, and of the whole run."""
     lines, total = [], 0.0
     for stage, steps in zip(config.stages, config.steps_by_stage, strict=True):
-        flops = flops_per_token(
-            config.model,
-            stage.sequence_length,
-            stage.data.max_mlm_probability,
-            stage.data.has_sentence_pairs,
-        )
+        flops = flops_per_position(config, stage)
         total += flops * tokens_of_stage(stage, 0, steps)
         lines.append(f"length {stage.sequence_length}: {flops / 1e9:.3f} GFLOP per token, forward and backward")
     return [*lines, f"whole run: {total:.3g} FLOP"]

@@ -117,8 +117,6 @@ class MinimalPairs:
             cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
             masked_positions=torch.from_numpy(masked),
             labels=torch.from_numpy(labels),
-            cls_positions=torch.zeros(0, dtype=torch.int64),
-            next_sentence_labels=torch.zeros(0, dtype=torch.int64),
             sequence_length=row,
             pad_token_id=self.pad_token_id,
         )
