@@ -145,7 +145,8 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
     for number, (item, shape) in enumerate(zip(settings, shapes, strict=True)):
         own_clock = Clock(first_step, shape.steps)
         stage_name = f"training.stages.{numbers[number]}" + (f" ({item.name})" if item.name else "")
-        masks = {name: getattr(item, name) for name in ("mlm_probability", "mask_unit") if getattr(item, name)}
+        of_masking = ("mlm_probability", "mask_unit", "masking")
+        masks = {name: getattr(item, name) for name in of_masking if getattr(item, name)}
         if item.mlm_probability is not None:
             masks["final_mlm_probability"] = item.final_mlm_probability
         stages.append(

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from data_prep.base.settings import PathText, SettingError, Settings
+from trainer.config.custom_code import is_custom
 from trainer.config.data_settings import Shards
 from trainer.config.setting_types import MaskingRate, MaskUnit, NonNegativeInt, Probability, Seconds
 
@@ -169,6 +170,7 @@ class StageSettings(Settings):
         None, description="masking rate at the last step of this stage, reached linearly; needs mlm_probability"
     )
     mask_unit: MaskUnit | None = Field(None, description="as data.mask_unit")
+    masking: str | None = Field(None, description="as data.masking")
     learning_rate: PositiveFloat | None = Field(None, description="peak learning rate, as optimizer.learning_rate")
     weight_decay: Annotated[float, Field(ge=0.0)] | None = Field(None, description="as optimizer.weight_decay")
     schedule: ScheduleSettings | None = Field(
@@ -284,7 +286,7 @@ class OptimizerSettings(Settings):
 
     @model_validator(mode="after")
     def _check_name(self) -> OptimizerSettings:
-        if self.name not in OPTIMIZERS and not re.fullmatch(r"\w+(\.\w+)*:\w+", self.name):
+        if self.name not in OPTIMIZERS and not is_custom(self.name):
             raise SettingError(
                 f"optimizer.name={self.name} is unknown",
                 fix=f"set optimizer.name={OPTIMIZER_ALIASES[self.name.lower()]}"
