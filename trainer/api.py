@@ -156,14 +156,16 @@ def open_loader(
     stages and ends with the run.
 
     Raises:
-        UserError: the data are missing or damaged.
+        UserError: the data are missing or damaged, or a masking of the user's own cannot be used.
     """
     config = resolve_config(config, overrides)
     storage.configure(config.storage_options)
     from trainer.checkpoint.data_version import open_data
+    from trainer.config.custom_code import check_code
     from trainer.data.shard_set import check_tokenizer
     from trainer.loop.global_batches import batches_from
 
+    check_code(config)
     shard_sets = open_data(config)
     check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
     return batches_from(config, shard_sets, step, (rank, world_size))

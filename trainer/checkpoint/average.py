@@ -47,7 +47,7 @@ def stage_warning(checkpoints: Sequence[SavedState]) -> str | None:
         stage = RunConfig.model_validate(without_registry(saved.config)).stage_of(saved.state.step)
         steps.setdefault(stage.label, []).append(saved.state.step)
         bases = [getattr(stage.model, name) for name in ROPE_BASES]
-        kinds.add((stage.sequence_length, *bases, stage.data.mask_unit, stage.data.mlm_probability))
+        kinds.add((stage.sequence_length, *bases, stage.data.mask_unit, stage.data.masking, stage.data.mlm_probability))
     if len(kinds) < 2 or len(steps) < 2:
         return None
     listed = "; ".join(f"{label}: {', '.join(map(str, numbers))}" for label, numbers in steps.items())

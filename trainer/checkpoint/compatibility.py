@@ -15,11 +15,11 @@ from data_prep.base.urls import redact
 from data_prep.base.validation import first_problem
 from trainer.checkpoint.format import DataIdentity, SavedState
 from trainer.config.batch_arithmetic import StageShape
+from trainer.config.custom_code import OPTIMIZER, is_version_of_code, versions_of
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
 from trainer.config.objective_settings import SENTENCE_PAIRS, Objectives
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.stages import ROPE_BASES, Stage
-from trainer.engine.custom_optimizer import optimizer_version
 
 VERSION = "version of "
 NUMERICS = "numerics: "
@@ -98,7 +98,7 @@ def check_compatible(
         if how is not None and 1 not in (saved.world_size, world_size):  # there was and is a sum
             described[f"{NUMERICS}{SUM_OVER_RANKS}"] = how.partition(BY_NODES)[0]
     before |= {f"{VERSION}{name}": value for name, value in saved.versions.items()}
-    versions = current_versions() | optimizer_version(config.optimizer.name)
+    versions = current_versions() | versions_of(config)
     after |= {f"{VERSION}{name}": value for name, value in versions.items()}
     before |= {"world_size": saved.world_size, "data.manifest_digests": list(saved.data.manifest_digests)}
     after |= {"world_size": world_size, "data.manifest_digests": list(data.manifest_digests)}
@@ -168,7 +168,7 @@ def check_branch(saved: SavedState, config: RunConfig, data: DataIdentity) -> No
             for name in ("name", "beta1", "beta2", "eps", "momentum")
         },
         "the optimizer's source": tuple(
-            versions.get("optimizer") for versions in (saved.versions, optimizer_version(config.optimizer.name))
+            versions.get(OPTIMIZER.kind) for versions in (saved.versions, versions_of(config))
         ),
         "training.seed": (before.training.seed, config.training.seed),
         "the tokenizer's fingerprint": (saved.data.tokenizer_fingerprint, data.tokenizer_fingerprint),
@@ -236,7 +236,7 @@ def _stage_values(config: RunConfig, stage: Stage) -> dict[str, Any]:
         **{f"model.{name}": (getattr(stage.model, name), getattr(config.model, name)) for name in ROPE_BASES},
         **{
             f"data.{name}": (getattr(stage.data, name), getattr(config.data, name))
-            for name in ("mlm_probability", "final_mlm_probability", "mask_unit", "sampling_alpha")
+            for name in ("mlm_probability", "final_mlm_probability", "mask_unit", "masking", "sampling_alpha")
         },
         "objectives": (_objectives(stage.objectives), _objectives(config.run_objectives)),
         "data sets": (stage.data_sets, tuple(range(len(config.data.components)))),
@@ -262,7 +262,7 @@ def _heads(config: RunConfig) -> list[str]:
 
 
 def _is_harmless(name: str) -> bool:
-    if name == f"{VERSION}optimizer":
+    if name.startswith(VERSION) and is_version_of_code(name.removeprefix(VERSION)):
         return False
     return (
         name in _HARMLESS

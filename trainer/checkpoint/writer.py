@@ -36,10 +36,10 @@ from trainer.checkpoint.format import (
 from trainer.checkpoint.late_scores import EVALUATION_NAME, LateScores, write_late_scores
 from trainer.checkpoint.retention import superfluous_in
 from trainer.checkpoint.tensors import TensorToWrite, write_tensors
+from trainer.config.custom_code import versions_of
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.run_settings import CheckpointSettings
 from trainer.distributed.process_group import Ranks, barrier, broadcast_object, gather_objects
-from trainer.engine.custom_optimizer import optimizer_version
 from trainer.engine.engine import Engine
 from trainer.engine.fragments import Fragment, parameter_shapes
 from trainer.model.numerics import describe_numerics
@@ -84,7 +84,7 @@ def save(
         shapes=parameter_shapes(engine.module),
         optimizer_steps=engine.optimizer_steps,
         loss_scaler=engine.loss_scaler_state(),
-        versions=current_versions() | optimizer_version(config.optimizer.name),
+        versions=current_versions() | versions_of(config),
         numerics=describe_numerics(config, ranks),
         sources=dict(sources or {}),
     )

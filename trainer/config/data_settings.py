@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from data_prep.base.settings import PathText, SettingError, Settings, Weight
+from trainer.config.custom_code import is_custom
 from trainer.config.objective_settings import SentencePairs
 from trainer.config.setting_types import MaskingRate, MaskUnit, Probability
 
@@ -56,6 +57,11 @@ class DataSettings(Settings):
         None, description="masking rate at the last step, reached linearly; by default mlm_probability throughout"
     )
     mask_unit: MaskUnit = Field("token", description="unit of masking: single tokens, whole words, or spans of words")
+    masking: str | None = Field(
+        None,
+        description="a masking of your own as module:function; by default that of this project, with mask_unit, "
+        "mask_share and random_share",
+    )
     mean_span_words: Annotated[float, Field(ge=1.0)] = Field(
         3.0, description="mean span length in words; lengths are geometric, at most 10"
     )
@@ -97,6 +103,17 @@ class DataSettings(Settings):
                 f"data.sampling_alpha={self.sampling_alpha} contradicts the weights in data.shards",
                 fix="leave out data.sampling_alpha or the weights",
                 code="sampling-alpha-with-weights",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_masking(self) -> DataSettings:
+        if self.masking is not None and not is_custom(self.masking):
+            raise SettingError(
+                f"data.masking={self.masking} is not module:function",
+                fix="set data.masking=null for the masking of this project (data.mask_unit is its unit), or name a "
+                "function of your own",
+                code="unknown-masking",
             )
         return self
 

@@ -28,7 +28,7 @@ WORD_ROW_LENGTH = 256
 """Positions that hold any passage of hidden words (`trainer/data/hidden_words.py`)."""
 FIXED = {"mask_share": 0.8, "random_share": 0.1, "mean_span_words": 3.0, "short_seq_probability": 0.1}
 """Settings of `data` that every evaluation has (Devlin et al. 2018)."""
-_OF_ROWS = ("mask_unit", "mask_share", "random_share", "sentence_pairs")
+_OF_ROWS = ("mask_unit", "masking", "mask_share", "random_share", "sentence_pairs")
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ def measurements_of(stage: Stage) -> tuple[Measurement, ...]:
             "mlm_probability": evaluation.mlm_probability,
             "final_mlm_probability": None,
             "mask_unit": evaluation.mask_unit,
+            "masking": None,
             "sentence_pairs": "none",
             "sequence_length": evaluation_length(stage),
         }

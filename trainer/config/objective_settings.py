@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
 from data_prep.base.settings import SettingError, Settings
+from trainer.config.custom_code import is_custom
 
 PairTask = Literal["next_sentence", "sentence_order"]
 SentencePairs = Literal["none", "next_sentence", "sentence_order"]
@@ -30,7 +30,7 @@ class ObjectiveSettings(Settings):
 
     @model_validator(mode="after")
     def _check_name(self) -> ObjectiveSettings:
-        if self.name not in BUILT_IN and not re.fullmatch(r"\w+(\.\w+)*:\w+", self.name):
+        if self.name not in BUILT_IN and not self.is_own:
             hint = {"mlm": MASKED_LM, "nsp": SENTENCE_PAIRS, "next_sentence": SENTENCE_PAIRS, "sop": SENTENCE_PAIRS}
             near = hint.get(self.name.lower())
             raise SettingError(
@@ -57,7 +57,7 @@ class ObjectiveSettings(Settings):
     @property
     def is_own(self) -> bool:
         """Whether it is a class of the user's."""
-        return ":" in self.name
+        return is_custom(self.name)
 
     @property
     def sentence_pairs(self) -> SentencePairs:

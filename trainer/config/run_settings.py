@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from data_prep.base.settings import PathText, SettingError, Settings
+from trainer.config.custom_code import is_custom
 from trainer.config.setting_types import MaskingRate, MaskUnit, NonNegativeInt, Probability, Seconds
 
 BEST_METRICS = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/pair_accuracy", "valid/minimal_pairs_accuracy")
@@ -165,6 +166,11 @@ class LoggingSettings(Settings):
     every_seconds: PositiveFloat | None = Field(
         None, description="seconds between log lines by the clock of rank 0, in place of every_steps"
     )
+    metrics: tuple[str, ...] = Field(
+        (),
+        description="list of module:function of your own that return further metrics at each log line (see "
+        "trainer/README.md)",
+    )
     peak_flops_per_device: PositiveFloat | None = Field(
         None,
         description="peak FLOP/s of one device, for MFU; by default that of the data sheet for a known GPU in bf16 or "
@@ -173,6 +179,18 @@ class LoggingSettings(Settings):
     gpu_hour_price: Annotated[float, Field(ge=0.0)] | None = Field(
         None, description="price of one device per hour in any currency, for cost estimates of status.py and doctor.py"
     )
+
+    @model_validator(mode="after")
+    def _check_metrics(self) -> LoggingSettings:
+        for number, name in enumerate(self.metrics):
+            if not is_custom(name) or name in self.metrics[:number]:
+                raise SettingError(
+                    f"logging.metrics[{number}]={name} is "
+                    + ("given twice" if is_custom(name) else "not module:function"),
+                    fix="name functions of your own, each once, or set logging.metrics=[]",
+                    code="invalid-metrics",
+                )
+        return self
 
 
 class HealthSettings(Settings):

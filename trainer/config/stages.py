@@ -153,9 +153,8 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
         stage_name = f"training.stages.{numbers[number]}" + (f" ({item.name})" if item.name else "")
         objectives = item.objectives or config.run_objectives
         check_objectives(objectives, f"{stage_name}.objectives")
-        masks: dict[str, Any] = {
-            name: getattr(item, name) for name in ("mlm_probability", "mask_unit") if getattr(item, name)
-        }
+        of_masking = ("mlm_probability", "mask_unit", "masking")
+        masks: dict[str, Any] = {name: getattr(item, name) for name in of_masking if getattr(item, name)}
         masks["sentence_pairs"] = sentence_pairs_of(objectives)
         if item.mlm_probability is not None:
             masks["final_mlm_probability"] = item.final_mlm_probability

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from data_prep.base.settings import PathText, SettingError, Settings
+from trainer.config.custom_code import is_custom
 from trainer.config.data_settings import Shards
 from trainer.config.objective_settings import Objectives
 from trainer.config.setting_types import MaskingRate, MaskUnit, NonNegativeInt, Probability, Seconds
@@ -173,6 +174,7 @@ class StageSettings(Settings):
     objectives: Objectives | None = Field(
         None, description="what this stage trains, as objectives; other heads of the run keep their weights"
     )
+    masking: str | None = Field(None, description="as data.masking")
     learning_rate: PositiveFloat | None = Field(None, description="peak learning rate, as optimizer.learning_rate")
     weight_decay: Annotated[float, Field(ge=0.0)] | None = Field(None, description="as optimizer.weight_decay")
     schedule: ScheduleSettings | None = Field(
@@ -288,7 +290,7 @@ class OptimizerSettings(Settings):
 
     @model_validator(mode="after")
     def _check_name(self) -> OptimizerSettings:
-        if self.name not in OPTIMIZERS and not re.fullmatch(r"\w+(\.\w+)*:\w+", self.name):
+        if self.name not in OPTIMIZERS and not is_custom(self.name):
             raise SettingError(
                 f"optimizer.name={self.name} is unknown",
                 fix=f"set optimizer.name={OPTIMIZER_ALIASES[self.name.lower()]}"

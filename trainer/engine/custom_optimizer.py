@@ -9,30 +9,15 @@ with a warmup step after which all of them are set to 0; other states cannot be 
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from data_prep.base.errors import UsageError, UserError
-from data_prep.base.registries import Registry
-from data_prep.base.source_digest import check_module_unchanged, module_digest
+from data_prep.base.errors import UserError
+from trainer.config.custom_code import OPTIMIZER
 from trainer.config.training_settings import OptimizerSettings
 
 if TYPE_CHECKING:
     import torch
-
-OPTIMIZERS = Registry(
-    where="optimizer.name={name}",
-    import_fix="correct the name, and put the directory of your module on PYTHONPATH",
-    import_code="optimizer-not-importable",
-    callable_fix="name a function of parameter groups and settings",
-    callable_code="not-an-optimizer",
-)
-
-
-def is_custom(name: str) -> bool:
-    """Whether `optimizer.name` is a user's own."""
-    return ":" in name
 
 
 def build_custom_optimizer(groups: list[dict[str, Any]], settings: OptimizerSettings) -> torch.optim.Optimizer:
@@ -44,47 +29,14 @@ def build_custom_optimizer(groups: list[dict[str, Any]], settings: OptimizerSett
     """
     import torch  # not at the top: a finished run is recognized without it
 
-    function = OPTIMIZERS.find(settings.name).value
-    check_module_unchanged(function)
+    function = OPTIMIZER.find(settings.name)
     try:
         made = function(groups, settings)
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise UsageError(
-            f"optimizer.name={settings.name} failed at {frame.filename}:{frame.lineno} "
-            f"({type(error).__name__}: {error})",
-            fix="name a function of parameter groups and settings (the section `optimizer`) that returns a "
-            "torch.optim.Optimizer",
-            code="optimizer-failed",
-        ) from error
+        raise OPTIMIZER.failed(settings.name, error) from error
     if not isinstance(made, torch.optim.Optimizer):
-        raise UsageError(
-            f"optimizer.name={settings.name} returned {type(made).__name__}",
-            fix="return a torch.optim.Optimizer",
-            code="not-an-optimizer",
-        )
+        raise OPTIMIZER.wrong(settings.name, f"returned {type(made).__name__}", fix="return a torch.optim.Optimizer")
     return made
-
-
-def optimizer_version(name: str) -> dict[str, str]:
-    """The version of a user's optimizer for a checkpoint's record: its attribute `version`, or its file's sha256.
-
-    Empty for an optimizer of this project.
-
-    Raises:
-        UsageError: it cannot be imported, or has neither.
-    """
-    if not is_custom(name):
-        return {}
-    optimizer = OPTIMIZERS.find(name).value
-    version = getattr(optimizer, "version", None) or module_digest(optimizer)
-    if version is None:
-        raise UsageError(
-            f"the source of optimizer.name={name} cannot be read",
-            fix="give the function an attribute `version`",
-            code="optimizer-without-version",
-        )
-    return {"optimizer": str(version)}
 
 
 def settings_of_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

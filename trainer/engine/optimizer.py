@@ -15,10 +15,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from trainer.config.custom_code import is_custom
 from trainer.config.training_settings import OptimizerSettings
 from trainer.distributed.process_group import Ranks
 from trainer.engine import fragments
-from trainer.engine.custom_optimizer import build_custom_optimizer, is_custom
+from trainer.engine.custom_optimizer import build_custom_optimizer
 from trainer.engine.muon import Muon
 from trainer.engine.stable_adamw import StableAdamW
 

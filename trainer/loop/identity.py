@@ -16,12 +16,12 @@ from data_prep.base.errors import UserError
 from data_prep.base.packages import installed_version
 from data_prep.base.settings import flatten
 from data_prep.storage import storage
+from trainer.config.custom_code import code_of
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.data.minimal_pairs import digest_of_pairs, read_minimal_pairs
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.agreement import Fact, Facts
-from trainer.engine.custom_optimizer import optimizer_version
 from trainer.loop.sources import source_digests
 
 PER_HOST = {
@@ -56,9 +56,7 @@ def facts_of(
             equal["evaluation.minimal_pairs (content)"] = _fact(digest_of_pairs(read_minimal_pairs(pairs))[:12])
     equal |= {f"version of {name}": _fact(installed_version(name)) for name in LIBRARIES}
     if not isinstance(opened, UserError):
-        equal |= {
-            f"version of {name}": _fact(value) for name, value in optimizer_version(config.optimizer.name).items()
-        }
+        equal |= {f"version of {kind.key(name)}": _fact(kind.version(name)) for kind, name in code_of(config)}
     equal |= {f"sha256 of {name}": Fact(digest, digest[:12]) for name, digest in source_digests()}
     per_host["version of python"] = _fact(sys.version.split()[0])
     return Facts(equal, per_host, opened if isinstance(opened, UserError) else None)

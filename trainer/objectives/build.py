@@ -9,22 +9,14 @@ from collections.abc import Collection, Iterator, Mapping
 from torch import nn
 
 from data_prep.base.errors import UsageError
-from data_prep.base.registries import Registry
+from trainer.config.custom_code import OBJECTIVE
 from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS, Objectives, ObjectiveSettings
 from trainer.objectives.masked_lm import MaskedLM
 from trainer.objectives.objective import Objective
 from trainer.objectives.sentence_pairs import SentencePairs
 
-OBJECTIVES = Registry(
-    where="objective {name}",
-    import_fix="correct the name, and put the directory of your module on PYTHONPATH",
-    import_code="objective-not-importable",
-    callable_fix="name a subclass of trainer.objectives.objective.Objective",
-    callable_code="not-an-objective",
-    unknown_code="unknown-objective",
-    built_in={MASKED_LM: MaskedLM, SENTENCE_PAIRS: SentencePairs},
-)
+_BUILT_IN: Mapping[str, type[Objective]] = {MASKED_LM: MaskedLM, SENTENCE_PAIRS: SentencePairs}
 _RESERVED = ("own", "word", "minimal", "length", "source", "component")
 """First words of other metrics of an evaluation."""
 
@@ -33,25 +25,26 @@ def class_of(name: str) -> type[Objective]:
     """Return the class of an objective, which has a metric and values that names of metrics can be made of.
 
     Raises:
-        UsageError: it cannot be imported, or is no such class.
+        UserError: it cannot be imported, is no such class, or its file changed after it was imported.
     """
-    found = OBJECTIVES.find(name).value
-    fix = 'see trainer/README.md, section "An objective of your own"'
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    found = OBJECTIVE.find(name)
     if not (inspect.isclass(found) and issubclass(found, Objective)):
-        raise UsageError(f"objective {name} is no subclass of Objective", fix=fix, code="not-an-objective")
+        raise OBJECTIVE.wrong(name, "is something else", fix=f"name {OBJECTIVE.form}")
     names = (found.metric, *found.values)
     wrong = next((each for each in names if not re.fullmatch(r"[a-z][a-z0-9_]*", each)), None)
     if wrong is not None or found.metric.partition("_")[0] in _RESERVED:
-        raise UsageError(
-            f"objective {name} has metric={found.metric!r} and values={found.values!r}",
-            fix=f'give it lower-case names such as metric = "rtd", which do not begin with {", ".join(_RESERVED)}',
-            code="objective-without-names",
+        raise OBJECTIVE.wrong(
+            name,
+            f"has metric={found.metric!r} and values={found.values!r}",
+            fix=f"give it lower-case names such as metric = 'rtd', which do not begin with {', '.join(_RESERVED)}",
         )
     if found.values[0] != "loss" or not {*(found.training_values or ["loss"])} <= {*found.values}:
-        raise UsageError(
-            f"objective {name} has values={found.values!r} and training_values={found.training_values!r}",
+        raise OBJECTIVE.wrong(
+            name,
+            f"has values={found.values!r} and training_values={found.training_values!r}",
             fix='begin `values` with "loss", and choose `training_values` among them',
-            code="objective-without-names",
         )
     return found
 
@@ -81,13 +74,9 @@ def _build(settings: ObjectiveSettings, config: ModelSettings) -> Objective:
     try:
         return found(config, **arguments)
     except Exception as error:
-        if settings.name in OBJECTIVES.built_in:
+        if not settings.is_own:
             raise
-        raise UsageError(
-            f"objective {settings.name} cannot be built ({type(error).__name__}: {error})",
-            fix="give it the settings that its class takes, or correct the class",
-            code="objective-failed",
-        ) from error
+        raise OBJECTIVE.failed(settings.name, error) from error
 
 
 def submodules_of(objectives: Mapping[str, Objective], taken: Collection[str]) -> Iterator[tuple[str, nn.Module]]:

@@ -18,12 +18,13 @@ import torch
 
 from trainer.checkpoint.data_version import open_data
 from trainer.checkpoint.upload import check_upload_wait
+from trainer.config.custom_code import check_code
 from trainer.config.load import check_output_dir
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import EvaluationSettings
+from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.minimal_pairs import read_minimal_pairs
-from trainer.data.shard_set import ShardSet
-from trainer.engine.custom_optimizer import optimizer_version
+from trainer.data.shard_set import ShardSet, Split, has_valid_split
 from trainer.preflight.data_checks import check_data, look_at_data
 from trainer.preflight.deepspeed_sections import check_output_file
 from trainer.preflight.disk_checks import check_clock, check_disk
@@ -132,6 +133,16 @@ def _encode_minimal_pairs(run: PlannedRun) -> Iterable[Finding]:
     return ()
 
 
+def _try_maskings(run: PlannedRun) -> Iterable[Finding]:
+    """Mask a micro-batch by each function of the user's own, as a start does in its set-up."""
+    for stage in run.config.stages:
+        if stage.data.masking is not None:
+            shard_sets = stage.select(run.shard_sets)
+            split: Split = "valid" if has_valid_split(shard_sets) else "train"
+            next(evaluation_batches(shard_sets, stage.data, stage, 0, 0, 1, stage.micro_batch_tokens, split))
+    return ()
+
+
 def _check_suite(run: PlannedRun) -> None:
     # Without a follower another machine evaluates, which may have other files; the run reads the suite all the same.
     run.outside.check_suite(run.config.evaluation, evaluates=run.config.checkpoint.follow)
@@ -146,7 +157,7 @@ CHECKS = (
         lambda run: [describe_device(run.config, run.device)],
     ),
     Check("deepspeed", lambda run: check_output_file(run.config), of_host=True, of_first_rank=True),
-    Check("optimizer", lambda run: optimizer_version(run.config.optimizer.name)),
+    Check("custom code", lambda run: check_code(run.config)),
     # A start reads them once, on rank 0.
     Check("init_from", look=lambda run: check_initial_weights(run.config, run.outside.look_at_model)),
     Check(
@@ -154,6 +165,7 @@ CHECKS = (
         lambda run: check_data(run.config, run.shard_sets),
         lambda run: look_at_data(run.config, run.shard_sets, run.world_size),
     ),
+    Check("masking", look=_try_maskings),
     Check("minimal pairs", _read_minimal_pairs, _encode_minimal_pairs),
     Check("suite", _check_suite, of_first_rank=True),
     Check("memory", look=lambda run: check_memory(run.config, run.world_size, run.device), warns=True),

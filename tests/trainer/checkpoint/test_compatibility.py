@@ -13,10 +13,10 @@ from trainer.checkpoint.compatibility import (
     current_versions,
 )
 from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
+from trainer.config.custom_code import versions_of
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BatchWarmup, StageSettings, TrainingSettings
-from trainer.engine.custom_optimizer import optimizer_version
 
 NUMERICS = {"attention kernel": "by_sequence", "torch build": "2.13.0+cpu"}
 IDENTITY = DataIdentity(manifest_digests=("digest",), tokenizer_fingerprint="fingerprint")
@@ -67,7 +67,7 @@ def test_a_branch_keeps_the_optimizer_and_may_change_its_rate_and_weight_decay(s
 
 def test_a_branch_keeps_the_source_of_an_optimizer_of_ones_own():
     config = branch_with()
-    versions = current_versions() | optimizer_version(config.optimizer.name)
+    versions = current_versions() | versions_of(config)
     check_branch(saved_with(config, versions=versions), config, IDENTITY)
     with pytest.raises(UsageError, match="the optimizer's source", check=coded("incompatible-branch")):
         check_branch(saved_with(config, versions=versions | {"optimizer": "another"}), config, IDENTITY)
@@ -216,7 +216,7 @@ def test_another_optimizer_is_refused_because_its_states_are_missing(allow_chang
 
 def test_another_version_of_a_users_optimizer_is_another_run():
     config = changed(CONFIG, "optimizer", name="tests.support.toy_optimizers:lion")
-    saved = saved_with(config, versions=current_versions() | optimizer_version(config.optimizer.name))
+    saved = saved_with(config, versions=current_versions() | versions_of(config))
     assert check_compatible(saved, config, IDENTITY, 2, NUMERICS) == []
     saved = saved_with(config, versions=current_versions() | {"optimizer": "earlier"})
     with pytest.raises(UserError, match="version of optimizer was 'earlier'", check=coded("incompatible-change")):

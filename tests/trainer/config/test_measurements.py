@@ -30,6 +30,7 @@ def test_a_run_that_trains_as_it_is_evaluated_is_measured_once() -> None:
         "data.mlm_probability=0.3",
         "data.final_mlm_probability=0.2",
         "data.mask_unit=word",
+        "data.masking=a:b",
         "data.mask_share=1.0 data.random_share=0.0",
         "data.sequence_length=64",
     ],

@@ -7,7 +7,7 @@ from data_prep.base.errors import UserError
 from tests.support import toy_optimizers
 from tests.support.error_codes import coded
 from trainer.config.training_settings import OptimizerSettings
-from trainer.engine.custom_optimizer import check_states, optimizer_version, settings_of_groups
+from trainer.engine.custom_optimizer import check_states, settings_of_groups
 from trainer.engine.optimizer import build_optimizer
 
 MODULE = "tests.support.toy_optimizers"
@@ -45,14 +45,6 @@ def test_a_function_gets_the_groups_and_the_settings():
 def test_an_object_that_is_no_optimizer_is_refused(name, code):
     with pytest.raises(UserError, match=name, check=coded(code)):
         build_optimizer(torch.nn.Linear(3, 2), OptimizerSettings(name=name))
-
-
-def test_the_version_is_the_functions_own_or_the_digest_of_its_file(monkeypatch):
-    assert optimizer_version("muon") == {}
-    (digest,) = optimizer_version(f"{MODULE}:lion").values()
-    assert len(digest) == 64
-    monkeypatch.setattr(toy_optimizers.lion, "version", "1.2", raising=False)
-    assert optimizer_version(f"{MODULE}:lion") == {"optimizer": "1.2"}
 
 
 def test_states_that_a_checkpoint_gives_back_are_accepted():
