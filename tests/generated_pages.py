@@ -26,7 +26,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.config.synonyms import markdown_table
 from trainer.config.training_settings import StageSettings
-from trainer.model.sizes import num_parameters
+from trainer.objectives.pretraining import num_parameters
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = tuple(REPOSITORY / folder / "README.md" for folder in ("", "configs", "launch"))
@@ -50,7 +50,7 @@ def preset_files() -> list[Path]:
 
 
 def _size(config: RunConfig) -> int:
-    return num_parameters(config.model, config.data.sentence_pairs != "none")
+    return num_parameters(config.model, config.all_objectives)
 
 
 def presets() -> Iterator[str]:

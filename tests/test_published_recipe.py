@@ -17,13 +17,14 @@ from data_prep.deduplication import similarity_search
 from trainer import load_config
 from trainer.config.data_settings import DataSettings
 from trainer.config.model_settings import ModelSettings
+from trainer.config.objective_settings import objectives_of
 from trainer.config.training_settings import OptimizerSettings, ScheduleSettings, TrainingSettings
 from trainer.data import mask_units
 from trainer.engine.optimizer import build_optimizer
 from trainer.finetuning.fit import FitSettings
 from trainer.model.layers import ACTIVATIONS
 from trainer.model.positions import rotation
-from trainer.objectives.pretraining import PretrainingModel, _loss_sum
+from trainer.objectives.pretraining import PretrainingModel
 
 SMALL = {
     "vocab_size": 64,
@@ -174,6 +175,15 @@ def test_the_published_stages_are_those_of_the_preset() -> None:
     assert config.schedule.num_warmup_steps(config.max_steps) == 10_000
 
 
+ONE_PREDICTION = Batch(
+    *(torch.zeros(4, dtype=torch.int64) for _ in range(3)),
+    cu_seqlens=torch.tensor([0, 4], dtype=torch.int32),
+    masked_positions=torch.tensor([1, 0]),
+    labels=torch.tensor([0, IGNORED]),
+    sequence_length=4,
+)
+
+
 def test_the_constants_reach_optimizer_model_and_loss() -> None:
     """What is configured is also what is computed with."""
     bert = PretrainingModel(ModelSettings(family="bert", **SMALL), objectives_of("next_sentence"))
@@ -191,7 +201,10 @@ def test_the_constants_reach_optimizer_model_and_loss() -> None:
     # the exact GELU, x Phi(x) (Hendrycks and Gimpel 2016); its tanh approximation gives 0.841192
     assert ACTIVATIONS["gelu"](torch.tensor(1.0)).item() == pytest.approx(0.8413447, abs=2e-7)
     # no label smoothing: -log(e^2 / (e^2 + 1))
-    loss = _loss_sum(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+    with torch.no_grad():  # the logits are the biases alone
+        bert.encoder.embeddings.word_embeddings.weight.zero_()
+        bert.mlm_head.bias.fill_(-1e4)[:2].copy_(torch.tensor([2.0, 0.0]))
+    loss = bert(ONE_PREDICTION)["masked_lm"]["loss"]
     assert loss.item() == pytest.approx(0.1269280, abs=1e-6)
     # Su et al. 2021, section 3.4.2: the angle of pair i at position m is m theta^(-2i/d)
     turned = rotation(torch.tensor([1]), head_size=4, theta=10_000.0)

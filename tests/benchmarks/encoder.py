@@ -154,7 +154,7 @@ def contestants_of(config: RunConfig, device: torch.device, arguments: argparse.
             raise
         number = 2 * len(arguments.modes)
         raise UserError(
-            f"{number} models of {num_parameters(config.model, next_sentence=True):,} parameters with their "
+            f"{number} models of {num_parameters(config.model, objectives_of('next_sentence')):,} parameters with their "
             f"optimizers do not fit into the memory of {device_name(device)} together; give a smaller --config, one "
             "of --modes, or fewer layers (--set model.num_hidden_layers=2)"
         ) from None

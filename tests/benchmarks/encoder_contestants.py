@@ -20,6 +20,7 @@ from transformers import BertConfig, BertForPreTraining
 from data_prep.tokenizer.special_tokens import CLS_TOKEN_ID, SEP_TOKEN_ID
 from trainer.benchmark.measurement import StepClock
 from trainer.benchmark.plain_engine import PlainEngine
+from trainer.config.objective_settings import objectives_of
 from trainer.config.run_config import RunConfig
 from trainer.data.batch import Batch
 from trainer.data.loader import Loader, Position
@@ -115,7 +116,9 @@ def our_steps(shard_set: ShardSet, config: RunConfig, device: torch.device, num_
 def _our_step(batch: Batch, device: torch.device) -> Step:
     num_masked, on_device = batch.num_masked, batch.to(device)
     return Step(
-        lambda engine: engine.forward(on_device).mlm_loss_sum / num_masked, batch.num_tokens, batch.input_ids.numel()
+        lambda engine: engine.forward(on_device)["masked_lm"]["loss"] / num_masked,
+        batch.num_tokens,
+        batch.input_ids.numel(),
     )
 
 

@@ -27,9 +27,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainer.config.model_settings import ModelSettings
+from trainer.config.objective_settings import objectives_of
 from trainer.data.batch import IGNORED, Batch
 from trainer.model import encoder
-from trainer.objectives.pretraining import PretrainingModel, PretrainingOutput
+from trainer.objectives.pretraining import PretrainingModel
 
 BLOCK = 128
 """Positions of a block of flash attention's grids, for queries and for keys."""
@@ -73,7 +74,9 @@ def micro_batch(
     config: ModelSettings, batch: Batch, next_sentence: bool, mode: FakeTensorMode
 ) -> tuple[PretrainingModel, Callable[[], None]]:
     """The pretraining model in bf16, and its forward and backward; `batch` gives the shapes."""
-    model = in_bfloat16(partial(PretrainingModel, config, next_sentence)).train()
+    model = in_bfloat16(
+        partial(PretrainingModel, config, objectives_of("next_sentence" if next_sentence else "none"))
+    ).train()
     fake = batch.__class__(**vars(batch) | {n: mode.from_tensor(t) for n, t in vars(batch).items() if _is(t)})
     return model, lambda: _loss(model(fake)).backward()
 
@@ -117,8 +120,7 @@ def shapes(num_rows: int, sequence_length: int, capacity: int, mlm_probability: 
 
     return Batch(
         *(zeros(num_tokens), zeros(num_tokens), zeros(num_tokens), zeros(capacity + 1, torch.int32)),
-        *(zeros(num_masked), torch.full((num_masked,), IGNORED), zeros(num_pairs), zeros(num_pairs)),
-        sequence_length,
+        *(zeros(num_masked), torch.full((num_masked,), IGNORED), sequence_length, zeros(num_pairs), zeros(num_pairs)),
         has_segment_b=num_pairs > 0,
     )
 
@@ -273,8 +275,7 @@ def in_bfloat16(make: Callable[[], Module]) -> Module:
 
 
 def _loss(output: Any) -> torch.Tensor:
-    assert isinstance(output, PretrainingOutput)
-    return output.mlm_loss_sum + output.pair_loss_sum
+    return sum(sums["loss"] for sums in output.values())
 
 
 def _size(tensor: torch.Tensor) -> int:

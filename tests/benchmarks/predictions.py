@@ -140,7 +140,7 @@ def step_traffic(
     row_seconds = flops * stage.sequence_length / achieved_flops
     compute_seconds = cut.micro_batch_rows * cut.accumulation_steps * row_seconds
     number_bytes = 4 if config.training.precision == "fp32" else 2
-    parameters = num_parameters(config.model, config.data.has_sentence_pairs)
+    parameters = num_parameters(config.model, config.all_objectives)
     tied = config.model.padded_vocab_size * config.model.hidden_size
     of_ring = (world_size - 1) / world_size
     hiding, hidden, last = 0.0, 0.0, 0.0

@@ -238,7 +238,7 @@ def rate(kernel: Kernel, device: Device) -> float:
 def parameters_of(config: RunConfig, has_pairs: bool) -> tuple[int, int]:
     """Tensors and numbers of the model's parameters."""
     with FakeTensorMode():
-        model = kernel_trace.PretrainingModel(config.model, has_pairs)
+        model = kernel_trace.PretrainingModel(config.model, objectives_of("next_sentence" if has_pairs else "none"))
     return sum(1 for _ in model.parameters()), sum(parameter.numel() for parameter in model.parameters())
 
 

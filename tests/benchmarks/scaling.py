@@ -184,6 +184,7 @@ def _train(job: dict[str, Any]) -> None:
     from trainer.engine.engine import build_engine
     from trainer.loop.step import Counting, take_step
     from trainer.metrics.throughput import WorkClock
+    from trainer.objectives.objective import StageObjectives
     from trainer.objectives.pretraining import PretrainingModel
 
     torch.set_num_threads(1)
@@ -191,19 +192,22 @@ def _train(job: dict[str, Any]) -> None:
     ranks = initialize_distributed(config.distributed)
     model = PretrainingModel(config.model)
     model.initialize(0)
+    objectives = StageObjectives(model.objectives, {"masked_lm": 1.0})
     engine = build_engine(model, config, ranks)
     shards, stage = [open_shard_set(job["shards"])], config.stages[0]
     loader = Loader(
         shards, config.data, stage, Position(0, 0, 0), 0, ranks.rank, ranks.world_size, lambda step: 0.15, 0
     )
     batches = list(itertools.islice(loader, _WARMUP_STEPS + job["steps"]))
-    engine.warmup_step(lambda: engine.forward(batches[0].micro_batches[0]).mlm_loss_sum)
+    engine.warmup_step(lambda: engine.forward(batches[0].micro_batches[0])["masked_lm"]["loss"])
     engine.train()
     seconds = []
     for step, batch in enumerate(batches):
         started_at = time.perf_counter()
-        counts = Counting(batch, ranks).counts
-        result = take_step(engine, batch, counts, step, 1e-4, 0, ranks, WorkClock(ranks.device), lambda text: None)
+        counts = Counting(batch, objectives, ranks).counts
+        result = take_step(
+            engine, batch, counts, objectives, step, 1e-4, 0, ranks, WorkClock(ranks.device), lambda text: None
+        )
         assert result.applied
         seconds.append(time.perf_counter() - started_at)
     Path(job["output"]).write_text(json.dumps(seconds[_WARMUP_STEPS:]))

@@ -37,6 +37,7 @@ from trainer.checkpoint import tensors
 from trainer.checkpoint.format import rank_file_name
 from trainer.checkpoint.tensors import Wanted, own_first, read_alone, read_shared, write_tensors
 from trainer.config.load import load_config
+from trainer.config.objective_settings import objectives_of
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import Position
 from trainer.data.pair_counts import NUM_COUNTS, KeptPairCounts
@@ -269,7 +270,10 @@ def _read_window(config: RunConfig, cache: Path, log: Path, begin: Any) -> None:
 def _resumed(folder: Path, world_size: int, sampled: Sequence[int]) -> dict[str, Any]:
     """Files that are opened where a checkpoint of `world_size` ranks at ZeRO 1 is read by seven eighths of them."""
     config = load_config("tiny_cpu", ["data.shards=none"])
-    shapes = {name: value.numel() for name, value in PretrainingModel(config.model, objectives_of("next_sentence")).named_parameters()}
+    shapes = {
+        name: value.numel()
+        for name, value in PretrainingModel(config.model, objectives_of("next_sentence")).named_parameters()
+    }
     folder.mkdir()
     for rank, held in enumerate(_shares(shapes, world_size)):
         parts = [

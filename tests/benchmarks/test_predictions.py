@@ -73,7 +73,7 @@ def test_a_step_by_hand():
 def test_the_traffic_of_bert_large_on_64_gpus_by_hand():
     """Of each of 8 nodes the fp32 sums, 7 parts of 8 to other nodes, and an eighth of them again to their owners."""
     step = step_traffic(preset(), preset().stages[0], 64, 450e12)
-    parameters = num_parameters(preset().model, next_sentence=False)
+    parameters = num_parameters(preset().model, MASKED_LM_ALONE)
     assert step.hidden_bytes == pytest.approx(4 * parameters * 7 / 8 * 9 / 8)
     assert step.exposed_bytes == pytest.approx(2 * parameters * 63 / 64, abs=1)
     assert step.last_bytes == pytest.approx(4 * 30_528 * 1024 * 7 / 8 * 9 / 8)
@@ -83,7 +83,7 @@ def test_the_traffic_of_bert_large_on_64_gpus_by_hand():
 
 def test_gpus_of_one_node_exchange_in_bf16():
     step = step_traffic(preset(), preset().stages[0], 8, 450e12)
-    assert step.hidden_bytes == pytest.approx((2 + 4 / 8) * num_parameters(preset().model, False) * 7 / 8)
+    assert step.hidden_bytes == pytest.approx((2 + 4 / 8) * num_parameters(preset().model, MASKED_LM_ALONE) * 7 / 8)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from data_prep import open_dataset
+from tests.support.objectives import all_objectives
 from trainer.checkpoint import writer as checkpoints
 from trainer.checkpoint.format import DataIdentity, TrainState
 from trainer.checkpoint.restore import find_latest, load
@@ -36,6 +38,7 @@ from trainer.engine.optimizer import build_optimizer
 from trainer.loop.setup import warmup_step
 from trainer.loop.step import Counting, seed_micro_batch, take_step
 from trainer.metrics.throughput import WorkClock
+from trainer.objectives.objective import Objective
 from trainer.objectives.pretraining import PretrainingModel
 from trainer.validation.loss import evaluate
 
@@ -99,18 +102,18 @@ def make_loader(config: RunConfig, state: TrainState, ranks: Ranks) -> Loader:
 
 def make_model(config: RunConfig) -> PretrainingModel:
     model = PretrainingModel(
-        config.model, next_sentence=True, activation_checkpointing=config.training.activation_checkpointing
+        config.model, config.all_objectives, activation_checkpointing=config.training.activation_checkpointing
     )
     model.initialize(config.training.seed)
     return model
 
 
-def evaluated(engine: Any, config: RunConfig, ranks: Ranks) -> dict[str, float]:
+def evaluated(engine: Any, objectives: Mapping[str, Objective], config: RunConfig, ranks: Ranks) -> dict[str, float]:
     shard_sets = [open_shard_set(config.data.shards)]
     batches = evaluation_batches(
         shard_sets, config.data, config.stages[0], config.training.seed, ranks.rank, ranks.world_size, VALID_TOKENS
     )
-    return evaluate(engine, batches, ranks, origins_of(shard_sets), config.evaluation)
+    return evaluate(engine, objectives, batches, ranks, origins_of(shard_sets), config.evaluation)
 
 
 def rate(config: RunConfig, step: int) -> float:
@@ -120,7 +123,9 @@ def rate(config: RunConfig, step: int) -> float:
 def run_job(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Start or resume, take `steps` steps, save; what the steps gave, summed over ranks."""
     config = make_config(shards, job)
-    engine = build_engine(make_model(config), config, ranks)
+    model = make_model(config)
+    objectives = all_objectives(model)
+    engine = build_engine(model, config, ranks)
     warmup_step(engine, config, [open_shard_set(shards)], ranks, 0, Watchdog(config.health, ranks))
     found = find_latest(config.output_dir, ranks, zero_stage=engine.zero_stage)
     state = TrainState()
@@ -129,7 +134,7 @@ def run_job(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         state = found.saved.state
     report: dict[str, Any] = {"first": state.step, "losses": [], "norms": [], "rows": []}
     if job.get("evaluate"):
-        report["evaluation"] = evaluated(engine, config, ranks)
+        report["evaluation"] = evaluated(engine, objectives.objectives, config, ranks)
     engine.train()
     clock = WorkClock(ranks.device)
     for batch in itertools.islice(make_loader(config, state, ranks), job.get("steps", STEPS)):
@@ -137,7 +142,8 @@ def run_job(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         result = take_step(
             engine,
             batch,
-            Counting(batch, ranks).counts,
+            Counting(batch, objectives, ranks).counts,
+            objectives,
             step,
             rate(config, step),
             config.training.seed,
@@ -145,10 +151,11 @@ def run_job(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
             clock,
             lambda text: None,
         )
-        sums = torch.stack([result.mlm_loss_sum, result.pair_loss_sum])
         if ranks.world_size > 1:
-            torch.distributed.all_reduce(sums)
-        report["losses"].append(float(sums[0] / result.counts.masked + sums[1] / result.counts.pairs))
+            torch.distributed.all_reduce(result.sums)
+        sums = dict(zip(objectives.columns, result.sums.tolist(), strict=True))
+        means = [sums[name, "loss"] / number for name, number in result.counts.predictions.items()]
+        report["losses"].append(sum(means))
         report["norms"].append(float(result.grad_norm))
         report["rows"].append(batch.last_sample - batch.first_sample + 1)
         position = batch.next_position
@@ -176,7 +183,11 @@ def train_plainly(shards: str, job: dict[str, Any]) -> dict[str, Any]:
     master = make_model(config)
     model = copy.deepcopy(master).bfloat16() if config.training.precision == "bf16" else master
     optimizer = build_optimizer(master, config.optimizer)
-    report: dict[str, Any] = {"losses": [], "norms": [], "evaluation": evaluated(PlainModel(model), config, alone)}
+    report: dict[str, Any] = {
+        "losses": [],
+        "norms": [],
+        "evaluation": evaluated(PlainModel(model), model.objectives, config, alone),
+    }
     model.train()
     for step, batch in enumerate(itertools.islice(make_loader(config, TrainState(), alone), STEPS)):
         masked = sum(micro.num_masked for micro in batch.micro_batches)
@@ -186,7 +197,7 @@ def train_plainly(shards: str, job: dict[str, Any]) -> dict[str, Any]:
         for number, micro in enumerate(batch.micro_batches):
             seed_micro_batch(config.training.seed, step, number)
             output = model(micro)
-            loss = output.mlm_loss_sum / masked + output.pair_loss_sum / pairs
+            loss = output["masked_lm"]["loss"] / masked + output["sentence_pairs"]["loss"] / pairs
             for weight, gradient in zip(
                 master.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
             ):

@@ -92,6 +92,7 @@ def wrap() -> None:
 if __name__ == "__main__":
     wrap()  # before what follows imports deepspeed
 
+from tests.support.objectives import all_objectives  # noqa: E402
 from tests.support.toy_pretraining import LENGTH, make_config, make_loader, make_model, rate  # noqa: E402
 from trainer.checkpoint.format import TrainState  # noqa: E402
 from trainer.config.run_config import RunConfig  # noqa: E402
@@ -123,11 +124,12 @@ def measure(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     engine = build_engine(make_model(config), config, ranks)
     warmup_step(engine, config, [open_shard_set(shards)], ranks, 0, Watchdog(config.health, ranks))
     engine.train()
+    objectives = all_objectives(engine.module)
     batches = make_loader(config, TrainState(), ranks)
     for step, batch in enumerate(itertools.islice(batches, STEPS)):
         SENT.clear()
-        counts, clock = Counting(batch, ranks).counts, WorkClock(ranks.device)
-        take_step(engine, batch, counts, step, rate(config, step), 3, ranks, clock, lambda _: None)
+        counts, clock = Counting(batch, objectives, ranks).counts, WorkClock(ranks.device)
+        take_step(engine, batch, counts, objectives, step, rate(config, step), 3, ranks, clock, lambda _: None)
         num_micro_batches = len(batch.micro_batches)
     sent = dict(SENT)
     engine.destroy()
@@ -135,7 +137,7 @@ def measure(shards: str, job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     return {
         "sent": sent,
         "micro_batches": num_micro_batches,
-        "parameters": num_parameters(config.model, True),
+        "parameters": num_parameters(config.model, config.all_objectives),
         "tied": config.model.padded_vocab_size * config.model.hidden_size,
     }
 

@@ -125,14 +125,14 @@ class BadSteps:
         output = original(*args, **options)
         if self._kind is None:
             return output
-        loss = output.mlm_loss_sum
+        loss = output["masked_lm"]["loss"]
         if self._kind == "nan":
             loss = loss * float("nan")
         elif self._kind == "gradient":  # the loss is what it is; its gradient is infinity times 0
             loss = loss + (loss * 0).sqrt()
         elif self._kind == "spike":
             loss = loss * 3
-        return output._replace(mlm_loss_sum=loss)
+        return {**output, "masked_lm": {**output["masked_lm"], "loss": loss}}
 
 
 def warm_up_with_little_memory(original: Callable[..., Any], *args: Any) -> None:

@@ -17,6 +17,7 @@ import torch
 from launch import embed, fill_mask, finetune, predict
 from tests.support.mlflow_servers import run_mlflow_server
 from tests.support.preparations import trained
+from trainer.config.objective_settings import objectives_of
 from trainer.config.run_config import RunConfig
 from trainer.hf_export.export import export_model
 from trainer.inference.pulled_model import pull

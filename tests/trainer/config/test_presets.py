@@ -15,7 +15,7 @@ from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.config.schedule import global_batch_tokens
 from trainer.model.numerics import with_own_precision
-from trainer.model.sizes import num_parameters
+from trainer.objectives.pretraining import num_parameters
 from trainer.preflight import machine_checks
 from trainer.preflight.machine_checks import check_batches, check_memory
 from trainer.preflight.memory_estimate import memory_in_stage
@@ -87,7 +87,7 @@ PUBLISHED = {
 def test_a_preset_is_the_published_recipe(name: str) -> None:
     published, config = PUBLISHED[name], load_config(name)
     stages = config.stages
-    assert num_parameters(config.model, False) / 1e6 == pytest.approx(published.million_parameters, rel=0.01)
+    assert num_parameters(config.model, MASKED_LM_ALONE) / 1e6 == pytest.approx(published.million_parameters, rel=0.01)
     assert tuple(stage.sequence_length for stage in stages) == published.lengths
     assert tuple(stage.peak_learning_rate for stage in stages) == published.peak_rates
     for stage, billions in zip(stages, published.billion_tokens, strict=True):

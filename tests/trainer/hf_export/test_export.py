@@ -23,8 +23,8 @@ from trainer.config.run_config import RunConfig
 from trainer.hf_export import exported_files, parity
 from trainer.hf_export.export import export_model
 from trainer.hf_export.model_card import TrainingFacts, model_card
-from trainer.objectives.pretraining import PretrainingModel
 from trainer.model.quiet_transformers import quiet_transformers
+from trainer.objectives.pretraining import PretrainingModel
 
 FACTS = TrainingFacts(
     checkpoint="step-00000010",

@@ -17,6 +17,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.objectives import all_objectives, loss_sum
 from trainer import load_config
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.data.loader import Loader, Position
@@ -68,8 +69,9 @@ def main() -> int:
     batches = list(itertools.islice(loader, STEPS))
     model = PretrainingModel(config.model)
     model.initialize(0)
+    objectives = all_objectives(model)
     engine = build_engine(model, config, ranks)
-    engine.warmup_step(lambda: engine.forward(batches[0].micro_batches[0]).mlm_loss_sum)
+    engine.warmup_step(lambda: loss_sum(engine.forward(batches[0].micro_batches[0])))
     synchronizations = 0
 
     def synchronize(*arguments: Any, **options: Any) -> None:
@@ -81,9 +83,9 @@ def main() -> int:
     for step, batch in enumerate(batches):
         assert len(batch.micro_batches) == MICRO_BATCHES
         synchronizations, clock = 0, WorkClock(ranks.device)
-        counts = Counting(batch, ranks).counts  # of tensors that are on the host
+        counts = Counting(batch, objectives, ranks).counts  # of tensors that are on the host
         with HostReads() as reads:
-            result = take_step(engine, batch, counts, step, 1e-3, 0, ranks, clock, lambda text: None)
+            result = take_step(engine, batch, counts, objectives, step, 1e-3, 0, ranks, clock, lambda text: None)
         assert result.applied
         if step >= 2:  # DeepSpeed's throughput timer, where it runs, begins with the third step
             found.append({"synchronizations": synchronizations, "reads": reads.count})

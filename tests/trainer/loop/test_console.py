@@ -6,6 +6,9 @@ import pytest
 from data_prep.base.logs import logger
 from trainer.loop.console import StepBar, compact, device_line, evaluation_line, groups_line, scientific, step_line
 
+PAIRS = {"mlm": "mlm", "pair": "nsp"}
+"""What the objectives of a run with next-sentence prediction are called, by their metric."""
+
 
 def test_the_first_line_names_device_hosts_precision_and_zero_stage():
     line = device_line(["a", "a", "b", "b"], ["H100"] * 4, "bf16", 1)
@@ -19,39 +22,47 @@ def test_a_step_line_reads_like_those_of_other_trainers():
     metrics = {"train/loss": 7.48, "train/mlm_loss": 6.75, "train/pair_loss": 0.73, "train/learning_rate": 2e-3}
     metrics |= {"train/tokens_per_second": 13_796.0, "train/data_wait_share": 0.05}
     expected = "step 100/3000 | epoch 0.25 | loss 7.480 (mlm 6.750, nsp 0.730) | lr 2.0e-3 | 13.8k tokens/s | ETA 7:01"
-    assert step_line(100, 3000, 0.25, metrics, 421, "nsp") == expected
+    assert step_line(100, 3000, 0.25, metrics, 421, PAIRS) == expected
 
 
 def test_a_step_line_without_pairs_shows_perplexity_and_hours():
     metrics = {"train/loss": 2.302585, "train/mlm_loss": 2.302585, "train/learning_rate": 1e-3}
-    line = step_line(50, 3000, 0.0, metrics | {"train/tokens_per_second": 950.0}, 3723)
+    line = step_line(50, 3000, 0.0, metrics | {"train/tokens_per_second": 950.0}, 3723, {"mlm": "mlm"})
     assert "loss 2.303 (ppl 10.0)" in line and "950 tokens/s" in line and line.endswith("ETA 1:02:03")
 
 
 def test_a_step_line_shows_mfu_and_data_loading_where_they_matter():
     speed = {"train/learning_rate": 0.0, "train/tokens_per_second": 1.0, "train/mfu": 0.414}
-    line = step_line(1, 2, 0.0, speed | {"train/data_wait_share": 0.3}, 0)
+    line = step_line(1, 2, 0.0, speed | {"train/data_wait_share": 0.3}, 0, PAIRS)
     assert "all samples skipped | lr 0 |" in line and "MFU 41.4% | data loading 30%" in line
-    assert "data loading" not in step_line(1, 2, 0.0, speed | {"train/data_wait_share": 0.09}, 0)
+    assert "data loading" not in step_line(1, 2, 0.0, speed | {"train/data_wait_share": 0.09}, 0, PAIRS)
 
 
 def test_an_evaluation_shows_the_unigram_entropy_beside_the_loss():
     metrics = {"valid/mlm_loss": 5.0, "valid/mlm_accuracy": 0.2, "valid/mlm_accuracy_top5": 0.4}
-    line = evaluation_line(10, metrics | {"valid/mlm_perplexity": 148.4}, 6.97)
+    line = evaluation_line(10, metrics | {"valid/mlm_perplexity": 148.4}, 6.97, {"mlm": "mlm"})
     expected = "mlm loss 5.000 (unigram entropy 6.970) | accuracy 20.0% (top 5 40.0%) | perplexity 148.4"
     assert line == f"valid at step 10 | {expected}"
 
 
 @pytest.mark.parametrize("pairs", [{}, {"valid/pair_accuracy": 0.5}])
 def test_an_evaluation_in_which_nothing_is_masked_says_so(pairs):
-    line = evaluation_line(10, pairs, 6.97, "sop")
+    line = evaluation_line(10, pairs, 6.97, {"mlm": "mlm", "pair": "sop"})
     assert line.startswith("valid at step 10 | no mlm loss: no token") and ("sop accuracy 50.0%" in line) == bool(pairs)
 
 
 def test_the_task_of_sentence_pairs_has_its_name():
     metrics = {"valid/mlm_loss": 5.0, "valid/mlm_accuracy": 0.2, "valid/mlm_accuracy_top5": 0.4}
     metrics |= {"valid/mlm_perplexity": 148.4, "valid/pair_accuracy": 0.75}
-    assert "sop accuracy 75.0%" in evaluation_line(10, metrics, None, "sop")
+    assert "sop accuracy 75.0%" in evaluation_line(10, metrics, None, {"mlm": "mlm", "pair": "sop"})
+
+
+def test_an_objective_of_the_users_has_its_metric_in_both_lines():
+    metrics = {"train/loss": 3.0, "train/rtd_loss": 3.0, "train/learning_rate": 1e-3, "train/tokens_per_second": 9.0}
+    assert "| loss 3.000 (rtd 3.000) |" in step_line(1, 2, 0.0, metrics, 0, {"rtd": "rtd"})
+    assert evaluation_line(2, {"valid/rtd_loss": 2.5}, 6.97, {"rtd": "rtd"}) == "valid at step 2 | rtd loss 2.500"
+    both = {"valid/rtd_loss": 2.5, "valid/rtd_accuracy": 0.5}
+    assert evaluation_line(2, both, 6.97, {"rtd": "rtd"}) == "valid at step 2 | rtd accuracy 50.0%"
 
 
 def test_losses_by_source_and_length_are_listed_where_there_are_several():

@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.config.model_settings import ModelSettings
+from trainer.config.objective_settings import objectives_of
 from trainer.data.batch import IGNORED, Batch
 from trainer.distributed.process_group import Ranks
 from trainer.loop import step as module
-from trainer.loop.step import Counting, GlobalCounts, StepRequests, StepResult, seed_micro_batch, take_step
+from trainer.loop.step import Counting, GlobalCounts, StepRequests, StepResult, take_step
 from trainer.metrics.throughput import WorkClock
+from trainer.objectives.objective import StageObjectives, seed_micro_batch
+from trainer.objectives.pretraining import PretrainingModel
 
 CPU = torch.device("cpu")
+SIZES = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 16}
 
 
 def micro_batch(masked: int, pairs: int, tokens: int = 6, unreadable: int = 0) -> Batch:
@@ -47,13 +52,15 @@ class RecordingEngine:
     def set_learning_rate(self, learning_rate: float) -> None:
         self.calls.append(("learning rate", learning_rate))
 
-    def forward(self, batch: Batch) -> Any:
+    def forward(self, batch: Batch, *, objectives: Any) -> Any:
         self.calls.append(("forward", batch.num_masked))
         self.draws.append(float(torch.rand(())))
         mlm, pair = 2.0 * batch.num_masked, 3.0 * batch.num_pairs
-        return SimpleNamespace(
-            mlm_loss_sum=self.weight * mlm, pair_loss_sum=self.weight * pair, pair_correct=torch.tensor(batch.num_pairs)
-        )
+        output = {
+            "masked_lm": {"loss": self.weight * mlm},
+            "sentence_pairs": {"loss": self.weight * pair, "accuracy": torch.tensor(batch.num_pairs)},
+        }
+        return {name: output[name] for name in objectives}
 
     def backward(self, loss: torch.Tensor, is_last_micro_batch: bool) -> None:
         self.calls.append(("backward", round(loss.item(), 5), is_last_micro_batch))
@@ -63,12 +70,23 @@ class RecordingEngine:
         return 0.5
 
 
-def take(engine: RecordingEngine, *batches: Batch, world_size: int = 1, step: int = 6, first: int = 0) -> StepResult:
+OBJECTIVES = PretrainingModel(ModelSettings(**SIZES), objectives_of("next_sentence")).objectives
+BOTH = StageObjectives(OBJECTIVES, {"masked_lm": 1.0, "sentence_pairs": 1.0})
+
+
+def take(
+    engine: RecordingEngine,
+    *batches: Batch,
+    world_size: int = 1,
+    step: int = 6,
+    first: int = 0,
+    objectives: StageObjectives = BOTH,
+) -> StepResult:
     global_batch: Any = SimpleNamespace(micro_batches=batches, first_slice=first)
     ranks = Ranks(0, world_size, 0, CPU)
     mark = lambda doing: engine.calls.append(("mark", doing))  # noqa: E731
-    counts = Counting(global_batch, ranks).counts
-    return take_step(engine, global_batch, counts, step, 0.25, 3, ranks, WorkClock(CPU), mark)
+    counts = Counting(global_batch, objectives, ranks).counts
+    return take_step(engine, global_batch, counts, objectives, step, 0.25, 3, ranks, WorkClock(CPU), mark)
 
 
 @pytest.fixture
@@ -99,9 +117,9 @@ def test_a_step_trains_each_micro_batch_and_updates_once() -> None:
         ("mark", "step 7: update"),
         ("step",),
     ]
-    assert (result.mlm_loss_sum, result.pair_loss_sum, result.pair_correct) == (8.0, 6.0, 2.0)
-    assert {result.mlm_loss_sum.dtype, result.pair_loss_sum.dtype, result.pair_correct.dtype} == {torch.float64}
-    assert not result.mlm_loss_sum.requires_grad and not result.pair_loss_sum.requires_grad
+    assert BOTH.columns == (("masked_lm", "loss"), ("sentence_pairs", "loss"), ("sentence_pairs", "accuracy"))
+    assert result.sums.tolist() == [8.0, 6.0, 2.0] and result.weights == BOTH.weights
+    assert result.sums.dtype == torch.float64 and not result.sums.requires_grad
     assert result.applied and not result.is_nonfinite and result.grad_norm == 0.5
 
 
@@ -110,21 +128,22 @@ def test_the_loss_is_divided_by_the_counts_of_all_ranks_and_multiplied_by_their_
     result = take(engine, micro_batch(3, 2, tokens=5, unreadable=1), world_size=3)
     assert ("backward", round((6 / (3 + 5) + 6 / (2 + 1)) * 3, 5), True) in engine.calls
     counts = result.counts
-    assert (counts.masked, counts.pairs, counts.tokens, counts.unreadable_rows) == (8, 3, 15, 5)
+    assert counts == GlobalCounts({"masked_lm": 8, "sentence_pairs": 3}, tokens=15, unreadable_rows=5)
 
 
 def test_counts_and_requests_are_summed_once_and_waited_for_when_they_are_needed(sums: list[str]) -> None:
-    counting = Counting(None, Ranks(0, 2, 0, CPU), StepRequests(stop=True))
+    counting = Counting(None, BOTH, Ranks(0, 2, 0, CPU), StepRequests(stop=True))
     assert sums == ["begun"]
-    assert counting.requests == StepRequests(stop=True, save=True) and counting.counts.masked == 5
+    assert counting.requests == StepRequests(stop=True, save=True)
+    assert counting.counts.predictions == {"masked_lm": 5, "sentence_pairs": 1}
     assert sums == ["begun", "waited for"]
 
 
 def test_one_rank_counts_its_own_micro_batches_and_requests() -> None:
     global_batch: Any = SimpleNamespace(micro_batches=(micro_batch(1, 0, tokens=2), micro_batch(0, 2, tokens=7)))
     for name in ("stop", "save", "log", "fail"):
-        counting = Counting(global_batch, Ranks(0, 1, 0, CPU), StepRequests(**{name: True}))
-        assert counting.counts == GlobalCounts(masked=1, pairs=2, tokens=9, unreadable_rows=0)
+        counting = Counting(global_batch, BOTH, Ranks(0, 1, 0, CPU), StepRequests(**{name: True}))
+        assert counting.counts == GlobalCounts({"masked_lm": 1, "sentence_pairs": 2}, tokens=9, unreadable_rows=0)
         assert counting.requests == StepRequests(**{name: True})
 
 
@@ -133,7 +152,7 @@ def test_a_batch_without_predictions_is_consumed_without_a_forward_or_an_update(
     result = take(engine, micro_batch(0, 0), micro_batch(0, 0))
     assert engine.calls == [("learning rate", 0.25)]
     assert result.counts.is_empty and not result.applied and not result.is_nonfinite
-    assert (result.mlm_loss_sum, result.pair_loss_sum, result.pair_correct, result.grad_norm) == (0, 0, 0, 0)
+    assert (result.sums.tolist(), result.grad_norm) == ([0, 0, 0], 0)
 
 
 @pytest.mark.parametrize(("masked", "pairs"), [(1, 0), (0, 1)])
@@ -142,6 +161,18 @@ def test_a_batch_of_predictions_or_of_pairs_alone_is_trained(masked: int, pairs:
     result = take(engine, micro_batch(masked, pairs))
     assert not result.counts.is_empty and result.applied
     assert ("backward", 2.0 * masked + 3.0 * pairs, True) in engine.calls
+
+
+def test_the_loss_is_weighted_and_what_a_stage_leaves_out_is_neither_counted_nor_computed() -> None:
+    engine = RecordingEngine()
+    weighted = StageObjectives(OBJECTIVES, {"sentence_pairs": 0.5, "masked_lm": 4.0})
+    take(engine, micro_batch(3, 2), objectives=weighted)
+    assert ("backward", 4.0 * 6 / 3 + 0.5 * 6 / 2, True) in engine.calls
+    alone = StageObjectives(OBJECTIVES, {"masked_lm": 1.0})
+    result = take(engine, micro_batch(3, 2), objectives=alone)
+    assert ("backward", 6 / 3, True) in engine.calls and result.sums.tolist() == [6.0, 0.0, 0.0]
+    assert result.counts.predictions == {"masked_lm": 3, "sentence_pairs": 0} and result.weights == {"masked_lm": 1.0}
+    assert not take(engine, micro_batch(0, 2), objectives=alone).applied, "nothing that the stage trains"
 
 
 def test_a_step_that_was_not_applied_is_nonfinite() -> None:

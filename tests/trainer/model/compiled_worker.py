@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._dynamo.utils import counters
 
+from tests.support.objectives import all_objectives, loss_sum
 from trainer import load_config
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
 from trainer.config.run_config import RunConfig
@@ -44,13 +45,14 @@ def train(config: RunConfig, batches: list[GlobalBatch], ranks: Ranks, backend: 
     model.initialize(0)
     if backend is not None:
         model.compile_blocks(backend)
+    objectives = all_objectives(model)
     engine = build_engine(model, config, ranks)
-    engine.warmup_step(lambda: engine.forward(batches[0].micro_batches[0]).mlm_loss_sum)
+    engine.warmup_step(lambda: loss_sum(engine.forward(batches[0].micro_batches[0])))
     found: dict[str, Any] = {"losses": [], "norms": [], "graphs": []}
     for step, batch in enumerate(batches):
-        counts, clock = Counting(batch, ranks).counts, WorkClock(ranks.device)
-        result = take_step(engine, batch, counts, step, 1e-2, 0, ranks, clock, lambda text: None)
-        found["losses"].append(float(result.mlm_loss_sum) / result.counts.masked)
+        counts, clock = Counting(batch, objectives, ranks).counts, WorkClock(ranks.device)
+        result = take_step(engine, batch, counts, objectives, step, 1e-2, 0, ranks, clock, lambda text: None)
+        found["losses"].append(float(result.sums[0]) / result.counts.predictions["masked_lm"])
         found["norms"].append(float(result.grad_norm))
         found["graphs"].append(counters["stats"]["unique_graphs"])
     engine.destroy()

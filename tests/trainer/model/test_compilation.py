@@ -76,7 +76,7 @@ def test_blocks_are_one_graph_each_kind_and_never_compiled_again(
         losses = []
         for trained in (model, plain):
             trained.zero_grad()
-            loss = trained(batch).mlm_loss_sum
+            loss = trained(batch)["masked_lm"]["loss"]
             loss.backward()
             losses.append(loss.detach())
         torch.testing.assert_close(*losses)
@@ -102,7 +102,7 @@ def test_stages_and_evaluation_find_their_own_graphs_and_nothing_falls_back(
         for length in lengths:
             packed = pack(make_documents([length, length - 1], seed=length), length)
             batch = with_capacity(packed.batch, 8 + round_number)
-            model.train()(batch).mlm_loss_sum.backward()
+            model.train()(batch)["masked_lm"]["loss"].backward()
             with torch.no_grad():
                 model.eval()(batch)
         if round_number == 0:
@@ -173,9 +173,9 @@ def test_the_content_of_a_micro_batch_compiles_no_new_graph(
         replace(full, input_ids=torch.zeros_like(full.input_ids), cu_seqlens=empty_rows, pad_token_id=0),
     )
     for number, batch in enumerate([*batches, *batches]):
-        model.train()(batch).mlm_loss_sum.backward()
+        model.train()(batch)["masked_lm"]["loss"].backward()
         with torch.no_grad():
-            model.eval()(batch, scored=True)
+            model.eval()(batch, scored=model.objectives)
         # Block and head in training, the block in evaluation, which scores each prediction by itself.
         assert num_graphs() == 3, f"micro-batch {number}"
 

@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from tests.support.objectives import all_objectives, loss_sum
 from tests.trainer.model.varlen_on_cpu import varlen_on_cpu
 from trainer.benchmark.plain_engine import PlainEngine
+from trainer.config.objective_settings import objectives_of
 from trainer.config.training_settings import OptimizerSettings
 from trainer.data.batch import IGNORED, TENSOR_NAMES, Batch
 from trainer.distributed.process_group import Ranks
@@ -69,13 +71,13 @@ def test_loss_and_gradients_are_those_of_the_reference_attention(
     tiny_config, modern_config, make_model, batches, monkeypatch, varlen, family
 ):
     config = tiny_config if family == "bert" else modern_config
-    ours, reference = (make_model(config) for _ in range(2))
+    ours, reference = (make_model(config, next_sentence=False) for _ in range(2))
     for batch in batches:
-        loss = ours(batch).mlm_loss_sum
+        loss = loss_sum(ours(batch))
         loss.backward()
         with monkeypatch.context() as patch:
             patch.setattr(encoder, "choose_kernel", lambda *arguments: "masked")
-            expected = reference(batch).mlm_loss_sum
+            expected = loss_sum(reference(batch))
         expected.backward()
         torch.testing.assert_close(loss, expected)
     gradients = [{name: p.grad for name, p in model.named_parameters()} for model in (ours, reference)]
@@ -108,13 +110,13 @@ def test_compiled_blocks_are_whole_graphs_and_documents_of_other_lengths_compile
     if equal is not None:
         batches[equal] = replace(batches[equal], longest_sequence=batches[equal].cu_seqlens.numel())
     config = tiny_config if family == "bert" else modern_config
-    model = make_model(config)
+    model = make_model(config, next_sentence=False)
     engine = PlainEngine(model, OptimizerSettings(), CPU, torch.bfloat16)
     model.compile_blocks(backend="aot_eager")
     graphs = []
     for batch in batches:
         varlen.clear()
-        engine.backward(engine.forward(batch).mlm_loss_sum / batch.num_masked)
+        engine.backward(loss_sum(engine.forward(batch)) / batch.num_masked)
         engine.step()
         graphs.append(counters["stats"]["unique_graphs"])
         assert {call["max_q"] for call in varlen} == {batch.longest_sequence}
@@ -133,9 +135,12 @@ def take_fake_step(config, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
     engine = PlainEngine(model, OptimizerSettings(), CPU, torch.bfloat16, gradient_clipping=1.0)
     monkeypatch.setattr(step_module, "on_device", lambda given, device: [as_fake(batch, mode) for batch in given])
     global_batch = SimpleNamespace(micro_batches=tuple(batches), first_slice=0)
-    counts = Counting(global_batch, ranks).counts
+    objectives = all_objectives(model)
+    counts = Counting(global_batch, objectives, ranks).counts
     with mode:
-        result = take_step(engine, global_batch, counts, 0, 1e-4, 0, ranks, WorkClock(CPU), lambda text: None)
+        result = take_step(
+            engine, global_batch, counts, objectives, 0, 1e-4, 0, ranks, WorkClock(CPU), lambda text: None
+        )
     return result
 
 
@@ -152,9 +157,9 @@ def test_nothing_in_a_step_waits_for_a_value_of_the_device(
 def test_a_look_at_a_value_within_the_step_would_be_seen(tiny_config, batches, monkeypatch, varlen):
     score = PretrainingModel.forward
 
-    def looking(self: PretrainingModel, batch: Batch) -> Any:
-        output = score(self, batch)
-        output.mlm_loss_sum.item()
+    def looking(self: PretrainingModel, batch: Batch, **options: Any) -> Any:
+        output = score(self, batch, **options)
+        output["masked_lm"]["loss"].item()
         return output
 
     monkeypatch.setattr(PretrainingModel, "forward", looking)

@@ -48,7 +48,7 @@ class Both(NamedTuple):
 
 def reference_model(config: ModelSettings, model: PretrainingModel) -> torch.nn.Module:
     config_class, model_class = REFERENCES[config.family]
-    has_pairs = model.pooler is not None
+    has_pairs = "sentence_pairs" in model.objectives
     reference = model_class(config_class(**hugging_face_config(config, has_pairs)))
     missing, unexpected = reference.load_state_dict(to_hugging_face(model.state_dict(), config.family), strict=False)
     assert set(missing) == TIED[config.family] and not unexpected
@@ -122,10 +122,10 @@ def test_logits_losses_and_every_gradient_agree(both):
     theirs = reference(**inputs)
     theirs.loss.backward()
     ours = model(batch)
-    loss = ours.mlm_loss_sum / batch.num_masked
+    loss = ours["masked_lm"]["loss"] / batch.num_masked
     predictions = model.predict(batch)
     if family == "bert":
-        loss = loss + ours.pair_loss_sum / batch.num_pairs
+        loss = loss + ours["sentence_pairs"]["loss"] / batch.num_pairs
         assert_near(predictions.pair_logits[: batch.num_pairs], theirs.seq_relationship_logits, "next-sentence logits")
     loss.backward()
     mlm_logits = theirs.prediction_logits if family == "bert" else theirs.logits
@@ -170,11 +170,15 @@ def test_dropout_is_where_transformers_has_it(make_model, make_documents, pack, 
 def test_correct_counts_agree(both):
     model, batch, reference, inputs, family = both
     with torch.no_grad():
-        theirs, ours, scores = reference(**inputs), model(batch), model(batch, scored=True)
+        theirs, ours, scores = reference(**inputs), model(batch), model(batch, scored=("masked_lm",))["masked_lm"]
+    assert torch.equal(scores.used, batch.labels != -100)
     mlm_logits = theirs.prediction_logits if family == "bert" else theirs.logits
-    assert scores.mlm_first[batch.labels != -100].sum() == (mlm_logits.argmax(-1) == inputs["labels"]).sum()
+    assert scores.values["accuracy"][scores.used].sum() == (mlm_logits.argmax(-1) == inputs["labels"]).sum()
     if family == "bert":
-        assert ours.pair_correct == (theirs.seq_relationship_logits.argmax(-1) == inputs["next_sentence_label"]).sum()
+        assert (
+            ours["sentence_pairs"]["accuracy"]
+            == (theirs.seq_relationship_logits.argmax(-1) == inputs["next_sentence_label"]).sum()
+        )
 
 
 @pytest.mark.parametrize(("family", "next_sentence"), [("bert", True), ("bert", False), ("modernbert", False)])
@@ -210,7 +214,7 @@ def test_the_architecture_is_read_back_from_config_json(variant):
 
 def test_a_custom_model_that_is_of_a_family_is_found_to_be_one():
     modern = ModelSettings(family="modernbert", **SIZES)
-    assert family_in_transformers(modern.model_copy(update={"family": "custom"})) == "modernbert"
+    assert family_in_transformers(modern.model_copy(update={"family": "custom"}), next_sentence=False) == "modernbert"
     assert family_in_transformers(ModelSettings(family="custom", **SIZES), next_sentence=True) == "bert"
 
 

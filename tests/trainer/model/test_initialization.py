@@ -4,13 +4,14 @@ import torch
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from trainer.config.model_settings import ModelSettings
+from trainer.config.objective_settings import objectives_of
 from trainer.model.hugging_face import hugging_face_config, to_hugging_face
 from trainer.objectives.pretraining import PretrainingModel
 
 
 def initialized(config, next_sentence=True, seed=7) -> dict[str, torch.Tensor]:
     torch.manual_seed(torch.seed() % 1000)  # whatever the global generator holds must not matter
-    model = PretrainingModel(config, next_sentence)
+    model = PretrainingModel(config, objectives_of("next_sentence" if next_sentence else "none"))
     model.initialize(seed)
     return model.state_dict()
 
@@ -28,7 +29,7 @@ def test_weights_follow_from_the_seed_alone(tiny_config):
 
 
 def test_weights_do_not_depend_on_the_heads_there_are(tiny_config):
-    with_pairs, without = initialized(tiny_config), initialized(tiny_config)
+    with_pairs, without = initialized(tiny_config), initialized(tiny_config, next_sentence=False)
     assert len(without) < len(with_pairs)
     assert all(torch.equal(without[name], with_pairs[name]) for name in without)
 
@@ -73,8 +74,8 @@ def test_rms_norms_start_at_one(tiny_config):
 def test_modernbert_starts_with_the_deviations_that_transformers_gives_it():
     sizes = {"vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = ModelSettings(family="modernbert", intermediate_size=96, max_position_embeddings=32, **sizes)
-    ours = to_hugging_face(initialized(config), "modernbert")
-    values = hugging_face_config(config)
+    ours = to_hugging_face(initialized(config, next_sentence=False), "modernbert")
+    values = hugging_face_config(config, next_sentence=False)
     torch.manual_seed(3)
     theirs = AutoModelForMaskedLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values)).state_dict()
     matrices = {name for name, tensor in theirs.items() if tensor.dim() == 2}

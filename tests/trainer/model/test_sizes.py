@@ -5,22 +5,19 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.support.objectives import loss_sum
 from trainer.config.families import MODERNBERT_OPTIONS
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
 from trainer.model import encoder
 from trainer.model.attention import AttentionLayout
-from trainer.objectives.pretraining import PretrainingModel
 from trainer.model.sizes import (
     FLOPS_FORMULA,
     activation_bytes,
-    counted_parameters,
     flops_per_token,
     memory_per_rank,
-    num_block_norms,
-    num_parameters,
-    parameter_table,
 )
+from trainer.objectives.pretraining import PretrainingModel
 
 BERT_LARGE = ModelSettings(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
 MODERN_LARGE = ModelSettings(
@@ -43,23 +40,11 @@ CONFIGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("next_sentence", [True, False])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_closed_form_equals_the_parameters_counted(name, next_sentence):
-    config = CONFIGS[name]
-    with torch.device("meta"):
-        model = PretrainingModel(config, next_sentence)
-    assert num_parameters(config, next_sentence) == sum(parameter.numel() for parameter in model.parameters())
-    table = parameter_table(config, next_sentence)
-    assert counted_parameters(model) == {row.module: row.count for row in table}
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_printed_formulas_describe_the_computation(name):
+def test_the_printed_formula_describes_the_computation(name):
     config = CONFIGS[name]
     names = config.model_dump() | {
         "padded_vocab_size": config.padded_vocab_size,
-        "num_block_norms": num_block_norms(config),
         "num_feed_forward_matrices": 3 if config.hidden_act == "geglu" else 2,
         "num_global_layers": config.attention_kinds.count("global"),
         "num_local_layers": config.attention_kinds.count("local"),
@@ -67,39 +52,7 @@ def test_printed_formulas_describe_the_computation(name):
         "sequence_length": 512,
         "mlm_probability": 0.3,
     }
-    for row in parameter_table(config, next_sentence=True)[:-1]:
-        assert eval(row.formula, names) == row.count, row.module  # noqa: S307 - of this project
-    assert eval(FLOPS_FORMULA, names) == flops_per_token(config, 512, 0.3)  # noqa: S307
-
-
-def test_each_module_counts_its_content():
-    config = CONFIGS["tiny"]
-    with torch.device("meta"):
-        model = PretrainingModel(config, objectives_of("next_sentence"))
-    embeddings = model.encoder.embeddings
-    modules = {
-        "embeddings.word": [embeddings.word_embeddings],
-        "embeddings.position": [embeddings.position_embeddings],
-        "embeddings.token_type": [embeddings.token_type_embeddings],
-        "embeddings.norm": [embeddings.norm],
-        "layers.attention": [layer.attention for layer in model.encoder.layers],
-        "layers.feed_forward": [layer.feed_forward for layer in model.encoder.layers],
-        "layers.norms": [n for layer in model.encoder.layers for n in (layer.attention_norm, layer.feed_forward_norm)],
-        "mlm_head": [model.mlm_head],
-        "pooler": [model.pooler],
-        "next_sentence_head": [model.next_sentence_head],
-    }
-    table = parameter_table(config, next_sentence=True)
-    assert [row.module for row in table] == [*modules, "total"]
-    for row in table[:-1]:
-        assert row.count == sum(p.numel() for module in modules[row.module] for p in module.parameters()), row.module
-
-
-def test_bert_large_has_its_published_size():
-    assert BERT_LARGE.padded_vocab_size == 30528
-    assert num_parameters(BERT_LARGE, next_sentence=True) == 336_232_258
-    encoder = num_parameters(BERT_LARGE) - parameter_table(BERT_LARGE, False)[-2].count
-    assert encoder + 1024**2 + 1024 == 335_141_888 + 6 * 1024  # published BertModel, and 6 padded rows
+    assert eval(FLOPS_FORMULA, names) == flops_per_token(config, 512, 0.3)  # noqa: S307 - of this project
 
 
 @pytest.mark.parametrize(("sequence_length", "published"), [(128, 1.879e9), (512, 1.992e9)])
@@ -107,17 +60,11 @@ def test_operations_of_bert_large_are_the_published_ones(sequence_length, publis
     assert flops_per_token(BERT_LARGE, sequence_length) == pytest.approx(published, rel=3e-4)
 
 
-def test_modern_large_has_its_published_size():
-    """395M (Warner et al. 2024, section 2.1); transformers' ModernBertForMaskedLM has as many."""
-    assert num_parameters(MODERN_LARGE) == 395_881_664
-
-
 def counted_flops(config: ModelSettings, model: PretrainingModel, batch: Batch, monkeypatch) -> float:
     """Operations of matrix products in forward and backward, counted by torch where attention is made of products."""
     monkeypatch.setattr(encoder, "choose_kernel", lambda *_: "masked")
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        output = model(batch)
-        (output.mlm_loss_sum + output.pair_loss_sum).backward()
+        loss_sum(model(batch)).backward()
     return counter.get_total_flops()
 
 
@@ -144,9 +91,13 @@ def test_local_layers_count_their_window_alone():
     assert flops_per_token(everywhere, 128) == flops_per_token(MODERN_LARGE, 128)
 
 
+NUM_PARAMETERS = 336_232_258
+
+
 def memory(zero_stage: int, world_size: int = 8, **options) -> dict[str, int]:
     return memory_per_rank(
         BERT_LARGE,
+        num_parameters=NUM_PARAMETERS,
         zero_stage=zero_stage,
         world_size=world_size,
         micro_batch_tokens=8192,
@@ -156,19 +107,17 @@ def memory(zero_stage: int, world_size: int = 8, **options) -> dict[str, int]:
 
 
 def test_each_stage_divides_one_part_more():
-    total = num_parameters(BERT_LARGE)
     parts = ("weights", "gradients", "master_weights", "optimizer")
     per_parameter = {
-        zero_stage: [round(memory(zero_stage)[part] * 8 / total) for part in parts] for zero_stage in range(4)
+        zero_stage: [round(memory(zero_stage)[part] * 8 / NUM_PARAMETERS) for part in parts] for zero_stage in range(4)
     }
     assert per_parameter == {0: [16, 32, 32, 64], 1: [16, 32, 4, 8], 2: [16, 4, 4, 8], 3: [2, 4, 4, 8]}
 
 
 def test_one_rank_divides_nothing_and_fp32_at_stage_0_has_no_master_weights():
-    total = num_parameters(BERT_LARGE)
-    assert memory(3, world_size=1)["weights"] == 2 * total
+    assert memory(3, world_size=1)["weights"] == 2 * NUM_PARAMETERS
     fp32 = memory(0, precision="fp32")
-    assert fp32["weights"] == 4 * total and fp32["master_weights"] == 0
+    assert fp32["weights"] == 4 * NUM_PARAMETERS and fp32["master_weights"] == 0
 
 
 def measured_activations(model: PretrainingModel, batch: Batch) -> dict[str, int]:
@@ -224,7 +173,7 @@ def test_activations_by_part_are_what_autograd_keeps(make_model, make_documents,
     config = ModelSettings(family=family, vocab_size=61, num_hidden_layers=8, max_position_embeddings=32, **sizes)
     batch = pack(make_documents([16] * 16), 16).batch
     expected = activation_bytes(config, batch.input_ids.numel(), dtype.itemsize, activation_checkpointing=False)
-    measured = measured_activations(make_model(config).to(dtype), batch)
+    measured = measured_activations(make_model(config, next_sentence=False).to(dtype), batch)
     assert measured.keys() == {part for part, size in expected.items() if size}
     for part, size in measured.items():
         assert size == pytest.approx(expected[part], rel=ACTIVATION_TOLERANCE), part
@@ -244,7 +193,7 @@ def test_checkpointing_keeps_every_blocks_input_and_one_block(tiny_config, make_
 def test_the_loss_keeps_one_of_four_copies_of_the_logits(tiny_config, make_model, make_documents, pack):
     """In fp32: the logits, their log-softmax, its gradient, and a copy in float32 that is none there."""
     batch = pack(make_documents([16] * 4), 16).batch
-    model = make_model(tiny_config)
+    model = make_model(tiny_config, next_sentence=False)
     kept: dict[int, int] = {}
     shape = (batch.masked_positions.numel(), tiny_config.padded_vocab_size)
 
@@ -256,5 +205,12 @@ def test_the_loss_keeps_one_of_four_copies_of_the_logits(tiny_config, make_model
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(batch)
     share = batch.masked_positions.numel() / batch.input_ids.numel()
-    sizes = {"zero_stage": 0, "world_size": 1, "micro_batch_tokens": 64, "sequence_length": 64, "precision": "fp32"}
+    sizes = {
+        "num_parameters": 0,
+        "zero_stage": 0,
+        "world_size": 1,
+        "micro_batch_tokens": 64,
+        "sequence_length": 64,
+        "precision": "fp32",
+    }
     assert 4 * sum(kept.values()) == memory_per_rank(tiny_config, **sizes, mlm_probability=share)["logits"]

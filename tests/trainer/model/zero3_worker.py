@@ -12,7 +12,9 @@ import deepspeed
 import torch
 from deepspeed.utils import safe_get_full_grad
 
+from tests.support.objectives import loss_sum
 from trainer.config.model_settings import ModelSettings
+from trainer.config.objective_settings import objectives_of
 from trainer.data.batch import Batch
 from trainer.objectives.pretraining import PretrainingModel
 
@@ -44,8 +46,7 @@ def make_batch() -> Batch:
 
 def loss_of(model: torch.nn.Module) -> torch.Tensor:
     torch.manual_seed(3)
-    output = model(make_batch())
-    return output.mlm_loss_sum + output.pair_loss_sum
+    return loss_sum(model(make_batch()))
 
 
 def main(rendezvous: Path) -> None:

@@ -12,6 +12,7 @@ from data_prep.dataset.counts import read_token_counts
 from trainer import load_config
 from trainer.checkpoint.writer import ALONE
 from trainer.config.measurements import measurements_of
+from trainer.config.objective_settings import objectives_of
 from trainer.config.run_config import RunConfig
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.evaluation_batches import (

@@ -8,15 +8,16 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.objectives import all_objectives, loss_sum
 from trainer.config.model_settings import ModelSettings
+from trainer.config.objective_settings import objectives_of
 from trainer.model import encoder
-from trainer.objectives.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel, num_parameters, parameter_counts
 
 
 def gradients(model, batch) -> dict[str, torch.Tensor]:
     model.zero_grad()
-    output = model(batch)
-    (output.mlm_loss_sum + output.pair_loss_sum).backward()
+    loss_sum(model(batch)).backward()
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
@@ -84,18 +85,21 @@ def test_losses_are_sums_over_labels_other_than_ignored(tiny_config, make_model,
     expected = -F.log_softmax(predictions.mlm_logits[: batch.num_masked], -1).gather(
         1, batch.labels[: batch.num_masked, None]
     )
-    torch.testing.assert_close(output.mlm_loss_sum, expected.sum())
+    torch.testing.assert_close(output["masked_lm"]["loss"], expected.sum())
     pair_losses = -F.log_softmax(predictions.pair_logits[:3], -1).gather(1, batch.next_sentence_labels[:3, None])
-    torch.testing.assert_close(output.pair_loss_sum, pair_losses.sum())
+    torch.testing.assert_close(output["sentence_pairs"]["loss"], pair_losses.sum())
 
 
 def test_losses_add_up_over_micro_batches(tiny_config, make_model, make_documents, pack):
     documents = make_documents([9, 6, 12, 16])
     model = make_model(tiny_config)
-    whole = model(pack(documents, 16).batch)
-    parts = [model(pack(documents[:2], 16).batch), model(pack(documents[2:], 16).batch)]
-    for total, *summands in zip(whole, *parts, strict=True):
-        torch.testing.assert_close(total, sum(summands))
+    objectives = all_objectives(model)
+    whole, *parts = (
+        objectives.stacked(model(pack(some, 16).batch), like=torch.zeros((), dtype=torch.float64))
+        for some in (documents, documents[:2], documents[2:])
+    )
+    assert objectives.columns == (("masked_lm", "loss"), ("sentence_pairs", "loss"), ("sentence_pairs", "accuracy"))
+    torch.testing.assert_close(whole, sum(parts), rtol=1e-6, atol=0)
 
 
 def test_rows_without_labels_give_zero_loss_and_zero_gradients(tiny_config, make_model, make_documents, pack):
@@ -106,8 +110,8 @@ def test_rows_without_labels_give_zero_loss_and_zero_gradients(tiny_config, make
         next_sentence_labels=torch.full_like(batch.next_sentence_labels, -100),
     )
     model = make_model(tiny_config)
-    output = model(dead)
-    assert [entry.item() for entry in output] == [0, 0, 0]
+    sums = all_objectives(model).stacked(model(dead), like=torch.zeros((), dtype=torch.float64))
+    assert sums.tolist() == [0, 0, 0]
     assert all(not gradient.any() for gradient in gradients(model, dead).values())
 
 
@@ -116,8 +120,10 @@ def test_a_batch_without_pairs_has_zero_pair_entries(tiny_config, make_model, ma
     batch = pack(make_documents([9, 6]), 16).batch
     nothing = torch.zeros(0, dtype=torch.int64)
     output = make_model(tiny_config, next_sentence)(replace(batch, cls_positions=nothing, next_sentence_labels=nothing))
-    assert output.pair_loss_sum.item() == 0 and output.pair_correct.item() == 0
-    assert output.mlm_loss_sum > 0
+    assert {name: total.item() for name, total in output.get("sentence_pairs", {}).items()} == (
+        {"loss": 0, "accuracy": 0} if next_sentence else {}
+    )
+    assert output["masked_lm"]["loss"] > 0
 
 
 def test_the_decoder_is_the_word_matrix(tiny_config, make_model, make_documents, pack):
@@ -153,7 +159,7 @@ def test_dropout_follows_torchs_generator(tiny_config, make_model, make_document
 
     def loss(seed: int) -> float:
         torch.manual_seed(seed)
-        return model(batch).mlm_loss_sum.item()
+        return model(batch)["masked_lm"]["loss"].item()
 
     assert loss(1) == loss(1) != loss(2)
     model.eval()
@@ -164,8 +170,8 @@ def test_bfloat16_runs_with_losses_in_float32(tiny_config, make_model, make_docu
     batch = pack(make_documents([9, 6, 12]), 16).batch
     exact = make_model(tiny_config)(batch)
     output = make_model(tiny_config).to(torch.bfloat16)(batch)
-    assert output.mlm_loss_sum.dtype == output.pair_loss_sum.dtype == torch.float32
-    torch.testing.assert_close(output.mlm_loss_sum, exact.mlm_loss_sum, rtol=0.05, atol=0)
+    assert output["masked_lm"]["loss"].dtype == output["sentence_pairs"]["loss"].dtype == torch.float32
+    torch.testing.assert_close(output["masked_lm"]["loss"], exact["masked_lm"]["loss"], rtol=0.05, atol=0)
 
 
 def test_losses_of_a_bfloat16_model_are_float32_cross_entropies_of_its_logits(
@@ -175,11 +181,12 @@ def test_losses_of_a_bfloat16_model_are_float32_cross_entropies_of_its_logits(
     batch = pack(make_documents([9, 6, 12, 16]), 16).batch
     model = make_model(tiny_config).to(torch.bfloat16).eval()
     with torch.no_grad():
-        predictions, output, scores = model.predict(batch), model(batch), model(batch, scored=True)
-    for logits, labels, total, each in (
-        (predictions.mlm_logits, batch.labels, output.mlm_loss_sum, scores.mlm_losses),
-        (predictions.pair_logits, batch.next_sentence_labels, output.pair_loss_sum, scores.pair_losses),
+        predictions, output, scores = model.predict(batch), model(batch), model(batch, scored=model.objectives)
+    for name, logits, labels in (
+        ("masked_lm", predictions.mlm_logits, batch.labels),
+        ("sentence_pairs", predictions.pair_logits, batch.next_sentence_labels),
     ):
+        total, each = output[name]["loss"], scores[name].values["loss"]
         assert logits.dtype == torch.bfloat16 and total.dtype == each.dtype == torch.float32
         expected = F.cross_entropy(logits.double(), labels, ignore_index=-100, reduction="none")
         torch.testing.assert_close(each.double(), expected, rtol=1e-5, atol=1e-6)
@@ -221,7 +228,7 @@ def test_without_next_sentence_there_is_no_pooler(tiny_config):
 def test_hidden_matrices_are_the_blocks_weights_of_two_dimensions(family, tiny_config, modern_config):
     """What Muon updates: neither embeddings nor heads, pooler or classifier, which have two dimensions too."""
     config = {"tiny": tiny_config, "modern": modern_config}[family]
-    model = PretrainingModel(config, next_sentence=family == "tiny")
+    model = PretrainingModel(config, objectives_of("next_sentence" if family == "tiny" else "none"))
     matrices = model.hidden_matrices()
     names = {name for name, parameter in model.named_parameters() if parameter in matrices}
     in_blocks = {n for n, p in model.named_parameters() if n.startswith("encoder.layers.") and p.dim() > 1}
@@ -242,3 +249,51 @@ def test_compiled_blocks_are_called_in_place(tiny_config, make_model, make_docum
     model(pack(make_documents([9]), 16).batch)
     assert len(compiled) == tiny_config.num_hidden_layers + 1, "every block, and the MLM head with its loss"
     assert list(model.state_dict()) == names
+
+
+@pytest.mark.parametrize("family", ["tiny", "modern"])
+def test_each_part_counts_its_content(family, tiny_config, modern_config):
+    """The decoder, which is the word matrix, counts once."""
+    config = {"tiny": tiny_config, "modern": modern_config}[family]
+    with torch.device("meta"):
+        model = PretrainingModel(config, objectives_of("next_sentence"))
+    embeddings, layers = model.encoder.embeddings, model.encoder.layers
+    modules = {
+        "embeddings.word": [embeddings.word_embeddings],
+        "embeddings.position": [embeddings.position_embeddings],
+        "embeddings.token_type": [embeddings.token_type_embeddings],
+        "embeddings.norm": [embeddings.norm],
+        "layers.attention": [layer.attention for layer in layers],
+        "layers.feed_forward": [layer.feed_forward for layer in layers],
+        "layers.norms": [norm for layer in layers for norm in (layer.attention_norm, layer.feed_forward_norm)],
+        "final_norm": [model.encoder.final_norm],
+        "mlm_head": [model.mlm_head],
+        "pooler": [model.pooler],
+        "next_sentence_head": [model.next_sentence_head],
+    }
+    expected = {
+        part: sum(p.numel() for module in found if module is not None for p in module.parameters())
+        for part, found in modules.items()
+    }
+    counts = parameter_counts(model)
+    assert counts.pop("total") == sum(p.numel() for p in model.parameters()) == sum(expected.values())
+    assert counts == {part: count for part, count in expected.items() if count}
+    absent = {"embeddings.position", "embeddings.token_type"} if family == "modern" else {"final_norm"}
+    assert expected.keys() - counts.keys() == absent
+
+
+def test_bert_large_has_its_published_size():
+    config = ModelSettings(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+    assert config.padded_vocab_size == 30528
+    assert num_parameters(config, objectives_of("next_sentence")) == 336_232_258
+    with torch.device("meta"):
+        counts = parameter_counts(PretrainingModel(config))
+    encoder = counts["total"] - counts["mlm_head"]
+    assert encoder + 1024**2 + 1024 == 335_141_888 + 6 * 1024  # published BertModel, and 6 padded rows
+
+
+def test_modern_large_has_its_published_size():
+    """395M (Warner et al. 2024, section 2.1); transformers' ModernBertForMaskedLM has as many."""
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 2624}
+    config = ModelSettings(family="modernbert", vocab_size=50368, max_position_embeddings=8192, **sizes)
+    assert num_parameters(config, objectives_of("none")) == 395_881_664

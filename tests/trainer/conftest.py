@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from trainer.config.model_settings import ModelSettings
+from trainer.config.objective_settings import objectives_of
 from trainer.data.batch import IGNORED, Batch
 from trainer.objectives.pretraining import PretrainingModel
 
@@ -68,7 +69,7 @@ def make_model() -> Callable[..., PretrainingModel]:
     """A model whose norms and biases are not at their initial ones and zeros, so that nothing cancels unseen."""
 
     def make(config: ModelSettings, next_sentence: bool = True, seed: int = 0, **options: bool) -> PretrainingModel:
-        model = PretrainingModel(config, next_sentence, **options)
+        model = PretrainingModel(config, objectives_of("next_sentence" if next_sentence else "none"), **options)
         model.initialize(seed)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
