@@ -20,6 +20,7 @@ from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import objectives_of
 from trainer.config.training_settings import OptimizerSettings, ScheduleSettings, TrainingSettings
 from trainer.data import mask_units
+from trainer.data.batch import IGNORED, Batch
 from trainer.engine.optimizer import build_optimizer
 from trainer.finetuning.fit import FitSettings
 from trainer.model.layers import ACTIVATIONS

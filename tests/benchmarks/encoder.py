@@ -47,11 +47,13 @@ from trainer.benchmark.benchmark_report import describe_machine, device_name, op
 from trainer.benchmark.measurement import free_memory
 from trainer.benchmark.profiling import profile_steps, top_operations
 from trainer.benchmark.synthetic import DocumentLengths, write_synthetic_shards
+from trainer.config.objective_settings import objectives_of
 from trainer.config.run_config import RunConfig
 from trainer.data.shard_set import ShardSet, open_shard_set
 from trainer.distributed.memory import is_out_of_memory
 from trainer.metrics.throughput import data_sheet_flops
-from trainer.model.sizes import FLOPS_FORMULA, flops_per_token, num_parameters
+from trainer.model.sizes import FLOPS_FORMULA, flops_per_token
+from trainer.objectives.pretraining import num_parameters
 
 
 def main() -> None:
@@ -153,8 +155,9 @@ def contestants_of(config: RunConfig, device: torch.device, arguments: argparse.
         if not is_out_of_memory(error):
             raise
         number = 2 * len(arguments.modes)
+        parameters = num_parameters(config.model, objectives_of("next_sentence"))
         raise UserError(
-            f"{number} models of {num_parameters(config.model, objectives_of('next_sentence')):,} parameters with their "
+            f"{number} models of {parameters:,} parameters with their "
             f"optimizers do not fit into the memory of {device_name(device)} together; give a smaller --config, one "
             "of --modes, or fewer layers (--set model.num_hidden_layers=2)"
         ) from None

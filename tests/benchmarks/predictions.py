@@ -44,7 +44,8 @@ from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.deepspeed_keys import BATCH_KEYS
-from trainer.model.sizes import flops_per_token, num_parameters
+from trainer.model.sizes import flops_per_token
+from trainer.objectives.pretraining import num_parameters
 
 GPUS_PER_NODE = 8
 SUM_BYTES = 4

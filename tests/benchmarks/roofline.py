@@ -33,6 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainer import load_config, open_loader
 from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.objective_settings import objectives_of
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.data.assembly import sequence_capacity

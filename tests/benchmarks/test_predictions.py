@@ -17,8 +17,10 @@ from tests.benchmarks.predictions import (
 from tests.support import toy_traffic
 from tests.support.toy_processes import finish, start_ranks
 from trainer import load_config
+from trainer.config.objective_settings import MASKED_LM_ALONE
 from trainer.config.run_config import RunConfig
-from trainer.model.sizes import flops_per_token, num_parameters
+from trainer.model.sizes import flops_per_token
+from trainer.objectives.pretraining import num_parameters
 
 MILLION = ["training.global_batch_tokens=1048576"]
 LIKE_A_LARGE_MODEL = {

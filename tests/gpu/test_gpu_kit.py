@@ -284,7 +284,7 @@ def test_each_patch_brings_its_loss_back_and_takes_it_away_again(module: Callabl
     none = torch.zeros(0, dtype=torch.int64)
     row = torch.zeros(8, dtype=torch.int64)
     offsets = torch.tensor([0, 8], dtype=torch.int32)
-    packed = Batch(row, row, row, offsets, none, none, none, none, 8, has_segment_b=False).pack()
+    packed = Batch(row, row, row, offsets, none, none, 8, has_segment_b=False).pack()
     assert seen_in(variants.token_type_lookup, lambda: Batch.unpack(packed).has_segment_b) == [False, True, False]
     made = seen_in(
         variants.short_prefetch,

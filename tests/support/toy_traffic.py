@@ -105,7 +105,7 @@ from trainer.engine.engine import build_engine  # noqa: E402
 from trainer.loop.setup import warmup_step  # noqa: E402
 from trainer.loop.step import Counting, take_step  # noqa: E402
 from trainer.metrics.throughput import WorkClock  # noqa: E402
-from trainer.model.sizes import num_parameters  # noqa: E402
+from trainer.objectives.pretraining import num_parameters  # noqa: E402
 
 MICRO_ROWS, STEPS = 2, 3
 """DeepSpeed records at stage 3 in the first steps what it uses when; the last one is counted."""

@@ -122,17 +122,20 @@ def test_status_history_and_checkpoints_follow_the_stages(straight) -> None:
     expected = [1e-3, 2e-3, 2e-3, 2e-3, 2e-3, *(1e-3 * (0.1 + 0.9 * (1 - (n / 3) ** 0.5)) for n in range(3))]
     assert list(rates.values()) == pytest.approx(expected)
     # Of 1,024 tokens (less the special ones) 15%, then 30% and 10%.
-    shares = [state.masked_seen / state.tokens_seen for state in _states(straight)]
+    shares = [state.predictions_seen["masked_lm"] / state.tokens_seen for state in _states(straight)]
     assert shares == pytest.approx([0.15] * 3 + [0.3, 0.1] + [0.15] * 3, rel=0.12)
 
 
 def _states(run: Training) -> list[Any]:
     """The tokens and predictions of each step alone."""
     states = [CheckpointFolder(step_folder(run.output_dir, step)).read_state().state for step in range(1, LAST + 1)]
-    before = [states[0].model_copy(update={"masked_seen": 0, "tokens_seen": 0}), *states]
+    before = [states[0].model_copy(update={"predictions_seen": {"masked_lm": 0}, "tokens_seen": 0}), *states]
     return [
         new.model_copy(
-            update={"masked_seen": new.masked_seen - old.masked_seen, "tokens_seen": new.tokens_seen - old.tokens_seen}
+            update={
+                "predictions_seen": {n: seen - old.predictions_seen[n] for n, seen in new.predictions_seen.items()},
+                "tokens_seen": new.tokens_seen - old.tokens_seen,
+            }
         )
         for old, new in zip(before, states, strict=False)
     ]

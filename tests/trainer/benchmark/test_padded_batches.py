@@ -86,9 +86,9 @@ def test_both_forms_give_the_same_losses(shard_set: ShardSet, mode: str) -> None
                 (theirs.seq_relationship_logits, judged),
             )
         ]
-        assert ours.mlm_loss_sum.item() == pytest.approx(sums[0], rel=1e-5)
+        assert ours["masked_lm"]["loss"].item() == pytest.approx(sums[0], rel=1e-5)
         if mode != "none":
-            assert ours.pair_loss_sum.item() == pytest.approx(sums[1], rel=1e-5)
+            assert ours["sentence_pairs"]["loss"].item() == pytest.approx(sums[1], rel=1e-5)
 
 
 def test_a_documents_states_do_not_depend_on_its_row_mates(shard_set: ShardSet) -> None:

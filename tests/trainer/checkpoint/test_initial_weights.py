@@ -27,6 +27,7 @@ from trainer import load_config
 from trainer.checkpoint.initial_weights import SHUT, load_initial_weights, look_at_initial_weights
 from trainer.checkpoint.writer import ALONE
 from trainer.config.model_settings import ModelSettings
+from trainer.config.objective_settings import objectives_of
 from trainer.data.batch import Batch
 from trainer.inference.pulled_model import folder_without_weights, pull
 from trainer.objectives.pretraining import PretrainingModel
@@ -73,7 +74,7 @@ def folder(family, tmp_path) -> Path:
 
 
 def begin(config: ModelSettings, folder: Path, next_sentence: bool = False) -> tuple[PretrainingModel, list[str]]:
-    model = PretrainingModel(config, next_sentence)
+    model = PretrainingModel(config, objectives_of("next_sentence" if next_sentence else "none"))
     model.initialize(seed=5)
     return model.eval(), load_initial_weights(model, str(folder), lambda: pull(folder), ALONE).notes
 
@@ -105,7 +106,9 @@ def test_the_first_loss_is_transformers_on_the_same_batch(family, folder, multip
     ours = model(batch)
     with torch.no_grad():
         theirs = make_theirs(family)(input_ids=batch.input_ids.view(2, LENGTH), labels=labels, **pairs)
-    loss = ours.mlm_loss_sum / len(batch.labels) + (ours.pair_loss_sum / 2 if has_pairs else 0.0)
+    loss = ours["masked_lm"]["loss"] / len(batch.labels)
+    if has_pairs:
+        loss = loss + ours["sentence_pairs"]["loss"] / 2
     torch.testing.assert_close(loss, theirs.loss, rtol=1e-5, atol=0)
     assert "initializing from" in lines[0] and len(lines) == (1 if multiple == 1 else 2)
     loss.backward()
@@ -122,7 +125,7 @@ def test_a_decoder_without_a_bias_starts_with_zeros_and_its_padding_shut(tmp_pat
     with torch.no_grad():
         logits = theirs(input_ids=batch.input_ids.view(2, LENGTH)).logits.flatten(0, 1)[batch.masked_positions]
         loss = torch.nn.functional.cross_entropy(logits, batch.labels, reduction="sum")
-        torch.testing.assert_close(model(batch).mlm_loss_sum, loss, rtol=1e-5, atol=0)
+        torch.testing.assert_close(model(batch)["masked_lm"]["loss"], loss, rtol=1e-5, atol=0)
     assert "mlm_head.bias" in lines[1]
 
 

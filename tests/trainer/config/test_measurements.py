@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from tests.support.toy_run import preset_config
-from trainer.config.measurements import Measurement, measurements_of, untrained_positions
+from trainer.config.measurements import OWN_MASKED_LM as OWN
+from trainer.config.measurements import Measurement, evaluated_shapes, measurements_of, untrained_positions
 
 PLAIN = ("data.mlm_probability=0.15", "data.final_mlm_probability=null", "data.mask_unit=token")
 PLAIN += ("data.sequence_length=128", "training.micro_batch_tokens=1024", "training.global_batch_tokens=1024")
@@ -18,10 +19,10 @@ def measured(*overrides: str, preset: str = "small_cpu") -> tuple[Measurement, .
 
 def test_a_run_that_trains_as_it_is_evaluated_is_measured_once() -> None:
     (only,) = measured()
-    assert only.metrics == {"mlm"} and (only.seed, only.max_tokens) == (0, None)
+    assert only.metrics == {"masked_lm"} and (only.seed, only.max_tokens) == (0, None)
     assert (only.data.mlm_probability, only.data.mask_unit, only.data.sentence_pairs) == (0.15, "token", "none")
     assert (only.data.mask_share, only.data.random_share, only.shape.sequence_length) == (0.8, 0.1, 128)
-    assert [each.metrics for each in measured("training.seed=9")] == [{"mlm"}], "the seed is no difference"
+    assert [each.metrics for each in measured("training.seed=9")] == [{"masked_lm"}], "the seed is no difference"
 
 
 @pytest.mark.parametrize(
@@ -38,20 +39,39 @@ def test_a_run_that_trains_as_it_is_evaluated_is_measured_once() -> None:
 def test_the_masking_of_training_is_measured_where_it_differs(change: str) -> None:
     common, own = measured(*change.split())
     assert common == measured()[0] or change.startswith("data.sequence_length")
-    assert common.data.sequence_length == 128 and own.metrics == {"own_mlm"}
+    assert common.data.sequence_length == 128 and own.metrics == {OWN}
     assert own.data.evaluated_mlm_probability == {"mlm": 0.3, "fin": 0.2}.get(change[5:8], 0.15)
 
 
 def test_pairs_are_measured_on_rows_of_pairs_with_the_masks_of_every_run() -> None:
     common, pairs = measured("data.sentence_pairs=next_sentence", preset="tiny_cpu")
-    assert common.metrics == {"mlm"} and common.data.sentence_pairs == "none"
-    assert pairs.metrics == {"pair", "own_mlm"}, "one reading serves both where only pairs differ"
+    assert common.metrics == {"masked_lm"} and common.data.sentence_pairs == "none"
+    assert pairs.metrics == {"sentence_pairs", OWN}, "one reading serves both where only pairs differ"
     by_metrics: dict[Any, Measurement] = {
         tuple(each.metrics): each
         for each in measured("data.sentence_pairs=next_sentence", "data.mlm_probability=0.3", preset="tiny_cpu")
     }
-    assert list(by_metrics) == [("mlm",), ("pair",), ("own_mlm",)]
-    assert by_metrics["pair",].data.mlm_probability == 0.15 and by_metrics["own_mlm",].data.mlm_probability == 0.3
+    assert list(by_metrics) == [("masked_lm",), ("sentence_pairs",), (OWN,)]
+    assert by_metrics["sentence_pairs",].data.mlm_probability == 0.15 and by_metrics[OWN,].data.mlm_probability == 0.3
+
+
+def test_an_objective_of_the_users_is_measured_on_the_rows_that_the_run_trains() -> None:
+    own = "{name: 'some.module:Objective'}"
+    common, trained = measured(f"objectives=[{{name: masked_lm}}, {own}]", "data.mlm_probability=0.3")
+    assert (common.metrics, trained.metrics) == ({"masked_lm"}, {"some.module:Objective", OWN})
+    assert (common.data.mlm_probability, trained.data.mlm_probability) == (0.15, 0.3)
+    (both,) = measured(f"objectives=[{{name: masked_lm}}, {own}]")
+    assert both.metrics == {"masked_lm", "some.module:Objective"}, "one reading serves both where nothing differs"
+    (alone,) = measured(f"objectives=[{own}]", "model.output_bias=zeros", "data.mlm_probability=0.3")
+    assert alone.metrics == {"some.module:Objective"} and alone.data.mlm_probability == 0.3
+
+
+def test_shapes_that_stages_evaluate_are_listed_with_what_is_measured_and_words_need_masked_lm() -> None:
+    config = preset_config(*PLAIN, preset="small_cpu")
+    assert [metrics for metrics, *_ in evaluated_shapes(config.stages)] == [{"masked_lm"}, {"words"}]
+    own = ("objectives=[{name: 'some.module:Objective'}]", "model.output_bias=zeros")
+    alone = preset_config(*PLAIN, *own, preset="small_cpu")
+    assert [metrics for metrics, *_ in evaluated_shapes(alone.stages)] == [{"some.module:Objective"}]
 
 
 def test_rows_are_as_long_as_the_model_has_positions_and_at_most_128() -> None:

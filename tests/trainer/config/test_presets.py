@@ -12,6 +12,7 @@ from tests.trainer.checkpoint.test_compatibility import IDENTITY, NUMERICS, save
 from trainer import load_config
 from trainer.checkpoint.compatibility import check_compatible
 from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.objective_settings import MASKED_LM_ALONE
 from trainer.config.run_config import RunConfig
 from trainer.config.schedule import global_batch_tokens
 from trainer.model.numerics import with_own_precision

@@ -15,6 +15,7 @@ from trainer.data.assembly import longest_sequence
 from trainer.data.batch import IGNORED
 from trainer.data.hidden_words import HiddenWords, hide_words, word_batches
 from trainer.data.shard_set import ShardSet, open_shard_set
+from trainer.distributed.process_group import Ranks
 
 CHINESE = "北京是中国的首都，也是全国的政治中心。 Python 3 很流行。"
 THAI = "ภาษาไทยเป็นภาษาที่มีระดับเสียง ของคำแน่นอน"
@@ -125,17 +126,21 @@ def test_a_row_reads_each_passage_on_its_own(by_tokenizer: dict) -> None:
 
 def test_a_model_that_knows_nothing_has_the_bits_of_its_tokens(by_tokenizer: dict) -> None:
     """A uniform guess costs log2(vocabulary) bits per token, and the measure divides them by bytes."""
+    from trainer.config.model_settings import ModelSettings
     from trainer.data.evaluation_batches import Origins
-    from trainer.objectives.pretraining import PredictionScores
-    from trainer.validation.loss import NUM_SUMS, add_scores, metrics_of
+    from trainer.objectives.masked_lm import MaskedLM
+    from trainer.objectives.objective import Scores
+    from trainer.validation.loss import Totals
 
     words = words_of(by_tokenizer, "small")
-    totals = torch.zeros(1, 1, NUM_SUMS, dtype=torch.float64)
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "vocab_size": 16}
+    totals = Totals({"masked_lm": MaskedLM(ModelSettings(**sizes))}, 1, [], torch.device("cpu"))
     for batch in word_batches(words, 2, 0, 1):
         losses = torch.full(batch.batch.labels.shape, math.log(800))
-        nothing = torch.zeros(0)
-        add_scores(totals, batch, PredictionScores(losses, losses, losses, nothing, nothing), torch.tensor([]))
-    metrics = metrics_of(totals, Origins(("a",), (0,), ("a",)), [])
+        scores = Scores(batch.batch.masked_positions, batch.batch.labels != IGNORED, {"loss": losses})
+        totals.add(batch, {"masked_lm": scores})
+    totals.sum_over(Ranks(0, 1, 0, torch.device("cpu")))
+    metrics = totals.metrics(Origins(("a",), (0,), ("a",)))
     expected = math.log2(800) * words.hidden.sum() / words.num_bytes.sum()
     assert metrics["valid/word_bits_per_byte"] == pytest.approx(expected)
     assert (metrics["valid/word_count"], metrics["valid/word_bytes"]) == (words.words.sum(), words.num_bytes.sum())

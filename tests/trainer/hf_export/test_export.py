@@ -73,7 +73,7 @@ def make_config(sentence_pairs: str = "next_sentence", model: dict[str, Any] | N
 
 def make_weights(config: RunConfig) -> dict[str, torch.Tensor]:
     """Random weights far from the initial ones, biases and norms too, so that a wrong one shows."""
-    model = PretrainingModel(config.model, config.data.sentence_pairs != "none")
+    model = PretrainingModel(config.model, config.all_objectives)
     generator = torch.Generator().manual_seed(0)
     return {
         name: 0.2 * torch.randn(parameter.shape, generator=generator) + float("norm.weight" in name)

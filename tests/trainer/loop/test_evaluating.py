@@ -69,7 +69,7 @@ class Averaged:
             tracker=SimpleNamespace(log=lambda step, metrics: self.metrics.append((step, metrics))),
             log=self.lines.append,
             warn=self.warnings.append,
-            pair_task="nsp",
+            labels={"mlm": "mlm", "pair": "nsp"},
         )
 
         @contextlib.contextmanager
@@ -171,7 +171,7 @@ class Evaluated:
             stop_signal=signal,
             tracker=SimpleNamespace(log=lambda step, metrics: self.logged.update(metrics)),
             log=lambda text: None,
-            pair_task="nsp",
+            labels={"mlm": "mlm", "pair": "nsp"},
             facts_of=lambda step: {"seed": str(step)},
         )
         self.due = Progress(NonFiniteSteps(3), saved_step=20, evaluation_is_due=True, average_is_due=True)

@@ -17,7 +17,10 @@ from tests.support.error_codes import coded
 from tests.support.threaded_ranks import ThreadedRanks
 from tests.support.toy_run import preset_config
 from trainer.checkpoint.format import TrainState
+from trainer.config.model_settings import ModelSettings
+from trainer.config.objective_settings import objectives_of
 from trainer.config.run_config import RunConfig
+from trainer.config.stages import Stage
 from trainer.data.loader import GlobalBatch, Loader
 from trainer.data.pair_counts import KeptPairCounts
 from trainer.data.samples import training_samples
@@ -33,9 +36,13 @@ from trainer.loop.recorder import Recorder
 from trainer.loop.run import Progress
 from trainer.loop.step import StepResult
 from trainer.metrics.health import NonFiniteSteps
+from trainer.objectives.build import build_objectives
+from trainer.objectives.objective import StageObjectives
 
 STEPS = 8
-NOTHING = torch.zeros((), dtype=torch.float64)
+NOTHING = torch.zeros(3, dtype=torch.float64)
+SIZES = ModelSettings(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, vocab_size=16)
+OBJECTIVES = build_objectives(objectives_of("next_sentence"), SIZES)
 ALONE = Ranks(0, 1, 0, torch.device("cpu"))
 Hook = Callable[["Training", str], None]
 
@@ -63,13 +70,16 @@ class Training:
         self.doing.append(doing)
         self._hook(self, doing)
 
+    def objectives_of(self, stage: Stage) -> StageObjectives:
+        return StageObjectives(OBJECTIVES, {each.name: each.weight for each in stage.objectives})
+
     def log(self, text: str) -> None:
         self.lines.append(text)
 
     def train(self, state: TrainState | None = None) -> tuple[str, int]:
         """Train on from a state; how it ended, and after which step."""
         state = state or TrainState()
-        self.recorder = Recorder(self.ranks, state.step)  # type: ignore[assignment]
+        self.recorder = Recorder(self.ranks, OBJECTIVES, state.step)  # type: ignore[assignment]
         run: Any = self
         ended, state, _ = loop.training_loop(run, state, Progress(NonFiniteSteps(3)))
         return ended, state.step
@@ -81,7 +91,7 @@ def nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
         run.note(f"step {state.step + 1}")
         packed = [batch.pack().numpy().tobytes() for batch in fetched.batch.micro_batches]
         run.batches[state.step + 1] = b"".join(packed)
-        return StepResult(counts, NOTHING, NOTHING, NOTHING, 0.0, applied=True)
+        return StepResult(counts, NOTHING, {"masked_lm": 1.0}, 0.0, applied=True)
 
     def log(run: Training, state: TrainState, progress: Progress, epoch: float) -> tuple[TrainState, Progress]:
         run.epochs[state.step] = epoch

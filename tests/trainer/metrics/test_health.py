@@ -1,15 +1,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import pytest
 
 from data_prep.base.errors import UserError
+from trainer.config.model_settings import ModelSettings
+from trainer.config.objective_settings import objectives_of
 from trainer.config.run_settings import HealthSettings
 from trainer.data.sample_range import SampleRange, parse_ranges
-from trainer.metrics.health import Health, NonFiniteSteps, SpikeDetector, pair_warning, plateau_warning
+from trainer.metrics.health import Health, NonFiniteSteps, SpikeDetector, plateau_warning
+from trainer.objectives.build import build_objectives
+from trainer.objectives.objective import Objective
 
 INFINITE, NAN = float("inf"), float("nan")
+SIZES = ModelSettings(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, vocab_size=16)
+OBJECTIVES = [*build_objectives(objectives_of("next_sentence"), SIZES).values()]
 
 
 def samples(step: int) -> SampleRange:
@@ -36,7 +43,7 @@ def test_a_spike_is_not_reported_before_there_is_a_history():
 
 def test_the_shortest_window_that_is_allowed_reports_a_spike_and_a_plateau():
     (bound,) = [item.ge for item in HealthSettings.model_fields["spike_window_steps"].metadata if hasattr(item, "ge")]
-    health = Health(HealthSettings(spike_window_steps=bound, plateau_steps=5), unigram_entropy_nats=6.0)
+    health = Health(HealthSettings(spike_window_steps=bound, plateau_steps=5), 6.0, OBJECTIVES)
     said = []
     for step, loss in enumerate([6.0] * bound + [9.0], start=1):
         said += health.observe(step, samples(step), {"train/loss": loss, "train/mlm_loss": loss})
@@ -44,7 +51,7 @@ def test_the_shortest_window_that_is_allowed_reports_a_spike_and_a_plateau():
 
 
 def test_a_spike_names_the_global_samples_of_its_step():
-    health = Health(HealthSettings(), None)
+    health = Health(HealthSettings(), None, OBJECTIVES)
     said = []
     for step, loss in enumerate([*falling_losses(300), 9.0], start=1):
         said += health.observe(step, samples(step), {"train/loss": loss, "train/mlm_loss": loss})
@@ -53,7 +60,7 @@ def test_a_spike_names_the_global_samples_of_its_step():
 
 
 def test_losses_that_are_not_finite_do_not_enter_the_median():
-    health = Health(HealthSettings(), None)
+    health = Health(HealthSettings(), None, OBJECTIVES)
     for step in range(1, 60):
         loss = NAN if step % 2 else 3.0
         assert health.observe(step, samples(step), {"train/loss": loss, "train/mlm_loss": loss}) == []
@@ -114,7 +121,7 @@ def test_a_finite_step_between_starts_the_count_afresh():
 
 
 def test_a_loss_at_the_unigram_entropy_is_reported_once_and_only_after_the_stated_steps():
-    health = Health(HealthSettings(plateau_steps=100), 7.0)
+    health = Health(HealthSettings(plateau_steps=100), 7.0, OBJECTIVES)
     told = {}
     for step in range(1, 300):
         for warning in health.observe(step, samples(step), {"train/loss": 6.9, "train/mlm_loss": 6.9}):
@@ -131,12 +138,42 @@ def test_a_loss_that_has_left_the_entropy_is_not_reported():
     assert plateau_warning(100, 6.85, None, settings) is None
 
 
-def test_pairs_at_chance_or_too_good_too_soon_are_reported():
-    settings = HealthSettings(plateau_steps=1000, chance_margin=0.02, suspicious_pair_accuracy=0.99)
-    assert "51.0%" in pair_warning(1000, 0.51, settings)
-    assert pair_warning(999, 0.51, settings) is None and pair_warning(1000, 0.53, settings) is None
-    assert "after only 50 steps" in pair_warning(50, 0.995, settings)
-    assert pair_warning(101, 0.995, settings) is None and pair_warning(50, 0.98, settings) is None
+class Own(Objective):
+    """A user's, with a warning that repeats what it was given."""
+
+    metric, values, training_values = "mine", ("loss", "share", "other"), ("loss", "share")
+
+    def warning(self, step: int, means: Mapping[str, float], settings: HealthSettings) -> str | None:
+        return f"step {step}: {dict(means)}, plateau {settings.plateau_steps}"
+
+
+def test_an_objective_warns_once_of_the_means_over_the_window_and_not_before_there_is_a_history():
+    health = Health(HealthSettings(spike_window_steps=20, plateau_steps=77), None, [*OBJECTIVES, Own(SIZES)])
+    told = {}
+    for step in range(1, 60):
+        metrics = {"train/loss": 3.0, "train/mlm_loss": 3.0}
+        if step % 2:  # what predicted nothing in a step is no part of the window
+            metrics |= {"train/mine_loss": 3.0, "train/mine_share": float(step)}
+        for warning in health.observe(step, samples(step), metrics):
+            told[step] = warning
+    assert told == {39: "step 39: {'loss': 3.0, 'share': 20.0}, plateau 77"}
+
+
+def test_pairs_are_judged_by_the_mean_over_the_window():
+    settings = HealthSettings(spike_window_steps=20, plateau_steps=30, chance_margin=0.02)
+    health = Health(settings, None, OBJECTIVES)
+    told = {}
+    for step in range(1, 60):
+        metrics = {"train/loss": 3.0, "train/mlm_loss": 2.3, "train/pair_loss": 0.7}
+        for warning in health.observe(step, samples(step), metrics | {"train/pair_accuracy": (0.4, 0.6)[step % 2]}):
+            told[step] = warning
+    assert list(told) == [30] and "the pair accuracy is 50.0% after 30 steps" in told[30]
+
+
+def test_a_run_without_masked_tokens_has_no_plateau():
+    health = Health(HealthSettings(plateau_steps=5), 7.0, [Objective(SIZES)])
+    said = [health.observe(step, samples(step), {"train/loss": 6.9, "train/_loss": 6.9}) for step in range(1, 60)]
+    assert not any(said) and health.metrics == {"health/loss_spikes": 0.0}
 
 
 def test_ranges_are_read_as_python_slices():
@@ -150,7 +187,7 @@ def test_an_invalid_range_is_refused_with_the_form(text):
 
 
 def test_a_rank_that_is_slow_time_and_again_is_named_once():
-    health = Health(HealthSettings(slow_rank_ratio=1.5), None)
+    health = Health(HealthSettings(slow_rank_ratio=1.5), None, OBJECTIVES)
     slow, even = [1.0, 1.0, 2.0], [1.0, 1.0, 1.2]
     said = [health.observe_speed(seconds) for seconds in (slow, slow, even, slow, slow, slow, slow)]
     assert [len(lines) for lines in said] == [0, 0, 0, 0, 0, 1, 0]

@@ -11,7 +11,8 @@ import torch
 from data_prep.dataset.counts import read_token_counts
 from trainer import load_config
 from trainer.checkpoint.writer import ALONE
-from trainer.config.measurements import measurements_of
+from trainer.config.measurements import OWN_MASKED_LM, measurements_of
+from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import objectives_of
 from trainer.config.run_config import RunConfig
 from trainer.data.batch import IGNORED, Batch
@@ -23,23 +24,47 @@ from trainer.data.evaluation_batches import (
     origins_of,
 )
 from trainer.data.shard_set import open_shard_set
-from trainer.distributed.process_group import Ranks
 from trainer.engine.engine import Engine
-from trainer.objectives.pretraining import PredictionScores, PretrainingModel
-from trainer.validation.loss import add_scores, evaluate, length_names, metric_names, metrics_of, perplexity
+from trainer.objectives.build import build_objectives
+from trainer.objectives.objective import Objective, Scores
+from trainer.objectives.pretraining import PretrainingModel
+from trainer.validation.loss import Totals, evaluate, length_names, metric_names, perplexity
 
 ONE = Origins(("corpus",), (0,), ("shards",))
 BOUNDS = [40, 50, 55, 58, 60]
+SIZES = ModelSettings(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, vocab_size=16)
 
 
-def totals(*by_group: list[float], sources: int = 1) -> torch.Tensor:
-    return torch.tensor(by_group, dtype=torch.float64).reshape(sources, -1, 12)
+def totals_of(num_sources: int, bounds: list[int]) -> Totals:
+    return Totals(build_objectives(objectives_of("next_sentence"), SIZES), num_sources, bounds, torch.device("cpu"))
+
+
+def add(totals: Totals, name: str, source: int = 0, length: int = 1, **values: list[float]) -> None:
+    """Predictions of an objective, all about one sequence of so many tokens from one source."""
+    places = length + 2
+    ids = torch.zeros(places, dtype=torch.int64)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    micro = Batch(ids, ids, ids, torch.tensor([0, places], dtype=torch.int32), nothing, nothing, places)
+    tensors = {value: torch.tensor(numbers) for value, numbers in values.items()}
+    number = len(values["loss"])
+    scores = Scores(torch.ones(number, dtype=torch.int64), torch.ones(number, dtype=torch.bool), tensors)
+    batch = EvaluationBatch(micro, torch.full((places,), source), frozenset({name}))
+    totals.add(batch, {"masked_lm" if name == OWN_MASKED_LM else name: scores})
+
+
+def add_mlm(totals: Totals, *losses: float, **options: int) -> None:
+    """Predictions of which none is right."""
+    add(totals, "masked_lm", loss=[*losses], accuracy=[0.0] * len(losses), accuracy_top5=[0.0] * len(losses), **options)
 
 
 def test_means_are_over_all_predictions_and_pairs():
-    metrics = metrics_of(
-        totals([12.0, 3.0, 5.0, 6.0, 2.0, 3.0, 4.0] + [0.0] * 5, [8.0, 2.0, 3.0, 4.0] + [0.0] * 8), ONE, [128]
-    )
+    totals = totals_of(1, [128])
+    first = {"loss": [1.0, 3.0] * 3, "accuracy": [1.0] * 3 + [0.0] * 3, "accuracy_top5": [1.0] * 5 + [0.0]}
+    add(totals, "masked_lm", **first, length=127)
+    add(totals, "sentence_pairs", loss=[0.5, 0.25, 0.75, 0.5], accuracy=[1.0, 1.0, 1.0, 0.0])
+    second = {"loss": [2.0] * 4, "accuracy": [1.0] * 2 + [0.0] * 2, "accuracy_top5": [1.0] * 3 + [0.0]}
+    add(totals, "masked_lm", **second, length=128)
+    metrics = totals.metrics(ONE)
     assert metrics["valid/mlm_loss"] == 2.0
     assert (metrics["valid/mlm_accuracy"], metrics["valid/mlm_accuracy_top5"]) == (0.5, 0.8)
     assert metrics["valid/mlm_perplexity"] == math.exp(2.0)
@@ -51,20 +76,38 @@ def test_means_are_over_all_predictions_and_pairs():
 
 
 def test_nothing_is_said_of_pairs_where_there_are_none():
-    assert not any("pair" in name for name in metrics_of(totals([20.0, 5.0, 6.0, 10.0] + [0.0] * 8), ONE, []))
+    totals = totals_of(1, [])
+    add_mlm(totals, 2.0)
+    assert not any("pair" in name for name in totals.metrics(ONE))
+
+
+def test_entries_that_are_not_used_count_nowhere():
+    totals = totals_of(1, [])
+    add_mlm(totals, 2.0)
+    micro = Batch(*(torch.zeros(3).long(),) * 3, torch.tensor([0, 3], dtype=torch.int32), *(torch.zeros(0),) * 2, 3)
+    used = torch.tensor([True, False])
+    values = dict.fromkeys(("loss", "accuracy", "accuracy_top5"), torch.tensor([4.0, math.nan]))
+    scores = {"masked_lm": Scores(torch.tensor([1, 0]), used, values)}
+    totals.add(EvaluationBatch(micro, torch.zeros(3).long(), frozenset({"masked_lm"})), scores)
+    assert totals.metrics(ONE)["valid/mlm_loss"] == 3.0
 
 
 def test_the_loss_as_the_run_trains_is_a_figure_of_its_own():
-    metrics = metrics_of(totals([6.0, 1.0, 2.0, 3.0] + [0.0] * 3 + [10.0, 4.0, 0, 0, 0], [0.0] * 12), ONE, [128])
+    totals = totals_of(1, [128])
+    add_mlm(totals, 1.0, 3.0)
+    assert not any("own" in name for name in totals.metrics(ONE))
+    add(totals, OWN_MASKED_LM, loss=[2.0, 3.0])
+    metrics = totals.metrics(ONE)
     assert (metrics["valid/mlm_loss"], metrics["valid/own_mlm_loss"]) == (2.0, 2.5)
     assert metrics["valid/length/0-127/own_mlm_loss"] == 2.5
-    assert not any("own" in name for name in metrics_of(totals([6.0, 1.0, 2.0, 3.0] + [0.0] * 8), ONE, []))
+    assert not [name for name in metrics if "own" in name and not name.endswith("own_mlm_loss")]
 
 
 def test_sources_and_components_have_figures_of_their_own():
-    mixed = Origins(("books", "web", "web"), (0, 0, 1), ("one", "two"))
-    rows = [[float(n), 0.0, 0.0, 1.0] + [0.0] * 8 for n in (1, 2, 6)]
-    metrics = metrics_of(totals(*rows, sources=3), mixed, [])
+    totals = totals_of(3, [])
+    for source, loss in enumerate((1.0, 2.0, 6.0)):
+        add_mlm(totals, loss, source=source)
+    metrics = totals.metrics(Origins(("books", "web", "web"), (0, 0, 1), ("one", "two")))
     assert metrics["valid/mlm_loss"] == 3.0
     assert [metrics[f"valid/source/{name}/mlm_loss"] for name in ("books", "web", "web-2")] == [1.0, 2.0, 6.0]
     assert [metrics[f"valid/component/{name}/mlm_loss"] for name in ("one", "two")] == [1.5, 6.0]
@@ -72,11 +115,28 @@ def test_sources_and_components_have_figures_of_their_own():
 
 def test_the_largest_of_many_sources_are_listed_and_the_others_are_summed():
     number = 60
-    rows = [[0.0, 0.0, 0.0, float(n + 1)] + [0.0] * 8 for n in range(number)]
-    origins = Origins(tuple(f"s{n}" for n in range(number)), (0,) * number, ("one",))
-    metrics = metrics_of(totals(*rows, sources=number), origins, [])
+    totals = totals_of(number, [])
+    for source in range(number):
+        add_mlm(totals, *[0.0] * (source + 1), source=source)
+    metrics = totals.metrics(Origins(tuple(f"s{n}" for n in range(number)), (0,) * number, ("one",)))
     told = {name.split("/")[2] for name in metrics if name.startswith("valid/source/")}
     assert told == {f"s{n}" for n in range(10, 60)} | {"others"}
+
+
+class Own(Objective):
+    """A user's."""
+
+    metric, values = "mine", ("loss", "share")
+
+
+def test_an_objective_of_the_users_is_measured_under_its_metric():
+    totals = Totals({"some.module:Own": Own(SIZES)}, 2, [], torch.device("cpu"))
+    add(totals, "some.module:Own", loss=[1.0, 2.0], share=[0.5, 1.5])
+    add(totals, "some.module:Own", loss=[6.0], share=[4.0], source=1)
+    metrics = totals.metrics(Origins(("books", "web"), (0, 0), ("shards",)))
+    assert (metrics["valid/mine_loss"], metrics["valid/mine_share"]) == (3.0, 2.0)
+    assert (metrics["valid/source/books/mine_loss"], metrics["valid/source/web/mine_loss"]) == (1.5, 6.0)
+    assert all("mine_" in name for name in metrics)
 
 
 def test_lengths_and_names_are_fit_for_mlflow():
@@ -122,8 +182,8 @@ def batches_of(config: RunConfig, rank: int = 0, world_size: int = 1) -> list[Ev
 
 
 def in_plain_words(model: PretrainingModel, batches: list[EvaluationBatch]) -> dict[str, list[float]]:
-    """Sums by length, prediction by prediction."""
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * 12)
+    """Sums by length, prediction by prediction: three values of masked tokens and their number, then two of pairs."""
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * 7)
     for batch in (b.batch for b in batches):
         with torch.no_grad():
             predictions = model.predict(batch)
@@ -149,6 +209,16 @@ def in_plain_words(model: PretrainingModel, batches: list[EvaluationBatch]) -> d
     return sums
 
 
+def means(prefix: str, sums: list[float]) -> dict[str, float]:
+    """What is reported of sums as `in_plain_words` has them."""
+    loss, first, of_five, masked, pair_loss, right, pairs = sums
+    found = {"mlm_loss": loss / masked, "mlm_accuracy": first / masked, "mlm_accuracy_top5": of_five / masked}
+    found["mlm_perplexity"] = math.exp(loss / masked)
+    if pairs:
+        found |= {"pair_loss": pair_loss / pairs, "pair_accuracy": right / pairs}
+    return {f"{prefix}/{name}": value for name, value in found.items()}
+
+
 def test_figures_are_those_counted_prediction_by_prediction(setting):
     config, model = setting
     batches = batches_of(config)
@@ -159,10 +229,13 @@ def test_figures_are_those_counted_prediction_by_prediction(setting):
         forward, train, eval = model.__call__, model.train, model.eval
 
     origins = origins_of([open_shard_set(config.data.shards)])
-    metrics = evaluate(Plain, batches, Ranks(0, 1, 0, torch.device("cpu")), origins, config.evaluation)
+    metrics = evaluate(
+        Plain, model.objectives, batches, Ranks(0, 1, 0, torch.device("cpu")), origins, config.evaluation
+    )
     model.eval()
-    whole = torch.tensor([list(expected[name]) for name in length_names(BOUNDS)], dtype=torch.float64)
-    told = metrics_of(whole[None], ONE, BOUNDS)
+    told = means("valid", [sum(column) for column in zip(*expected.values(), strict=True)])
+    for name, sums in expected.items():
+        told |= means(f"valid/length/{name}", sums)
     assert metrics == pytest.approx(told, rel=1e-5)
     assert metrics["valid/mlm_accuracy"] < metrics["valid/mlm_accuracy_top5"]
 
@@ -171,17 +244,17 @@ def test_an_evaluation_is_without_dropout_and_training_continues_with_it(setting
     """With dropout 0.5 everywhere, through the engine's own verbs."""
     config, exact = setting
     half = {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5}
-    model = PretrainingModel(config.model.model_copy(update=half), True)
+    model = PretrainingModel(config.model.model_copy(update=half), objectives_of("next_sentence"))
     model.load_state_dict(exact.state_dict())
     model.train()
     engine = Engine(model, config, ALONE, {})
     batches, origins = batches_of(config), origins_of([open_shard_set(config.data.shards)])
-    found = evaluate(engine, batches, ALONE, origins, config.evaluation)
+    found = evaluate(engine, model.objectives, batches, ALONE, origins, config.evaluation)
     assert all(module.training for module in model.modules()), "training goes on without dropout"
-    expected = evaluate(Engine(exact, config, ALONE, {}), batches, ALONE, origins, config.evaluation)
+    expected = evaluate(Engine(exact, config, ALONE, {}), exact.objectives, batches, ALONE, origins, config.evaluation)
     exact.eval()
     assert found == expected
-    first, second = (model(batches[0].batch).mlm_loss_sum.item() for _ in range(2))
+    first, second = (model(batches[0].batch)["masked_lm"]["loss"].item() for _ in range(2))
     assert first != second, "this model drops nothing at all"
 
 
@@ -205,7 +278,8 @@ def test_one_model_has_one_score_however_its_run_trains(setting, small_shards: P
         trained = load_config("tiny_cpu", [*base, "data.sequence_length=128", *overrides])
         shard_sets = [open_shard_set(trained.data.shards)]
         batches = measured_batches(shard_sets, measurements_of(trained.stages[0]), 0, 1)
-        return evaluate(Engine(model, trained, ALONE, {}), batches, ALONE, origins_of(shard_sets), trained.evaluation)
+        engine, origins = Engine(model, trained, ALONE, {}), origins_of(shard_sets)
+        return evaluate(engine, model.objectives, batches, ALONE, origins, trained.evaluation)
 
     expected, found = scores(), scores(*changes)
     model.eval()
@@ -220,11 +294,11 @@ def test_the_sums_of_all_ranks_are_those_of_one(setting, world_size):
     config, model = setting
 
     def add_up(batches: list[EvaluationBatch]) -> torch.Tensor:
-        sums = torch.zeros(1, len(BOUNDS) + 1, 12, dtype=torch.float64)
+        totals = Totals(model.objectives, 1, BOUNDS, torch.device("cpu"))
         with torch.no_grad():
             for batch in batches:
-                add_scores(sums, batch, model(batch.batch, scored=True), torch.tensor(BOUNDS))
-        return sums
+                totals.add(batch, model(batch.batch, scored=batch.metrics))
+        return totals._sums
 
     by_rank = [batches_of(config, rank, world_size) for rank in range(world_size)]
     assert len({len(batches) for batches in by_rank}) == 1
@@ -238,12 +312,12 @@ def test_a_length_leaves_out_as_many_special_tokens_as_there_are(num_tokens: int
     places = num_tokens + 2 + type_b
     types = torch.zeros(places, dtype=torch.long)
     types[places // 2 :] = type_b
-    unused = torch.full((4,), IGNORED)
-    one = torch.ones(1)
     ends = torch.tensor([0, places, places], dtype=torch.int32)
     ids = torch.full((places,), 7)
-    micro = Batch(ids, ids, types, ends, torch.tensor([5]), torch.tensor([7]), torch.zeros(4).long(), unused, places)
-    scores = PredictionScores(one, one, one, torch.zeros(4), torch.zeros(4))
-    sums = torch.zeros(1, 2, 12, dtype=torch.float64)
-    add_scores(sums, EvaluationBatch(micro, torch.zeros(places).long()), scores, torch.tensor([128]))
-    assert sums[0, :, 3].tolist() == [float(group == 0), float(group == 1)]
+    micro = Batch(ids, ids, types, ends, torch.tensor([5]), torch.tensor([7]), places)
+    values = dict.fromkeys(("loss", "accuracy", "accuracy_top5"), torch.ones(1))
+    scores = Scores(torch.tensor([5]), torch.tensor([True]), values)
+    totals = totals_of(1, [128])
+    totals.add(EvaluationBatch(micro, torch.zeros(places).long(), frozenset({"masked_lm"})), {"masked_lm": scores})
+    found = [f"valid/length/{name}/mlm_loss" in totals.metrics(ONE) for name in ("0-127", "128-up")]
+    assert found == [group == 0, group == 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class PlainEngine:
     def train(self) -> None:
         self.model.train()
 
-    def forward(self, batch: Any, scored: bool) -> Any:
+    def forward(self, batch: Any, scored: Collection[str]) -> Any:
         self.shapes.add(tuple(batch.input_ids.shape))
         self.num_batches += 1
         return self.model(batch, scored=scored)
