@@ -229,9 +229,7 @@ def test_figures_are_those_counted_prediction_by_prediction(setting):
         forward, train, eval = model.__call__, model.train, model.eval
 
     origins = origins_of([open_shard_set(config.data.shards)])
-    metrics = evaluate(
-        Plain, model.objectives, batches, Ranks(0, 1, 0, torch.device("cpu")), origins, config.evaluation
-    )
+    metrics = evaluate(Plain, model.objectives, batches, ALONE, origins, config.evaluation)
     model.eval()
     told = means("valid", [sum(column) for column in zip(*expected.values(), strict=True)])
     for name, sums in expected.items():
