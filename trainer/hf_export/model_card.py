@@ -90,7 +90,7 @@ def _description(config: RunConfig, has_pairs: bool) -> str:
         f"{model.num_hidden_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} heads, "
         f"feed-forward size "
         f"{model.intermediate_size}, trained on sequences of up to {config.longest_sequence} tokens, "
-        f"{num_parameters(model, config.all_objectives):,} parameters.{_left_out(config)}"
+        f"{num_parameters(model, tuple(each for each in config.all_objectives if not each.is_own)):,} parameters.{_left_out(config)}"
     )
 
 

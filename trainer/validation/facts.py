@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from data_prep.dataset.manifest_records import ShardRecord
+from trainer.config.custom_code import OBJECTIVE
 from trainer.config.measurements import OWN_MASKED_LM, Measurement, measurements_of
 from trainer.config.objective_settings import SENTENCE_PAIRS
 from trainer.config.stages import Stage
@@ -36,6 +37,8 @@ def facts_of_run(
             facts["sentence_pairs"] = each.data.sentence_pairs
         if each.metrics & {OWN_MASKED_LM, *own}:
             facts["own"] = _described(each)
+    if own:
+        facts["objectives"] = ", ".join(f"{name} {OBJECTIVE.version(name)[:12]}" for name in own)
     if words is not None and words.num_rows:
         facts["words"] = words.digest
     if minimal_pairs is not None:
