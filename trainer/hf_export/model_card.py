@@ -84,13 +84,14 @@ def _metadata(config: RunConfig, facts: TrainingFacts) -> str:
 
 def _description(config: RunConfig, has_pairs: bool) -> str:
     model = config.model
+    built_in = tuple(each for each in config.all_objectives if not each.is_own)
     tasks = " and ".join(_TASKS.get(each.task or each.name, f"`{each.name}`") for each in config.all_objectives)
     return (
         f"A {_ARCHITECTURES[_family(config)]} encoder pretrained with clozeworks by {tasks}: "
         f"{model.num_hidden_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} heads, "
         f"feed-forward size "
         f"{model.intermediate_size}, trained on sequences of up to {config.longest_sequence} tokens, "
-        f"{num_parameters(model, tuple(each for each in config.all_objectives if not each.is_own)):,} parameters.{_left_out(config)}"
+        f"{num_parameters(model, built_in):,} parameters.{_left_out(config)}"
     )
 
 
