@@ -21,6 +21,7 @@ from trainer.engine.engine import Engine
 from trainer.loop.console import PAIR_TASKS, StepBar
 from trainer.loop.extensions import Follower
 from trainer.loop.recorder import Recorder
+from trainer.metrics.custom_metrics import CustomMetrics
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.model.sizes import num_parameters
 from trainer.tracking.status import RunStatus
@@ -82,6 +83,7 @@ class Run:
     pair_counts: KeptPairCounts
     minimal_pairs: MinimalPairs | None = None
     hidden_words: HiddenWords | None = None
+    custom_metrics: CustomMetrics | None = None
     uploader: Uploader | None = None
     follower: Follower | None = None
     """On rank 0."""

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from data_prep.dataset.manifest_records import ShardRecord
+from trainer.config.custom_code import MASKING
 from trainer.config.measurements import Measurement, measurements_of
 from trainer.config.stages import Stage
 from trainer.data.hidden_words import HiddenWords
@@ -65,7 +66,7 @@ def _measured_shards(shard_sets: Sequence[ShardSet]) -> list[ShardRecord]:
 
 def _described(measurement: Measurement) -> str:
     data = measurement.data
-    values = (
+    values: tuple[str, ...] = (
         f"rate {data.evaluated_mlm_probability:g}",
         f"unit {data.mask_unit}" + (f" of {data.mean_span_words:g} words" if data.mask_unit == "span" else ""),
         f"masked {data.mask_share:g}",
@@ -73,4 +74,6 @@ def _described(measurement: Measurement) -> str:
         f"length {measurement.shape.sequence_length}",
         f"pairs {data.sentence_pairs}" + (f" ({data.short_seq_probability:g})" if data.has_sentence_pairs else ""),
     )
+    if data.masking is not None:
+        values += (f"masking {data.masking} of version {MASKING.version(data.masking)}",)
     return ", ".join(values)
