@@ -23,7 +23,8 @@ from data_prep.tokenizer.tokenizer import (
 )
 from tests.support.error_codes import coded
 from tests.support.toy_run import tiny_config
-from trainer.api import open_loader
+from trainer.api import EXTENSIONS, open_loader
+from trainer.config.custom_code import MASKING
 from trainer.config.measurements import measurements_of
 from trainer.config.run_config import RunConfig
 from trainer.data.batch import IGNORED
@@ -33,6 +34,8 @@ from trainer.data.loader import GlobalBatch
 from trainer.data.masking import Masking
 from trainer.data.randomness import fold, root_key, uniform
 from trainer.data.shard_set import open_shard_set
+from trainer.preflight.checks import CHECKS, PlannedRun
+from trainer.validation.facts import facts_of_run
 
 NAME = "tests.support.toy_masking:four_letters"
 VOCAB_SIZE = 100
@@ -103,6 +106,30 @@ def test_evaluations_measure_it_beside_the_masking_of_every_run(small_shards: Pa
     of_every_run = [each.batch.input_ids for each in own if each.metrics == {"mlm"}]
     assert of_every_run and all(map(torch.equal, of_every_run, (each.batch.input_ids for each in plain)))
     assert any(each.metrics == {"own_mlm"} and each.batch.num_masked for each in own)
+
+
+def test_it_is_among_the_facts_by_which_scores_compare(small_shards: Path) -> None:
+    shard_sets = [open_shard_set(str(small_shards))]
+    own, built_in = (
+        facts_of_run(config_of(small_shards, masking=masking).stages[0], shard_sets, None, None)
+        for masking in (NAME, None)
+    )
+    described = own.pop("own")
+    assert own == built_in and described.endswith(f", masking {NAME} of version {MASKING.version(NAME)}")
+
+
+def findings(config: RunConfig) -> list[tuple[str, str]]:
+    """What the doctor finds about the masking: level and text."""
+    run = PlannedRun(config, 1, torch.device("cpu"), EXTENSIONS)
+    (check,) = (each for each in CHECKS if each.name == "masking")
+    return [(each.level, each.text) for each in check.findings(run)]
+
+
+def test_the_doctor_masks_a_micro_batch(small_shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "fail" not in dict(findings(config_of(small_shards)))
+    monkeypatch.setitem(globals(), "current", lambda *_: None)
+    ((level, text),) = findings(config_of(small_shards, masking=f"{HERE}:current"))
+    assert level == "fail" and f"data.masking={HERE}:current returned NoneType" in text
 
 
 def text_rows(num_rows: int = 5) -> np.ndarray:
