@@ -59,7 +59,7 @@ def test_every_zero_stage_takes_the_same_steps(training, never_killed, stage):
 @pytest.mark.long
 @pytest.mark.parametrize("stage", [0, 1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_stage_trains_some_of_the_objectives(training, stage):
-    """Sentence pairs are trained in the first stage alone, the user's objective in the second; no head changes alone."""
+    """Sentence pairs are trained in the first stage alone, the user's objective in the second."""
     stages = (
         "training.stages=[{name: pairs, steps: 3, objectives: [{name: masked_lm}, {name: sentence_pairs}]}, "
         f"{{name: detection, steps: 3, objectives: [{{name: masked_lm, weight: 2}}, {{name: '{NAME}'}}]}}]"

@@ -209,4 +209,4 @@ def _masking_rate(stage: Stage) -> str:
     first, last = data.mlm_probability, data.evaluated_mlm_probability
     rate = f"{first:g}" if first == last else f"{first:g} at the first step to {last:g} at the last"
     units = {"token": "", "word": ", whole words", "span": f", spans of {data.mean_span_words:g} words on average"}
-    return rate + units[data.mask_unit]
+    return rate + (units[data.mask_unit] if data.masking is None else f", masked by {data.masking}")

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from data_prep.dataset.manifest_records import ShardRecord
-from trainer.config.custom_code import OBJECTIVE
+from trainer.config.custom_code import MASKING, OBJECTIVE
 from trainer.config.measurements import OWN_MASKED_LM, Measurement, measurements_of
 from trainer.config.objective_settings import SENTENCE_PAIRS
 from trainer.config.stages import Stage
@@ -71,7 +71,7 @@ def _measured_shards(shard_sets: Sequence[ShardSet]) -> list[ShardRecord]:
 
 def _described(measurement: Measurement) -> str:
     data = measurement.data
-    values = (
+    values: tuple[str, ...] = (
         f"rate {data.evaluated_mlm_probability:g}",
         f"unit {data.mask_unit}" + (f" of {data.mean_span_words:g} words" if data.mask_unit == "span" else ""),
         f"masked {data.mask_share:g}",
@@ -79,4 +79,6 @@ def _described(measurement: Measurement) -> str:
         f"length {measurement.shape.sequence_length}",
         f"pairs {data.sentence_pairs}" + (f" ({data.short_seq_probability:g})" if data.has_sentence_pairs else ""),
     )
+    if data.masking is not None:
+        values += (f"masking {data.masking} of version {MASKING.version(data.masking)}",)
     return ", ".join(values)
