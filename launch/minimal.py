@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from trainer.model.pretraining import PretrainingModel
 
 from data_prep.base.errors import UsageError, run_command
 from launch.options import add_config, command_parser
@@ -26,8 +25,9 @@ from trainer.api import open_loader
 from trainer.checkpoint.data_version import open_data
 from trainer.config.load import load_config
 from trainer.config.run_config import RunConfig
-from trainer.loop.step import seed_micro_batch
 from trainer.metrics.unigram import training_counts
+from trainer.objectives.objective import StageObjectives, seed_micro_batch
+from trainer.objectives.pretraining import PretrainingModel
 
 
 def build_model(config: RunConfig) -> PretrainingModel:
