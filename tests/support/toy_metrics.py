@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 
 def perplexity(step: int, metrics: Mapping[str, float], model: PretrainingModel) -> dict[str, float]:

@@ -14,7 +14,7 @@ from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from tests.support.toy_run import CONFIG
 from trainer.metrics.custom_metrics import CustomMetrics
-from trainer.model.pretraining import PretrainingModel
+from trainer.objectives.pretraining import PretrainingModel
 
 METRICS = {"train/mlm_loss": 1.0, "train/loss": 1.0}
 HERE = "tests.trainer.metrics.test_custom_metrics"
@@ -22,7 +22,7 @@ HERE = "tests.trainer.metrics.test_custom_metrics"
 
 @pytest.fixture(scope="module")
 def model() -> PretrainingModel:
-    model = PretrainingModel(CONFIG.model, next_sentence=False)
+    model = PretrainingModel(CONFIG.model)
     model.initialize(3)
     return model.train()
 
