@@ -25,7 +25,8 @@ from tests.support.error_codes import coded
 from tests.support.toy_run import tiny_config
 from trainer.api import EXTENSIONS, open_loader
 from trainer.config.custom_code import MASKING
-from trainer.config.measurements import measurements_of
+from trainer.config.measurements import OWN_MASKED_LM, measurements_of
+from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
 from trainer.data.batch import IGNORED
 from trainer.data.custom_masking import CustomMasking
@@ -103,9 +104,9 @@ def test_evaluations_measure_it_beside_the_masking_of_every_run(small_shards: Pa
         list(measured_batches([open_shard_set(str(small_shards))], measurements_of(config.stages[0]), 0, 1))
         for config in (config_of(small_shards), config_of(small_shards, masking=None))
     )
-    of_every_run = [each.batch.input_ids for each in own if each.metrics == {"mlm"}]
+    of_every_run = [each.batch.input_ids for each in own if each.metrics == {MASKED_LM}]
     assert of_every_run and all(map(torch.equal, of_every_run, (each.batch.input_ids for each in plain)))
-    assert any(each.metrics == {"own_mlm"} and each.batch.num_masked for each in own)
+    assert any(each.metrics == {OWN_MASKED_LM} and each.batch.num_masked for each in own)
 
 
 def test_it_is_among_the_facts_by_which_scores_compare(small_shards: Path) -> None:
