@@ -132,12 +132,14 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
             fix=f"give at least {length}",
             code="argument-out-of-range",
         )
-    if arguments.shards is None and config.data.mask_unit != "token":
-        raise UsageError(
-            f"data.mask_unit={config.data.mask_unit} needs a tokenizer, which synthetic documents do not have",
-            fix="give --shards DIR, or set data.mask_unit=token",
-            code="masking-without-tokenizer",
-        )
+    data = config.stages[arguments.stage].data
+    for name, plain in (("mask_unit", "token"), ("masking", None)) if arguments.shards is None else ():
+        if (value := getattr(data, name)) != plain:
+            raise UsageError(
+                f"data.{name}={value} needs a tokenizer, which synthetic documents do not have",
+                fix=f"give --shards DIR, or set data.{name}={plain or 'null'}",
+                code="masking-without-tokenizer",
+            )
     world_size = environment.world_size()
     if arguments.no_engine and world_size > 1:
         raise UsageError(

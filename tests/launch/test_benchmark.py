@@ -42,6 +42,7 @@ def run(*arguments: str, cwd: Path, ranks: int = 1, **env: str) -> subprocess.Co
         (["--document-tokens", "0"], "--document-tokens 0", "argument-out-of-range"),
         (["--sweep-limit", "5"], "--sweep-limit 5 .* 64 tokens", "argument-out-of-range"),
         (["data.mask_unit=word"], "data.mask_unit=word", "masking-without-tokenizer"),
+        (["data.masking=a:b"], "data.masking=a:b", "masking-without-tokenizer"),
         (["--no-engine", "training.precision=fp16"], "training.precision=fp16", "no-engine-unsupported"),
         (["--sweep", "--profile", "table.txt"], "--profile .* --sweep", "contradicting-options"),
         (["--output", "nowhere/figures.json"], "--output nowhere/figures.json", "missing-output-folder"),

@@ -15,7 +15,7 @@ from data_prep.base.urls import redact
 from data_prep.base.validation import first_problem
 from trainer.checkpoint.format import DataIdentity, SavedState
 from trainer.config.batch_arithmetic import StageShape
-from trainer.config.custom_code import OPTIMIZER, is_version_of_code, versions_of
+from trainer.config.custom_code import OBJECTIVE, OPTIMIZER, is_custom, is_version_of_code, versions_of
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
 from trainer.config.objective_settings import SENTENCE_PAIRS, Objectives
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
@@ -160,6 +160,7 @@ def check_branch(saved: SavedState, config: RunConfig, data: DataIdentity) -> No
         UsageError: the model, the tokenizer, the optimizer (its source too) or the seed differs.
     """
     before = RunConfig.model_validate(without_registry(saved.config))
+    optimizer = config.optimizer.name
     pairs = {
         "data.sentence_pairs": (before.data.sentence_pairs, config.data.sentence_pairs),
         "what objectives have heads": (_heads(before), _heads(config)),
@@ -167,9 +168,15 @@ def check_branch(saved: SavedState, config: RunConfig, data: DataIdentity) -> No
             f"optimizer.{name}": (getattr(before.optimizer, name), getattr(config.optimizer, name))
             for name in ("name", "beta1", "beta2", "eps", "momentum")
         },
-        "the optimizer's source": tuple(
-            versions.get(OPTIMIZER.kind) for versions in (saved.versions, versions_of(config))
+        "the optimizer's source": (
+            saved.versions.get(OPTIMIZER.kind),
+            OPTIMIZER.version(optimizer) if is_custom(optimizer) else None,
         ),
+        **{
+            f"the source of {each.name}": (saved.versions.get(OBJECTIVE.key(each.name)), OBJECTIVE.version(each.name))
+            for each in config.all_objectives
+            if each.is_own
+        },
         "training.seed": (before.training.seed, config.training.seed),
         "the tokenizer's fingerprint": (saved.data.tokenizer_fingerprint, data.tokenizer_fingerprint),
     }

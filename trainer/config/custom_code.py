@@ -138,7 +138,6 @@ OBJECTIVE = CustomCode(
     "objective",
     "objectives",
     "a subclass of trainer.objectives.objective.Objective, with the settings that it takes",
-    called_at_start=True,
 )
 KINDS = (OPTIMIZER, OBJECTIVE, MASKING, METRIC)
 

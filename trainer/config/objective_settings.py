@@ -34,7 +34,7 @@ class ObjectiveSettings(Settings):
             hint = {"mlm": MASKED_LM, "nsp": SENTENCE_PAIRS, "next_sentence": SENTENCE_PAIRS, "sop": SENTENCE_PAIRS}
             near = hint.get(self.name.lower())
             raise SettingError(
-                f"objectives: {self.name!r} is unknown",
+                f"the objective {self.name!r} is unknown",
                 fix=f"write name: {near}"
                 if near
                 else f"name one of {', '.join(BUILT_IN)}, or your own as module:Class",
@@ -42,13 +42,13 @@ class ObjectiveSettings(Settings):
             )
         if self.settings and not self.is_own:
             raise SettingError(
-                f"objectives: {self.name} has settings, which only a class of your own takes",
+                f"the objective {self.name} has settings, which only a class of your own takes",
                 fix="remove `settings`",
                 code="setting-without-effect",
             )
         if self.task is not None and self.name != SENTENCE_PAIRS:
             raise SettingError(
-                f"objectives: {self.name} has task={self.task}, which only sentence_pairs takes",
+                f"the objective {self.name} has task={self.task}, which only sentence_pairs takes",
                 fix="remove `task`",
                 code="setting-without-effect",
             )

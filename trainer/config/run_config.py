@@ -283,18 +283,20 @@ def _check_task(config: RunConfig) -> None:
                 code="objectives-and-sentence-pairs",
             )
     names = [each.name for each in config.all_objectives]
-    if MASKED_LM not in names and config.model.output_bias == "frequencies":
-        raise SettingError(
-            "model.output_bias=frequencies sets the bias of masked_lm, which no objective of the run is",
-            fix="set model.output_bias=zeros, or add masked_lm to objectives",
-            code="output-bias-without-masked-lm",
-        )
-    if MASKED_LM not in names and config.evaluation.minimal_pairs:
-        raise SettingError(
-            "evaluation.minimal_pairs is scored by masked_lm, which no objective of the run is",
-            fix="remove evaluation.minimal_pairs, or add masked_lm to objectives",
-            code="minimal-pairs-without-masked-lm",
-        )
+    needs_masked_lm = {
+        "model.output_bias=frequencies": config.model.output_bias == "frequencies",
+        "evaluation.minimal_pairs": config.evaluation.minimal_pairs is not None,
+        "evaluation.suite": config.evaluation.suite is not None,
+        "registry.name": config.registry.name is not None,
+    }
+    for setting in needs_masked_lm if MASKED_LM not in names else ():
+        if needs_masked_lm[setting]:
+            raise SettingError(
+                f"{setting} needs the head of masked_lm, which is no objective of the run",
+                fix=f"{'set model.output_bias=zeros' if '=' in setting else f'remove {setting}'}, or add masked_lm to "
+                "objectives",
+                code="setting-needs-masked-lm",
+            )
     if (pairs := sentence_pairs_of(config.all_objectives)) != "none" and config.model.type_vocab_size < 2:
         raise SettingError(
             f"data.sentence_pairs={pairs} needs two token types, and "

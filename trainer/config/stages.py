@@ -152,7 +152,8 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
         own_clock = Clock(first_step, shape.steps)
         stage_name = f"training.stages.{numbers[number]}" + (f" ({item.name})" if item.name else "")
         objectives = item.objectives or config.run_objectives
-        check_objectives(objectives, f"{stage_name}.objectives")
+        if item.objectives is not None:
+            check_objectives(item.objectives, f"{stage_name}.objectives")
         of_masking = ("mlm_probability", "mask_unit", "masking")
         masks: dict[str, Any] = {name: getattr(item, name) for name in of_masking if getattr(item, name)}
         masks["sentence_pairs"] = sentence_pairs_of(objectives)

@@ -3,7 +3,8 @@
 Devlin et al. 2018, section 3.1: of the tokens to predict, 80% become [MASK], 10% a random token, 10% stay. The units
 are single tokens, whole words, or spans (Joshi et al. 2019, "SpanBERT"). A row predicts k = floor(p n + u) of its n
 tokens, u in [0, 1) from the row's key, so the expectation is exactly p and k never exceeds the fixed capacity. A pure
-function of the rows and their keys, for a whole micro-batch at once.
+function of the rows and their keys, for a whole micro-batch at once. A masking of the user's own takes its place
+(`trainer/data/custom_masking.py`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Masking:
         kinds: (vocab_size,) the `piece_kinds` of the vocabulary, for words and spans.
         mean_span_words: mean of the geometric distribution of span lengths, in words.
         special_tokens: never predicted, and no replacement except [MASK].
+        custom: name of the user's own function that masks instead, `module:function`.
+        pieces: (vocab_size,) the text of each token, for such a function; U+2581 stands for the space before a word.
     """
 
     max_mlm_probability: float
@@ -49,6 +52,8 @@ class Masking:
     kinds: np.ndarray | None = None
     mean_span_words: float = 3.0
     special_tokens: SpecialTokens = OWN_SPECIAL_TOKENS
+    custom: str | None = None
+    pieces: tuple[str, ...] | None = None
 
     @cached_property
     def ordinary_ids(self) -> np.ndarray:
@@ -70,6 +75,15 @@ class MaskedRows:
     """(R * max_masked,) int64: ascending indices into `input_ids`, then 0 where unused."""
     labels: np.ndarray
     """(R * max_masked,) int64: the original ids, then -100 where unused."""
+
+    @classmethod
+    def of(cls, input_ids: np.ndarray, positions: np.ndarray, originals: np.ndarray, capacity: int) -> MaskedRows:
+        """Return masked rows that predict the `originals` at ascending `positions`, at most `capacity` of them."""
+        masked_positions = np.zeros(capacity, np.int64)
+        labels = np.full(capacity, IGNORED)
+        masked_positions[: len(positions)] = positions
+        labels[: len(positions)] = originals
+        return cls(input_ids, masked_positions, labels)
 
 
 def mask_rows(
@@ -99,12 +113,7 @@ def mask_rows(
 
     masked_ids = input_ids.reshape(-1).copy()
     masked_ids[positions] = seen
-    capacity = num_rows * masking.max_masked(sequence_length)
-    masked_positions = np.zeros(capacity, np.int64)
-    labels = np.full(capacity, IGNORED)
-    masked_positions[: len(positions)] = positions
-    labels[: len(positions)] = originals
-    return MaskedRows(masked_ids, masked_positions, labels)
+    return MaskedRows.of(masked_ids, positions, originals, num_rows * masking.max_masked(sequence_length))
 
 
 def _choose(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch.utils.data import Dataset
 from data_prep.base.errors import UserError
 from trainer.data.assembly import assemble_rows, check_tokens, read_segments, without_damaged
 from trainer.data.batch import Batch
+from trainer.data.custom_masking import CustomMasking
 from trainer.data.masking import Masking, mask_rows
 from trainer.data.packing import Segments
 from trainer.data.randomness import Purpose, fold, root_key
@@ -43,6 +45,8 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
         """`skip_corrupt_shards` replaces rows of a damaged shard by padding rows; otherwise the shard is an error."""
         self._samples = samples
         self._masking = masking
+        custom = None if masking.custom is None else CustomMasking(masking.custom, masking)
+        self._mask_rows = partial(mask_rows, masking=masking) if custom is None else custom.mask_rows
         self._num_rows = num_rows
         self._skip_corrupt_shards = skip_corrupt_shards
         self._mask_key = root_key(seed, usage, Purpose.MASKING)
@@ -72,7 +76,8 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
         check_tokens(tokens, segments, shards, self._masking.vocab_size)
         rows = assemble_rows(segments, tokens, self._num_rows, self._samples.settings, special_tokens)
         keys = fold(fold(self._mask_key, which.epoch), numbers)
-        masked = mask_rows(rows.input_ids.reshape(self._num_rows, length), keys, self._masking, which.mlm_probability)
+        input_ids = rows.input_ids.reshape(self._num_rows, length)
+        masked = self._mask_rows(input_ids, keys, probability=which.mlm_probability)
         return Batch(
             input_ids=torch.from_numpy(masked.input_ids),
             position_ids=torch.from_numpy(rows.position_ids),

@@ -203,16 +203,19 @@ def training_samples(
 
 def masking_of(data: DataSettings, shard_set: ShardSet) -> Masking:
     """Return the settings of masking; `shard_set` has the tokenizer that all components share."""
-    kinds = None if data.mask_unit == "token" else piece_kinds(Tokenizer.load(shard_set.tokenizer_folder).pieces)
+    needs_pieces = data.masking is not None or data.mask_unit != "token"
+    pieces = tuple(Tokenizer.load(shard_set.tokenizer_folder).pieces) if needs_pieces else None
     return Masking(
         data.max_mlm_probability,
         data.mask_share,
         data.random_share,
         shard_set.manifest.tokenizer.vocab_size,
         data.mask_unit,
-        kinds,
+        None if pieces is None else piece_kinds(pieces),
         data.mean_span_words,
         shard_set.manifest.tokenizer.special_tokens,
+        data.masking,
+        None if data.masking is None else pieces,
     )
 
 

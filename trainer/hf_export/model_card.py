@@ -84,13 +84,14 @@ def _metadata(config: RunConfig, facts: TrainingFacts) -> str:
 
 def _description(config: RunConfig, has_pairs: bool) -> str:
     model = config.model
+    built_in = tuple(each for each in config.all_objectives if not each.is_own)
     tasks = " and ".join(_TASKS.get(each.task or each.name, f"`{each.name}`") for each in config.all_objectives)
     return (
         f"A {_ARCHITECTURES[_family(config)]} encoder pretrained with clozeworks by {tasks}: "
         f"{model.num_hidden_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} heads, "
         f"feed-forward size "
         f"{model.intermediate_size}, trained on sequences of up to {config.longest_sequence} tokens, "
-        f"{num_parameters(model, config.all_objectives):,} parameters.{_left_out(config)}"
+        f"{num_parameters(model, built_in):,} parameters.{_left_out(config)}"
     )
 
 
@@ -208,4 +209,4 @@ def _masking_rate(stage: Stage) -> str:
     first, last = data.mlm_probability, data.evaluated_mlm_probability
     rate = f"{first:g}" if first == last else f"{first:g} at the first step to {last:g} at the last"
     units = {"token": "", "word": ", whole words", "span": f", spans of {data.mean_span_words:g} words on average"}
-    return rate + units[data.mask_unit]
+    return rate + (units[data.mask_unit] if data.masking is None else f", masked by {data.masking}")

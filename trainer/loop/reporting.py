@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
+from trainer.distributed.agreement import raise_error_of_any
 from trainer.distributed.process_group import gather_objects
 from trainer.distributed.stop_signal import describe_requests
 from trainer.loop.console import step_line
@@ -26,6 +28,9 @@ def log(run: Run, state: TrainState, progress: Progress, epoch: float) -> tuple[
     """Send the metrics of all steps since the last call to MLflow, print the newest and the health warnings.
 
     `epoch` is the epoch with its fraction.
+
+    Raises:
+        UserError: a metric of the user's own failed on a rank; on all ranks.
     """
     lines, interval = run.recorder.flush()
     for line in lines:
@@ -36,6 +41,8 @@ def log(run: Run, state: TrainState, progress: Progress, epoch: float) -> tuple[
         run.warn(warning)
     newest = lines[-1]
     metrics = {**newest.metrics, **interval_metrics(run, state, interval)}
+    custom = custom_metrics(run, newest.step, metrics)
+    metrics |= custom
     run.tracker.log(newest.step, {**metrics, **(run.system.read() if run.system else {})})
     stage, left = run.config.stage_of(state.step), seconds_left(run.config, state, interval)
     progress = replace(
@@ -53,12 +60,32 @@ def log(run: Run, state: TrainState, progress: Progress, epoch: float) -> tuple[
             "train_seconds": state.train_seconds + interval.seconds,
         }
     )
-    run.log(step_line(newest.step, run.config.max_steps, epoch, metrics, left, run.labels))
+    text = step_line(newest.step, run.config.max_steps, epoch, metrics, left, run.labels)
+    run.log(" | ".join([text, *(f"{name} {value:.4g}" for name, value in custom.items())]))
     run.bar.describe(metrics, left)
     if run.follower is not None:
         progress = replace(progress, metrics={**progress.metrics, **run.follower.attach(run.tracker)})
     report_status(run, state, progress)
     return state, progress
+
+
+def custom_metrics(run: Run, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return what the user's functions measure (`logging.metrics`); a collective if there are any.
+
+    Raises:
+        UserError: one failed on a rank; on all ranks.
+    """
+    if run.custom_metrics is None:
+        return {}
+    run.watchdog.mark(f"step {step}: logging.metrics")
+    found: dict[str, float] = {}
+    error: UserError | None = None
+    try:
+        found = run.custom_metrics.measure(step, metrics, run.engine.module)
+    except UserError as problem:
+        error = problem
+    raise_error_of_any(error, run.ranks)
+    return found
 
 
 def interval_metrics(run: Run, state: TrainState, interval: Interval) -> dict[str, float]:

@@ -22,6 +22,7 @@ from trainer.engine.engine import Engine
 from trainer.loop.console import StepBar
 from trainer.loop.extensions import Follower
 from trainer.loop.recorder import Recorder
+from trainer.metrics.custom_metrics import CustomMetrics
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.objectives.objective import Objective, StageObjectives
 from trainer.objectives.pretraining import PretrainingModel
@@ -84,6 +85,7 @@ class Run:
     pair_counts: KeptPairCounts
     minimal_pairs: MinimalPairs | None = None
     hidden_words: HiddenWords | None = None
+    custom_metrics: CustomMetrics | None = None
     uploader: Uploader | None = None
     follower: Follower | None = None
     """On rank 0."""

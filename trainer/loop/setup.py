@@ -65,6 +65,7 @@ from trainer.loop.start import (
     rate_jump,
     scores_of_start,
 )
+from trainer.metrics.custom_metrics import CustomMetrics
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.unigram import training_counts, training_entropy_nats
 from trainer.model.numerics import with_compilation_decided, with_precision_decided
@@ -223,6 +224,7 @@ def open_run(
         health=Health(config.health, training_entropy_nats(stage.data, stage.select(shard_sets)), objectives.values()),
         minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
         hidden_words=hidden_words_of(config, shard_sets) if MASKED_LM in objectives else None,
+        custom_metrics=CustomMetrics(config.logging.metrics) if config.logging.metrics else None,
         follower=extensions.open_follower(config, LOG.warning, LOG.info) if ranks.is_first else None,
         status=RunStatus(output_dir, partial(warn_of_disk, output_dir)) if ranks.is_first else None,
         system=SystemMetrics(output_dir, ranks.device) if ranks.is_first else None,

@@ -31,7 +31,7 @@ def class_of(name: str) -> type[Objective]:
         return _BUILT_IN[name]
     found = OBJECTIVE.find(name)
     if not (inspect.isclass(found) and issubclass(found, Objective)):
-        raise OBJECTIVE.wrong(name, "is something else", fix=f"name {OBJECTIVE.form}")
+        raise OBJECTIVE.wrong(name, "is no subclass of Objective", fix=f"name {OBJECTIVE.form}")
     names = (found.metric, *found.values)
     wrong = next((each for each in names if not re.fullmatch(r"[a-z][a-z0-9_]*", each)), None)
     if wrong is not None or found.metric.partition("_")[0] in _RESERVED:

@@ -6,8 +6,9 @@ builds its head in `__init__`, and has two methods: `num_predictions` and `score
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from data_prep.base.errors import UserError
+from trainer.config.custom_code import OBJECTIVE, is_custom
 from trainer.config.model_settings import ModelSettings
 from trainer.config.run_settings import HealthSettings
 from trainer.data.batch import Batch
@@ -87,9 +90,23 @@ class Objective(nn.Module):
         """
         raise NotImplementedError
 
+    def checked_scores(self, encoded: EncodedBatch) -> Scores:
+        """Return `scores`, with all values and one shape.
+
+        Raises:
+            ValueError: a value is missing, or of another shape.
+        """
+        scores = self.scores(encoded)
+        shapes: dict[str, torch.Size | None] = {"positions": scores.positions.shape, "used": scores.used.shape}
+        shapes |= {name: scores.values[name].shape if name in scores.values else None for name in self.values}
+        if len({*shapes.values()}) != 1 or len(scores.used.shape) != 1:
+            given = ", ".join(f"{name} {'missing' if each is None else tuple(each)}" for name, each in shapes.items())
+            raise ValueError(f"scores are not of one shape (N,): {given}")
+        return scores
+
     def forward(self, encoded: EncodedBatch) -> Sums:
         """Return the sums of `training_values`; an objective overrides it where sums are cheaper than scores."""
-        scores = self.scores(encoded)
+        scores = self.checked_scores(encoded)
         return {
             name: torch.where(scores.used, scores.values[name], 0.0).sum()
             for name in self.training_values or self.values
@@ -101,6 +118,23 @@ class Objective(nn.Module):
     def warning(self, step: int, means: Mapping[str, float], settings: HealthSettings) -> str | None:
         """Return what is wrong with the mean of each of `training_values` over the last steps; None for nothing."""
         return None
+
+
+@contextlib.contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Turn an exception in an objective of the user's into an error that names its file and line.
+
+    Raises:
+        UserError: see above; want of memory passes, for a run has an answer to it.
+    """
+    try:
+        yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if not is_custom(name):
+            raise
+        raise OBJECTIVE.failed(name, error) from error
 
 
 @dataclass(frozen=True)
@@ -123,10 +157,11 @@ class StageObjectives:
 
     def num_predictions(self, micro_batches: Sequence[Batch]) -> dict[str, int]:
         """Return the predictions for micro-batches by objective of the run; 0 of those that the stage leaves out."""
-        return {
-            name: sum(objective.num_predictions(batch) for batch in micro_batches) if name in self.weights else 0
-            for name, objective in self.objectives.items()
-        }
+        counts = dict.fromkeys(self.objectives, 0)
+        for name in self.weights:
+            with explained(name):
+                counts[name] = sum(int(self.objectives[name].num_predictions(batch)) for batch in micro_batches)
+        return counts
 
     def stacked(self, output: Mapping[str, Sums], like: torch.Tensor) -> torch.Tensor:
         """Return the sums of a micro-batch, (len(columns),) float64; 0 of what is not in `output`."""

@@ -7,7 +7,7 @@ micro-batches hold different numbers of predictions.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from trainer.model.initialization import initialize
 from trainer.model.layers import FeedForward, GatedFeedForward, SelfAttention
 from trainer.objectives.build import build_objectives, submodules_of
 from trainer.objectives.masked_lm import MaskedLM
-from trainer.objectives.objective import EncodedBatch, Objective, Scores, Sums
+from trainer.objectives.objective import EncodedBatch, Objective, Scores, Sums, explained
 from trainer.objectives.sentence_pairs import SentencePairs
 
 MAX_GRAPHS = 64
@@ -74,11 +74,12 @@ class PretrainingModel(nn.Module):
             scored: names of the objectives whose scores are returned instead, as in evaluation.
             objectives: names of those whose sums are returned; by default all.
         """
-        encoded = EncodedBatch(batch, self.encoder)
-        if scored:
-            return {name: self.objectives[name].scores(encoded) for name in self.objectives if name in scored}
-        wanted = self.objectives if objectives is None else objectives
-        return {name: objective(encoded) for name, objective in self.objectives.items() if name in wanted}
+        encoded, output = EncodedBatch(batch, self.encoder), dict[str, Any]()
+        for name, objective in self.objectives.items():
+            if name in (scored or (self.objectives if objectives is None else objectives)):
+                with explained(name):
+                    output[name] = objective.checked_scores(encoded) if scored else objective(encoded)
+        return output
 
     def predict(self, batch: Batch) -> Predictions:
         """Return the logits behind the built-in losses, at the predicted positions and the pairs' [CLS] only."""

@@ -137,6 +137,7 @@ def _stage_row(stage: Stage, tokens_per_second: float | None) -> tuple[str, ...]
     first, last = stage.first_step, stage.first_step + max(stage.taken_steps, 1) - 1
     masks = dict.fromkeys(f"{stage.masking_rate(step):.3g}" for step in (first, last))
     unit = "" if stage.data.mask_unit == "token" else f", {stage.data.mask_unit}s"
+    unit = unit if stage.data.masking is None else f", {stage.data.masking}"
     schedule = stage.schedule
     warm = stage.rate_clock.first_step + (schedule.warmup_steps or 0)  # completed steps; the rate only falls from here
     parts = [f"{stage.learning_rate(min(max(first, warm - 1), last)):.3g} at most"]

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from data_prep.dataset.manifest_records import ShardRecord
+from trainer.config.custom_code import MASKING, OBJECTIVE
 from trainer.config.measurements import OWN_MASKED_LM, Measurement, measurements_of
 from trainer.config.objective_settings import SENTENCE_PAIRS
 from trainer.config.stages import Stage
@@ -36,6 +37,8 @@ def facts_of_run(
             facts["sentence_pairs"] = each.data.sentence_pairs
         if each.metrics & {OWN_MASKED_LM, *own}:
             facts["own"] = _described(each)
+    if own:
+        facts["objectives"] = ", ".join(f"{name} {OBJECTIVE.version(name)[:12]}" for name in own)
     if words is not None and words.num_rows:
         facts["words"] = words.digest
     if minimal_pairs is not None:
@@ -68,7 +71,7 @@ def _measured_shards(shard_sets: Sequence[ShardSet]) -> list[ShardRecord]:
 
 def _described(measurement: Measurement) -> str:
     data = measurement.data
-    values = (
+    values: tuple[str, ...] = (
         f"rate {data.evaluated_mlm_probability:g}",
         f"unit {data.mask_unit}" + (f" of {data.mean_span_words:g} words" if data.mask_unit == "span" else ""),
         f"masked {data.mask_share:g}",
@@ -76,4 +79,6 @@ def _described(measurement: Measurement) -> str:
         f"length {measurement.shape.sequence_length}",
         f"pairs {data.sentence_pairs}" + (f" ({data.short_seq_probability:g})" if data.has_sentence_pairs else ""),
     )
+    if data.masking is not None:
+        values += (f"masking {data.masking} of version {MASKING.version(data.masking)}",)
     return ", ".join(values)

@@ -241,6 +241,8 @@ def test_the_table_of_stages_has_tokens_masks_rates_and_hours() -> None:
     assert "0.002 at most, 0.002 at the end, 9 warmup steps" in stable
     assert "0.001 at most, 0.00056 at the end, one_minus_sqrt" in decay
     assert (columns[1][-1], columns[2][-1]) == ("1.0", "0.4") and total.endswith("1.4 hours")
+    own = load_config("tiny_cpu", ["data.masking=a:b", "data.mask_unit=word"])
+    assert re.split(r"  +", stage_lines(own)[1])[5] == "0.15, a:b"
     assert stage_lines(config)[1].endswith("-") and "--tokens-per-second" in stage_lines(config)[-1]
 
 
