@@ -40,11 +40,12 @@ def class_of(name: str) -> type[Objective]:
             f"has metric={found.metric!r} and values={found.values!r}",
             fix=f"give it lower-case names such as metric = 'rtd', which do not begin with {', '.join(_RESERVED)}",
         )
-    if found.values[0] != "loss" or not {*(found.training_values or ["loss"])} <= {*found.values}:
+    training_values = {*(found.training_values or found.values)}
+    if [*found.values][:1] != ["loss"] or not {"loss"} <= training_values <= {*found.values}:
         raise OBJECTIVE.wrong(
             name,
             f"has values={found.values!r} and training_values={found.training_values!r}",
-            fix='begin `values` with "loss", and choose `training_values` among them',
+            fix='begin `values` with "loss", and choose "loss" and others among them as `training_values`',
         )
     return found
 

@@ -108,3 +108,13 @@ def test_a_checkpoint_is_not_copied_through_a_link_in_the_store(target, tmp_path
     uploader.submit(saved)
     assert not uploader.close() and "is a link to" in warnings[0]
     assert files_of(target) == before
+
+
+def test_predictions_that_an_earlier_release_counted_are_those_of_its_two_objectives():
+    state = TrainState.model_validate_json('{"step": 2, "masked_seen": 70, "pairs_seen": 3}')
+    assert state == TrainState(step=2, predictions_seen={"masked_lm": 70, "sentence_pairs": 3})
+    assert TrainState.model_validate({"masked_seen": 70, "pairs_seen": 0}).predictions_seen == {"masked_lm": 70}
+    assert TrainState.model_validate({"masked_seen": 0, "pairs_seen": 0}) == TrainState()
+    assert TrainState.model_validate_json(state.model_dump_json()) == state
+    with pytest.raises(ValidationError, match="masked_lm"):
+        TrainState.model_validate({"masked_seen": -1, "pairs_seen": 0})

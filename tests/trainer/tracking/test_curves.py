@@ -43,6 +43,17 @@ def test_the_picture_shows_the_losses_that_a_run_has(tmp_path: Path, drawn: dict
     assert loss.baseline == ("unigram entropy", 6.97)
 
 
+def test_every_objective_has_a_panel_masked_tokens_first_and_figures_of_groups_have_none(
+    tmp_path: Path, drawn: dict[str, TrainingPanel]
+) -> None:
+    journal = JournalWriter(tmp_path, "experiment", "run")
+    names = ("train/aaa_loss", "train/mlm_loss", "train/pair_loss", "valid/own_mlm_loss", "valid/length/0-127/mlm_loss")
+    for step in (1, 2):
+        journal.append(step, dict.fromkeys(("train/loss", *names), 1.0))
+    draw_run(journal)
+    assert list(drawn) == ["MLM loss (nats)", "aaa loss (nats)", "pair loss (nats)"]
+
+
 def test_a_run_without_metrics_has_no_picture(tmp_path: Path) -> None:
     assert draw_run(JournalWriter(tmp_path, "experiment", "run")) is None
 
