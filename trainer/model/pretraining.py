@@ -14,6 +14,7 @@ from torch import nn
 
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import IGNORED, Batch
+from trainer.model.chunked_loss import is_chunked
 from trainer.model.encoder import Encoder
 from trainer.model.initialization import initialize
 from trainer.model.layers import ACTIVATIONS, FeedForward, GatedFeedForward, SelfAttention, WordEmbeddings, build_norm
@@ -100,7 +101,9 @@ class PretrainingModel(nn.Module):
     def _sum_mlm_losses(
         self, hidden_states: torch.Tensor, masked_positions: torch.Tensor, labels: torch.Tensor
     ) -> torch.Tensor:
-        return _loss_sum(self._mlm_logits(hidden_states, masked_positions), labels)
+        masked = hidden_states.index_select(0, masked_positions)  # (P, hidden_size)
+        loss_sum: torch.Tensor = self.mlm_head(masked, self.encoder.embeddings.word_embeddings, labels)
+        return loss_sum
 
     def _pair_logits(self, hidden_states: torch.Tensor, batch: Batch) -> torch.Tensor | None:
         if self.pooler is None or self.next_sentence_head is None:
@@ -185,10 +188,19 @@ class MaskedLanguageModelHead(nn.Module):
         self.norm = build_norm(config)
         self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
 
-    def forward(self, hidden_states: torch.Tensor, word_embeddings: WordEmbeddings) -> torch.Tensor:
-        """(P, hidden_size) of the predicted positions to logits (P, padded_vocab_size)."""
-        logits: torch.Tensor = word_embeddings(self.norm(self.activation(self.dense(hidden_states))), self.bias)
-        return logits
+    def forward(
+        self, hidden_states: torch.Tensor, word_embeddings: WordEmbeddings, labels: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(P, hidden_size) of the predicted positions to logits (P, padded_vocab_size); with `labels` (P,), to the
+        sum of their losses, for which not all logits exist at once where they are many (`is_chunked`)."""
+        transformed = self.norm(self.activation(self.dense(hidden_states)))
+        result: torch.Tensor
+        if labels is not None and is_chunked(len(labels), len(self.bias), transformed.dtype):
+            result = word_embeddings(transformed, self.bias, labels)
+        else:
+            logits = word_embeddings(transformed, self.bias)
+            result = logits if labels is None else _loss_sum(logits, labels)
+        return result
 
 
 class Pooler(nn.Module):
