@@ -15,6 +15,7 @@ from torch import nn
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
 from trainer.model.attention import AttentionLayout, attend, split_qkv
+from trainer.model.chunked_loss import chunked_loss
 from trainer.model.positions import build_position_embeddings, rotate
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"gelu": F.gelu, "geglu": F.gelu, "relu": F.relu}
@@ -24,16 +25,20 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"gelu": F.gelu
 class WordEmbeddings(nn.Embedding):
     """The word matrix (padded_vocab_size, hidden_size): the input table, and the decoder of the MLM head.
 
-    Both uses are calls of this one module, because DeepSpeed ZeRO-3 gathers a module's own weights around its
+    All uses are calls of this one module, because DeepSpeed ZeRO-3 gathers a module's own weights around its
     call. [PAD], whichever id it is, gets no gradient through the table: no loss depends on padding.
     """
 
-    def forward(self, input: torch.Tensor, decoder_bias: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, input: torch.Tensor, decoder_bias: torch.Tensor | None = None, labels: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Ids (T,) to embeddings (T, hidden_size); with `decoder_bias`, hidden states (P, hidden_size) to
-        logits (P, padded_vocab_size)."""
-        if decoder_bias is not None:
+        logits (P, padded_vocab_size); with `labels` (P,) too, to the sum of their losses, made in chunks."""
+        if decoder_bias is None:
+            return super().forward(input)
+        if labels is None:
             return F.linear(input, self.weight, decoder_bias)
-        return super().forward(input)
+        return chunked_loss(input, self.weight, decoder_bias, labels)
 
 
 class TokenTypeEmbeddings(nn.Embedding):

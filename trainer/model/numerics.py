@@ -17,15 +17,14 @@ from typing import Any, Literal
 import torch
 
 from data_prep.base.processor import Processor, this_processor
+from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS, gradient_sum
 from trainer.config.run_config import RunConfig
 from trainer.distributed.gradient_exchange import ranks_per_node
 from trainer.distributed.process_group import Ranks, gather_objects
 from trainer.model.attention import choose_kernel
-
-Precision = Literal["fp32", "bf16", "fp16"]
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from trainer.model.chunked_loss import is_chunked
+from trainer.model.sizes import DTYPES, Precision, num_predictions
 
 
 def missing_for_compilation(device_type: str) -> str | None:
@@ -139,6 +138,22 @@ def describe_numerics(config: RunConfig, ranks: Ranks) -> dict[str, str]:
     dropout = model.attention_probs_dropout_prob
     kernels = dict.fromkeys(choose_kernel(ranks.device, dtype, model.head_size, dropout, length) for length in lengths)
     described = {"attention kernel": ", ".join(kernels), "torch build": torch.__version__}
+    is_in_chunks = [
+        is_chunked(
+            num_predictions(
+                batch_arithmetic(stage, ranks.world_size).micro_batch_tokens,
+                stage.sequence_length,
+                stage.data.max_mlm_probability,
+            ),
+            model.padded_vocab_size,
+            dtype,
+        )
+        for stage in config.stages
+    ]
+    if any(is_in_chunks):
+        described["loss over the vocabulary"] = ", ".join(
+            dict.fromkeys("in chunks" if each else "whole" for each in is_in_chunks)
+        )
     # On the CPU its bits are those of one operator at a time.
     if config.optimizer.name == "stable_adamw" and ranks.device.type == "cuda":
         described["kernels of StableAdamW"] = "foreach"

@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import torch
+
 from trainer.config.model_settings import ModelSettings
+from trainer.model.chunked_loss import is_chunked, rows_per_chunk
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 FLOPS_FORMULA = (
     "6 * num_hidden_layers * (4 * hidden_size**2 + num_feed_forward_matrices * hidden_size * intermediate_size)"
@@ -52,7 +59,7 @@ def memory_per_rank(
     world_size: int,
     micro_batch_tokens: int,
     sequence_length: int,
-    precision: Literal["fp32", "bf16", "fp16"] = "bf16",
+    precision: Precision = "bf16",
     mlm_probability: float = 0.15,
     activation_checkpointing: bool = False,
 ) -> dict[str, int]:
@@ -65,23 +72,43 @@ def memory_per_rank(
     - master_weights (fp32): 4 N / W from stage 1; at stage 0 4 N, and none in fp32
     - optimizer (two fp32 moments): 8 N, from stage 1: / W
     - activations: the sum of `activation_bytes`
-    - logits: (b + 12) bytes for each of mlm_probability * micro_batch_tokens * padded_vocab_size (the logits,
-      their fp32 copy, its log-softmax and the gradient)
+    - logits: `loss_bytes`
     """
     total = num_parameters
-    number_bytes = 4 if precision == "fp32" else 2
+    dtype = DTYPES[precision]
+    number_bytes = dtype.itemsize
     state_ranks, gradient_ranks, weight_ranks = (world_size if zero_stage >= first else 1 for first in (1, 2, 3))
     keeps_master = zero_stage >= 1 or precision != "fp32"
     activations = activation_bytes(config, micro_batch_tokens, number_bytes, activation_checkpointing)
-    num_predictions = micro_batch_tokens // sequence_length * math.ceil(mlm_probability * sequence_length)
+    predictions = num_predictions(micro_batch_tokens, sequence_length, mlm_probability)
     return {
         "weights": math.ceil(number_bytes * total / weight_ranks),
         "gradients": math.ceil(4 * total / gradient_ranks),
         "master_weights": math.ceil(4 * total / state_ranks) if keeps_master else 0,
         "optimizer": math.ceil(8 * total / state_ranks),
         "activations": sum(activations.values()),
-        "logits": (number_bytes + 12) * num_predictions * config.padded_vocab_size,
+        "logits": loss_bytes(config, predictions, dtype),
     }
+
+
+def num_predictions(micro_batch_tokens: int, sequence_length: int, mlm_probability: float) -> int:
+    """Slots for predicted tokens in a micro-batch: the rows of logits that its loss is made of."""
+    return micro_batch_tokens // sequence_length * math.ceil(mlm_probability * sequence_length)
+
+
+def loss_bytes(config: ModelSettings, predictions: int, dtype: torch.dtype) -> int:
+    """What the MLM loss of so many predictions needs, forward and backward, in a model of `dtype` (b bytes).
+
+    b + 12 bytes for each logit: the logits, their fp32 copy, its log-softmax and the gradient. In chunks
+    (`trainer/model/chunked_loss.py`) 4 for each logit of a chunk, word and hidden state, for gradients in fp32; and
+    where b is 2, b more for each logit and word, for the values that are rounded from or to fp32.
+    """
+    vocabulary, hidden = config.padded_vocab_size, config.hidden_size
+    if not is_chunked(predictions, vocabulary, dtype):
+        return (dtype.itemsize + 12) * predictions * vocabulary
+    rounded = 0 if dtype == torch.float32 else dtype.itemsize
+    rows = rows_per_chunk(predictions, vocabulary)
+    return (4 + rounded) * vocabulary * (rows + hidden) + 4 * predictions * hidden
 
 
 def activation_bytes(

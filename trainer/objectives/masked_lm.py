@@ -8,6 +8,7 @@ from torch import nn
 
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import IGNORED, Batch
+from trainer.model.chunked_loss import is_chunked
 from trainer.model.layers import ACTIVATIONS, WordEmbeddings, build_norm
 from trainer.objectives.objective import EncodedBatch, Objective, Scores, Sums
 
@@ -47,18 +48,13 @@ class MaskedLM(Objective):
 
     def logits(self, encoded: EncodedBatch) -> torch.Tensor:
         """(P, padded_vocab_size) for `masked_positions`."""
-        words = encoded.encoder.embeddings.word_embeddings
-        return self._logits(encoded.hidden_states, encoded.batch.masked_positions, words)
+        masked = encoded.hidden_states.index_select(0, encoded.batch.masked_positions)  # (P, hidden_size)
+        logits: torch.Tensor = self.mlm_head(masked, encoded.encoder.embeddings.word_embeddings)
+        return logits
 
     def compile_parts(self, backend: str) -> None:
         """Compile the head with its loss."""
         self._loss_sum = torch.compile(self._sum_losses, backend=backend, dynamic=False)
-
-    def _logits(
-        self, hidden_states: torch.Tensor, masked_positions: torch.Tensor, words: WordEmbeddings
-    ) -> torch.Tensor:
-        logits: torch.Tensor = self.mlm_head(hidden_states.index_select(0, masked_positions), words)
-        return logits
 
     def _sum_losses(
         self,
@@ -67,8 +63,8 @@ class MaskedLM(Objective):
         labels: torch.Tensor,
         words: WordEmbeddings,
     ) -> torch.Tensor:
-        logits = self._logits(hidden_states, masked_positions, words)
-        return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+        loss_sum: torch.Tensor = self.mlm_head(hidden_states.index_select(0, masked_positions), words, labels)
+        return loss_sum
 
 
 class MaskedLanguageModelHead(nn.Module):
@@ -86,7 +82,17 @@ class MaskedLanguageModelHead(nn.Module):
         self.norm = build_norm(config)
         self.bias = nn.Parameter(torch.zeros(config.padded_vocab_size))
 
-    def forward(self, hidden_states: torch.Tensor, word_embeddings: WordEmbeddings) -> torch.Tensor:
-        """(P, hidden_size) of the predicted positions to logits (P, padded_vocab_size)."""
-        logits: torch.Tensor = word_embeddings(self.norm(self.activation(self.dense(hidden_states))), self.bias)
-        return logits
+    def forward(
+        self, hidden_states: torch.Tensor, word_embeddings: WordEmbeddings, labels: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(P, hidden_size) of the predicted positions to logits (P, padded_vocab_size); with `labels` (P,), to the
+        sum of their losses, for which not all logits exist at once where they are many (`is_chunked`)."""
+        transformed = self.norm(self.activation(self.dense(hidden_states)))
+        result: torch.Tensor
+        if labels is not None and is_chunked(len(labels), len(self.bias), transformed.dtype):
+            result = word_embeddings(transformed, self.bias, labels)
+        else:
+            result = word_embeddings(transformed, self.bias)
+            if labels is not None:
+                result = F.cross_entropy(result.float(), labels, ignore_index=IGNORED, reduction="sum")
+        return result

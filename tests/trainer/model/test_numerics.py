@@ -211,6 +211,23 @@ def test_a_checkpoint_names_the_attention_kernels_of_all_stages_and_torchs_build
 
 
 @pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["training.micro_batch_tokens=6144", "training.global_batch_tokens=12_288"], None),
+        (["training.micro_batch_tokens=16_384", "training.global_batch_tokens=32_768"], "in chunks"),
+        (["training.micro_batch_tokens=16_384", "training.global_batch_tokens=16_384"], None),  # half for each rank
+        (
+            ["training.micro_batch_tokens=16_384", "training.global_batch_tokens=32_768", "training.precision=fp16"],
+            None,
+        ),
+    ],
+)
+def test_a_checkpoint_tells_of_a_loss_in_chunks(overrides: list[str], expected: str | None) -> None:
+    config = preset_config("training.precision=fp32", "model.vocab_size=8192", *overrides)
+    assert describe_numerics(config, CPU_RANKS).get("loss over the vocabulary") == expected
+
+
+@pytest.mark.parametrize(
     ("optimizer", "ranks", "expected"),
     [("stable_adamw", GPU_RANKS, "foreach"), ("stable_adamw", CPU_RANKS, None), ("adamw", GPU_RANKS, None)],
 )

@@ -1,4 +1,7 @@
-"""One process, ZeRO-3 with activation checkpointing: prints how far the gradients are from plain PyTorch's."""
+"""One process, ZeRO-3 with activation checkpointing: prints how far the gradients are from plain PyTorch's.
+
+Run as `python zero3_worker.py RENDEZVOUS whole|chunked`, the way in which the MLM loss is made.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from tests.support.objectives import loss_sum
 from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import objectives_of
 from trainer.data.batch import Batch
+from trainer.model import chunked_loss
 from trainer.objectives.pretraining import PretrainingModel
 
 CONFIG = ModelSettings(
@@ -49,7 +53,9 @@ def loss_of(model: torch.nn.Module) -> torch.Tensor:
     return loss_sum(model(make_batch()))
 
 
-def main(rendezvous: Path) -> None:
+def main(rendezvous: Path, loss: str) -> None:
+    if loss == "chunked":
+        chunked_loss.LOGITS_IN_ONE = chunked_loss.LOGITS_OF_CHUNK = 0
     plain = PretrainingModel(CONFIG, objectives_of("next_sentence"))
     plain.initialize(0)
     loss_of(plain).backward()
@@ -74,5 +80,5 @@ def main(rendezvous: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])
     os._exit(0)  # DeepSpeed's threads sometimes abort an ordinary exit

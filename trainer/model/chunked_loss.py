@@ -1,0 +1,115 @@
+"""Cross-entropy over a large vocabulary, some hundred rows at a time: never are the logits of all rows in memory.
+
+The gradients are made in the forward, with the logits of each chunk, so the backward multiplies them by one number
+and computes no logits again. A chunk's logits become its probabilities, and these its gradient, in the same memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from trainer.data.batch import IGNORED
+
+LOGITS_IN_ONE = 2**24
+"""Up to this number of logits (64 MiB in float32) autograd makes the gradients: chunks would not pay off."""
+LOGITS_OF_CHUNK = 2**27
+"""512 MiB in float32. More rows per chunk mean fewer additions to the gradient of the weight, which is read and
+written for each."""
+MAX_CHUNKS = 8
+"""torch.compile writes each chunk out."""
+
+
+def is_chunked(num_rows: int, vocab_size: int, dtype: torch.dtype) -> bool:
+    """Whether the loss of `num_rows` rows is made in chunks; a rule of shapes, the same on every device.
+
+    Not in float16, in which gradients must be multiplied by the loss scale before they are rounded.
+    """
+    return dtype != torch.float16 and num_rows * vocab_size > LOGITS_IN_ONE
+
+
+def rows_per_chunk(num_rows: int, vocab_size: int) -> int:
+    """How many rows one chunk has; the last one may have fewer."""
+    return min(num_rows, max(LOGITS_OF_CHUNK // vocab_size, -(-num_rows // MAX_CHUNKS)))
+
+
+def chunked_loss(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, targets: torch.Tensor, chunk_rows: int | None = None
+) -> torch.Tensor:
+    """Sum of the cross-entropies of `hidden @ weight.T + bias` over targets other than -100, shape (), float32.
+
+    Gradients are summed over chunks in float32 and rounded after the factor of the backward is applied. There is one
+    backward: a second one through the same loss is an error of autograd.
+
+    Args:
+        hidden: (P, hidden_size).
+        weight: (V, hidden_size), of the same dtype as `hidden`.
+        bias: (V,).
+        targets: (P,) int64.
+        chunk_rows: `rows_per_chunk` by default.
+    """
+    rows = chunk_rows or rows_per_chunk(len(hidden), len(weight))
+    arguments = (hidden, weight, bias, targets, rows, torch.is_grad_enabled())
+    loss_sum: torch.Tensor = _ChunkedLoss.apply(*arguments)  # type: ignore[no-untyped-call]  # torch gives it no types
+    return loss_sum
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        targets: torch.Tensor,
+        chunk_rows: int,
+        with_gradients: bool,
+    ) -> torch.Tensor:
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        loss_sum = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        of_hidden = []
+        of_weight, of_bias = (torch.zeros_like(each, dtype=exact) for each in (weight, bias))
+        for rows, labels in zip(hidden.split(chunk_rows), targets.split(chunk_rows), strict=True):
+            losses, of_logits = _differentiate(rows, weight, bias, labels)
+            loss_sum += losses.sum()
+            if with_gradients:
+                of_hidden.append((of_logits @ weight).to(exact))
+                if weight.dtype == exact:
+                    of_weight.addmm_(of_logits.T, rows)
+                else:
+                    of_weight += of_logits.T @ rows
+                of_bias += of_logits.sum(0, dtype=exact)
+            del of_logits
+        ctx.dtypes = hidden.dtype, weight.dtype, bias.dtype
+        if with_gradients:
+            ctx.save_for_backward(torch.cat(of_hidden), of_weight, of_bias)
+        return loss_sum
+
+    @staticmethod
+    def backward(ctx: Any, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.compiler.is_compiling():
+            scaled = [gradient * factor for gradient in ctx.saved_tensors]
+        else:  # in place: a copy of the weight's gradient may be as large as a chunk
+            scaled = [gradient.mul_(factor) for gradient in ctx.saved_tensors]
+        of_hidden, of_weight, of_bias = (each.to(dtype) for each, dtype in zip(scaled, ctx.dtypes, strict=True))
+        return of_hidden, of_weight, of_bias, None, None, None
+
+
+def _differentiate(
+    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses (n, 1) of n rows, and the gradient of their sum by the logits, (n, V); one matrix of them at the end."""
+    logits = F.linear(rows, weight, bias)
+    dtype = logits.dtype
+    scores = logits.to(torch.promote_types(dtype, torch.float32))
+    del logits
+    is_counted, columns = (targets != IGNORED)[:, None], targets.clamp_min(0)[:, None]
+    largest, right = scores.amax(-1, keepdim=True), scores.gather(-1, columns)
+    totals = scores.sub_(largest).exp_().sum(-1, keepdim=True)
+    losses = torch.where(is_counted, totals.log() + largest - right, 0.0)
+    probabilities = scores.mul_(is_counted / totals)
+    of_right = probabilities.gather(-1, columns) - is_counted.to(scores.dtype)
+    gradient = probabilities.to(dtype)
+    return losses, gradient.scatter_(-1, columns, of_right.to(dtype))
