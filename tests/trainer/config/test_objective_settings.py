@@ -60,11 +60,8 @@ def test_a_run_without_masked_tokens_or_with_a_class_of_ones_own() -> None:
 
 def test_a_stage_trains_what_it_names_and_the_model_has_the_heads_of_all_in_one_order() -> None:
     config = in_stages([MINE, PAIRS], None, [MLM | {"weight": 3.0}], objectives=[MINE, MLM])
-    assert [names(stage.objectives) for stage in config.stages] == [
-        [OWN, "sentence_pairs"],
-        [OWN, "masked_lm"],
-        ["masked_lm"],
-    ]
+    trained = [[OWN, "sentence_pairs"], [OWN, "masked_lm"], ["masked_lm"]]
+    assert [names(stage.objectives) for stage in config.stages] == trained
     assert names(config.all_objectives) == ["masked_lm", "sentence_pairs", OWN]
     assert all(stage.objectives_of_run == config.all_objectives for stage in config.stages)
     assert [stage.objectives[-1].weight for stage in config.stages] == [1.0, 1.0, 3.0]

@@ -63,9 +63,8 @@ def test_sums_are_those_of_the_scores_that_are_used(model, make_documents, pack,
     batch = pack(make_documents([9, 6, 12]), 16).batch
     sums, scores = model(batch, objectives=(name,))[name], model(batch, scored=(name,))[name]
     objective = model.objectives[name]
-    assert scores.values.keys() == {*objective.values} and sums.keys() == {
-        *(objective.training_values or objective.values)
-    }
+    assert scores.values.keys() == {*objective.values}
+    assert sums.keys() == {*(objective.training_values or objective.values)}
     assert int(scores.used.sum()) == objective.num_predictions(batch) < len(scores.used)
     assert scores.positions.shape == scores.used.shape
     for value, total in sums.items():
