@@ -8,7 +8,7 @@ bias of `SHUT`, so the first loss is the checkpoint's own. A checkpoint with a t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -19,7 +19,9 @@ from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
 from data_prep.tokenizer.tokenizer import INFO_NAME, Tokenizer
+from trainer.config.custom_code import is_custom
 from trainer.config.model_settings import ModelSettings
+from trainer.config.objective_settings import MASKED_LM
 from trainer.distributed.process_group import Ranks, broadcast_object
 from trainer.model.hugging_face import FAMILIES, family_in_transformers, from_hugging_face
 from trainer.model.model_folder import data_lineage, read_provenance
@@ -83,7 +85,8 @@ def load_initial_weights(
                 filled_up.append(f"{name} from row {len(weight):,} of {len(parameters[name]):,}")
         # Those of the checkpoint's rows that only pad are as trained; a decoder without a bias pads the same.
         num_rows = len(outcome.weights[_WORDS])
-        parameters["mlm_head.bias"][max(num_rows, model.config.vocab_size) :] = SHUT
+        if MASKED_LM in model.objectives:
+            parameters["mlm_head.bias"][max(num_rows, model.config.vocab_size) :] = SHUT
     fresh = [name for name in parameters if name not in outcome.weights] + filled_up
     lines = [f"initializing from {storage.redact(source)}: {len(outcome.weights)} of {len(parameters)} tensors"]
     lines += [f"newly initialized (missing there): {', '.join(fresh)}"] if fresh else []
@@ -122,11 +125,19 @@ def _read_or_explain(
         return _Found({}, error=error)
 
 
+def _names_in_published_models(model: PretrainingModel) -> Iterator[str]:
+    """Yield the names of all parameters but those of the user's own objectives."""
+    own = {name for each in model.objectives if is_custom(each) for name, _ in model.objectives[each].named_children()}
+    for name, _ in model.named_parameters():
+        if name.partition(".")[0] not in own:
+            yield name
+
+
 def _read(model: PretrainingModel, source: str, folder: Path, tokenizer_fingerprint: str | None) -> _Found:
     family, note = _check(folder, source, model.config, tokenizer_fingerprint)
     loaded, missing = load_pretrained(_ARCHITECTURES[family], folder, "the beginning of a run (init_from)")
     weights = {name: weight for name, weight in loaded.state_dict().items() if name not in missing}
-    converted, incomplete = from_hugging_face(weights, (name for name, _ in model.named_parameters()), family)
+    converted, incomplete = from_hugging_face(weights, _names_in_published_models(model), family)
     if of_encoder := [names for name, names in incomplete.items() if name.startswith("encoder.")]:
         raise UserError(
             f"init_from={storage.redact(source)} lacks {', '.join(of_encoder[0])} of the encoder",

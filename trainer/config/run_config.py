@@ -23,6 +23,7 @@ from trainer.config.objective_settings import (
     check_objectives,
     objectives_of,
     sentence_pairs_of,
+    union,
 )
 from trainer.config.promotion import parse_conditions
 from trainer.config.registry_settings import RegistrySettings, check_kept
@@ -118,10 +119,12 @@ class RunConfig(Settings):
         """What every stage trains that does not say otherwise."""
         return self.objectives or objectives_of(self.data.sentence_pairs)
 
-    @property
+    @cached_property
     def all_objectives(self) -> Objectives:
-        """What the model has heads for: the objectives of all stages."""
-        return self.stages[0].objectives_of_run
+        """What the model has heads for: the objectives of all stages, in a branch too."""
+        return union(
+            [stage.objectives or self.run_objectives for stage in self.training.stages] or [self.run_objectives]
+        )
 
     @property
     def has_pair_head(self) -> bool:
@@ -279,7 +282,7 @@ def _check_task(config: RunConfig) -> None:
         if (trained := sentence_pairs_of(config.objectives)) != config.data.sentence_pairs:
             raise SettingError(
                 f"data.sentence_pairs={config.data.sentence_pairs} contradicts objectives, in which it is {trained}",
-                fix="remove one of the two settings",
+                fix=f"set data.sentence_pairs={trained}, or remove one of the two settings",
                 code="objectives-and-sentence-pairs",
             )
     names = [each.name for each in config.all_objectives]

@@ -14,7 +14,7 @@ from data_prep.base.settings import SettingError
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings, WeightedShards
 from trainer.config.model_settings import ModelSettings
-from trainer.config.objective_settings import Objectives, check_objectives, sentence_pairs_of, union
+from trainer.config.objective_settings import Objectives, check_objectives, sentence_pairs_of
 from trainer.config.run_settings import EvaluationSettings
 from trainer.config.schedule import (
     learning_rate,
@@ -135,7 +135,6 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
     """
     settings = config.training.stages or (StageSettings(steps=config.training.max_steps or 1),)
     shapes = [_shape(config, item, number) for number, item in enumerate(settings)]
-    objectives_of_run = union([item.objectives or config.run_objectives for item in settings])
     history: list[StageShape] = []
     numbers = [*range(len(settings))]
     if config.branch is not None:
@@ -169,7 +168,7 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
                 taken_steps=min(max(max_steps - first_step, 0), shape.steps),
                 data=_data(config.data, item, {"sequence_length": shape.sequence_length, **masks}, stage_name),
                 objectives=objectives,
-                objectives_of_run=objectives_of_run,
+                objectives_of_run=config.all_objectives,
                 data_sets=(),
                 evaluation_data=config.data,
                 evaluation=_evaluation(config.evaluation, item, stage_name),

@@ -8,7 +8,7 @@ from torch import nn
 
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import IGNORED, Batch
-from trainer.model.chunked_loss import is_chunked
+from trainer.model.chunked_loss import is_chunked, rows_per_chunk
 from trainer.model.layers import ACTIVATIONS, WordEmbeddings, build_norm
 from trainer.objectives.objective import EncodedBatch, Objective, Scores, Sums
 
@@ -39,11 +39,14 @@ class MaskedLM(Objective):
     def scores(self, encoded: EncodedBatch) -> Scores:
         """(P,) for `masked_positions`: loss, and whether the right piece has the largest logit, or one of the largest
         five."""
-        batch = encoded.batch
-        logits = self.logits(encoded)
-        hits = logits.topk(5, dim=-1).indices == batch.labels[:, None]  # (P, 5)
-        losses = F.cross_entropy(logits.float(), batch.labels, ignore_index=IGNORED, reduction="none")
-        values = {"loss": losses, "accuracy": hits[:, 0].float(), "accuracy_top5": hits.any(-1).float()}
+        batch, words = encoded.batch, encoded.encoder.embeddings.word_embeddings
+        masked = encoded.hidden_states.index_select(0, batch.masked_positions)  # (P, hidden_size)
+        rows = len(masked)
+        if is_chunked(rows, self.config.padded_vocab_size, masked.dtype):
+            rows = rows_per_chunk(rows, self.config.padded_vocab_size)
+        chunks = zip(masked.split(max(rows, 1)), batch.labels.split(max(rows, 1)), strict=True)
+        scored = [_score_tokens(self.mlm_head(hidden, words), labels) for hidden, labels in chunks]
+        values = {name: torch.cat(parts) for name, parts in zip(self.values, zip(*scored, strict=True), strict=True)}
         return Scores(batch.masked_positions, batch.labels != IGNORED, values)
 
     def logits(self, encoded: EncodedBatch) -> torch.Tensor:
@@ -65,6 +68,13 @@ class MaskedLM(Objective):
     ) -> torch.Tensor:
         loss_sum: torch.Tensor = self.mlm_head(hidden_states.index_select(0, masked_positions), words, labels)
         return loss_sum
+
+
+def _score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each row its loss, and whether the label has the largest logit or is among the five largest, in float32."""
+    hits = logits.topk(5, dim=-1).indices == labels[:, None]  # (P, 5)
+    losses = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
+    return losses, hits[:, 0].float(), hits.any(-1).float()
 
 
 class MaskedLanguageModelHead(nn.Module):

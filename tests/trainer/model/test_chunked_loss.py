@@ -11,6 +11,7 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.support.objectives import loss_sum
 from trainer.config.model_settings import ModelSettings
 from trainer.model import chunked_loss as module
 from trainer.model.chunked_loss import chunked_loss, is_chunked, rows_per_chunk
@@ -190,9 +191,10 @@ def test_a_model_with_its_loss_in_chunks_learns_the_same(
         monkeypatch.setattr(module, "LOGITS_OF_CHUNK", 0)
         model = make_model(config, activation_checkpointing=checkpointing)
         output = model(batch)
-        (output.mlm_loss_sum + output.pair_loss_sum).backward()
-        ways.append([output.mlm_loss_sum.detach(), *(parameter.grad for parameter in model.parameters())])
-        assert ("Chunked" in output.mlm_loss_sum.grad_fn.name()) == (largest == 0)
+        loss_sum(output).backward()
+        of_tokens = output["masked_lm"]["loss"]
+        ways.append([of_tokens.detach(), *(parameter.grad for parameter in model.parameters())])
+        assert ("Chunked" in of_tokens.grad_fn.name()) == (largest == 0)
     for found, expected in zip(*reversed(ways), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * expected.abs().max().item())
 
