@@ -105,7 +105,13 @@ def _differentiate(
     scores = logits.to(torch.promote_types(dtype, torch.float32))
     del logits
     is_counted, columns = (targets != IGNORED)[:, None], targets.clamp_min(0)[:, None]
-    largest, right = scores.amax(-1, keepdim=True), scores.gather(-1, columns)
+    right = scores.gather(-1, columns)
+    if torch.compiler.is_compiling():  # without changes in place these are two kernels
+        log_sums = scores.logsumexp(-1, keepdim=True)
+        is_right = torch.arange(scores.shape[1], device=scores.device) == columns
+        gradient = torch.where(is_counted, (scores - log_sums).exp() - is_right.to(scores.dtype), 0.0).to(dtype)
+        return torch.where(is_counted, log_sums - right, 0.0), gradient
+    largest = scores.amax(-1, keepdim=True)
     totals = scores.sub_(largest).exp_().sum(-1, keepdim=True)
     losses = torch.where(is_counted, totals.log() + largest - right, 0.0)
     probabilities = scores.mul_(is_counted / totals)

@@ -14,7 +14,7 @@ from torch import nn
 
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import IGNORED, Batch
-from trainer.model.chunked_loss import is_chunked
+from trainer.model.chunked_loss import is_chunked, rows_per_chunk
 from trainer.model.encoder import Encoder
 from trainer.model.initialization import initialize
 from trainer.model.layers import ACTIVATIONS, FeedForward, GatedFeedForward, SelfAttention, WordEmbeddings, build_norm
@@ -75,7 +75,7 @@ class PretrainingModel(nn.Module):
     def forward(self, batch: Batch, scored: bool = False) -> PretrainingOutput | PredictionScores:
         """Loss sums and counts of `batch`, which must be on the model's device; or the scores of each prediction."""
         if scored:
-            return _score_each(self.predict(batch), batch)
+            return self._score_each(batch)
         hidden_states = self.encoder(batch)  # (T, hidden_size)
         mlm_loss_sum = self._mlm_loss_sum(hidden_states, batch.masked_positions, batch.labels)
         pair_logits = self._pair_logits(hidden_states, batch)
@@ -92,6 +92,24 @@ class PretrainingModel(nn.Module):
         return Predictions(
             self._mlm_logits(hidden_states, batch.masked_positions), self._pair_logits(hidden_states, batch)
         )
+
+    def _score_each(self, batch: Batch) -> PredictionScores:
+        hidden_states = self.encoder(batch)  # (T, hidden_size)
+        masked, labels = hidden_states.index_select(0, batch.masked_positions), batch.labels
+        num_rows, vocab_size = len(masked), self.config.padded_vocab_size
+        chunk = rows_per_chunk(num_rows, vocab_size) if is_chunked(num_rows, vocab_size, masked.dtype) else num_rows
+        words = self.encoder.embeddings.word_embeddings
+        scored = [
+            _score_tokens(self.mlm_head(rows, words), wanted)
+            for rows, wanted in zip(masked.split(max(chunk, 1)), labels.split(max(chunk, 1)), strict=True)
+        ]
+        losses, first, among_five = (torch.cat(parts) for parts in zip(*scored, strict=True))
+        pair_logits = self._pair_logits(hidden_states, batch)
+        if pair_logits is None:
+            return PredictionScores(losses, first, among_five, losses[:0], losses[:0])
+        pair_losses = _losses(pair_logits, batch.next_sentence_labels)
+        correct = pair_logits.argmax(dim=-1) == batch.next_sentence_labels
+        return PredictionScores(losses, first, among_five, pair_losses, correct.float())
 
     def _mlm_logits(self, hidden_states: torch.Tensor, masked_positions: torch.Tensor) -> torch.Tensor:
         masked = hidden_states.index_select(0, masked_positions)  # (P, hidden_size)
@@ -161,16 +179,15 @@ def _loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
 
 
-def _score_each(predictions: Predictions, batch: Batch) -> PredictionScores:
-    logits = predictions.mlm_logits
-    hits = logits.topk(5, dim=-1).indices == batch.labels[:, None]  # (P, 5)
-    losses = F.cross_entropy(logits.float(), batch.labels, ignore_index=IGNORED, reduction="none")
-    if predictions.pair_logits is None:
-        return PredictionScores(losses, hits[:, 0].float(), hits.any(-1).float(), losses[:0], losses[:0])
-    labels = batch.next_sentence_labels
-    pair_losses = F.cross_entropy(predictions.pair_logits.float(), labels, ignore_index=IGNORED, reduction="none")
-    correct = predictions.pair_logits.argmax(dim=-1) == labels
-    return PredictionScores(losses, hits[:, 0].float(), hits.any(-1).float(), pair_losses, correct.float())
+def _losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross-entropies in float32, 0 for the label -100."""
+    return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
+
+
+def _score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each row its loss, and whether the label has the largest logit or is among the five largest, in float32."""
+    hits = logits.topk(5, dim=-1).indices == labels[:, None]  # (P, 5)
+    return _losses(logits, labels), hits[:, 0].float(), hits.any(-1).float()
 
 
 class MaskedLanguageModelHead(nn.Module):
