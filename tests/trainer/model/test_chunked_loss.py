@@ -161,8 +161,9 @@ def test_the_peak_of_memory_is_a_sixth_at_most_and_what_the_estimate_says(
     chunked, whole = (peak_memory(way, inputs, dtype) for way in (chunked_loss, whole_loss))
     assert 6 * chunked <= whole
     config = ModelSettings(vocab_size=16_000, hidden_size=hidden_size, num_attention_heads=1)
-    # Without vectors of numbers per token, and as if the matrices in bfloat16 existed together.
-    assert 0.95 * chunked < loss_bytes(config, 250, dtype) < 1.3 * chunked
+    waiting = 7 * 16_000 * hidden_size * 2 if dtype == torch.bfloat16 else 0  # where it is compiled
+    # Without vectors of numbers per token, and as if all matrices in bfloat16 existed together.
+    assert 0.95 * chunked < loss_bytes(config, 250, dtype) - waiting < 1.3 * chunked
 
 
 @pytest.mark.parametrize(
