@@ -1,4 +1,4 @@
-"""Cross-entropy over a large vocabulary, some hundred rows at a time: never are the logits of all rows in memory.
+"""Cross-entropy over a large vocabulary, some hundred rows at a time: the logits of all rows never exist at once.
 
 The gradients are made in the forward, with the logits of each chunk, so the backward multiplies them by one number
 and computes no logits again. A chunk's logits become its probabilities, and these its gradient, in the same memory.
@@ -19,7 +19,7 @@ LOGITS_OF_CHUNK = 2**27
 """512 MiB in float32. More rows per chunk mean fewer additions to the gradient of the weight, which is read and
 written for each."""
 MAX_CHUNKS = 8
-"""torch.compile writes each chunk out."""
+"""torch.compile unrolls the loop over them."""
 
 
 def is_chunked(num_rows: int, vocab_size: int, dtype: torch.dtype) -> bool:
@@ -109,7 +109,7 @@ def _differentiate(
     scores = logits.to(torch.promote_types(dtype, torch.float32))
     del logits
     is_counted, columns = (targets != IGNORED)[:, None], targets.clamp_min(0)[:, None]
-    if torch.compiler.is_compiling():  # without changes in place these are two kernels
+    if torch.compiler.is_compiling():  # Inductor fuses this; what is changed in place it would write and read again
         logs = scores.log_softmax(-1)
         is_right = torch.arange(scores.shape[1], device=scores.device) == columns
         gradient = torch.where(is_counted, logs.exp() - is_right.to(scores.dtype), 0.0).to(dtype)
