@@ -1,4 +1,4 @@
-"""Cross-entropy over a large vocabulary, some hundred rows at a time: never are the logits of all rows in memory.
+"""Cross-entropy over a large vocabulary, some hundred rows at a time: the logits of all rows never exist at once.
 
 The gradients are made in the forward, with the logits of each chunk, so the backward multiplies them by one number
 and computes no logits again. A chunk's logits become its probabilities, and these its gradient, in the same memory.
@@ -19,7 +19,7 @@ LOGITS_OF_CHUNK = 2**27
 """512 MiB in float32. More rows per chunk mean fewer additions to the gradient of the weight, which is read and
 written for each."""
 MAX_CHUNKS = 8
-"""torch.compile writes each chunk out."""
+"""torch.compile unrolls the loop over them."""
 
 
 def is_chunked(num_rows: int, vocab_size: int, dtype: torch.dtype) -> bool:
@@ -72,6 +72,10 @@ class _ChunkedLoss(torch.autograd.Function):
         of_hidden = []
         of_weight, of_bias = (torch.zeros_like(each, dtype=exact) for each in (weight, bias))
         for rows, labels in zip(hidden.split(chunk_rows), targets.split(chunk_rows), strict=True):
+            if torch.compiler.is_compiling():
+                # Inductor sums the bias's gradient over all chunks in one kernel, for which all logits' gradients wait
+                # in memory, unless a chunk depends on the sum of those before.
+                rows = rows.masked_fill(of_bias[0].isnan(), torch.nan)
             losses, of_logits = _differentiate(rows, weight, bias, labels)
             loss_sum += losses.sum()
             if with_gradients:
@@ -106,13 +110,12 @@ def _differentiate(
     scores = logits.to(torch.promote_types(dtype, torch.float32))
     del logits
     is_counted, columns = (targets != IGNORED)[:, None], targets.clamp_min(0)[:, None]
-    right = scores.gather(-1, columns)
-    if torch.compiler.is_compiling():  # without changes in place these are two kernels
-        log_sums = scores.logsumexp(-1, keepdim=True)
+    if torch.compiler.is_compiling():  # Inductor fuses this; what is changed in place it would write and read again
+        logs = scores.log_softmax(-1)
         is_right = torch.arange(scores.shape[1], device=scores.device) == columns
-        gradient = torch.where(is_counted, (scores - log_sums).exp() - is_right.to(scores.dtype), 0.0).to(dtype)
-        return torch.where(is_counted, log_sums - right, 0.0), gradient
-    largest = scores.amax(-1, keepdim=True)
+        gradient = torch.where(is_counted, logs.exp() - is_right.to(scores.dtype), 0.0).to(dtype)
+        return torch.where(is_counted, -logs.gather(-1, columns), 0.0), gradient
+    largest, right = scores.amax(-1, keepdim=True), scores.gather(-1, columns)
     totals = scores.sub_(largest).exp_().sum(-1, keepdim=True)
     losses = torch.where(is_counted, totals.log() + largest - right, 0.0)
     probabilities = scores.mul_(is_counted / totals)

@@ -99,16 +99,19 @@ def num_predictions(micro_batch_tokens: int, sequence_length: int, mlm_probabili
 def loss_bytes(config: ModelSettings, predictions: int, dtype: torch.dtype) -> int:
     """What the MLM loss of so many predictions needs, forward and backward, in a model of `dtype` (b bytes).
 
-    b + 12 bytes for each logit: the logits, their fp32 copy, its log-softmax and the gradient. In chunks
-    (`trainer/model/chunked_loss.py`) 4 for each logit of a chunk, word and hidden state, for gradients in fp32; and
-    where b is 2, b more for each logit and word, for the values that are rounded from or to fp32.
+    - of all logits at once: b + 12 bytes for each (the logits, their fp32 copy, its log-softmax and the gradient)
+    - in chunks (`trainer/model/chunked_loss.py`): 4 for each logit of a chunk and each gradient of the word matrix and
+      the hidden states, in fp32; where b is 2, also b for each logit of a chunk, and for the word matrix's gradient of
+      every chunk, which compiled code adds up at the end
     """
     vocabulary, hidden = config.padded_vocab_size, config.hidden_size
     if not is_chunked(predictions, vocabulary, dtype):
         return (dtype.itemsize + 12) * predictions * vocabulary
     rounded = 0 if dtype == torch.float32 else dtype.itemsize
     rows = rows_per_chunk(predictions, vocabulary)
-    return (4 + rounded) * vocabulary * (rows + hidden) + 4 * predictions * hidden
+    num_chunks = math.ceil(predictions / rows)
+    of_weight = (4 + rounded * num_chunks) * vocabulary * hidden
+    return (4 + rounded) * vocabulary * rows + of_weight + 4 * predictions * hidden
 
 
 def activation_bytes(

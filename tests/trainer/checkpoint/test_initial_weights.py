@@ -27,7 +27,7 @@ from trainer import load_config
 from trainer.checkpoint.initial_weights import SHUT, load_initial_weights, look_at_initial_weights
 from trainer.checkpoint.writer import ALONE
 from trainer.config.model_settings import ModelSettings
-from trainer.config.objective_settings import objectives_of
+from trainer.config.objective_settings import MASKED_LM_ALONE, ObjectiveSettings, objectives_of
 from trainer.data.batch import Batch
 from trainer.inference.pulled_model import folder_without_weights, pull
 from trainer.objectives.pretraining import PretrainingModel
@@ -165,6 +165,21 @@ def test_heads_that_are_missing_are_initialized_and_reported(tmp_path):
     assert torch.equal(model.pooler.dense.weight, theirs.bert.pooler.dense.weight)
     assert "mlm_head.dense.weight" in lines[1] and "next_sentence_head.dense.bias" in lines[1]
     assert "encoder." not in lines[1] and "pooler" not in lines[1]
+
+
+@pytest.mark.parametrize("beside", [MASKED_LM_ALONE, ()])
+def test_a_users_objective_begins_with_weights_of_its_own(family, folder, beside):
+    """Whatever its modules are called: no published model has them."""
+    own = ObjectiveSettings(name="tests.support.replaced_token_detection:ReplacedTokenDetection")
+    model = PretrainingModel(OURS[family], (*beside, own))
+    model.initialize(seed=5)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    _, line = load_initial_weights(model, str(folder), lambda: pull(folder), ALONE).notes
+    fresh = set(line.partition(": ")[2].split(", "))
+    assert "detector.weight" in fresh and all(name.startswith(("generator", "detector")) for name in fresh)
+    changed = {name for name, weight in model.state_dict().items() if not torch.equal(weight, before[name])}
+    assert not changed & fresh and {name for name in changed if name.startswith("encoder.")}
+    assert any(name.startswith("mlm_head.") for name in changed) == bool(beside)
 
 
 def test_old_names_of_norms_are_understood(tmp_path):

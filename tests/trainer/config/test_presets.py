@@ -125,11 +125,13 @@ H100_BYTES = 79 * 2**30
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_micro_batches_of_published_recipes_fill_8_gpus_of_80_gb_and_leave_few_rows_empty(name: str) -> None:
     """By the estimate: nine tenths at most, and all of the card on one GPU, which holds the whole optimizer. Rows that
-    the global batch does not fill cost more than a larger micro-batch gains."""
+    the global batch does not fill cost more than a larger micro-batch gains, and so do those of a small model's ramp-up
+    beyond 98,304 tokens, with which matrices are large enough."""
     config = load_config(name)
     for stage in config.stages:
         alone, on_eight = (sum(memory_in_stage(config, stage, 1, ranks).values()) for ranks in (1, 8))
-        assert on_eight <= 0.9 * H100_BYTES and 0.45 * H100_BYTES <= alone <= H100_BYTES
+        assert on_eight <= 0.9 * H100_BYTES and alone <= H100_BYTES
+        assert alone >= 0.45 * H100_BYTES or stage.micro_batch_tokens >= 98_304
         assert batch_arithmetic(stage, 8).padding_share <= 0.045
 
 
@@ -157,13 +159,14 @@ BEFORE = {
     "bert_base": (65_536,),
     "bert_large": (32_768,),
     "bert_large_phased": (4_096, 16_384),
-    "modernbert_large": (57_344, 57_344, 57_344, 49_152),
+    "modernbert_large": (45_056, 45_056, 49_152, 49_152),
     "ettin_17m": (147_456, 191_976, 95_988),
     "ettin_68m": (98_304, 143_982, 63_992),
     "ettin_150m": (73_728, 127_984, 95_988),
     "ettin_400m": (49_152, 47_994, 15_998),
+    "mmbert_small": (49_152, 65_536, 65_536),
 }
-"""Micro-batches as of commit a83ab877, by stage, where they were others."""
+"""Micro-batches as of commit a83ab877 (modernbert_large: 17145182), by stage, where they were others."""
 
 
 @pytest.mark.parametrize("name", BEFORE)

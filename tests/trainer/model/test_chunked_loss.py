@@ -162,8 +162,9 @@ def test_the_peak_of_memory_is_a_sixth_at_most_and_what_the_estimate_says(
     chunked, whole = (peak_memory(way, inputs, dtype) for way in (chunked_loss, whole_loss))
     assert 6 * chunked <= whole
     config = ModelSettings(vocab_size=16_000, hidden_size=hidden_size, num_attention_heads=1)
-    # Without vectors of numbers per token, and as if the matrices in bfloat16 existed together.
-    assert 0.95 * chunked < loss_bytes(config, 250, dtype) < 1.3 * chunked
+    waiting = 7 * 16_000 * hidden_size * 2 if dtype == torch.bfloat16 else 0  # where it is compiled
+    # Without vectors of numbers per token, and as if all matrices in bfloat16 existed together.
+    assert 0.95 * chunked < loss_bytes(config, 250, dtype) - waiting < 1.3 * chunked
 
 
 @pytest.mark.parametrize(
@@ -199,9 +200,32 @@ def test_a_model_with_its_loss_in_chunks_learns_the_same(
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * expected.abs().max().item())
 
 
+@pytest.mark.parametrize("next_sentence", [False, True])
+def test_evaluation_in_chunks_scores_every_token_the_same(
+    tiny_config, make_model, make_documents, pack, monkeypatch, next_sentence
+) -> None:
+    batch = pack(make_documents([9, 6, 12, 16]), 16).batch
+    model = make_model(tiny_config, next_sentence).eval()
+    ranked = model.predict(batch).mlm_logits.argsort(-1, descending=True)
+    batch.labels[:3], batch.labels[3:6] = ranked[:3, 0], ranked[3:6, 4]
+    calls: list[int] = []
+    model.mlm_head.register_forward_hook(lambda module, inputs, logits: calls.append(len(logits)))
+    with torch.no_grad():
+        expected = model(batch, scored=True)
+        monkeypatch.setattr(module, "LOGITS_IN_ONE", 0)
+        monkeypatch.setattr(module, "LOGITS_OF_CHUNK", 0)
+        found = model(batch, scored=True)
+    whole = len(batch.labels)
+    assert calls[0] == sum(calls[1:]) == whole and max(calls[1:]) == -(-whole // 8)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert found.mlm_first[:6].tolist() == [1, 1, 1, 0, 0, 0] and found.mlm_among_five[:6].all()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_it_is_one_graph_with_the_same_numbers(dtype: torch.dtype) -> None:
+    """In bfloat16 but for a few that round to a neighbor."""
     torch._dynamo.reset()
     counters.clear()
     inputs = make_inputs()
@@ -209,6 +233,6 @@ def test_compiled_it_is_one_graph_with_the_same_numbers(dtype: torch.dtype) -> N
     expected = loss_and_gradients(in_chunks_of(20), inputs, dtype)
     for _ in range(2):
         for found, wanted in zip(loss_and_gradients(compiled, inputs, dtype), expected, strict=True):
-            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6 * wanted.abs().max().item())
+            assert error(found, wanted) < (1e-6 if dtype == torch.float32 else 1e-3)
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
     torch._dynamo.reset()
