@@ -148,7 +148,7 @@ def test_dry_run_explains_a_run_without_shards(tmp_path):
     assert result.returncode == 0, result.stderr
     for part in (
         "hidden_size: 1024",
-        "total                    335,180,608    335,180,608  sum of the above",
+        "total                    335,180,608\n",
         "global batch 1,048,576 tokens = ",
         "1.992 GFLOP per token",
         "<- this run",

@@ -188,7 +188,7 @@ class LoggingSettings(Settings):
                     f"logging.metrics[{number}]={name} is "
                     + ("given twice" if is_custom(name) else "not module:function"),
                     fix="name functions of your own, each once, or set logging.metrics=[]",
-                    code="invalid-metrics",
+                    code="invalid-metric-functions",
                 )
         return self
 

@@ -77,8 +77,8 @@ def test_an_exception_is_reported_with_the_line_of_the_users_file(tmp_path, monk
     ("settings", "code"),
     [
         ({"data": {"masking": "whole_word"}}, "unknown-masking"),
-        ({"logging": {"metrics": ["norms"]}}, "invalid-metrics"),
-        ({"logging": {"metrics": ["json:dump", "json:dump"]}}, "invalid-metrics"),
+        ({"logging": {"metrics": ["norms"]}}, "invalid-metric-functions"),
+        ({"logging": {"metrics": ["json:dump", "json:dump"]}}, "invalid-metric-functions"),
         ({"training": {"max_steps": None, "stages": [{"steps": 1, "masking": "whole_word"}]}}, "unknown-masking"),
     ],
 )
