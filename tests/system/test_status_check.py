@@ -62,7 +62,8 @@ def test_a_server_that_is_lost_leaves_a_run_healthy(training):
 
 
 def test_a_run_that_fails_is_told_with_its_cause(training):
-    run = training(*LONG, "optimizer.learning_rate=1e30", "health.max_nonfinite_steps=2", "training.gradient_clipping=0")
+    diverges = ("optimizer.learning_rate=1e30", "training.gradient_clipping=0", "health.max_nonfinite_steps=2")
+    run = training(*LONG, *diverges)
     ranks = plain_ranks.start(run, 1)
     assert plain_ranks.finish(ranks) == [1]
     found = status.verdict(run.output_dir)
