@@ -36,7 +36,7 @@ from trainer.distributed.process_group import Ranks, initialize_distributed
 from trainer.metrics.throughput import WorkClock
 from trainer.model import encoder
 from trainer.model.attention import Kernel, choose_kernel
-from trainer.model.numerics import DTYPES
+from trainer.model.sizes import DTYPES
 
 KERNELS: tuple[Kernel, ...] = ("by_sequence", "masked")
 PRECISIONS = ("fp32", "bf16")

@@ -27,7 +27,8 @@ from trainer.config.schedule import rate_jump_warning
 from trainer.config.training_settings import BranchSettings
 from trainer.data.sample_range import Branch, SampleRange
 from trainer.distributed.process_group import Ranks, broadcast_object
-from trainer.model.numerics import Precision, describe_numerics
+from trainer.model.numerics import describe_numerics
+from trainer.model.sizes import Precision
 from trainer.tracking.journal import read_record
 from trainer.tracking.status import BranchRecord, add_branch
 from trainer.tracking.tracker import Tracker

@@ -51,7 +51,9 @@ def chunked_loss(
         chunk_rows: `rows_per_chunk` by default.
     """
     rows = chunk_rows or rows_per_chunk(len(hidden), len(weight))
-    loss_sum: torch.Tensor = _ChunkedLoss.apply(hidden, weight, bias, targets, rows, torch.is_grad_enabled())
+    loss_sum: torch.Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, targets, rows, torch.is_grad_enabled()
+    )
     return loss_sum
 
 
