@@ -26,6 +26,7 @@ from trainer.model.numerics import (
     with_own_precision,
     with_precision_decided,
 )
+from trainer.model.sizes import Precision
 
 GPU_RANKS = Ranks(0, 2, 0, torch.device("cuda", 0))
 CPU_RANKS = Ranks(0, 2, 0, torch.device("cpu"))
@@ -181,7 +182,7 @@ def test_ranks_take_bf16_where_all_of_them_are_fast_in_it(found: list[str | None
 @pytest.mark.parametrize("fast", ["fp32", "bf16"])
 @pytest.mark.parametrize("saved", ["fp32", "bf16"])
 def test_a_run_that_moved_to_another_processor_keeps_its_precision(
-    found: list[str | None], saved: numerics.Precision, fast: str
+    found: list[str | None], saved: Precision, fast: str
 ) -> None:
     found[:] = [fast, fast]
     config, warning = with_precision_decided(preset_config("training.precision=auto"), CPU_RANKS, saved)
