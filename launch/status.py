@@ -1,30 +1,23 @@
-"""Report the state of a run, or of several.
+"""Report the state of a run.
 
     clozeworks status OUTPUT_DIR
-    clozeworks status OUTPUT_DIR OUTPUT_DIR ...     a table with a line for each run
-    clozeworks status --check OUTPUT_DIR ...        for probes and alerts: a line and an exit status
 
 The command reads status.json and history.jsonl in the run's output_dir, also while it trains, and needs no GPU. A run
 whose status says "running" is reported dead if its process does not exist on this host or, seen from another host, if
-its last heartbeat is older than 120 s. With --check it is silent without a heartbeat for that long although its process
-exists (stopped, or its disk is full), and stalled if it beats and has written no log line for 60 s and ten intervals
-between log lines. Exit status: 0 reported, and with --check healthy or finished; 1 no run, a damaged status, and with
---check all else; 2 wrong usage.
+its last heartbeat is older than 120 s. Exit status: 0 reported, 1 no run or a damaged status, 2 wrong usage.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from data_prep.base.errors import UsageError, UserError, run_command
-from data_prep.base.table import aligned
 from data_prep.base.terminal import duration
 from launch.options import command_parser
 from trainer.config.comparability import digest_for
@@ -76,171 +69,48 @@ class Session:
 
 def main() -> None:
     parser = command_parser("status.py", __doc__)
-    parser.add_argument("output_dir", type=Path, nargs="+", metavar="OUTPUT_DIR", help="output_dir of the run")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, of several runs one a line")
-    parser.add_argument(
-        "--check", action="store_true", help="print one line a run; exit with 1 unless all are healthy or finished"
-    )
+    parser.add_argument("output_dir", type=Path, metavar="OUTPUT_DIR", help="output_dir of the run")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    for output_dir in arguments.output_dir:
-        check_folder(output_dir)
-    if arguments.check:
-        verdicts = [verdict(output_dir) for output_dir in arguments.output_dir]
-        for output_dir, found in zip(arguments.output_dir, verdicts, strict=True):
-            print(
-                json.dumps({"output_dir": str(output_dir), **asdict(found)})
-                if arguments.json
-                else f"{output_dir}: {found}"
-            )
-        sys.exit(int(not all(found.is_good for found in verdicts)))
-    reports = [report(output_dir) for output_dir in arguments.output_dir]
-    if len(reports) == 1:
-        print(json.dumps(reports[0], indent=1) if arguments.json else "\n".join(describe(reports[0])))
-    elif arguments.json:
-        for output_dir, figures in zip(arguments.output_dir, reports, strict=True):
-            print(json.dumps({"output_dir": str(output_dir), **figures}))
-    else:
-        print("\n".join(table(arguments.output_dir, reports)))
-
-
-def check_folder(output_dir: Path) -> None:
-    """Check that a run may be there.
-
-    Raises:
-        UsageError: it is no directory.
-    """
-    if output_dir.is_file():
+    if arguments.output_dir.is_file():
         raise UsageError(
-            f"{output_dir} is a file",
-            fix=f"name the run's output_dir, such as {output_dir.parent}",
+            f"{arguments.output_dir} is a file",
+            fix=f"name the run's output_dir, such as {arguments.output_dir.parent}",
             code="not-a-folder",
         )
-    if not output_dir.is_dir():
-        raise UsageError(f"{output_dir} does not exist", fix="give the output_dir of a run", code="missing-path")
-
-
-def report(output_dir: Path) -> dict[str, Any]:
-    """Return the figures of the run in a directory.
-
-    Raises:
-        UserError: there is no run, its status is damaged, or it ended before its first step.
-    """
-    status = status_of(output_dir)
+    if not arguments.output_dir.is_dir():
+        raise UsageError(
+            f"{arguments.output_dir} does not exist", fix="give the output_dir of a run", code="missing-path"
+        )
+    status = read_status(arguments.output_dir)
+    if status is None:
+        is_missing = not (arguments.output_dir / STATUS_NAME).exists()
+        raise UserError(
+            f"{arguments.output_dir} has no {STATUS_NAME}, so no run started there"
+            if is_missing
+            else f"{arguments.output_dir}/{STATUS_NAME} is damaged",
+            fix="give the output_dir of a run"
+            if is_missing
+            else "rerun the command of the run, which rewrites the file",
+            code="unreadable-status",
+        )
     if status.step is None and status.cause is not None:
         raise UserError(
-            f"{output_dir}: the run {status.state} before its first step: {status.cause}",
+            f"{arguments.output_dir}: the run {status.state} before its first step: {status.cause}",
             fix="correct the cause, then rerun the command of the run",
             code="ended-before-first-step",
         )
     given = status.model_dump(exclude_unset=True, exclude_none=True)
     if missing := [name for name in REQUIRED if name not in given]:
         raise UserError(
-            f"{output_dir}/{STATUS_NAME} is damaged: it lacks {', '.join(missing)}",
+            f"{arguments.output_dir}/{STATUS_NAME} is damaged: it lacks {', '.join(missing)}",
             fix="rerun the command of the run, which rewrites the file",
             code="unreadable-status",
         )
-    branches = list(tree(output_dir))
-    figures = summarize(status, read_history(output_dir), time.time(), is_alive(status))
-    return figures | {"branch": status.branch, "tree": branches if len(branches) > 1 else []}
-
-
-def status_of(output_dir: Path) -> Status:
-    """Read the status of a run.
-
-    Raises:
-        UserError: there is none, or it is damaged.
-    """
-    status = read_status(output_dir)
-    if status is None:
-        is_missing = not (output_dir / STATUS_NAME).exists()
-        raise UserError(
-            f"{output_dir} has no {STATUS_NAME}, so no run started there"
-            if is_missing
-            else f"{output_dir}/{STATUS_NAME} is damaged",
-            fix="give the output_dir of a run"
-            if is_missing
-            else "rerun the command of the run, which rewrites the file",
-            code="unreadable-status",
-        )
-    return status
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a run is well, in a word and a sentence."""
-
-    state: Literal["healthy", "finished", "stopped", "failed", "dead", "silent", "stalled"]
-    reason: str
-
-    @property
-    def is_good(self) -> bool:
-        """Whether nobody has to do anything."""
-        return self.state in ("healthy", "finished")
-
-    def __str__(self) -> str:
-        return f"{self.state}: {self.reason}"
-
-
-def verdict(output_dir: Path) -> Verdict:
-    """Judge the run in a directory.
-
-    Raises:
-        UserError: there is none, or its status is damaged.
-    """
-    status = status_of(output_dir)
-    return judge(status, time.time(), is_alive(status))
-
-
-def judge(status: Status, now: float, is_alive: bool | None) -> Verdict:
-    """Judge a run at the time `now` (seconds since 1970); `is_alive` as in `summarize`."""
-    progress = f"step {status.step or 0:,} of {status.max_steps:,}"
-    if status.state == "finished":
-        return Verdict("finished", progress)
-    if status.state != "running":
-        return Verdict(
-            status.state, f"{progress}, {status.cause or 'no cause was recorded'}; rerun the command to resume"
-        )
-    if (death := cause_of_death(status, now, is_alive)) is not None:
-        return Verdict("dead", f"{progress}, {death}")
-    written, beaten = now - status.written_at, now - (status.heartbeat_at or status.written_at)
-    if min(written, beaten) > DEAD_AFTER_SECONDS and (is_alive or status.heartbeat_at is None):
-        return Verdict(
-            "silent",
-            f"{progress}, nothing was written for {long_duration(min(written, beaten))}: process {status.pid} of "
-            f"{status.host} is stopped or hangs, or its disk is full",
-        )
-    if written > PATIENCE_SECONDS + PATIENCE_INTERVALS * log_seconds(status) and status.step is not None:
-        return Verdict(
-            "stalled", f"{progress}, last log line {long_duration(written)} ago: a long evaluation or save, or it hangs"
-        )
-    speed = status.metrics.get("train/tokens_per_second")
-    return Verdict(
-        "healthy",
-        progress
-        + display(speed, lambda tokens: f", {tokens:,.0f} tokens/s")
-        + f", last written {at(status.written_at)}"
-        + (f", {status.skipped_steps:,} steps skipped" if status.skipped_steps else ""),
-    )
-
-
-def table(output_dirs: Sequence[Path], reports: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a line for each run."""
-    header = ("run", "state", "step", "of", "tokens/s", "time left", "train loss", "valid MLM loss", "last log line")
-    rows = [
-        (
-            str(output_dir),
-            figures["state"],
-            f"{figures['step']:,}",
-            f"{figures['max_steps']:,}",
-            display(figures["tokens_per_second"], lambda tokens: f"{tokens:,.0f}", "-"),
-            display(figures["seconds_left"], long_duration, "-"),
-            display(figures["train_loss"], lambda loss: f"{loss:.4f}", "-"),
-            display(figures["valid_mlm_loss"], lambda loss: f"{loss:.4f}", "-"),
-            at(figures["written_at"]),
-        )
-        for output_dir, figures in zip(output_dirs, reports, strict=True)
-    ]
-    return aligned([header, *rows])
+    branches = list(tree(arguments.output_dir))
+    figures = summarize(status, read_history(arguments.output_dir), time.time(), is_alive(status))
+    figures |= {"branch": status.branch, "tree": branches if len(branches) > 1 else []}
+    print(json.dumps(figures, indent=1) if arguments.json else "\n".join(describe(figures)))
 
 
 def tree(output_dir: Path) -> Iterator[dict[str, Any]]:
@@ -394,8 +264,6 @@ def summarize(status: Status, history: Sequence[Event], now: float, is_alive: bo
         "suite_step": suite and suite.step,
         "suite_scores": suite and suite.metrics,
         "train_loss": status.metrics.get("train/loss"),
-        "tokens_per_second": status.metrics.get("train/tokens_per_second"),
-        "written_at": status.written_at,
     }
 
 
@@ -421,12 +289,9 @@ def describe(figures: dict[str, Any]) -> Iterator[str]:
         state += ": " + ("killed, or " if heartbeat is None else "") + "busy with a long evaluation or save"
         state += ", or hung" if heartbeat is not None else ""
     yield f"state             {state}"
-    yield (
-        f"step              {figures['step']:,} of {figures['max_steps']:,}"
-        + display(figures["seconds_per_step"], lambda seconds: f", {seconds:.3f} s each")
-        + display(figures["tokens_per_second"], lambda tokens: f", {tokens:,.0f} tokens/s")
+    yield f"step              {figures['step']:,} of {figures['max_steps']:,}" + display(
+        figures["seconds_per_step"], lambda seconds: f", {seconds:.3f} s each"
     )
-    yield f"last log line     {at(figures['written_at'])}"
     if figures["stage"]:
         yield f"stage             {figures['stage'].removeprefix('stage ')}"
     yield "time left         " + display(figures["seconds_left"], long_duration, "unknown")

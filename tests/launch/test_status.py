@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from launch.status import NO_END, describe, judge, long_duration, main, sessions, summarize, tree
+from launch.status import NO_END, describe, long_duration, main, sessions, summarize, tree
 from tests.support.error_codes import coded
 from trainer.tracking.status import (
     BranchRecord,
@@ -281,74 +281,6 @@ def test_the_command_reads_the_folder_alone_and_imports_no_torch(tmp_path):
     done = subprocess.run([sys.executable, "launch/status.py", str(tmp_path / "none")], cwd=REPOSITORY, text=True,
                           env={"PYTHONPATH": str(REPOSITORY)}, capture_output=True)  # fmt: skip
     assert done.returncode == 2 and "[missing-path]" in done.stderr
-
-
-NOW = 10_000.0
-
-
-def write_run(output_dir: Path, state: State) -> None:
-    write_status(output_dir, state, STATUS.model_dump(exclude={"state"}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "is_alive", "state", "said"),
-    [
-        ({"heartbeat_at": 9999.0, "written_at": 9990.0}, True, "healthy", "step 500 of 1,500, 12,000 tokens/s, last"),
-        ({"heartbeat_at": 9999.0, "written_at": 9990.0}, None, "healthy", "3 steps skipped"),
-        ({"state": "finished"}, None, "finished", "step 500 of 1,500"),
-        ({"state": "stopped", "cause": "SIGTERM"}, None, "stopped", "SIGTERM; rerun the command"),
-        ({"state": "failed", "cause": "the disk is full"}, False, "failed", "the disk is full"),
-        ({"heartbeat_at": 9999.0}, False, "dead", "does not exist anymore"),
-        ({"heartbeat_at": 9800.0}, None, "dead", "no heartbeat for 0:03:20"),
-        (
-            {"heartbeat_at": 9800.0},
-            True,
-            "silent",
-            "0:03:20: process 7 of a is stopped or hangs",
-        ),
-        ({"heartbeat_at": None}, None, "silent", "nothing was written for 0:16:40"),
-        ({"heartbeat_at": 9999.0, "log_every_steps": 10}, True, "stalled", "last log line 0:16:40 ago"),
-        ({"heartbeat_at": 9999.0, "log_every_steps": 30}, True, "healthy", "step 500"),  # 10 intervals of 108 s
-        ({"heartbeat_at": 9999.0, "step": None, "max_steps": 0}, True, "healthy", "step 0 of 0"),
-    ],
-)
-def test_a_check_says_in_a_word_and_a_line_how_a_run_is(changes, is_alive, state, said):
-    metrics = {"train/loss": 4.25, "train/tokens_per_second": 12_000.0}
-    found = judge(status_with(pid=7, host="a", metrics=metrics, **changes), NOW, is_alive)
-    assert found.state == state and said in str(found) and found.is_good == (state in ("healthy", "finished"))
-
-
-@pytest.mark.parametrize(("states", "code"), [(["finished", "finished"], 0), (["finished", "failed"], 1)])
-def test_a_check_of_several_runs_is_good_if_all_are(states, code, tmp_path, monkeypatch, capsys):
-    for number, state in enumerate(states):
-        (tmp_path / str(number)).mkdir()
-        write_run(tmp_path / str(number), state)
-    monkeypatch.setattr(sys, "argv", ["status.py", "--check", *(str(tmp_path / str(n)) for n in range(len(states)))])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == code
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(": ")[1] for line in lines] == states
-
-
-def test_several_runs_are_a_table(tmp_path, monkeypatch, capsys):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        write_run(tmp_path / name, "finished")
-    monkeypatch.setattr(sys, "argv", ["status.py", str(tmp_path / "one"), str(tmp_path / "two")])
-    main()
-    header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split()[:3] == ["run", "state", "step"] and [Path(row.split()[0]).name for row in rows] == [
-        "one",
-        "two",
-    ]
-
-
-@pytest.mark.parametrize("options", [[], ["--check"]])
-def test_a_folder_without_a_run_among_others_is_an_error(options, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["status.py", *options, str(tmp_path), str(tmp_path)])
-    with pytest.raises(UserError, match="so no run started there", check=coded("unreadable-status")):
-        main()
 
 
 def test_a_duration_of_days_reports_them() -> None:
