@@ -221,7 +221,7 @@ def open_run(
         minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
         hidden_words=hidden_words_of(config, shard_sets),
         follower=extensions.open_follower(config, LOG.warning, LOG.info) if ranks.is_first else None,
-        status=RunStatus(output_dir, partial(warn_of_disk, output_dir)) if ranks.is_first else None,
+        status=RunStatus(output_dir, partial(warn_of_disk, output_dir), watchdog.activity) if ranks.is_first else None,
         system=SystemMetrics(output_dir, ranks.device) if ranks.is_first else None,
         bar=StepBar(ranks.is_first, state.step, config.max_steps),
         sources=broadcast_object(running_sources(task_modules) if ranks.is_first else None, ranks),
