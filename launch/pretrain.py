@@ -22,6 +22,7 @@ import sys
 from data_prep.base.arguments import Joined, wrapped_settings
 from data_prep.base.environment import environment_now
 from data_prep.base.errors import UsageError, run_command
+from data_prep.base.logs import show_times
 from data_prep.base.settings import describe, setting_names, to_yaml
 from launch.options import command_parser
 from trainer.config.load import check_output_dir, load_config
@@ -147,6 +148,7 @@ def main() -> None:
     if branch is None and not arguments.allow_change and is_finished(config):
         return
     check_launch()
+    show_times()
     os.environ.update(log_environment(environment_now()))  # before torch is imported
     from trainer.distributed.stop_signal import StopSignal
 

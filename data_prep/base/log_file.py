@@ -14,7 +14,7 @@ from collections import deque
 from pathlib import Path
 
 from data_prep.base.known_secrets import hide_secrets
-from data_prep.base.logs import logger
+from data_prep.base.logs import project_logger
 
 _MAX_WAITING = 10_000
 """Lines that wait for the disk; older ones are dropped and counted."""
@@ -37,12 +37,10 @@ class LogFile(logging.Handler):
         self._lines: deque[str] = deque()
         self._lost = 0
         self._is_open = self._is_closed = False
-        self._changed, self._idle = threading.Event(), threading.Event()
-        self._idle.set()
+        self._is_writing = False
+        self._changed = threading.Event()
         self._add(f"{_START}{who}")
-        self._project = logger("x").parent
-        assert self._project is not None
-        self._project.addHandler(self)
+        project_logger().addHandler(self)
         _open_files.append(self)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -61,22 +59,22 @@ class LogFile(logging.Handler):
         """Write the lines so far and all later ones."""
         if not self._is_open:
             self._is_open = True
-            self._idle.clear()
             threading.Thread(target=self._write_loop, name="log_file", daemon=True).start()
             self._changed.set()
 
     def flush(self, seconds: float = 2.0) -> None:
         """Wait for the disk, but no longer than these seconds."""
+        deadline = time.monotonic() + seconds
         if self._is_open and self._is_due and os.getpid() == self._process:
-            self._changed.set()
-            self._idle.wait(seconds)
+            while (self._lines or self._is_writing) and time.monotonic() < deadline:
+                self._changed.set()
+                time.sleep(0.005)
 
     def close(self) -> None:
         """Write what is left, and end."""
         if self in _open_files:
             _open_files.remove(self)
-            assert self._project is not None
-            self._project.removeHandler(self)
+            project_logger().removeHandler(self)
             self.flush()
             self._is_closed = True
             self._changed.set()
@@ -87,7 +85,6 @@ class LogFile(logging.Handler):
         if len(self._lines) >= _MAX_WAITING:
             self._lines.popleft()
             self._lost += 1
-        self._idle.clear()
         self._lines.append(f"{moment}{text}\n")
         self._changed.set()
 
@@ -96,9 +93,9 @@ class LogFile(logging.Handler):
             self._changed.wait()
             self._changed.clear()
             if self._is_due:
+                self._is_writing = True
                 self._write_waiting()
-            if not self._changed.is_set():
-                self._idle.set()
+                self._is_writing = False
 
     def _write_waiting(self) -> None:
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
