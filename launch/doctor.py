@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.load_settings import load_settings
-from data_prep.base.terminal import counted
+from data_prep.base.terminal import counted, long_duration
 from launch.options import add_config, command_parser
 from trainer.config.run_config import RunConfig
 
@@ -118,7 +118,6 @@ def estimate(config: RunConfig, world_size: int, device: torch.device) -> Findin
     The estimate counts operations, not steps: a batch-size ramp-up begins with small batches, and stages differ in
     length.
     """
-    from launch.status import long_duration
     from trainer.metrics.throughput import flops_per_position, peak_flops
     from trainer.preflight.finding import Finding
     from trainer.tracking.status import read_status

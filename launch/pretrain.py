@@ -17,11 +17,14 @@ import argparse
 import json
 import math
 import os
+import shlex
 import sys
+from pathlib import Path
 
 from data_prep.base.arguments import Joined, wrapped_settings
 from data_prep.base.environment import environment_now
 from data_prep.base.errors import UsageError, run_command
+from data_prep.base.logs import show_times
 from data_prep.base.settings import describe, setting_names, to_yaml
 from launch.options import command_parser
 from trainer.config.load import check_output_dir, load_config
@@ -32,6 +35,10 @@ from trainer.distributed import rank_environment as environment
 from trainer.distributed.stacks import log_environment
 from trainer.engine.deepspeed_config import deepspeed_config, with_deepspeed_file
 from trainer.preflight.launch_checks import check_launch
+from trainer.tracking.status import log_path
+
+HOST_DIRECTORIES = ("/tmp", "/var/tmp", "/dev/shm")
+"""Directories that every host has of its own."""
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -47,6 +54,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings that replace the file's")
     parser.add_argument("--dry-run", action="store_true", help="explain the run (sizes, batches, memory) and stop")
     parser.add_argument("--print-config", action="store_true", help="print the resolved configuration as YAML and stop")
+    parser.add_argument(
+        "--check-volumes",
+        metavar="DIR[,DIR]",
+        help="before a job is submitted: check the settings, and that output_dir is inside one of these directories, "
+        "which outlive the job, or checkpoint.upload_to is set; print log file and status command, and stop ('': any "
+        "directory but /tmp and others of the host alone)",
+    )
     parser.add_argument(
         "--ranks",
         type=int,
@@ -131,7 +145,7 @@ def explain_unknown_option(option: str, words: list[str]) -> UsageError:
 def main() -> None:
     arguments = parse_arguments()
     check_has_dry_run(arguments)
-    explains = arguments.print_config or arguments.dry_run
+    explains = arguments.print_config or arguments.dry_run or arguments.check_volumes is not None
     if not explains:  # which starts no rank, and takes the number of ranks alone from the environment
         environment.check_rank_environment()
     config = load_config(arguments.config, [*arguments.overrides, *branch_settings(arguments)])
@@ -147,6 +161,7 @@ def main() -> None:
     if branch is None and not arguments.allow_change and is_finished(config):
         return
     check_launch()
+    show_times()
     os.environ.update(log_environment(environment_now()))  # before torch is imported
     from trainer.distributed.stop_signal import StopSignal
 
@@ -175,7 +190,8 @@ def check_has_dry_run(arguments: argparse.Namespace) -> None:
     Raises:
         UsageError: one comes alone: a run has the ranks of its launcher.
     """
-    if arguments.ranks is not None and not arguments.dry_run and not arguments.print_config:
+    explains = arguments.print_config or arguments.dry_run or arguments.check_volumes is not None
+    if arguments.ranks is not None and not explains:
         raise UsageError(
             f"--ranks {arguments.ranks} needs --dry-run",
             fix="add --dry-run, or start that many ranks with the launcher",
@@ -189,6 +205,30 @@ def check_has_dry_run(arguments: argparse.Namespace) -> None:
             fix="give a positive number",
             code="invalid-throughput",
         )
+
+
+def check_volumes(config: RunConfig, volumes: list[Path]) -> None:
+    """Check that the run's checkpoints outlive its job: in one of the volumes, or in a store.
+
+    Without volumes, any directory counts that is not the host's own (`HOST_DIRECTORIES`).
+
+    Raises:
+        UsageError: they do not.
+    """
+    output_dir = Path(config.output_dir).absolute()
+    if config.checkpoint.upload_to is not None:
+        return
+    if volumes and not any(output_dir.is_relative_to(volume.absolute()) for volume in volumes):
+        problem = f"is outside every volume ({', '.join(map(str, volumes))})"
+    elif not volumes and any(output_dir.is_relative_to(directory) for directory in HOST_DIRECTORIES):
+        problem = "is a directory of one host"
+    else:
+        return
+    raise UsageError(
+        f"output_dir={config.output_dir} {problem}, so checkpoints are lost with the job",
+        fix="choose a directory that outlives the job, or set checkpoint.upload_to to the URL of a store",
+        code="output-dir-outside-volumes",
+    )
 
 
 def world_size(arguments: argparse.Namespace) -> int:
@@ -254,6 +294,10 @@ def is_first_rank() -> bool:
 
 
 def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
+    if arguments.check_volumes is not None:
+        check_volumes(config, [Path(volume) for volume in arguments.check_volumes.split(",") if volume])
+        print(f"log file: {log_path(Path(config.output_dir))}")
+        print(f"status: clozeworks status {shlex.quote(config.output_dir)}")
     if arguments.print_config:
         print(to_yaml(without_secrets(config)), end="")
     if arguments.dry_run:

@@ -1,15 +1,22 @@
 """Report the state of a run.
 
-    clozeworks status OUTPUT_DIR
+    clozeworks status OUTPUT_DIR [OUTPUT_DIR ...]
+    clozeworks status --check OUTPUT_DIR
 
-The command reads status.json and history.jsonl in the run's output_dir, also while it trains, and needs no GPU. A run
-whose status says "running" is reported dead if its process does not exist on this host or, seen from another host, if
-its last heartbeat is older than 120 s. Exit status: 0 reported, 1 no run or a damaged status, 2 wrong usage.
+The command reads status.json, history.jsonl and logs/rank-0.log in the run's output_dir, also while it trains, and
+needs no GPU. Several runs are printed as a table. A run whose status says "running" is reported dead if its process
+does not exist on this host or, seen from another host, if its last heartbeat is older than 120 s.
+
+With --check it prints one line per run and its exit status is the answer: 0 if every run trains or is finished, 1 if
+one is dead, failed, stopped, silent (no heartbeat for 120 s) or stalled (no progress, or suspended), or if there is no
+run. Exit status without --check: 0 reported, 1 no run or a damaged status, 2 wrong usage.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,12 +25,13 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from data_prep.base.errors import UsageError, UserError, run_command
-from data_prep.base.terminal import duration
+from data_prep.base.log_file import warnings_of
+from data_prep.base.table import Column, Table
+from data_prep.base.terminal import counted, long_duration, paragraph, printable
 from launch.options import command_parser
 from trainer.config.comparability import digest_for
-from trainer.tracking.process_identity import is_alive
+from trainer.tracking.process_identity import is_alive, is_suspended
 from trainer.tracking.status import (
-    DEAD_AFTER_SECONDS,
     STATUS_NAME,
     BranchRecord,
     Ended,
@@ -33,16 +41,22 @@ from trainer.tracking.status import (
     Scored,
     Started,
     Status,
+    log_path,
     read_branches,
     read_history,
     read_status,
 )
+from trainer.tracking.verdict import Verdict, cause_of_death, judge, log_seconds
 
 PATIENCE_SECONDS, PATIENCE_INTERVALS = 60.0, 10.0
 """A run that has not written its status for these seconds plus so many log intervals may have been killed."""
 
 REQUIRED = ("step", "max_steps", "tokens_seen", "skipped_steps", "world_size")
 """Fields in the status of every run that has completed a step."""
+
+FULL_BYTES = 1 << 20
+"""A disk with less space than this is full."""
+SHOWN_WARNINGS = 3
 
 NO_END = "killed, or its host was lost (no end was recorded)"
 
@@ -69,48 +83,135 @@ class Session:
 
 def main() -> None:
     parser = command_parser("status.py", __doc__)
-    parser.add_argument("output_dir", type=Path, metavar="OUTPUT_DIR", help="output_dir of the run")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("output_dir", type=Path, nargs="+", metavar="OUTPUT_DIR", help="output_dir of a run")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object, or a list of them for several runs")
+    form.add_argument("--check", action="store_true", help="print one line per run; exit with 1 if one is not healthy")
     arguments = parser.parse_args()
-    if arguments.output_dir.is_file():
+    runs: list[Path] = arguments.output_dir
+    if arguments.check:
+        verdicts = [check(run) for run in runs]
+        for run, verdict in zip(runs, verdicts, strict=True):
+            print((f"{run}: " if len(runs) > 1 else "") + printable(f"{verdict.word}: {verdict.reason}"))
+        sys.exit(0 if all(verdict.is_good for verdict in verdicts) else 1)
+    if len(runs) == 1:
+        figures = figures_of(runs[0])
+        print(json.dumps(figures, indent=1) if arguments.json else "\n".join(describe(figures)))
+        return
+    rows = [_figures_or_error(run) for run in runs]
+    print(json.dumps(rows, indent=1) if arguments.json else table(rows).text())
+
+
+def read_run(output_dir: Path) -> Status:
+    """Return the status of a run.
+
+    Raises:
+        UsageError: there is no such directory.
+        UserError: there is no run, or its status is damaged.
+    """
+    if output_dir.is_file():
         raise UsageError(
-            f"{arguments.output_dir} is a file",
-            fix=f"name the run's output_dir, such as {arguments.output_dir.parent}",
+            f"{output_dir} is a file",
+            fix=f"name the run's output_dir, such as {output_dir.parent}",
             code="not-a-folder",
         )
-    if not arguments.output_dir.is_dir():
-        raise UsageError(
-            f"{arguments.output_dir} does not exist", fix="give the output_dir of a run", code="missing-path"
-        )
-    status = read_status(arguments.output_dir)
+    if not output_dir.is_dir():
+        raise UsageError(f"{output_dir} does not exist", fix="give the output_dir of a run", code="missing-path")
+    status = read_status(output_dir)
     if status is None:
-        is_missing = not (arguments.output_dir / STATUS_NAME).exists()
+        is_missing = not (output_dir / STATUS_NAME).exists()
         raise UserError(
-            f"{arguments.output_dir} has no {STATUS_NAME}, so no run started there"
+            f"{output_dir} has no {STATUS_NAME}, so no run started there"
             if is_missing
-            else f"{arguments.output_dir}/{STATUS_NAME} is damaged",
+            else f"{output_dir}/{STATUS_NAME} is damaged",
             fix="give the output_dir of a run"
             if is_missing
             else "rerun the command of the run, which rewrites the file",
             code="unreadable-status",
         )
-    if status.step is None and status.cause is not None:
-        raise UserError(
-            f"{arguments.output_dir}: the run {status.state} before its first step: {status.cause}",
-            fix="correct the cause, then rerun the command of the run",
-            code="ended-before-first-step",
-        )
     given = status.model_dump(exclude_unset=True, exclude_none=True)
+    if status.step is None and status.cause is not None:
+        return status
     if missing := [name for name in REQUIRED if name not in given]:
         raise UserError(
-            f"{arguments.output_dir}/{STATUS_NAME} is damaged: it lacks {', '.join(missing)}",
+            f"{output_dir}/{STATUS_NAME} is damaged: it lacks {', '.join(missing)}",
             fix="rerun the command of the run, which rewrites the file",
             code="unreadable-status",
         )
-    branches = list(tree(arguments.output_dir))
-    figures = summarize(status, read_history(arguments.output_dir), time.time(), is_alive(status))
+    return status
+
+
+def check(output_dir: Path) -> Verdict:
+    """Return the verdict on a run.
+
+    Raises:
+        UserError: there is no run (`read_run`).
+    """
+    status = read_run(output_dir)
+    disk = os.statvfs(output_dir)
+    is_full = disk.f_bavail * disk.f_frsize < FULL_BYTES
+    verdict = judge(status, time.time(), is_alive(status), is_suspended(status), is_full)
+    if verdict.word != "healthy":
+        return verdict
+    speed = display(tokens_per_second(status), lambda value: f", {value:,.0f} tokens/s")
+    warnings = warnings_of(log_path(output_dir))
+    noted = f", {counted(len(warnings), 'warning')} since its start" if warnings else ""
+    return verdict._replace(reason=f"{verdict.reason} at {at(status.written_at)}{speed}{noted}")
+
+
+def figures_of(output_dir: Path) -> dict[str, Any]:
+    """Return the figures of a run with its branches.
+
+    Raises:
+        UserError: there is no run (`read_run`), or it ended before its first step.
+    """
+    status = read_run(output_dir)
+    if status.step is None and status.cause is not None:
+        raise UserError(
+            f"{output_dir}: the run {status.state} before its first step: {status.cause}",
+            fix="correct the cause, then rerun the command of the run",
+            code="ended-before-first-step",
+        )
+    branches = list(tree(output_dir))
+    figures = summarize(status, read_history(output_dir), time.time(), is_alive(status))
     figures |= {"branch": status.branch, "tree": branches if len(branches) > 1 else []}
-    print(json.dumps(figures, indent=1) if arguments.json else "\n".join(describe(figures)))
+    return figures | {"warnings": warnings_of(log_path(output_dir)), "health": check(output_dir).word}
+
+
+def _figures_or_error(output_dir: Path) -> dict[str, Any]:
+    try:
+        return {"output_dir": str(output_dir), **figures_of(output_dir)}
+    except UserError as error:
+        return {"output_dir": str(output_dir), "state": "no figures", "error": paragraph(error)}
+
+
+def table(runs: Sequence[dict[str, Any]]) -> Table:
+    """Return a table with one row per run; `runs` are figures, or an error in their place."""
+    names = ("step", "max steps", "updated (UTC)", "tokens/s", "train loss", "valid MLM loss", "time left", "warnings")
+    columns = (Column("run", is_number=False), Column("health", is_number=False), *map(Column, names))
+    return Table("runs", columns, tuple(_row(run) for run in runs))
+
+
+def _row(run: dict[str, Any]) -> tuple[str, ...]:
+    if "error" in run:
+        return (run["output_dir"], run["error"], *("-",) * 8)
+    return (
+        run["output_dir"],
+        run["health"],
+        f"{run['step']:,}",
+        f"{run['max_steps']:,}",
+        at(run["written_at"]).removesuffix(" UTC"),
+        display(run["tokens_per_second"], lambda speed: f"{speed:,.0f}", "-"),
+        display(run["train_loss"], lambda loss: f"{loss:.4f}", "-"),
+        display(run["valid_mlm_loss"], lambda loss: f"{loss:.4f}", "-"),
+        display(run["seconds_left"], long_duration, "-"),
+        f"{len(run['warnings']):,}",
+    )
+
+
+def tokens_per_second(status: Status) -> float | None:
+    """Return the throughput of all ranks between the last two log lines."""
+    return status.metrics.get("train/tokens_per_second")
 
 
 def tree(output_dir: Path) -> Iterator[dict[str, Any]]:
@@ -194,23 +295,6 @@ def why_again(before: Session, part: Session) -> str:
     )
 
 
-def cause_of_death(status: Status, now: float, is_alive: bool | None) -> str | None:
-    """Return why a run without a recorded end is dead; None if it has an end, is alive, or its state is unknown.
-
-    `is_alive`: whether its process runs, if that is visible from this host; otherwise the heartbeat decides.
-    """
-    if status.state != "running" or is_alive:
-        return None
-    if is_alive is False:
-        problem = "does not exist anymore"
-    else:
-        heartbeat = status.heartbeat_at
-        if heartbeat is None or now - heartbeat <= DEAD_AFTER_SECONDS:
-            return None
-        problem = f"has had no heartbeat for {long_duration(now - heartbeat)}"
-    return f"process {status.pid} of {status.host} {problem} and recorded no end; rerun the command to resume"
-
-
 def summarize(status: Status, history: Sequence[Event], now: float, is_alive: bool | None = None) -> dict[str, Any]:
     """Return the figures of a run at the time `now` (seconds since 1970); None for unknown values.
 
@@ -239,8 +323,10 @@ def summarize(status: Status, history: Sequence[Event], now: float, is_alive: bo
         "is_silent": since_written is not None
         and since_written > PATIENCE_SECONDS + PATIENCE_INTERVALS * log_seconds(status),
         "step": status.step,
+        "written_at": status.written_at,
         "max_steps": status.max_steps,
         "stage": status.stage,
+        "tokens_per_second": tokens_per_second(status),
         "seconds_per_step": seconds_per_step,
         "seconds_left": seconds_left,
         "tokens": status.tokens_seen,
@@ -271,11 +357,6 @@ def _newest(kind: type[EventT], history: Sequence[Event]) -> EventT | None:
     return next((event for event in reversed(history) if isinstance(event, kind)), None)
 
 
-def log_seconds(status: Status) -> float:
-    """Return the seconds between two log lines of a training run; 0 if unknown."""
-    return (status.seconds_per_step or 0.0) * status.log_every_steps
-
-
 def describe(figures: dict[str, Any]) -> Iterator[str]:
     """Yield the figures as lines of text."""
     unit = "GPU-hours" if figures["device"] == "cuda" else "rank-hours"
@@ -289,9 +370,10 @@ def describe(figures: dict[str, Any]) -> Iterator[str]:
         state += ": " + ("killed, or " if heartbeat is None else "") + "busy with a long evaluation or save"
         state += ", or hung" if heartbeat is not None else ""
     yield f"state             {state}"
-    yield f"step              {figures['step']:,} of {figures['max_steps']:,}" + display(
-        figures["seconds_per_step"], lambda seconds: f", {seconds:.3f} s each"
-    )
+    speed = display(figures["seconds_per_step"], lambda seconds: f", {seconds:.3f} s each")
+    yield f"step              {figures['step']:,} of {figures['max_steps']:,}{speed}, at {at(figures['written_at'])}"
+    if figures["tokens_per_second"] is not None:
+        yield f"throughput        {figures['tokens_per_second']:,.0f} tokens/s"
     if figures["stage"]:
         yield f"stage             {figures['stage'].removeprefix('stage ')}"
     yield "time left         " + display(figures["seconds_left"], long_duration, "unknown")
@@ -316,6 +398,9 @@ def describe(figures: dict[str, Any]) -> Iterator[str]:
         )
     yield "time training     " + display(figures["training_share"], lambda share: f"{share:.1%}", "unknown")
     yield f"skipped steps     {figures['skipped_steps']:,}"
+    if warnings := figures.get("warnings"):
+        yield f"warnings          {len(warnings):,} since the last start, the newest last"
+        yield from (f"  {printable(warning)}" for warning in warnings[-SHOWN_WARNINGS:])
     yield f"restarts          {len(figures['restarts'])}"
     for restart in figures["restarts"]:
         yield f"  {at(restart['at'])}  from step {restart['step']:,}, after: {restart['cause']}"
@@ -340,12 +425,6 @@ def display(value: Any, text_of: Any, if_none: str = "") -> str:
 def at(seconds: float) -> str:
     """Return a time in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def long_duration(seconds: float) -> str:
-    """Return seconds as d h:mm:ss, without days below one."""
-    days, rest = divmod(round(max(seconds, 0.0)), 86400)
-    return (f"{days} d " if days else "") + duration(rest, with_hours=True)
 
 
 if __name__ == "__main__":

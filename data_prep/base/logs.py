@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from functools import cache
@@ -23,15 +24,21 @@ if TYPE_CHECKING:
 _NAME = "clozeworks"
 
 _setting_up = threading.RLock()
+_shows_times = threading.Event()
 
 
 def logger(name: str) -> logging.Logger:
     """Return the logger of a module; rank 0 alone logs what all ranks find alike."""
     with _setting_up:  # once, also where two threads log the first lines
-        child = _project().getChild(name)
+        child = project_logger().getChild(name)
         if _hide_secrets not in child.filters:
             child.addFilter(_hide_secrets)
     return child
+
+
+def show_times() -> None:
+    """Begin every later note on the console with the time of day (UTC), as a process does that works for hours."""
+    _shows_times.set()
 
 
 def hide_secrets_in_records() -> None:
@@ -66,7 +73,7 @@ def _hide_secrets(record: logging.LogRecord) -> bool:
 
 
 @cache
-def _project() -> logging.Logger:
+def project_logger() -> logging.Logger:
     """The logger of the project; what the caller set before stays."""
     import logging  # here: commands start sooner without it
 
@@ -80,7 +87,8 @@ def _project() -> logging.Logger:
                 return
             from tqdm import tqdm  # here: most commands log no note
 
-            tqdm.write(record.getMessage(), file=sys.stdout)
+            moment = time.strftime("%H:%M:%S ", time.gmtime(record.created)) if _shows_times.is_set() else ""
+            tqdm.write(moment + record.getMessage(), file=sys.stdout)
             sys.stdout.flush()
 
     project = logging.getLogger(_NAME)

@@ -48,6 +48,12 @@ def duration(seconds: float, with_hours: bool = False) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours or with_hours else f"{minutes}:{rest:02d}"
 
 
+def long_duration(seconds: float) -> str:
+    """Format seconds as d h:mm:ss, without days below one."""
+    days, rest = divmod(round(max(seconds, 0.0)), 86400)
+    return (f"{days} d " if days else "") + duration(rest, with_hours=True)
+
+
 def paragraph(error: Exception) -> str:
     """Return an error's text as one printable line; it may quote a damaged or hostile file."""
     text = printable(" ".join(str(error).splitlines()))

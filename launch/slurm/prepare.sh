@@ -67,12 +67,15 @@ submit() {
         exec "$python" -m data_prep shards "$@" --dry-run
     fi
     need_sbatch
+    use_environment "$root"
+    "$python" -m data_prep shards "$@" --dry-run >/dev/null # refuses what the jobs would refuse
     local array_id merge_id
     array_id=$("${array[@]}")
     array_id=${array_id%%;*} # in a federation the name of the cluster follows
     merge_id=$("${merge[@]}" "--dependency=afterok:$array_id" "${merge_job[@]}")
     echo "submitted array job $array_id with $ranges ranges"
     echo "submitted job ${merge_id%%;*}, which writes the shards after the array has succeeded"
+    echo "status: squeue --jobs $array_id,${merge_id%%;*}"
 }
 
 if [[ ${1:-} == --job ]]; then

@@ -4,7 +4,7 @@
 #   bash launch/slurm/pretrain.sh [OPTIONS] -- ARGUMENTS
 #
 # ARGUMENTS are those of launch/pretrain.py (--config, settings). output_dir must be a folder that all nodes share, or
-# checkpoint.upload_to a store that all nodes reach. Slurm passes the environment of this shell on to the job:
+# checkpoint.upload_to a store that all nodes reach. The script checks both, and all settings, before it submits. Slurm passes the environment of this shell on to the job:
 # TORCH_EXTENSIONS_DIR, and the variables AWS_, MLFLOW_, NCCL_ and GLOO_.
 #
 #   --nodes N          nodes, or a range such as 3-4: the run resumes on as many as the job gets (default: 1)
@@ -12,6 +12,8 @@
 #   --cpus N           CPUs per node (default: 8 per GPU)
 #   --grace SECONDS    time before the time limit at which the job gets the signal to save (default: 300)
 #   --requeues N       maximum number of requeues (default: 100)
+#   --volume DIR       directory that all nodes share; repeat it for several. output_dir must be inside one of them
+#                      (default: anywhere but in /tmp, /var/tmp and /dev/shm, which each node has of its own)
 #   --sbatch OPTION    option of sbatch; repeat it for several
 #   --dry-run          print the job that would be submitted and check ARGUMENTS, but submit nothing
 #   --help
@@ -78,7 +80,7 @@ need_nodes() {
 }
 
 submit() {
-    local root script given='' nodes=1 gpus=8 cpus='' grace=300 requeues=100 dry_run=0 shifted options=()
+    local root script given='' nodes=1 gpus=8 cpus='' grace=300 requeues=100 dry_run=0 shifted options=() volumes=''
     script=${BASH_SOURCE[0]}
     root=$(cd "$(dirname "$script")/../.." && pwd)
     # shellcheck source=launch/slurm/submission.sh
@@ -89,6 +91,9 @@ submit() {
             --gpus) need_number "$@"; gpus=$2; shift 2 ;;
             --cpus) need_number "$@"; cpus=$2; shift 2 ;;
             --grace) need_number "$@"; grace=$2; shift 2 ;;
+            --volume) [[ -d ${2:-} && $2 != *,* ]] ||
+                    die "--volume must be a directory without a comma, got '${2:-}'. Fix: give one. [invalid-volume]"
+                volumes+=${volumes:+,}$2; shift 2 ;;
             --requeues) need_number "$@"; requeues=$2; shift 2 ;;
             -h | --help) show_help "$script"; return ;;
             --) shift; break ;;
@@ -102,16 +107,17 @@ submit() {
     local command=(sbatch --parsable --job-name=pretrain "--nodes=$nodes" --ntasks-per-node=1
         "--gpus-per-node=$gpus" "--cpus-per-task=${cpus:-$((8 * gpus))}" --requeue --open-mode=append
         "--signal=USR1@$grace" "${options[@]}" "$script" --job "$root" "$gpus" "$requeues" "$@")
+    local id python where
+    if ((dry_run)); then show_command "${command[@]}"; else need_sbatch; fi
+    use_environment "$root" # checks the arguments as the ranks will
+    where=$("$python" "$root/launch/pretrain.py" --ranks $((${nodes%-*} * gpus)) "$@" --check-volumes "$volumes")
     if ((dry_run)); then
-        show_command "${command[@]}"
-        use_environment "$root" # checks the arguments as the ranks will
-        "$python" "$root/launch/pretrain.py" --ranks $((${nodes%-*} * gpus)) "$@" --print-config >/dev/null
+        echo "$where"
         return
     fi
-    need_sbatch
-    local id
     id=$("${command[@]}")
     echo "submitted job ${id%%;*}; it saves $grace s before its time limit and requeues itself"
+    echo "$where"
 }
 
 case ${1:-} in

@@ -11,7 +11,11 @@ import yaml
 from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
 from kubeflow_trainer_api.models.trainer_v1alpha1_training_runtime import TrainerV1alpha1TrainingRuntime
 
+from data_prep.base.errors import UsageError
+from launch.pretrain import check_volumes
+from tests.support.error_codes import coded
 from tests.support.free_ports import free_port
+from tests.support.toy_run import CONFIG as RUN_CONFIG
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 IMAGE = "/srv/clozeworks"
@@ -72,6 +76,22 @@ def test_the_pods_save_before_they_end_and_see_volumes_and_secrets():
     for pattern in patterns:
         assert re.search(pattern, f"python {IMAGE}/launch/pretrain.py --config x")
         assert not re.search(pattern, f"sh -c {save}")
+
+
+def test_the_probe_checks_the_run_whose_output_dir_is_in_a_volume():
+    runtime, train_job = manifests()
+    (container,) = parts(runtime)[2]["containers"]
+    command = container["readinessProbe"]["exec"]["command"]
+    settings = train_job["spec"]["trainer"]["args"][2:]
+    output_dir = next(word for word in settings if word.startswith("output_dir=")).removeprefix("output_dir=")
+    assert command == [f"{IMAGE}/.venv/bin/python", f"{IMAGE}/launch/status.py", "--check", output_dir]
+    check_volumes(RUN_CONFIG.model_copy(update={"output_dir": output_dir}), mounts(container))
+    with pytest.raises(UsageError, check=coded("output-dir-outside-volumes")):
+        check_volumes(RUN_CONFIG.model_copy(update={"output_dir": "/srv/runs"}), mounts(container))
+
+
+def mounts(container: dict[str, Any]) -> list[Path]:
+    return [Path(mount["mountPath"]) for mount in container["volumeMounts"]]
 
 
 def outcome(runtime: dict[str, Any], status: int, disrupted: bool = False) -> str:

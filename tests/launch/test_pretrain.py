@@ -224,3 +224,27 @@ def test_a_branch_that_is_not_clear_is_refused(tmp_path, monkeypatch, options, c
     with pytest.raises(UsageError, check=coded(code)):
         main()
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("volumes", "settings", "is_refused"),
+    [
+        ("", ["output_dir=/tmp/run"], True),
+        ("", ["output_dir=/shared/run"], False),
+        ("", ["output_dir=/tmp/run", "checkpoint.upload_to=s3://bucket/run"], False),
+        ("/data,/scratch", ["output_dir=/scratch/run"], False),
+        ("/data,/scratch", ["output_dir=/database/run"], True),
+        ("/tmp", ["output_dir=/tmp/run"], False),
+    ],
+)
+def test_an_output_dir_that_ends_with_the_job_is_refused(volumes, settings, is_refused, monkeypatch, capsys):
+    words = ["pretrain.py", "--config", "tiny_cpu", "data.shards=s", *settings, "--check-volumes", volumes]
+    monkeypatch.setattr(sys, "argv", words)
+    if is_refused:
+        with pytest.raises(UsageError, check=coded("output-dir-outside-volumes")):
+            main()
+        return
+    main()
+    output_dir = settings[0].partition("=")[2]
+    lines = [f"log file: {output_dir}/logs/rank-0.log", f"status: clozeworks status {output_dir}"]
+    assert capsys.readouterr().out.splitlines() == lines

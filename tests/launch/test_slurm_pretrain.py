@@ -23,7 +23,10 @@ _STUBS = {
     "while [[ $1 == --* ]]; do shift; done\n"
     'status=0; for node in 0 1; do SLURM_NODEID=$node "$@" || status=$?; done; exit $status\n',
 }
-_PYTHON = 'printf "%s\\n" "$MASTER_ADDR" "$@" >"$STATE/node-$SLURM_NODEID"; kill -USR1 $$; exit $RANKS_STATUS\n'
+_PYTHON = (
+    'if [[ -z ${SLURM_NODEID:-} ]]; then printf "%s\\n" "$@" >>"$CHECKED"; exit $CHECK_STATUS; fi\n'
+    'printf "%s\\n" "$MASTER_ADDR" "$@" >"$STATE/node-$SLURM_NODEID"; kill -USR1 $$; exit $RANKS_STATUS\n'
+)
 
 
 @pytest.fixture
@@ -40,6 +43,8 @@ def slurm(tmp_path: Path) -> dict[str, str]:
         "STATE": str(tmp_path / "state"),
         "CLOZEWORKS_VENV": str(tmp_path / "venv"),
         "RANKS_STATUS": "0",
+        "CHECK_STATUS": "0",
+        "CHECKED": str(tmp_path / "checked"),
     }
 
 
@@ -97,6 +102,7 @@ def test_after_so_many_requeues_it_ends(slurm):
         (["--nodes", "4-3", "--", "x"], "--nodes 4-3 is not a range"),
         (["--gpus", "none", "--", "x"], "--gpus must be a number from 1"),
         (["--nodes", "4", "--nodes", "5", "--", "x"], "--nodes is given twice"),
+        (["--volume", "/nowhere", "--", "x"], "--volume must be a directory"),
         (["--grace", "60", "--gpus", "8", "--grace", "60", "--", "x"], "--grace is given twice"),
         (["--config", "x"], "unknown option '--config'"),
         ([], "give them after --"),
@@ -107,13 +113,27 @@ def test_mistakes_are_reported_before_anything_is_submitted(slurm, arguments, me
     assert result.returncode == 2 and message in result.stderr and not list(Path(slurm["STATE"]).iterdir())
 
 
+def test_settings_are_checked_before_the_job_is_submitted(slurm, tmp_path):
+    done = pretrain(slurm, "--nodes", "2-3", "--gpus", "4", "--volume", str(tmp_path), "--", "--config", "x")
+    assert done.returncode == 0, done.stderr
+    words = Path(slurm["CHECKED"]).read_text().splitlines()
+    assert words[1:] == ["--ranks", "8", "--config", "x", "--check-volumes", str(tmp_path)]
+    Path(slurm["STATE"], "sbatch").unlink()
+    assert pretrain(slurm | {"CHECK_STATUS": "2"}, "--", "--config", "x").returncode == 2
+    assert not Path(slurm["STATE"], "sbatch").exists()
+
+
 @pytest.mark.long
 def test_help_and_dry_run_submit_nothing(slurm):
     assert "--nodes 3-4" in pretrain(slurm, "--help").stdout
     slurm = slurm | {"CLOZEWORKS_VENV": sys.prefix}
     planned = pretrain(slurm, "--nodes", "2-3", "--gpus", "1", "--dry-run", "--", "--config", "tiny_cpu",
                        "output_dir=a b", "deepspeed={gradient_accumulation_steps: 1}")  # fmt: skip
-    assert r"output_dir=a\ b" in planned.stdout and planned.returncode == 0, planned.stderr
+    assert (
+        r"output_dir=a\ b" in planned.stdout
+        and "status: clozeworks status 'a b'" in planned.stdout
+        and planned.returncode == 0
+    ), planned.stderr
     refused = pretrain(slurm, "--dry-run", "--", "--config", "bert_largee")
     assert refused.returncode == 2 and "configuration bert_largee does not exist" in refused.stderr
     assert not list(Path(slurm["STATE"]).iterdir())

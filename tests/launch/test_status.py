@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from data_prep.base.errors import UsageError, UserError
-from launch.status import NO_END, describe, long_duration, main, sessions, summarize, tree
+from data_prep.base.terminal import long_duration
+from launch.status import NO_END, describe, main, sessions, summarize, tree
 from tests.support.error_codes import coded
 from trainer.tracking.status import (
     BranchRecord,

@@ -63,7 +63,10 @@ def job_id() -> int:
 
 def submit(run: Training, environment: dict[str, str]) -> subprocess.Popen[str]:
     script = str(REPOSITORY / "launch" / "slurm" / "pretrain.sh")
-    return subprocess.Popen(["bash", script, "--nodes", "2", "--gpus", "1", "--", *run.arguments()], env=environment)
+    return subprocess.Popen(
+        ["bash", script, "--nodes", "2", "--gpus", "1", "--volume", str(run.folder), "--", *run.arguments()],
+        env=environment,
+    )
 
 
 def of_the_step(run: Training) -> list[psutil.Process]:

@@ -19,6 +19,7 @@ import torch.distributed
 
 from data_prep.base.errors import UserError, unusable_name
 from data_prep.base.known_secrets import hide_secrets
+from data_prep.base.log_file import flush_log_files, write_last_words
 from data_prep.base.terminal import paragraph
 from trainer.distributed import rank_environment as environment
 from trainer.distributed.board import Board
@@ -175,6 +176,7 @@ def _last_messages() -> Board:
 
 def _print(message: str, rank: int) -> None:
     prefix = "" if rank == 0 else f"rank {rank}: "
+    write_last_words(message)
     print(f"{prefix}{message}", file=sys.stderr, flush=True)
 
 
@@ -183,6 +185,7 @@ def end_with_last_line(line: str, exit_status: int) -> NoReturn:
 
     Other threads, such as those of torch's C++ libraries, may print at any time, but not after the line.
     """
+    write_last_words(line)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -195,6 +198,7 @@ def end_with_last_line(line: str, exit_status: int) -> NoReturn:
 
 
 def end_process(exit_status: int) -> NoReturn:
+    flush_log_files()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_status)

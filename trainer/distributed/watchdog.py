@@ -129,6 +129,10 @@ class Watchdog:
         self._own = replace(self._own, marks=self._own.marks + 1, doing=doing, patience_seconds=patience_seconds)
         self._marked.set()
 
+    def activity(self) -> Heartbeat:
+        """Return the operation of this rank's main thread, for its status."""
+        return self._own
+
     def close(self) -> None:
         """Stop watching."""
         self._closing.set()

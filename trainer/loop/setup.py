@@ -226,7 +226,7 @@ def open_run(
         hidden_words=hidden_words_of(config, shard_sets) if MASKED_LM in objectives else None,
         custom_metrics=CustomMetrics(config.logging.metrics) if config.logging.metrics else None,
         follower=extensions.open_follower(config, LOG.warning, LOG.info) if ranks.is_first else None,
-        status=RunStatus(output_dir, partial(warn_of_disk, output_dir)) if ranks.is_first else None,
+        status=RunStatus(output_dir, partial(warn_of_disk, output_dir), watchdog.activity) if ranks.is_first else None,
         system=SystemMetrics(output_dir, ranks.device) if ranks.is_first else None,
         bar=StepBar(ranks.is_first, state.step, config.max_steps),
         num_parameters=num_parameters(config.model, config.all_objectives),

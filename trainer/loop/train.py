@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from pathlib import Path
 import torch
 
 from data_prep.base.errors import UserError
+from data_prep.base.log_file import LogFile
 from data_prep.base.logs import logger
 from data_prep.storage import storage
 from trainer.checkpoint.format import checkpoints_folder
@@ -41,7 +44,7 @@ from trainer.loop.saving import finish_previous_start
 from trainer.loop.setup import set_up
 from trainer.loop.training_loop import training_loop
 from trainer.preflight.checks import PlannedRun, refuse
-from trainer.tracking.status import State, record_end, record_loss_of_writer
+from trainer.tracking.status import State, log_path, record_end, record_loss_of_writer
 
 LOG = logger(__name__)
 
@@ -91,13 +94,16 @@ def train(
     """
     launched_at = time.time()
     environment.check_rank_environment()
+    log_file = log_file_of(Path(config.output_dir))
+    if watched is not None:
+        watched.callback(log_file.close)
     opened = open_or_explain(config, extensions, allow_change)
     ranks, signal_of_rank, watchdog = join_group(config, stop_signal, watched)
     with contextlib.ExitStack() as held:
         with watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "while it was set up"):
             shard_sets = agreed(config, allow_change, branch, opened, ranks)
             take_output_dir(config, ranks, watchdog, held)
-            with recorded_if_it_fails(Path(config.output_dir), ranks):
+            with recorded_if_it_fails(Path(config.output_dir), ranks, log_file):
                 run, state, progress = set_up(
                     config=config,
                     extensions=extensions,
@@ -117,10 +123,18 @@ def train(
                 ended, state, progress = training_loop(run, state, progress)
         with reported_if_it_fails(run):
             all_registered = finish(run, ended)
+    log_file.close()
     if not all_registered and run.stop_signal.is_requested:
         ended = "stopped"  # in the wait for a suite or a registration, which the next start does
     tracker = run.tracker
     return RunEnd(ended, state.step, progress.metrics, tracker.run_id, tracker.view_hint, all_registered)
+
+
+def log_file_of(output_dir: Path) -> LogFile:
+    """Return the log file of this rank, not yet open; that of a rank other than 0 begins with its first warning."""
+    rank = environment.rank()
+    who = f"rank {rank}, process {os.getpid()} on host {socket.gethostname()}"
+    return LogFile(log_path(output_dir, rank), who, from_first_warning=rank != 0)
 
 
 def open_or_explain(config: RunConfig, extensions: Extensions, allow_change: bool) -> list[ShardSet] | UserError:
@@ -187,12 +201,18 @@ def take_output_dir(config: RunConfig, ranks: Ranks, watchdog: Watchdog, held: c
 
 
 @contextlib.contextmanager
-def recorded_if_it_fails(output_dir: Path, ranks: Ranks) -> Iterator[None]:
-    """Record on disk, by rank 0, that set-up failed; a rejected run leaves the directory unchanged."""
+def recorded_if_it_fails(output_dir: Path, ranks: Ranks, log_file: LogFile) -> Iterator[None]:
+    """Record on disk, by rank 0, that set-up failed; a rejected run leaves the directory unchanged.
+
+    The log file is opened here for the same reason.
+    """
     try:
         yield
+        log_file.open()
     except Exception as error:
         is_refusal = isinstance(error, UserError) and not is_out_of_memory(error)
+        if not is_refusal:
+            log_file.open()
         if ranks.is_first and not is_refusal:
             with contextlib.suppress(OSError):  # the disk may be what failed
                 record_end(output_dir, "failed", str(error) or type(error).__name__)

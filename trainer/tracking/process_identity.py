@@ -49,17 +49,27 @@ def is_alive(process: ProcessIdentity) -> bool | None:
     return start_ticks(process.pid) == process.process_start_ticks
 
 
+def is_suspended(process: ProcessIdentity) -> bool:
+    """Return whether a signal such as SIGSTOP holds the process; False where that is unknown."""
+    return is_alive(process) is True and process.pid is not None and (_fields(process.pid) or " ")[0] == "T"
+
+
 def start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since the boot; None where it is gone, or a zombie.
 
     The number of a process that ended is given to others in time, with another start.
     """
+    fields = _fields(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+
+def _fields(pid: int) -> list[str] | None:
+    """Return the fields of proc(5)'s stat from the state on; None where the process is gone."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # after the name, which may hold spaces: state is the first, proc(5)
-    return None if fields[0] in "ZX" else int(fields[19])
+    return text.rpartition(")")[2].split()  # after the name, which may hold spaces
 
 
 def _boot_id() -> str | None:

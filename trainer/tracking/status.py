@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -69,11 +69,28 @@ class Status(_Record, ProcessIdentity):
     """How valid/* are measured (`trainer/config/comparability.py`)."""
     cause: str | None = None
     heartbeat_at: _Time | None = None
+    doing: str | None = None
+    """The operation of the main thread at the last heartbeat, such as "evaluating after step 500"."""
+    moved_at: _Time | None = None
+    """When the main thread last began an operation, as seen by the heartbeats."""
+    patience_seconds: Count = 0
+    """Time limit of the operation, where it is an unusually long one."""
 
     @property
     def last_sign(self) -> float:
         """When the run last gave a sign of life, in seconds since 1970."""
         return max(self.written_at, self.heartbeat_at or 0.0)
+
+
+class Activity(Protocol):
+    """What the main thread of a run does; `marks` grows with each operation that it begins."""
+
+    @property
+    def marks(self) -> int: ...
+    @property
+    def doing(self) -> str: ...
+    @property
+    def patience_seconds(self) -> int: ...
 
 
 class BranchRecord(_Record):
@@ -134,6 +151,11 @@ Event = Started | Saved | Evaluated | Scored | Ended
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 
 
+def log_path(output_dir: Path, rank: int = 0) -> Path:
+    """Return the log file of a rank."""
+    return Path(output_dir) / "logs" / f"rank-{rank}.log"
+
+
 def add_branch(run: Path, branch: BranchRecord) -> None:
     """Append a branch to the list in the directory of the run that it started from.
 
@@ -164,9 +186,16 @@ class RunStatus:
     After `end` nothing is written but another end, as where ranks are lost after the run was finished.
     """
 
-    def __init__(self, output_dir: Path, on_error: Callable[[OSError], None]) -> None:
-        """`on_error` is called with the first error of several writes in a row that fail; the next beat tries again."""
-        self._output_dir, self._on_error = Path(output_dir), on_error
+    def __init__(
+        self, output_dir: Path, on_error: Callable[[OSError], None], activity: Callable[[], Activity] | None = None
+    ) -> None:
+        """`on_error` is called with the first error of several writes in a row that fail; the next beat tries again.
+
+        `activity` returns the operation of the main thread, which every heartbeat records.
+        """
+        self._output_dir, self._on_error, self._activity = Path(output_dir), on_error, activity
+        self._seen: Activity | None = None
+        self._moved_at = 0.0
         self._latest: dict[str, Any] | None = None
         self._changed = threading.Event()
         self._writing = threading.Lock()
@@ -215,7 +244,20 @@ class RunStatus:
                     has_failed = True
 
     def _write(self, state: State, values: dict[str, Any]) -> None:
-        write_status(self._output_dir, state, values | {"heartbeat_at": round(time.time(), 3)})
+        write_status(self._output_dir, state, values | {"heartbeat_at": round(time.time(), 3)} | self._operation())
+
+    def _operation(self) -> dict[str, Any]:
+        if self._activity is None:
+            return {}
+        activity = self._activity()
+        if self._seen is None or activity.marks != self._seen.marks:
+            self._moved_at = round(time.time(), 3)
+        self._seen = activity
+        return {
+            "doing": activity.doing,
+            "moved_at": self._moved_at,
+            "patience_seconds": activity.patience_seconds,
+        }
 
 
 def write_status(output_dir: Path, state: State, values: dict[str, Any]) -> None:
