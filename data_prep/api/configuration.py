@@ -29,7 +29,7 @@ def resolve_config(
     source_name: str | None = None,
     input_format: str | None = None,
 ) -> PreparationConfig:
-    """Merge the arguments into one configuration; its `storage_options` apply from here on.
+    """Merge the arguments into one configuration; its `storage_options` apply as `storage.configure` says.
 
     Args:
         config: YAML file, nested mapping, or a configuration.

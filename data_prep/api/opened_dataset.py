@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,10 +28,11 @@ from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 Split = Literal["train", "valid"]
+StorageOptions = Mapping[str, Mapping[str, Any]] | None
 
 
 class Dataset:
-    """An opened data set; iterate over it for its decoded documents.
+    """An opened data set, read with the storage options with which it was opened; iterate over it for its documents.
 
     Attributes:
         folder: path or URL.
@@ -41,6 +42,7 @@ class Dataset:
     def __init__(self, folder: str, manifest: Manifest) -> None:
         """Use `open_dataset`."""
         self.folder, self.manifest = folder, manifest
+        self._options = storage.options()
 
     def __repr__(self) -> str:
         return (
@@ -79,7 +81,8 @@ class Dataset:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the data set."""
-        return Tokenizer.load(storage.join(self.folder, TOKENIZER_FOLDER))
+        with storage.own_options(self._options):
+            return Tokenizer.load(storage.join(self.folder, TOKENIZER_FOLDER))
 
     def documents(self, split: Split | None = None) -> Iterator[Document]:
         """Yield the decoded documents of a split, or of both, in the order of the shards; one record in memory.
@@ -90,9 +93,14 @@ class Dataset:
         Raises:
             UserError: a shard is missing or damaged.
         """
-        for name, shard in all_shards(self.manifest):
-            if split is None or name == split:
-                yield from self._documents_of(shard)
+        shards = (shard for name, shard in all_shards(self.manifest) if split in (None, name))
+        documents = (document for shard in shards for document in self._documents_of(shard))
+        while True:
+            with storage.own_options(self._options):  # the caller of the iterator keeps its own
+                document = next(documents, None)
+            if document is None:
+                return
+            yield document
 
     def document(
         self, document_id: str | int | None = None, *, corpus_id: str | None = None, url: str | None = None
@@ -115,6 +123,10 @@ class Dataset:
                 fix="give one of them",
                 code="contradicting-arguments",
             )
+        with storage.own_options(self._options):
+            return self._named(document_id, corpus_id, url)
+
+    def _named(self, document_id: str | int | None, corpus_id: str | None, url: str | None) -> Document:
         if isinstance(document_id, str) and not is_document_id(document_id) and self.manifest.provenance_files:
             document_id, corpus_id = None, document_id
         if isinstance(document_id, int):
@@ -180,17 +192,23 @@ class Dataset:
 
 
 @home_in("folder")
-def open_dataset(folder: str | Path, version: int | str | None = None) -> Dataset:
+def open_dataset(
+    folder: str | Path, version: int | str | None = None, *, storage_options: StorageOptions = None
+) -> Dataset:
     """Open a data set at a path or URL.
 
     Args:
         version: number or digest of an older version; by default the current one.
+        storage_options: as in a configuration, such as `{"s3://corpus": {"profile": "research"}}`; they hold for this
+            call and for the data set that it returns.
 
     Raises:
+        UsageError: the storage options are not by URL prefix.
         UserError: there is no complete data set, or no such version.
     """
     location = os.fspath(folder)
-    return Dataset(location, read_manifest(location) if version is None else select_version(location, str(version)))
+    with storage.own_options(storage_options):
+        return Dataset(location, read_manifest(location) if version is None else select_version(location, str(version)))
 
 
 @home_in("folder")
@@ -199,16 +217,20 @@ def verify(
     version: int | str | None = None,
     *,
     executor: Executor | int = 1,
+    storage_options: StorageOptions = None,
 ) -> Dataset:
     """Check every byte and count of a data set; return it if it is sound.
 
     Args:
         executor: an executor, or the number of processes.
+        storage_options: as `open_dataset` takes them.
 
     Raises:
+        UsageError: the storage options are not by URL prefix.
         UserError: code "damaged-data-set"; its `problems` lists all of them.
     """
     location = storage.absolute(os.fspath(folder))
-    manifest, problems = verify_shards(location, executor, None if version is None else str(version))
-    raise_problems(location, problems)
-    return Dataset(location, manifest)
+    with storage.own_options(storage_options):
+        manifest, problems = verify_shards(location, executor, None if version is None else str(version))
+        raise_problems(location, problems)
+        return Dataset(location, manifest)

@@ -14,10 +14,12 @@ from data_prep.base.local_paths import home_in
 from data_prep.config.preparation_config import Source
 from data_prep.executors.executors import Executor, given_executor
 from data_prep.pipeline.preparation import prepare_shards
+from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
 
 @home_in("inputs", "tokenizer", "output", "add_to", "keep_dropped")
+@storage.own_options()
 def prepare(
     inputs: Inputs = (),
     *,
@@ -52,7 +54,8 @@ def prepare(
         sources: named sources instead of `inputs`, such as `{"name": "wiki", "input": "wiki/*.jsonl.gz"}`.
         filters: functions `Document -> str | None` (the reason for dropping) or `Document -> Document`, names, or
             entries as in YAML; functions of a notebook reach workers by value.
-        config: YAML file or nested mapping, such as `{"shards": {"min_shards": 2}}`.
+        config: YAML file or nested mapping, such as `{"shards": {"min_shards": 2}}`; its `storage_options` hold
+            for this call and the data set that it returns.
         overrides: settings such as "shards.min_shards=2"; they win over `config`.
         keep_dropped: folder or URL to write dropped documents to, with the reasons.
         executor: "process", "dask", a registered name, `module:function`, or an executor.

@@ -37,6 +37,7 @@ class TokenizerRequest(NamedTuple):
 
 
 @home_in("inputs", "output")
+@storage.own_options()
 def train_tokenizer(
     inputs: Inputs = (),
     *,

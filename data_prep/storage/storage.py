@@ -31,6 +31,7 @@ from data_prep.storage.locks import hold_lock as hold_lock
 from data_prep.storage.patterns import local_matches
 from data_prep.storage.storage_options import configure as configure
 from data_prep.storage.storage_options import options as options
+from data_prep.storage.storage_options import own_options as own_options
 from data_prep.storage.storage_options import redacted_options as redacted_options
 from data_prep.storage.storage_options import redacted_settings as redacted_settings
 from data_prep.storage.store_errors import RESUME, UNUSABLE

@@ -1,14 +1,16 @@
 """Options of remote stores by URL prefix: which of them apply to a URL, and their display without secrets.
 
 The options belong to the thread that configures them, and to threads without options of their own, so that two
-preparations in one process keep theirs. A process passes them (`options()`) to the processes that it starts.
+preparations in one process keep theirs. Within `own_options` they end with the call, so that no later call takes its
+logins. A process passes them (`options()`) to the processes that it starts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from data_prep.base.environment import environment_now
@@ -20,15 +22,16 @@ Result = TypeVar("Result")
 Options = dict[str, dict[str, Any]]
 
 _of_thread: contextvars.ContextVar[Options] = contextvars.ContextVar("storage_options")
-_of_process: Options = {}
-"""What any thread configured last."""
+_of_calls: list[Options] = [{}]
+"""What threads without options of their own use is the last: that of the latest call within `own_options`, if any."""
+_of_call: contextvars.ContextVar[Options] = contextvars.ContextVar("storage_options_of_call")
 _LOGIN_VARIABLES = ("AWS_", "BOTO", "FSSPEC_", "GOOGLE_", "GCSFS_", "AZURE_", "HF_")
 _logins: dict[str, dict[str, str]] = {}
 """By kind of filesystem, the variables with which those in fsspec's cache were made."""
 
 
 def configure(options: Mapping[str, Mapping[str, Any]]) -> None:
-    """Set the options of remote stores for this thread, by URL prefix; the longest prefix of a URL wins.
+    """Set the options of remote stores for this thread, within `own_options` until it ends; the longest prefix wins.
 
     The values are what the store's fsspec package takes: `profile`, `endpoint_url`, `key`, `secret`,
     `client_kwargs`, ... for s3:// (s3fs); `token`, `project`, ... for gs:// (gcsfs).
@@ -52,13 +55,37 @@ def configure(options: Mapping[str, Mapping[str, Any]]) -> None:
     copied = {prefix: dict(values) for prefix, values in options.items()}
     remember_secrets(secret for values in copied.values() for secret in secret_options(values))
     _of_thread.set(copied)
-    _of_process.clear()
-    _of_process.update(copied)
+    of_call = _of_call.get(_of_calls[0])
+    of_call.clear()
+    of_call.update(copied)
+
+
+@contextlib.contextmanager
+def own_options(options_of_call: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[None]:
+    """Within this context `configure` sets options of it alone; at its end those from before apply again.
+
+    Args:
+        options_of_call: those that it begins with; None for those that apply.
+
+    Raises:
+        UsageError: as `configure`.
+    """
+    before: Options = options()
+    tokens = _of_thread.set(before), _of_call.set(before)
+    _of_calls.append(before)
+    try:
+        if options_of_call is not None:
+            configure(options_of_call)
+        yield
+    finally:
+        _of_calls[:] = [each for each in _of_calls if each is not before]  # another thread's may have begun later
+        _of_thread.reset(tokens[0])
+        _of_call.reset(tokens[1])
 
 
 def options() -> Options:
     """The options that `configure` set, with secrets: for child processes, never for a file or a log."""
-    return {prefix: dict(values) for prefix, values in _of_thread.get(_of_process).items()}
+    return {prefix: dict(values) for prefix, values in _of_thread.get(_of_calls[-1]).items()}
 
 
 def with_these_options(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -68,7 +95,7 @@ def with_these_options(function: Callable[..., Result]) -> Callable[..., Result]
 
 def options_for(url: str) -> dict[str, Any]:
     """The options of the longest prefix of the URL; empty if no prefix matches."""
-    current = _of_thread.get(_of_process)
+    current = _of_thread.get(_of_calls[-1])
     fitting = [prefix for prefix in current if _lies_under(url, prefix)]
     return dict(current[max(fitting, key=len)]) if fitting else {}
 

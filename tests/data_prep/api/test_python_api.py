@@ -8,8 +8,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec import AbstractFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 import data_prep
 from data_prep.base.errors import UsageError, UserError
@@ -200,6 +203,34 @@ def test_functions_of_a_script_filter_in_the_workers(small_corpus: Path, small_t
     words = (str(numbered), str(small_tokenizer))
     assert run_script(_NOTEBOOK, tmp_path, *words) == "140 60 True\n"
     assert run_script(_NOTEBOOK, tmp_path, *words) == "140 60 True\n", "complete already"
+
+
+def test_storage_options_belong_to_the_call_and_to_its_data_set(
+    small_tokenizer: Path, small_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def guarded(self: MemoryFileSystem, *, login: str = "", **options: Any) -> None:
+        if not login:
+            raise ValueError("no login")
+        AbstractFileSystem.__init__(self, login=login, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "__init__", guarded, raising=False)
+    MemoryFileSystem.clear_instance_cache()
+    url, options = "memory://options-of-calls/out", {"memory://options-of-calls": {"login": "mine"}}
+    config = {**SETTINGS, "storage_options": options}
+    made = data_prep.prepare(small_corpus, tokenizer=small_tokenizer, output=url, config=config)
+    without = [
+        lambda: data_prep.prepare(small_corpus, tokenizer=small_tokenizer, output=url, config=SETTINGS),
+        lambda: data_prep.open_dataset(url),
+        lambda: data_prep.verify(url),
+    ]
+    documents = iter(data_prep.verify(url, storage_options=options))
+    first = next(documents)
+    for call in without:
+        with pytest.raises(UsageError, check=coded("invalid-url"), match="no login"):
+            call()
+    assert [first, *documents] == list(data_prep.open_dataset(url, storage_options=options))
+    assert made.document(first.metadata["document_id"]).text == first.text
+    MemoryFileSystem.clear_instance_cache()
 
 
 LIVING_WORKERS = """

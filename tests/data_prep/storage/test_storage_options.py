@@ -69,6 +69,49 @@ def test_a_thread_without_options_of_its_own_has_those_of_the_process() -> None:
     assert found == [{"s3://": {"profile": "one"}}]
 
 
+def test_options_end_with_their_call_also_for_threads_without_their_own() -> None:
+    def of_a_thread() -> object:
+        found: list[object] = []
+        thread = threading.Thread(target=lambda: found.append(storage_options.options()))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    before, own, later = ({"s3://": {"profile": name}} for name in ("before", "own", "later"))
+    storage_options.configure(before)
+    with storage_options.own_options():
+        assert storage_options.options() == before
+        storage_options.configure(own)
+        assert storage_options.options() == of_a_thread() == own
+        with pytest.raises(KeyError), storage_options.own_options(later):
+            assert storage_options.options() == of_a_thread() == later
+            raise KeyError
+        assert storage_options.options() == of_a_thread() == own
+    assert storage_options.options() == of_a_thread() == before
+
+
+def test_of_calls_at_once_the_one_that_ends_first_leaves_the_other_its_options() -> None:
+    own = {"s3://": {"profile": "own"}}
+    begun, ended = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with storage_options.own_options({"s3://": {"profile": "other"}}):
+            begun.set()
+            assert ended.wait(60)
+
+    with storage_options.own_options(own):
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert begun.wait(60) and storage_options.options() == own
+    ended.set()
+    thread.join()
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(storage_options.options()))
+    thread.start()
+    thread.join()
+    assert found == [{}]
+
+
 def test_secrets_of_earlier_options_stay_hidden() -> None:
     storage_options.configure({"s3://": {"secret": "do-not-show", "password": 20304050}})
     storage_options.configure({})
