@@ -175,6 +175,7 @@ THREADS_THAT_END = (
     "checkpoint-upload",
     "job",
     "lease",
+    "log_file",
     "mlflow-delivery",
     "prefetch",
     "status",

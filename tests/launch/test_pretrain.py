@@ -229,12 +229,12 @@ def test_a_branch_that_is_not_clear_is_refused(tmp_path, monkeypatch, options, c
 @pytest.mark.parametrize(
     ("volumes", "settings", "is_refused"),
     [
-        ("", ["output_dir=/tmp/run"], True),
+        ("", ["output_dir=/dev/shm/run"], True),
         ("", ["output_dir=/shared/run"], False),
-        ("", ["output_dir=/tmp/run", "checkpoint.upload_to=s3://bucket/run"], False),
+        ("", ["output_dir=/dev/shm/run", "checkpoint.upload_to=s3://bucket/run"], False),
         ("/data,/scratch", ["output_dir=/scratch/run"], False),
         ("/data,/scratch", ["output_dir=/database/run"], True),
-        ("/tmp", ["output_dir=/tmp/run"], False),
+        ("/dev/shm", ["output_dir=/dev/shm/run"], False),
     ],
 )
 def test_an_output_dir_that_ends_with_the_job_is_refused(volumes, settings, is_refused, monkeypatch, capsys):

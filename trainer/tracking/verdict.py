@@ -1,4 +1,4 @@
-"""The verdict on a run's health from its status: the rules of `clozeworks status --check`, without any I/O."""
+"""The verdict on the health of a run from its status, without any I/O: the rules of `status --check`."""
 
 from __future__ import annotations
 
