@@ -33,6 +33,9 @@ _SBATCH = textwrap.dedent(
     (job / "options").write_text("\\n".join(options))
     (job / "words").write_text("\\0".join(words[1:]))
     script = shutil.copy(words[0], job / "slurm_script")
+    if spoiled := os.environ.get("STUB_SPOILS"):  # a file that is damaged while the job waits
+        with open(spoiled, "a") as file:
+            file.write('{"text": 5}\\n')
     given = dict(option.removeprefix("--").partition("=")[::2] for option in options)
     first, _, last = given.get("array", "0-0").partition("-")
     dependency = given.get("dependency", "").removeprefix("afterok:")
@@ -82,14 +85,18 @@ def test_an_array_and_its_merge_make_the_shards_and_failed_ranges_stop_it(
     folder.mkdir()
     corpus = folder / "it's one*.jsonl"
     good = small_corpus.read_bytes()
-    corpus.write_bytes(good + b'{"text": 5}\n')
+    corpus.write_bytes(good)
     output = folder / "shards"
     arguments = ("--ranges", 2, "--sbatch", "--comment=two words", "--", "--input", corpus, "--tokenizer")
     arguments += (small_tokenizer, "--output", output, "shards.min_shards=2", "shards.unit_bytes=30000")
 
-    refused = prepare(slurm, *arguments)
-    assert refused.returncode == 0, refused.stderr
     state = Path(slurm["STUB_STATE"])
+    corpus.write_bytes(good + b'{"text": 5}\n')
+    refused = prepare(slurm, *arguments)
+    assert refused.returncode == 1 and "has a number for 'text'" in refused.stderr and not [*state.iterdir()]
+    corpus.write_bytes(good)
+    failed = prepare(slurm | {"STUB_SPOILS": str(corpus)}, *arguments)
+    assert failed.returncode == 0, failed.stderr
     assert "has a number for 'text'" in "".join(path.read_text() for path in (state / "job-100").glob("log-*"))
     assert (state / "job-101" / "failed").read_text() == "DependencyNeverSatisfied"
     assert not (output / "manifest.json").exists()
