@@ -58,6 +58,8 @@ def train(config: RunConfig) -> Iterator[tuple[int, float, float]]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = build_model(config).to(device).train()
     optimizer = build_optimizer(config, model)
+    for parameter in model.parameters():  # what a stage does not train has a gradient of 0, and so momentum
+        parameter.grad = torch.zeros_like(parameter)
     # A global batch is what one update sees. It comes as micro-batches, each as large as memory allows.
     for step, global_batch in enumerate(open_loader(config)):
         stage = config.stage_of(step + 1)  # most runs have one; a recipe has several with other lengths and data
@@ -80,7 +82,7 @@ def train(config: RunConfig) -> Iterator[tuple[int, float, float]]:
 
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), stage.gradient_clipping or math.inf)
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=False)
         yield step + 1, loss_of_step, norm.item()
 
 
@@ -93,6 +95,7 @@ def check_settings(config: RunConfig) -> None:
     for name, is_left_out in (
         (f"optimizer.name={config.optimizer.name}", config.optimizer.name != "adamw"),
         (f"init_from={config.init_from}", config.init_from is not None),
+        (f"training.precision={config.training.precision}", config.training.precision not in ("fp32", "auto")),
         ("--branch-from", config.branch is not None),
     ):
         if is_left_out:

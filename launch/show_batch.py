@@ -75,7 +75,7 @@ def main() -> None:
 
     storage.configure(config.storage_options)
     batch, tokenizer = read_batch(config, arguments)
-    pair_labels = PAIR_LABELS[config.data.sentence_pairs]
+    pair_labels = PAIR_LABELS[config.stages[arguments.stage].data.sentence_pairs]
     if arguments.json:
         for row in rows_as_data(batch, pair_labels, arguments.sample):
             print(json_line(row))

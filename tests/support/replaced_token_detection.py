@@ -21,14 +21,23 @@ from trainer.objectives.objective import EncodedBatch, Objective, Scores
 
 
 class ReplacedTokenDetection(Objective):
-    """The generator's loss, and `detector_weight` times the mean loss of the judgments."""
+    """Per token: the loss of its judgment times `detector_weight`, and of a hidden one that of the generator's guess.
+
+    `generator_weight` makes the sum over hidden tokens, divided by all tokens, about a mean over hidden tokens.
+    """
 
     metric = "rtd"
     values = ("loss", "accuracy", "replaced", "generator_loss")
 
-    def __init__(self, config: ModelSettings, generator_layers: int = 1, detector_weight: float = 50.0) -> None:
+    def __init__(
+        self,
+        config: ModelSettings,
+        generator_layers: int = 1,
+        detector_weight: float = 50.0,
+        generator_weight: float = 6.7,
+    ) -> None:
         super().__init__(config)
-        self.detector_weight = detector_weight
+        self.detector_weight, self.generator_weight = detector_weight, generator_weight
         small = config.model_copy(update={"num_hidden_layers": generator_layers})
         self.generator = Encoder(small)
         self.generator_head = MaskedLanguageModelHead(small)
@@ -53,15 +62,13 @@ class ReplacedTokenDetection(Objective):
         judged = self.detector(encoded.encoder(replace(batch, input_ids=corrupted))).squeeze(-1).float()  # (T,)
         is_replaced = corrupted != original
 
-        # Of a micro-batch: its mean over hidden tokens, spread evenly over all tokens.
-        spread = is_token.sum() / is_hidden.sum().clamp(min=1)
-        of_generator = torch.zeros_like(judged).index_add(0, batch.masked_positions, generator_losses * spread)
+        of_generator = torch.zeros_like(judged).index_add(0, batch.masked_positions, generator_losses)
         losses = F.binary_cross_entropy_with_logits(judged, is_replaced.float(), reduction="none")
         return Scores(
             positions=torch.arange(len(judged), device=judged.device),
             used=is_token,
             values={
-                "loss": of_generator + self.detector_weight * losses,
+                "loss": self.generator_weight * of_generator + self.detector_weight * losses,
                 "accuracy": ((judged > 0) == is_replaced).float(),
                 "replaced": is_replaced.float(),
                 "generator_loss": of_generator.detach(),

@@ -7,7 +7,7 @@ from torch import nn
 
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
-from trainer.objectives.objective import EncodedBatch, Objective, Scores
+from trainer.objectives.objective import EncodedBatch, Objective, Scores, Sums
 
 
 class Toy(Objective):
@@ -91,6 +91,18 @@ class NameOfTheModel(Toy):
         self.encoder = nn.Linear(1, 1)
 
 
+class InnerBuffer(Toy):
+    def __init__(self, config: ModelSettings) -> None:
+        super().__init__(config)
+        self.toy_norm = nn.BatchNorm1d(2)
+
+
+class NameOfAnAttribute(Toy):
+    def __init__(self, config: ModelSettings) -> None:
+        super().__init__(config)
+        self.masked_lm = nn.Linear(1, 1)
+
+
 class NameOfAnother(Toy):
     def __init__(self, config: ModelSettings) -> None:
         super().__init__(config)
@@ -107,6 +119,33 @@ class ValueIsMissing(Toy):
     def scores(self, encoded: EncodedBatch) -> Scores:
         scores = super().scores(encoded)
         return scores._replace(values={"loss": scores.values["loss"]})
+
+
+class ToyAgain(Toy):
+    def __init__(self, config: ModelSettings) -> None:
+        Objective.__init__(self, config)
+        self.other_head = nn.Linear(config.hidden_size, 1)
+
+
+class CountsMore(Toy):
+    def num_predictions(self, batch: Batch) -> int:
+        return super().num_predictions(batch) + 1
+
+
+class Frozen(Toy):
+    def __init__(self, config: ModelSettings) -> None:
+        super().__init__(config)
+        self.toy_head.requires_grad_(False)
+
+
+class BeginsAtThree(Toy):
+    def initialize(self) -> None:
+        self.toy_head.bias.fill_(3.0)
+
+
+class SumIsMissing(Toy):
+    def forward(self, encoded: EncodedBatch) -> Sums:
+        return {"loss": super().forward(encoded)["loss"]}
 
 
 class CountFails(Toy):

@@ -40,18 +40,20 @@ def average_coefficients(num_checkpoints: int, weights: Weighting) -> list[float
 
 
 def stage_warning(checkpoints: Sequence[SavedState]) -> str | None:
-    """Return a warning if checkpoints come from stages that differ in length, RoPE bases or masking; else None."""
+    """Return a warning if stages of the checkpoints differ in length, RoPE bases, masking or objectives; else None."""
     steps: dict[str, list[int]] = {}
     kinds = set()
     for saved in checkpoints:
         stage = RunConfig.model_validate(without_registry(saved.config)).stage_of(saved.state.step)
         steps.setdefault(stage.label, []).append(saved.state.step)
         bases = [getattr(stage.model, name) for name in ROPE_BASES]
-        kinds.add((stage.sequence_length, *bases, stage.data.mask_unit, stage.data.masking, stage.data.mlm_probability))
+        masking = (stage.data.mask_unit, stage.data.masking, stage.data.mlm_probability)
+        kinds.add((stage.sequence_length, *bases, *masking, *(each.name for each in stage.objectives)))
     if len(kinds) < 2 or len(steps) < 2:
         return None
     listed = "; ".join(f"{label}: {', '.join(map(str, numbers))}" for label, numbers in steps.items())
-    return f"warning: the checkpoints are of stages with different lengths, RoPE bases or masking (steps of {listed})"
+    differences = "different lengths, RoPE bases, masking or objectives"
+    return f"warning: the checkpoints are of stages with {differences} (steps of {listed})"
 
 
 def average_checkpoints(folders: Sequence[Path], coefficients: Sequence[float]) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from trainer.checkpoint.format import DataIdentity, SavedState
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.custom_code import OBJECTIVE, OPTIMIZER, is_custom, is_version_of_code, versions_of
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
-from trainer.config.objective_settings import SENTENCE_PAIRS, Objectives
+from trainer.config.objective_settings import SENTENCE_PAIRS, Objectives, ObjectiveSettings
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.stages import ROPE_BASES, Stage
 
@@ -222,7 +222,8 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
     values.pop("branch.run", None)
     for number, stage in enumerate(config.stages):
         values |= {f"stage {number} {name}": value for name, value in _stage_values(config, stage).items()}
-    values |= _objectives(config.run_objectives)
+    told = {"objective sentence_pairs": f"weight 1.0, task={config.data.sentence_pairs!r}"}  # by data.sentence_pairs
+    values |= {name: text for name, text in _objectives(config.run_objectives).items() if told.get(name) != text}
     # How long the last stage is follows from the length of the run.
     values.pop(f"stage {len(config.stages) - 1} steps")
     values["training.max_steps"] = config.max_steps
@@ -255,17 +256,19 @@ def _stage_values(config: RunConfig, stage: Stage) -> dict[str, Any]:
 
 
 def _objectives(objectives: Objectives) -> dict[str, str]:
-    """Objectives by name; sentence pairs of weight 1, which data.sentence_pairs tells, are left out."""
-    return {
-        f"objective {each.name}": f"weight {each.weight:g}" + "".join(f", {k}={v}" for k, v in each.settings.items())
-        for each in objectives
-        if each.name != SENTENCE_PAIRS or each.weight != 1.0
-    }
+    """Objectives by name, with all that is set of them."""
+    return {f"objective {each.name}": f"weight {each.weight!r}{_set_up(each)}" for each in objectives}
+
+
+def _set_up(objective: ObjectiveSettings) -> str:
+    """What the head of an objective, or what it predicts, depends on."""
+    settings = {"task": objective.sentence_pairs} if objective.name == SENTENCE_PAIRS else objective.settings
+    return "".join(f", {name}={value!r}" for name, value in sorted(settings.items()))
 
 
 def _heads(config: RunConfig) -> list[str]:
     """What the model has heads for, with what their shapes may depend on."""
-    return sorted(f"{each.name} {each.settings or ''}".strip() for each in config.all_objectives)
+    return sorted(f"{each.name}{_set_up(each)}" for each in config.all_objectives)
 
 
 def _is_harmless(name: str) -> bool:

@@ -340,10 +340,12 @@ def _check_evaluation(config: RunConfig) -> None:
 def _check_kept(config: RunConfig) -> None:
     """Check which checkpoints are kept and registered."""
     best = config.checkpoint.best_metric
-    if best.startswith("valid/") and best not in BEST_METRICS and not config.has_own_objectives:
+    is_own = config.has_own_objectives and best.endswith(("_loss", "_accuracy"))  # whose better direction is known
+    if best.startswith("valid/") and best not in BEST_METRICS and not is_own:
         raise SettingError(
-            f"checkpoint.best_metric={best} is measured by no objective of the run",
-            fix=f"set one of {', '.join(BEST_METRICS)}, or suite/NAME/TASK",
+            f"checkpoint.best_metric={best} is no metric by which checkpoints are kept",
+            fix=f"set one of {', '.join(BEST_METRICS)}, suite/NAME/TASK, or the loss or accuracy of an objective of "
+            "your own",
             code="best-metric-not-measured",
         )
     if config.checkpoint.keep_best:

@@ -35,7 +35,8 @@ class CheckpointSettings(Settings):
     best_metric: str = Field(
         "valid/mlm_loss",
         description="metric for keep_best: valid/mlm_loss, valid/mlm_accuracy, valid/pair_accuracy, "
-        "valid/minimal_pairs_accuracy, or suite/NAME/TASK and suite/NAME/average of evaluation.suite",
+        "valid/minimal_pairs_accuracy, suite/NAME/TASK and suite/NAME/average of evaluation.suite, or valid/NAME_loss "
+        "and valid/NAME_accuracy of an objective of your own",
     )
     average_last: Annotated[int, Field(ge=2)] | None = Field(
         None,

@@ -172,7 +172,7 @@ class StageSettings(Settings):
     )
     mask_unit: MaskUnit | None = Field(None, description="as data.mask_unit")
     objectives: Objectives | None = Field(
-        None, description="what this stage trains, as objectives; other heads of the run keep their weights"
+        None, description="what this stage trains, as objectives; other heads of the run get zero gradients"
     )
     masking: str | None = Field(None, description="as data.masking")
     learning_rate: PositiveFloat | None = Field(None, description="peak learning rate, as optimizer.learning_rate")

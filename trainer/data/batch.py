@@ -76,7 +76,7 @@ class Batch:
         return int((self.next_sentence_labels != IGNORED).sum())
 
     def without_predictions(self, rows: Sequence[int]) -> Batch:
-        """Return the batch without the labels of `rows`."""
+        """Return the batch with padding in place of the tokens of `rows`, of which nothing is predicted."""
         if not rows:
             return self
         chosen = torch.tensor(rows)
@@ -84,8 +84,12 @@ class Batch:
         def ignored(labels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
             return labels.masked_fill(torch.isin(positions // self.sequence_length, chosen), IGNORED)
 
+        positions = torch.arange(len(self.input_ids))
         return replace(
             self,
+            input_ids=self.input_ids.masked_fill(
+                torch.isin(positions // self.sequence_length, chosen), self.pad_token_id
+            ),
             labels=ignored(self.labels, self.masked_positions),
             next_sentence_labels=ignored(self.next_sentence_labels, self.cls_positions),
         )

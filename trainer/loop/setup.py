@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -69,6 +69,8 @@ from trainer.metrics.custom_metrics import CustomMetrics
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.unigram import training_counts, training_entropy_nats
 from trainer.model.numerics import with_compilation_decided, with_precision_decided
+from trainer.objectives.build import check_scores
+from trainer.objectives.objective import Scores, StageObjectives
 from trainer.objectives.pretraining import Output, PretrainingModel, num_parameters
 from trainer.preflight.checks import PlannedRun, warnings
 from trainer.preflight.data_checks import EVALUATION_IS_OFF
@@ -172,6 +174,7 @@ def open_engine(
     engine = build_engine(model, config, ranks)
     step = start.step - is_unevaluated(start, scores)  # graphs of an evaluation that is still to come
     warmup_step(engine, config, shard_sets, ranks, step, watchdog)
+    try_own_objectives(engine, config, shard_sets, ranks)
     if start.checkpoint is not None:
         load(engine, start.checkpoint)
     return engine
@@ -290,6 +293,27 @@ def warmup_step(
                 engine.forward(batch, scored=objectives_measured(metrics))
         engine.train()
     watchdog.mark("setting up")
+
+
+def try_own_objectives(engine: Engine, config: RunConfig, shard_sets: list[ShardSet], ranks: Ranks) -> None:
+    """Check on a micro-batch of each stage that objectives of the user's count what they score; a collective.
+
+    Raises:
+        UserError: one fails, or its count differs from its scores, so that its mean would be wrong.
+    """
+    assert isinstance(engine.module, PretrainingModel)
+    engine.eval()
+    for stage in config.stages:
+        own = [each.name for each in stage.objectives if each.is_own]
+        if not own:
+            continue
+        batch = _first_batch(stage, stage.data, config, shard_sets, ranks)
+        with torch.no_grad():
+            found: Mapping[str, Scores] = engine.forward(batch, scored=own)
+        counts = StageObjectives(engine.module.objectives, dict.fromkeys(own, 1.0)).num_predictions([batch])
+        for name in own:
+            check_scores(name, found[name], counts[name], batch)
+    engine.train()
 
 
 def stages_after(step: int, config: RunConfig) -> list[Stage]:

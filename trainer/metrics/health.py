@@ -15,7 +15,7 @@ from data_prep.base.errors import UserError
 from trainer.config.run_settings import HealthSettings
 from trainer.data.sample_range import SampleRange
 from trainer.metrics.throughput import slow_rank
-from trainer.objectives.objective import Objective
+from trainer.objectives.objective import Objective, explained
 
 MIN_HISTORY = 20
 """Minimum steps in a window: with fewer its spread is chance."""
@@ -144,16 +144,45 @@ class _Recent:
             value: deque[float](maxlen=settings.spike_window_steps)
             for value in objective.training_values or objective.values
         }
+        self._stage: int | None = None
+        """The last stage that trained it."""
+        self.first_step = 1
+        """From which on it was trained without a stage between, as far as this process saw."""
 
-    def observe(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        """Add the metrics of a step; return the objective's warning about the means of the window."""
-        for value, window in self._windows.items():
-            if (name := f"train/{self.objective.metric}_{value}") in metrics:
-                window.append(metrics[name])
-        if min(map(len, self._windows.values())) < MIN_HISTORY:
+    def add(self, step: int, stage: int, metrics: Mapping[str, float], is_first_stage: bool) -> None:
+        """Add the metrics of a step; `is_first_stage`: this process saw no earlier stage."""
+        named = {value: f"train/{self.objective.metric}_{value}" for value in self._windows}
+        if not {*named.values()} & metrics.keys():
+            return
+        if (self._stage is None and not is_first_stage) or (self._stage is not None and stage > self._stage + 1):
+            self.first_step = step
+            for window in self._windows.values():
+                window.clear()
+        self._stage = stage
+        for value, name in named.items():
+            if name in metrics:
+                self._windows[value].append(metrics[name])
+
+    def is_trained(self, stage: int | None) -> bool:
+        """Whether the stage has trained it."""
+        return self._stage is not None and self._stage == stage
+
+    def is_known(self, stage: int) -> bool:
+        """Whether the stage has trained it, and there is a history."""
+        return self.is_trained(stage) and min(map(len, self._windows.values())) >= MIN_HISTORY
+
+    @property
+    def median(self) -> float:
+        """Of the losses."""
+        return statistics.median(self._windows["loss"])
+
+    def warning(self, step: int, stage: int) -> str | None:
+        """Return the objective's warning about the means of the window."""
+        if not self.is_known(stage):
             return None
         means = {value: statistics.fmean(window) for value, window in self._windows.items()}
-        return self.objective.warning(step, means, self._settings)
+        with explained(self.objective.name):
+            return self.objective.warning(step - self.first_step + 1, means, self._settings)
 
 
 class Health:
@@ -167,7 +196,8 @@ class Health:
         self._entropy = unigram_entropy_nats
         self._of_objectives = [_Recent(each, settings) for each in objectives]
         self._losses = SpikeDetector(settings.spike_window_steps, settings.spike_threshold or math.inf)
-        self._mlm_losses: deque[float] = deque(maxlen=settings.spike_window_steps)
+        self._stage: int | None = None
+        self._is_first_stage = True
         self._warned: set[str] = set()
         self._slow_for = (-1, 0)
         self.num_spikes = 0
@@ -177,8 +207,11 @@ class Health:
         loss = metrics.get("train/loss", math.nan)
         if not math.isfinite(loss):  # counted by the loop; not part of any median
             return []
-        if "train/mlm_loss" in metrics:
-            self._mlm_losses.append(metrics["train/mlm_loss"])
+        if samples.stage != self._stage:  # another loss may begin: of other lengths, masks or objectives
+            self._losses = SpikeDetector(self._settings.spike_window_steps, self._settings.spike_threshold or math.inf)
+            self._is_first_stage, self._stage = self._stage is None, samples.stage
+        for recent in self._of_objectives:
+            recent.add(step, samples.stage, metrics, self._is_first_stage)
         median = self._losses.median
         deviations = self._losses.judge(loss)
         warnings = []
@@ -189,10 +222,11 @@ class Health:
                 f"median {median:.4f}; show its samples: `clozeworks show-batch --config CONFIG "
                 f"{samples.as_options(step)}`, with CONFIG and overrides of the run"
             )
-        if len(self._mlm_losses) >= MIN_HISTORY:
-            warnings += self._once("plateau", plateau_warning(step, self._mlm_loss, self._entropy, self._settings))
+        if (mlm := self._mlm) is not None and mlm.is_known(samples.stage):
+            since = step - mlm.first_step + 1
+            warnings += self._once("plateau", plateau_warning(since, mlm.median, self._entropy, self._settings))
         for recent in self._of_objectives:
-            warnings += self._once(f"objective {recent.objective.metric}", recent.observe(step, metrics))
+            warnings += self._once(f"objective {recent.objective.metric}", recent.warning(step, samples.stage))
         return warnings
 
     def observe_speed(self, work_seconds: Sequence[float]) -> list[str]:
@@ -213,13 +247,13 @@ class Health:
     def metrics(self) -> dict[str, float]:
         """Health under its MLflow names."""
         values = {"health/loss_spikes": float(self.num_spikes)}
-        if self._entropy is not None and self._mlm_losses:
-            values["health/nats_below_unigram_entropy"] = self._entropy - self._mlm_loss
+        if self._entropy is not None and self._mlm is not None and self._mlm.is_trained(self._stage):
+            values["health/nats_below_unigram_entropy"] = self._entropy - self._mlm.median
         return values
 
     @property
-    def _mlm_loss(self) -> float:
-        return statistics.median(self._mlm_losses)
+    def _mlm(self) -> _Recent | None:
+        return next((recent for recent in self._of_objectives if recent.objective.metric == "mlm"), None)
 
     def _once(self, kind: str, warning: str | None) -> list[str]:
         if warning is None or kind in self._warned:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import torch
 
+from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.model.sizes import flops_per_token
@@ -147,9 +148,13 @@ def slow_rank(work_seconds: Sequence[float], ratio: float) -> int | None:
 
 
 def flops_per_position(config: RunConfig, stage: Stage) -> float:
-    """Operations of forward and backward per position of a row of this stage."""
+    """Operations of forward and backward per position of a row of this stage, without those of the user's heads."""
+    is_masked = MASKED_LM in [each.name for each in stage.objectives]
     return flops_per_token(
-        config.model, stage.sequence_length, stage.data.max_mlm_probability, stage.data.has_sentence_pairs
+        config.model,
+        stage.sequence_length,
+        stage.data.max_mlm_probability if is_masked else 0.0,
+        stage.data.has_sentence_pairs,
     )
 
 

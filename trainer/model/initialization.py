@@ -32,7 +32,7 @@ def initialize(model: nn.Module, seed: int, config: ModelSettings) -> None:
             for name, parameter in module.named_parameters(recurse=False):
                 if name == "bias":
                     parameter.zero_()
-                elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+                elif isinstance(module, (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)):
                     parameter.fill_(1.0)
                 else:
                     is_small = module_name.endswith(_RESIDUAL) or module_name == _HEAD

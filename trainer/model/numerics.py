@@ -19,6 +19,7 @@ import torch
 from data_prep.base.processor import Processor, this_processor
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS, gradient_sum
+from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
 from trainer.distributed.gradient_exchange import ranks_per_node
 from trainer.distributed.process_group import Ranks, gather_objects
@@ -149,6 +150,7 @@ def describe_numerics(config: RunConfig, ranks: Ranks) -> dict[str, str]:
             dtype,
         )
         for stage in config.stages
+        if MASKED_LM in [each.name for each in stage.objectives]
     ]
     if any(is_in_chunks):
         described["loss over the vocabulary"] = ", ".join(

@@ -12,13 +12,15 @@ from data_prep.base.errors import UsageError
 from trainer.config.custom_code import OBJECTIVE
 from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS, Objectives, ObjectiveSettings
+from trainer.config.run_settings import BEST_METRICS, CheckpointSettings
+from trainer.data.batch import Batch
 from trainer.objectives.masked_lm import MaskedLM
-from trainer.objectives.objective import Objective
+from trainer.objectives.objective import Objective, Scores
 from trainer.objectives.sentence_pairs import SentencePairs
 
 _BUILT_IN: Mapping[str, type[Objective]] = {MASKED_LM: MaskedLM, SENTENCE_PAIRS: SentencePairs}
-_RESERVED = ("own", "word", "minimal", "length", "source", "component")
-"""First words of other metrics of an evaluation."""
+_RESERVED = ("own", "word", "minimal", "length", "source", "component", "mlm", "pair", "learning", "grad", "unreadable")
+"""First words of other metrics of training and evaluation."""
 
 
 def class_of(name: str) -> type[Objective]:
@@ -50,6 +52,24 @@ def class_of(name: str) -> type[Objective]:
     return found
 
 
+def check_best_metric(settings: CheckpointSettings, objectives: Objectives) -> None:
+    """Check that a metric of a user's objective, by which checkpoints are kept, is measured.
+
+    Raises:
+        UsageError: no objective has it.
+    """
+    if not settings.best_metric.startswith("valid/") or settings.best_metric in BEST_METRICS:
+        return
+    own = [class_of(each.name) for each in objectives if each.is_own]
+    names = [f"valid/{each.metric}_{value}" for each in own for value in each.values]
+    if settings.best_metric not in names:
+        raise UsageError(
+            f"checkpoint.best_metric={settings.best_metric} is measured by no objective of the run",
+            fix=f"set one of {', '.join([*BEST_METRICS, *names])}, or suite/NAME/TASK",
+            code="best-metric-not-measured",
+        )
+
+
 def build_objectives(settings: Objectives, config: ModelSettings) -> dict[str, Objective]:
     """Return the objectives by name, with heads for the model.
 
@@ -73,11 +93,51 @@ def _build(settings: ObjectiveSettings, config: ModelSettings) -> Objective:
     found = class_of(settings.name)
     arguments = settings.settings if settings.name != SENTENCE_PAIRS else {"task": settings.sentence_pairs}
     try:
-        return found(config, **arguments)
+        objective = found(config, **arguments)
     except Exception as error:
         if not settings.is_own:
             raise
         raise OBJECTIVE.failed(settings.name, error) from error
+    objective.name = settings.name
+    return objective
+
+
+def check_scores(name: str, scores: Scores, num_predictions: int, batch: Batch) -> None:
+    """Check what a user's objective makes of a micro-batch; waits for the device.
+
+    Raises:
+        UserError: it counts other predictions than it scores, or one is about no position of the batch.
+    """
+    used = int(scores.used.sum())
+    if used != num_predictions:
+        raise OBJECTIVE.wrong(
+            name,
+            f"counts {num_predictions:,} predictions of a micro-batch and scores {used:,}: its mean would be wrong",
+            fix="have num_predictions return how many entries of scores are used",
+        )
+    positions = scores.positions[scores.used]
+    if used and not 0 <= int(positions.min()) <= int(positions.max()) < len(batch.input_ids):
+        raise OBJECTIVE.wrong(
+            name,
+            f"scores positions {int(positions.min())} to {int(positions.max())} of {len(batch.input_ids):,}",
+            fix="give indices into (T,)",
+        )
+
+
+def check_trained(objectives: Mapping[str, Objective]) -> None:
+    """Check that all weights of objectives are trained: a checkpoint holds no others.
+
+    Raises:
+        UserError: one is frozen.
+    """
+    for objective_name, objective in objectives.items():
+        for name, parameter in objective.named_parameters():
+            if not parameter.requires_grad:
+                raise OBJECTIVE.wrong(
+                    objective_name,
+                    f"has {name}, which is not trained, so no checkpoint would hold it",
+                    fix="keep frozen modules out of `self`, such as in a list, and load them in `__init__`",
+                )
 
 
 def submodules_of(objectives: Mapping[str, Objective], taken: Collection[str]) -> Iterator[tuple[str, nn.Module]]:
@@ -88,14 +148,17 @@ def submodules_of(objectives: Mapping[str, Objective], taken: Collection[str]) -
     """
     seen = {*taken}
     for objective_name, objective in objectives.items():
-        direct = [
-            name for name, _ in (*objective.named_parameters(recurse=False), *objective.named_buffers(recurse=False))
-        ]
-        if direct:
+        for name, _ in objective.named_parameters(recurse=False):
             raise UsageError(
-                f"objective {objective_name} holds {direct[0]} itself",
+                f"objective {objective_name} holds {name} itself",
                 fix="put it into a submodule, whose name it is stored under",
                 code="weight-outside-submodules",
+            )
+        for name, _ in objective.named_buffers():
+            raise UsageError(
+                f"objective {objective_name} holds the buffer {name}, which no checkpoint holds",
+                fix="compute it where it is used, or make it a parameter",
+                code="buffer-of-objective",
             )
         for name, module in objective.named_children():
             if name in seen:

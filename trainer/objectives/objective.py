@@ -71,6 +71,8 @@ class Objective(nn.Module):
     """What `scores` gives of each prediction; `loss` comes first."""
     training_values: ClassVar[tuple[str, ...] | None] = None
     """Those that training reports too; None for all."""
+    name = ""
+    """As settings name it; set when it is built."""
     label = ""
     """Its name in log lines; empty for `metric`."""
 
@@ -90,6 +92,25 @@ class Objective(nn.Module):
         """
         raise NotImplementedError
 
+    def initialize(self) -> None:
+        """Set weights that shall begin otherwise than those of the model; called after these were drawn.
+
+        Torch's generator is seeded. Without this method matrices are drawn as those of the model, biases are 0 and
+        norms 1, whatever `__init__` made of them.
+        """
+
+    def checked_sums(self, encoded: EncodedBatch) -> Sums:
+        """Return `forward`, with all training values.
+
+        Raises:
+            ValueError: a value is missing, or no sum.
+        """
+        sums: Sums = self(encoded)
+        wanted = self.training_values or self.values
+        if wrong := [name for name in wanted if name not in sums or sums[name].shape]:
+            raise ValueError(f"forward gives no sum of shape () for {', '.join(wrong)}")
+        return sums
+
     def checked_scores(self, encoded: EncodedBatch) -> Scores:
         """Return `scores`, with all values and one shape.
 
@@ -102,7 +123,7 @@ class Objective(nn.Module):
         if len({*shapes.values()}) != 1 or len(scores.used.shape) != 1:
             given = ", ".join(f"{name} {'missing' if each is None else tuple(each)}" for name, each in shapes.items())
             raise ValueError(f"scores are not of one shape (N,): {given}")
-        return scores
+        return scores._replace(positions=torch.where(scores.used, scores.positions, 0))
 
     def forward(self, encoded: EncodedBatch) -> Sums:
         """Return the sums of `training_values`; an objective overrides it where sums are cheaper than scores."""
@@ -125,7 +146,7 @@ def explained(name: str) -> Iterator[None]:
     """Turn an exception in an objective of the user's into an error that names its file and line.
 
     Raises:
-        UserError: see above; want of memory passes, for a run has an answer to it.
+        UserError: see above. An error for lack of memory passes as it is: the run explains it.
     """
     try:
         yield

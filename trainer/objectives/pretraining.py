@@ -18,9 +18,9 @@ from trainer.data.batch import Batch
 from trainer.model.encoder import Encoder
 from trainer.model.initialization import initialize
 from trainer.model.layers import FeedForward, GatedFeedForward, SelfAttention
-from trainer.objectives.build import build_objectives, submodules_of
+from trainer.objectives.build import build_objectives, check_trained, submodules_of
 from trainer.objectives.masked_lm import MaskedLM
-from trainer.objectives.objective import EncodedBatch, Objective, Scores, Sums, explained
+from trainer.objectives.objective import EncodedBatch, Objective, Scores, Sums, explained, seed_micro_batch
 from trainer.objectives.sentence_pairs import SentencePairs
 
 MAX_GRAPHS = 64
@@ -62,7 +62,7 @@ class PretrainingModel(nn.Module):
         self.encoder = Encoder(config, activation_checkpointing)
         self.objectives: Mapping[str, Objective] = build_objectives(objectives, config)
         """By name (`ObjectiveSettings.name`), in order."""
-        for name, module in submodules_of(self.objectives, taken={*self._modules}):
+        for name, module in submodules_of(self.objectives, taken=dir(self)):
             self.add_module(name, module)
 
     def forward(
@@ -78,7 +78,7 @@ class PretrainingModel(nn.Module):
         for name, objective in self.objectives.items():
             if name in (scored or (self.objectives if objectives is None else objectives)):
                 with explained(name):
-                    output[name] = objective.checked_scores(encoded) if scored else objective(encoded)
+                    output[name] = objective.checked_scores(encoded) if scored else objective.checked_sums(encoded)
         return output
 
     def predict(self, batch: Batch) -> Predictions:
@@ -101,8 +101,17 @@ class PretrainingModel(nn.Module):
         return super().train(mode)
 
     def initialize(self, seed: int) -> None:
-        """Initialize every weight from `seed`, the same on every device."""
+        """Initialize every weight from `seed`, the same on every device; then objectives set what they want otherwise.
+
+        Raises:
+            UserError: an objective of the user's fails, or leaves a weight frozen.
+        """
         initialize(self, seed, self.config)
+        for number, (name, objective) in enumerate(self.objectives.items()):
+            seed_micro_batch(seed, 0, number)
+            with explained(name), torch.no_grad():
+                objective.initialize()
+        check_trained(self.objectives)
 
     def hidden_matrices(self) -> dict[torch.Tensor, int]:
         """Return the weights of the linear layers inside the blocks, and how many matrices are stacked in the rows of

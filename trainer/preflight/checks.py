@@ -25,6 +25,7 @@ from trainer.config.run_settings import EvaluationSettings
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.minimal_pairs import read_minimal_pairs
 from trainer.data.shard_set import ShardSet, Split, has_valid_split
+from trainer.objectives.build import check_best_metric
 from trainer.preflight.data_checks import check_data, look_at_data
 from trainer.preflight.deepspeed_sections import check_output_file
 from trainer.preflight.disk_checks import check_clock, check_disk
@@ -158,6 +159,7 @@ CHECKS = (
     ),
     Check("deepspeed", lambda run: check_output_file(run.config), of_host=True, of_first_rank=True),
     Check("custom code", lambda run: check_code(run.config)),
+    Check("best_metric", lambda run: check_best_metric(run.config.checkpoint, run.config.all_objectives)),
     # A start reads them once, on rank 0.
     Check("init_from", look=lambda run: check_initial_weights(run.config, run.outside.look_at_model)),
     Check(

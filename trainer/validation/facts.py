@@ -31,14 +31,15 @@ def facts_of_run(
         "valid_split": valid_digest(shard_sets),
         "tokenizer": shard_sets[0].manifest.tokenizer.fingerprint,
     }
-    own = [each.name for each in stage.objectives_of_run if each.is_own]
+    own = {each.name: each.settings for each in stage.objectives_of_run if each.is_own}
     for each in measurements:
         if SENTENCE_PAIRS in each.metrics:
             facts["sentence_pairs"] = each.data.sentence_pairs
         if each.metrics & {OWN_MASKED_LM, *own}:
             facts["own"] = _described(each)
     if own:
-        facts["objectives"] = ", ".join(f"{name} {OBJECTIVE.version(name)[:12]}" for name in own)
+        described = (f"{name} {OBJECTIVE.version(name)[:12]} {sorted(own[name].items())}" for name in own)
+        facts["objectives"] = ", ".join(described)
     if words is not None and words.num_rows:
         facts["words"] = words.digest
     if minimal_pairs is not None:

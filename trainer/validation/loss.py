@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -132,13 +133,15 @@ def evaluate(
     `valid/word_bits_per_byte`, with their number and bytes.
 
     Every rank must give the same number of batches. Dropout is off. Logits are made for predicted positions alone.
-    Random numbers, which only objectives of the user's draw, follow from the number of the micro-batch.
+    Random numbers, which only a user's objective draws, follow from the number of the micro-batch in its measurement.
     """
     totals = Totals(objectives, len(origins.names), settings.length_bounds, ranks.device)
     engine.eval()
     with torch.no_grad():
-        for number, batch in enumerate(batches):
-            moved = batch.to(ranks.device)
+        numbers = Counter[frozenset[str]]()  # of micro-batches, by measurement
+        for batch in batches:
+            moved, number = batch.to(ranks.device), numbers[batch.metrics]
+            numbers[batch.metrics] += 1
             seed_micro_batch(settings.seed, 0, number * ranks.world_size + ranks.rank)
             totals.add(moved, engine.forward(moved.batch, scored=objectives_measured(batch.metrics)))
     engine.train()

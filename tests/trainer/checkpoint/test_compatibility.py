@@ -207,6 +207,34 @@ def test_secrets_and_addresses_that_an_earlier_release_kept_are_no_difference():
     assert line.startswith("deepspeed was") and "hunter" not in line
 
 
+PAIRS, SOP = ({"name": "sentence_pairs", "task": task} for task in ("next_sentence", "sentence_order"))
+MASKED = {"name": "masked_lm"}
+
+
+def with_stages(*objectives: list[dict] | None) -> RunConfig:
+    values = CONFIG.model_dump(mode="json")
+    values["model"] |= {"family": "bert"}
+    values["training"] |= {"max_steps": None}
+    values["training"]["stages"] = [{"steps": 5} | ({"objectives": each} if each else {}) for each in objectives]
+    return RunConfig.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "offered"),
+    [
+        (([MASKED], [MASKED, PAIRS]), ([MASKED, PAIRS], [MASKED, PAIRS]), True),
+        (([MASKED], [MASKED, PAIRS]), (None, [MASKED, SOP]), False),
+        (([MASKED], None), ([MASKED | {"weight": 0.12345678}], None), True),
+    ],
+)
+def test_other_objectives_of_a_stage_are_another_run(before, after, offered):
+    saved = saved_with(with_stages(*before))
+    assert check_compatible(saved, with_stages(*before), IDENTITY, 2, NUMERICS) == []
+    with pytest.raises(UsageError, match="objective", check=coded("incompatible-change")) as caught:
+        check_compatible(saved, with_stages(*after), IDENTITY, 2, NUMERICS)
+    assert ("--allow-change" in caught.value.fix) == offered
+
+
 @pytest.mark.parametrize("allow_change", [False, True])
 def test_another_optimizer_is_refused_because_its_states_are_missing(allow_change):
     config = changed(CONFIG, "optimizer", name="muon")

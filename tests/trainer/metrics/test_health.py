@@ -170,6 +170,18 @@ def test_pairs_are_judged_by_the_mean_over_the_window():
     assert list(told) == [30] and "the pair accuracy is 50.0% after 30 steps" in told[30]
 
 
+def test_warnings_count_from_where_an_objective_begins_and_end_with_it():
+    settings = HealthSettings(spike_window_steps=20, plateau_steps=30, chance_margin=0.02)
+    health, told = Health(settings, None, OBJECTIVES), []
+    pairs = {"train/loss": 3.0, "train/mlm_loss": 2.3, "train/pair_loss": 0.7, "train/pair_accuracy": 0.5}
+    for step in range(1, 200):
+        stage = 0 if step <= 25 else 1 if step <= 100 else 2  # pairs in the first and the last
+        metrics = pairs if stage != 1 else {"train/loss": 2.3, "train/mlm_loss": 2.3}
+        place = SampleRange(stage=stage, epoch=0, first=step, stop=step + 1)
+        told += [(step, warning) for warning in health.observe(step, place, metrics)]
+    assert [step for step, _ in told] == [130] and "after 30 steps" in told[0][1]
+
+
 def test_a_run_without_masked_tokens_has_no_plateau():
     health = Health(HealthSettings(plateau_steps=5), 7.0, [Objective(SIZES)])
     said = [health.observe(step, samples(step), {"train/loss": 6.9, "train/_loss": 6.9}) for step in range(1, 60)]

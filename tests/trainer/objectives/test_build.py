@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
@@ -10,7 +12,8 @@ from tests.support import toy_objectives
 from tests.support.error_codes import coded
 from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import ObjectiveSettings
-from trainer.objectives.build import build_objectives, class_of
+from trainer.config.run_settings import CheckpointSettings
+from trainer.objectives.build import build_objectives, check_best_metric, check_scores, class_of
 from trainer.objectives.pretraining import PretrainingModel
 
 OWN = "tests.support.toy_objectives"
@@ -62,7 +65,8 @@ def test_the_objectives_of_this_project_pass_as_those_of_users_do() -> None:
     assert class_of(f"{OWN}:Toy") is toy_objectives.Toy
     for name in ("masked_lm", "sentence_pairs"):
         found = class_of(name)
-        assert class_of(f"{found.__module__}:{found.__name__}") is found
+        with pytest.raises(UserError, check=coded("not-an-objective")):  # a second time: its metric is taken
+            class_of(f"{found.__module__}:{found.__name__}")
 
 
 def test_an_objective_that_cannot_be_built_names_its_file_and_line() -> None:
@@ -76,17 +80,52 @@ def test_an_objective_that_cannot_be_built_names_its_file_and_line() -> None:
 @pytest.mark.parametrize(
     ("name", "code", "shown"),
     [
-        ("MetricOfAnother", "duplicate-metric", "masked_lm"),
+        ("MetricOfAnother", "not-an-objective", "metric='mlm'"),
+        ("NameOfAnAttribute", "duplicate-submodule", "masked_lm"),
+        ("InnerBuffer", "buffer-of-objective", "toy_norm.running_mean"),
         ("WeightOfItsOwn", "weight-outside-submodules", "bias"),
-        ("BufferOfItsOwn", "weight-outside-submodules", "counts"),
+        ("BufferOfItsOwn", "buffer-of-objective", "counts"),
         ("NameOfTheModel", "duplicate-submodule", "encoder"),
         ("NameOfAnother", "duplicate-submodule", "mlm_head"),
     ],
 )
 def test_names_that_collide_are_refused_when_the_model_is_built(name: str, code: str, shown: str) -> None:
-    with pytest.raises(UsageError, check=coded(code)) as caught, torch.device("meta"):
+    with pytest.raises(UserError, check=coded(code)) as caught, torch.device("meta"):
         PretrainingModel(SIZES, (MASKED_LM, own(name)))
     assert shown in str(caught.value) and f"{OWN}:{name}" in str(caught.value)
+
+
+def test_two_objectives_of_users_have_two_metrics() -> None:
+    with pytest.raises(UsageError, check=coded("duplicate-metric"), match="ToyAgain both have metric='toy'"):
+        build_objectives((own("Toy"), own("ToyAgain")), SIZES)
+
+
+def test_an_objective_sets_what_begins_otherwise_and_leaves_nothing_frozen() -> None:
+    model = PretrainingModel(SIZES, (own("BeginsAtThree"),))
+    model.initialize(0)
+    assert model.toy_head.bias.tolist() == [3.0] and 0.0 < model.toy_head.weight.abs().max() < 0.1
+    with pytest.raises(UserError, check=coded("not-an-objective"), match=r"toy_head\.weight, which is not trained"):
+        PretrainingModel(SIZES, (own("Frozen"),)).initialize(0)
+
+
+def test_a_count_that_is_not_that_of_the_scores_is_refused(make_documents, pack) -> None:
+    batch = pack(make_documents([9, 6]), 16).batch
+    for name, matches in (("Toy", True), ("CountsMore", False)):
+        model = PretrainingModel(SIZES, (own(name),))
+        ((full_name, objective),) = model.objectives.items()
+        scores = model(batch, scored=[full_name])[full_name]
+        with contextlib.nullcontext() if matches else pytest.raises(UserError, match="its mean would be wrong"):
+            check_scores(full_name, scores, objective.num_predictions(batch), batch)
+    with pytest.raises(UserError, match="scores positions 0 to 99 of"):
+        outside = scores.positions.clone()
+        outside[int(scores.used.nonzero()[-1])] = 99
+        check_scores(full_name, scores._replace(positions=outside), int(scores.used.sum()), batch)
+
+
+def test_the_metric_that_checkpoints_are_kept_by_is_measured() -> None:
+    check_best_metric(CheckpointSettings(best_metric="valid/toy_loss"), (own("Toy"),))
+    with pytest.raises(UsageError, check=coded("best-metric-not-measured"), match="valid/tyo_loss"):
+        check_best_metric(CheckpointSettings(best_metric="valid/tyo_loss"), (own("Toy"),))
 
 
 def test_the_heads_of_objectives_are_parts_of_the_model_under_their_own_names() -> None:

@@ -113,6 +113,13 @@ def test_a_users_objective_that_cannot_count_names_its_file_and_line(tiny_config
         all_objectives(model).num_predictions([pack(make_documents([9]), 16).batch])
 
 
+def test_a_sum_that_forward_lacks_is_named(tiny_config, make_documents, pack):
+    own = ObjectiveSettings(name="tests.support.toy_objectives:SumIsMissing")
+    model = PretrainingModel(tiny_config, (own,))
+    with pytest.raises(UserError, match="no sum of shape .* for share", check=coded("objective-failed")):
+        model(pack(make_documents([9, 6]), 16).batch)
+
+
 def test_an_exception_in_an_objective_of_this_project_passes_as_it_is(model, make_documents, pack):
     batch = pack(make_documents([9]), 16).batch
     with pytest.raises(IndexError):
