@@ -37,7 +37,7 @@ class MaskedLM(Objective):
         return {"loss": self._loss_sum(hidden_states, batch.masked_positions, batch.labels, words)}
 
     def scores(self, encoded: EncodedBatch) -> Scores:
-        """(P,) for `masked_positions`: loss, and whether the right piece has the largest logit, or one of the largest
+        """(P,) for `masked_positions`: loss, and whether the right token has the largest logit, or one of the largest
         five."""
         batch, words = encoded.batch, encoded.encoder.embeddings.word_embeddings
         masked = encoded.hidden_states.index_select(0, batch.masked_positions)  # (P, hidden_size)

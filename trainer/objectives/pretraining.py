@@ -130,11 +130,11 @@ class PretrainingModel(nn.Module):
         self.encoder.rope_bases = {"global": config.global_rope_theta, "local": config.local_rope_theta}
 
     def set_output_bias(self, token_counts: torch.Tensor) -> None:
-        """Begin at the log of each piece's frequency: the best prediction without context.
+        """Begin at the log of each token's frequency: the best prediction without context.
 
         Args:
             token_counts: (vocab_size,) int64, how often each token occurs in the training data; the special tokens and
-                the rows that pad the vocabulary count as pieces that occur less than once.
+                the rows that pad the vocabulary count as tokens that occur less than once.
         """
         counts = torch.full((self.config.padded_vocab_size,), 0.5, dtype=torch.float64)
         counts[: len(token_counts)] += token_counts
