@@ -68,7 +68,7 @@ main() {
     local ranks="$num_ranks ranks"
     ((num_ranks != 1)) || ranks="1 rank"
     run_step "pretraining-$run" "$output/$run/status.json" "pretraining: $ranks on $device" \
-        '^starting|^resum|^step [0-9]*[05]00/|^step ([0-9]+)/\1 |^valid' pretrain
+        '^([0-9:]{8} )?(starting|resum|step [0-9]*[05]00/|step ([0-9]+)/\3 |valid)' pretrain
     run_step "results-$run" "$output/results-$run.json" \
         "export, registry (models:/$MODEL_NAME@$MODEL_ALIAS) and filled masks" \
         '^(exported|registered|masked|predicted|ACTUAL|MASKED|MODEL)' \

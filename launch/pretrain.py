@@ -24,6 +24,7 @@ from pathlib import Path
 from data_prep.base.arguments import Joined, wrapped_settings
 from data_prep.base.environment import environment_now
 from data_prep.base.errors import UsageError, run_command
+from data_prep.base.local_paths import expand_home
 from data_prep.base.logs import show_times
 from data_prep.base.settings import describe, setting_names, to_yaml
 from launch.options import command_parser
@@ -295,7 +296,7 @@ def is_first_rank() -> bool:
 
 def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
     if arguments.check_volumes is not None:
-        check_volumes(config, [Path(volume) for volume in arguments.check_volumes.split(",") if volume])
+        check_volumes(config, [Path(expand_home(volume)) for volume in arguments.check_volumes.split(",") if volume])
         print(f"log file: {log_path(Path(config.output_dir))}")
         print(f"status: clozeworks status {shlex.quote(config.output_dir)}")
     if arguments.print_config:

@@ -301,6 +301,8 @@ def try_own_objectives(engine: Engine, config: RunConfig, shard_sets: list[Shard
     Raises:
         UserError: one fails, or its count differs from its scores, so that its mean would be wrong.
     """
+    if not config.has_own_objectives:
+        return
     assert isinstance(engine.module, PretrainingModel)
     engine.eval()
     for stage in config.stages:

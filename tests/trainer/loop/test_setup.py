@@ -137,7 +137,7 @@ def set_up(
     config: RunConfig, allow_change: bool = False, branch: Branch | None = None, verbose: bool = False
 ) -> tuple[Run, TrainState, Progress]:
     shard_sets = [open_shard_set(component.url) for component in config.data.components]
-    nothing: Any = SimpleNamespace()
+    nothing: Any = SimpleNamespace(activity=lambda: None)
     return runs.set_up(config, EXTENSIONS, shard_sets, ALONE, nothing, nothing, allow_change, branch, verbose)
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from data_prep.base.errors import UserError
+from data_prep.base.log_file import LogFile
 from data_prep.storage.locks import IsHeld, hold_lock
 from tests.support.toy_run import CONFIG
 from trainer.api import EXTENSIONS
@@ -254,7 +255,10 @@ def test_a_start_that_fails_is_recorded_and_one_that_is_refused_leaves_the_statu
     tmp_path: Path, fail: Callable[[], NoReturn], state: str
 ) -> None:
     record_end(tmp_path, "stopped", "rank 0: SIGTERM", step=7)
-    with pytest.raises((UserError, RuntimeError)), train.recorded_if_it_fails(tmp_path, ALONE):
+    log_file = LogFile(tmp_path / "logs" / "rank-0.log", "rank 0")
+    with pytest.raises((UserError, RuntimeError)), train.recorded_if_it_fails(tmp_path, ALONE, log_file):
         fail()
+    log_file.close()
+    assert (tmp_path / "logs").exists() == (state == "failed")
     status = read_status(tmp_path)
     assert status is not None and (status.state, status.step) == (state, 7)

@@ -211,15 +211,15 @@ def test_evaluation_in_chunks_scores_every_token_the_same(
     calls: list[int] = []
     model.mlm_head.register_forward_hook(lambda module, inputs, logits: calls.append(len(logits)))
     with torch.no_grad():
-        expected = model(batch, scored=True)
+        expected = model(batch, scored=["masked_lm"])["masked_lm"]
         monkeypatch.setattr(module, "LOGITS_IN_ONE", 0)
         monkeypatch.setattr(module, "LOGITS_OF_CHUNK", 0)
-        found = model(batch, scored=True)
+        found = model(batch, scored=["masked_lm"])["masked_lm"]
     whole = len(batch.labels)
     assert calls[0] == sum(calls[1:]) == whole and max(calls[1:]) == -(-whole // 8)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
-    assert found.mlm_first[:6].tolist() == [1, 1, 1, 0, 0, 0] and found.mlm_among_five[:6].all()
+    for name, values in expected.values.items():
+        torch.testing.assert_close(found.values[name], values)
+    assert found.values["accuracy"][:6].tolist() == [1, 1, 1, 0, 0, 0] and found.values["accuracy_top5"][:6].all()
 
 
 @pytest.mark.long
