@@ -33,7 +33,7 @@ ROOT = fork_server.ROOT
 DOCUMENTS, LABELED = 400, 300
 LEARNED = 0.6  # of fine-tuned models' predictions are correct at least; a constant label is correct in a half
 METRICS = ("loss", "accuracy", "learning_rate", "grad_norm")  # endings of the names that depend on no clock
-OF_ONE_RUN = re.compile(r"_at$|seconds|flops|host|boot_id|pid|ticks|_uri$|run_id$")
+OF_ONE_RUN = re.compile(r"_at$|seconds|flops|host|boot_id|pid|ticks|_uri$|run_id$|^doing$")
 """Names of times, processes and what they do, hosts and addresses in status.json."""
 CONFIG = """\
 model: {vocab_size: 400, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 64,
