@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
+from typing import BinaryIO
 
 from data_prep.base.known_secrets import hide_secrets
 from data_prep.base.logs import project_logger
@@ -105,11 +106,21 @@ class LogFile(logging.Handler):
             lines.insert(0, f"({self._lost:,} lines before this one could not be written)\n")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._path, "a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write("".join(lines))
+            with open(self._path, "ab+") as file:
+                if _is_torn(file):
+                    file.write(b"\n")
+                file.write("".join(lines).encode(errors="backslashreplace"))
             self._lost = 0
         except OSError:  # the console has these lines
             self._lost += len(lines) - (self._lost > 0)
+
+
+def _is_torn(file: BinaryIO) -> bool:
+    """Return whether a file ends within a line, which a full disk or a kill cut."""
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
 
 
 def write_last_words(text: str) -> None:

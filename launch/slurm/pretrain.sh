@@ -4,8 +4,9 @@
 #   bash launch/slurm/pretrain.sh [OPTIONS] -- ARGUMENTS
 #
 # ARGUMENTS are those of launch/pretrain.py (--config, settings). output_dir must be a folder that all nodes share, or
-# checkpoint.upload_to a store that all nodes reach. The script checks both, and all settings, before it submits. Slurm passes the environment of this shell on to the job:
-# TORCH_EXTENSIONS_DIR, and the variables AWS_, MLFLOW_, NCCL_ and GLOO_.
+# checkpoint.upload_to a store that all nodes reach. The script checks both, and all settings, before it submits. Slurm
+# passes the environment of this shell on to the job: TORCH_EXTENSIONS_DIR, and the variables AWS_, MLFLOW_, NCCL_ and
+# GLOO_.
 #
 #   --nodes N          nodes, or a range such as 3-4: the run resumes on as many as the job gets (default: 1)
 #   --gpus N           GPUs (and ranks) per node (default: 8)

@@ -10,8 +10,9 @@ import pytest
 
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.terminal import long_duration
-from launch.status import NO_END, describe, main, sessions, summarize, tree
+from launch.status import describe, main
 from tests.support.error_codes import coded
+from trainer.tracking.run_summary import NO_END, sessions, summarize, tree
 from trainer.tracking.status import (
     BranchRecord,
     Ended,

@@ -127,6 +127,17 @@ class ToyAgain(Toy):
         self.other_head = nn.Linear(config.hidden_size, 1)
 
 
+class ToyOfTwoWords(ToyAgain):
+    metric = "toy_again"
+    values = ("loss",)
+    training_values = None
+
+
+class ToyWithLongValue(Toy):
+    values = ("loss", "again_loss")
+    training_values = ("loss",)
+
+
 class CountsMore(Toy):
     def num_predictions(self, batch: Batch) -> int:
         return super().num_predictions(batch) + 1

@@ -35,8 +35,8 @@ from trainer.distributed.process_group import Ranks, barrier, initialize_distrib
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import build_engine
 from trainer.engine.optimizer import build_optimizer
-from trainer.loop.setup import warmup_step
 from trainer.loop.step import Counting, seed_micro_batch, take_step
+from trainer.loop.warmup import warmup_step
 from trainer.metrics.throughput import WorkClock
 from trainer.objectives.objective import Objective
 from trainer.objectives.pretraining import PretrainingModel

@@ -102,8 +102,8 @@ from trainer.distributed.exit import run_rank  # noqa: E402
 from trainer.distributed.process_group import Ranks, barrier, initialize_distributed, shut_down  # noqa: E402
 from trainer.distributed.watchdog import Watchdog  # noqa: E402
 from trainer.engine.engine import build_engine  # noqa: E402
-from trainer.loop.setup import warmup_step  # noqa: E402
 from trainer.loop.step import Counting, take_step  # noqa: E402
+from trainer.loop.warmup import warmup_step  # noqa: E402
 from trainer.metrics.throughput import WorkClock  # noqa: E402
 from trainer.objectives.pretraining import num_parameters  # noqa: E402
 

@@ -13,7 +13,7 @@ from launch.status import check
 from tests.support.free_ports import free_port
 from tests.support.plain_ranks import finish, send, start, wait_until
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
-from trainer.tracking import verdict
+from trainer.tracking import run_health
 from trainer.tracking.status import log_path, read_status
 
 pytestmark = [pytest.mark.spawn, pytest.mark.long]
@@ -22,9 +22,9 @@ ENDLESS = ("training.max_steps=500000", "checkpoint.every_steps=500000", "evalua
 
 
 def wait_for(output_dir: Path, word: str) -> str:
-    """Wait until the verdict is this one, and return its reason."""
+    """Wait until the health is this one, and return its reason."""
     deadline = time.monotonic() + 60
-    while (answer := check(output_dir)).word != word:
+    while (answer := check(output_dir)).state != word:
         assert time.monotonic() < deadline, answer
         time.sleep(0.1)
     return answer.reason
@@ -71,7 +71,7 @@ def test_a_full_disk_makes_the_run_silent_and_does_not_end_it(training, tmp_path
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)]
     if subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("a file system may not be mounted here")
-    monkeypatch.setattr(verdict, "DEAD_AFTER_SECONDS", 20.0)  # two of its heartbeats would be late
+    monkeypatch.setattr(run_health, "DEAD_AFTER_SECONDS", 20.0)  # two of its heartbeats would be late
     run = training(*ENDLESS)
     (disk / "run").mkdir()
     run.output_dir.symlink_to(disk / "run")

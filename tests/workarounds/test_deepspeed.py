@@ -99,7 +99,7 @@ def test_deepspeed_adds_no_gradients_up_in_fp32_at_stage_0(dtype: torch.dtype) -
         DeepSpeedEngine._do_optimizer_sanity_check(engine, None)
         pytest.fail(
             "_own_settings of trainer/engine/deepspeed_config.py may set grad_accum_dtype at stage 0 too: the check of "
-            "precision in _check_zero of trainer/config/run_config.py may be taken out"
+            "precision in _check_zero of trainer/config/run_rules.py may be taken out"
         )
 
 

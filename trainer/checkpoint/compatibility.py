@@ -17,7 +17,7 @@ from trainer.checkpoint.format import DataIdentity, SavedState
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.custom_code import OBJECTIVE, OPTIMIZER, is_custom, is_version_of_code, versions_of
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
-from trainer.config.objective_settings import SENTENCE_PAIRS, Objectives, ObjectiveSettings
+from trainer.config.objective_settings import SENTENCE_PAIRS, Objectives, ObjectiveSettings, objectives_of
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
 from trainer.config.stages import ROPE_BASES, Stage
 
@@ -222,8 +222,9 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
     values.pop("branch.run", None)
     for number, stage in enumerate(config.stages):
         values |= {f"stage {number} {name}": value for name, value in _stage_values(config, stage).items()}
-    told = {"objective sentence_pairs": f"weight 1.0, task={config.data.sentence_pairs!r}"}  # by data.sentence_pairs
-    values |= {name: text for name, text in _objectives(config.run_objectives).items() if told.get(name) != text}
+    short_form = _objectives(objectives_of(config.data.sentence_pairs))
+    pairs = short_form.pop("objective sentence_pairs", None)  # data.sentence_pairs is compared itself
+    values |= {name: text for name, text in _objectives(config.run_objectives).items() if text != pairs}
     # How long the last stage is follows from the length of the run.
     values.pop(f"stage {len(config.stages) - 1} steps")
     values["training.max_steps"] = config.max_steps

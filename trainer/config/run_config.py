@@ -12,23 +12,20 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from data_prep.base.settings import PathText, SettingError, Settings
+from data_prep.base.settings import PathText, Settings
 from data_prep.storage import storage
 from trainer.config.data_settings import DataSettings
 from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import (
-    MASKED_LM,
     SENTENCE_PAIRS,
     Objectives,
-    check_objectives,
     objectives_of,
     sentence_pairs_of,
     union,
 )
-from trainer.config.promotion import parse_conditions
-from trainer.config.registry_settings import RegistrySettings, check_kept
+from trainer.config.registry_settings import RegistrySettings
+from trainer.config.run_rules import check_run
 from trainer.config.run_settings import (
-    BEST_METRICS,
     CheckpointSettings,
     EvaluationSettings,
     HealthSettings,
@@ -39,7 +36,6 @@ from trainer.config.schedule import tokens_of_stage
 from trainer.config.stages import Stage, data_sets_of, resolve_stages
 from trainer.config.synonyms import explain_synonym, length_names
 from trainer.config.training_settings import (
-    BatchWarmup,
     BranchSettings,
     DistributedSettings,
     OptimizerSettings,
@@ -94,12 +90,7 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _check_between_settings(self) -> RunConfig:
-        _check_stages(self)
-        _check_schedules(self)
-        _check_task(self)
-        _check_evaluation(self)
-        _check_kept(self)
-        _check_zero(self)
+        check_run(self)
         return self
 
     @model_validator(mode="before")
@@ -220,235 +211,6 @@ def _redacted(value: Any) -> Any:
     return storage.redact(value) if isinstance(value, str) else value
 
 
-def _check_stages(config: RunConfig) -> None:
-    """Check names, batch sizes and lengths."""
-    training = config.training
-    if config.branch is not None and config.branch.run.rstrip("/") == config.output_dir.rstrip("/"):
-        raise SettingError(
-            f"output_dir={storage.redact(config.output_dir)} is the run that the branch starts from",
-            fix="set another output_dir for the branch",
-            code="branch-into-its-own-run",
-        )
-    names = [stage.name for stage in training.stages if stage.name]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise SettingError(
-            f"two of training.stages have the name {twice!r}", fix="rename one of them", code="duplicate-stage"
-        )
-    last = config.stages[-1].last_step
-    if training.max_steps is not None and training.max_steps > last:
-        raise SettingError(
-            f"training.max_steps={training.max_steps} exceeds the {last} steps of training.stages",
-            fix="lengthen a stage or lower training.max_steps",
-            code="more-steps-than-stages",
-        )
-    if training.max_steps is not None and training.max_steps <= config.first_step:
-        raise SettingError(
-            f"training.max_steps={training.max_steps} ends before branch.step={config.first_step}",
-            fix="raise or remove training.max_steps, which counts the steps before the branch",
-            code="no-step-in-branch",
-        )
-    for stage in config.stages:
-        _check_stage(stage, stage.prefix, config.model.max_position_embeddings)
-
-
-def _check_schedules(config: RunConfig) -> None:
-    """Check that warmup and decay fit into the run, and those of a stage into the stage."""
-    for stage in config.stages:
-        prefix, span = (f"{stage.prefix}schedule", "stage") if stage.has_own_schedule else ("schedule", "run")
-        _check_schedule(stage.schedule, stage.rate_clock.steps, prefix, span)
-
-
-def _check_schedule(schedule: ScheduleSettings, steps: int, section: str, span: str) -> None:
-    for name, part in (("warmup_steps", schedule.warmup_steps or 0), ("decay_steps", schedule.decay_steps)):
-        if part > steps:
-            raise SettingError(
-                f"{section}.{name}={part} exceeds the {steps} steps of the {span}",
-                fix=f"lower {section}.{name}",
-                code="schedule-longer-than-run",
-            )
-    if (schedule.warmup_steps or 0) + schedule.decay_steps > steps:
-        raise SettingError(
-            f"{section}.warmup_steps={schedule.warmup_steps} plus {section}.decay_steps={schedule.decay_steps} exceeds "
-            f"the {steps} steps of the {span}",
-            fix="lower one of them",
-            code="schedule-longer-than-run",
-        )
-
-
-def _check_task(config: RunConfig) -> None:
-    """Check objectives, sentence pairs and initial weights."""
-    if config.objectives is not None:
-        check_objectives(config.objectives, "objectives")
-        if (trained := sentence_pairs_of(config.objectives)) != config.data.sentence_pairs:
-            raise SettingError(
-                f"data.sentence_pairs={config.data.sentence_pairs} contradicts objectives, in which it is {trained}",
-                fix=f"set data.sentence_pairs={trained}, or remove one of the two settings",
-                code="objectives-and-sentence-pairs",
-            )
-    names = [each.name for each in config.all_objectives]
-    needs_masked_lm = {
-        "model.output_bias=frequencies": config.model.output_bias == "frequencies",
-        "evaluation.minimal_pairs": config.evaluation.minimal_pairs is not None,
-        "evaluation.suite": config.evaluation.suite is not None,
-        "registry.name": config.registry.name is not None,
-    }
-    for setting in needs_masked_lm if MASKED_LM not in names else ():
-        if needs_masked_lm[setting]:
-            raise SettingError(
-                f"{setting} needs the head of masked_lm, which is no objective of the run",
-                fix=f"{'set model.output_bias=zeros' if '=' in setting else f'remove {setting}'}, or add masked_lm to "
-                "objectives",
-                code="setting-needs-masked-lm",
-            )
-    if (pairs := sentence_pairs_of(config.all_objectives)) != "none" and config.model.type_vocab_size < 2:
-        raise SettingError(
-            f"data.sentence_pairs={pairs} needs two token types, and "
-            f"model.type_vocab_size={config.model.type_vocab_size}",
-            fix="set data.sentence_pairs=none (ModernBERT has neither token types nor a pair head), or "
-            "model.family=custom"
-            if config.model.family == "modernbert"
-            else "set model.type_vocab_size=2",
-            code="pairs-without-token-types",
-        )
-    if config.init_from is not None and config.model.output_bias == "frequencies":
-        raise SettingError(
-            f"model.output_bias=frequencies contradicts init_from={storage.redact(config.init_from)}, which provides a "
-            "trained bias",
-            fix="set model.output_bias=zeros",
-            code="output-bias-with-init-from",
-        )
-
-
 def without_registry(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a checkpoint without `registry`, which no weight depends on."""
     return {name: value for name, value in values.items() if name != "registry"}
-
-
-def _check_evaluation(config: RunConfig) -> None:
-    """Check that the model has positions for the rows of an evaluation."""
-    length, positions = config.evaluation.sequence_length, config.model.max_position_embeddings
-    if length is not None and not 8 <= length <= positions:
-        is_short = length < 8
-        limit = "is less than 8 tokens" if is_short else f"exceeds model.max_position_embeddings={positions}"
-        raise SettingError(
-            f"evaluation.sequence_length={length} {limit}",
-            fix=f"{'raise' if is_short else 'lower'} evaluation.sequence_length",
-            code="sequence-too-short" if is_short else "sequence-too-long",
-        )
-
-
-def _check_kept(config: RunConfig) -> None:
-    """Check which checkpoints are kept and registered."""
-    best = config.checkpoint.best_metric
-    is_own = config.has_own_objectives and best.endswith(("_loss", "_accuracy"))  # whose better direction is known
-    if best.startswith("valid/") and best not in BEST_METRICS and not is_own:
-        raise SettingError(
-            f"checkpoint.best_metric={best} is no metric by which checkpoints are kept",
-            fix=f"set one of {', '.join(BEST_METRICS)}, suite/NAME/TASK, or the loss or accuracy of an objective of "
-            "your own",
-            code="best-metric-not-measured",
-        )
-    if config.checkpoint.keep_best:
-        _check_measured(config, "checkpoint.best_metric", config.checkpoint.best_metric)
-    for condition in parse_conditions(config.registry.only_if) if config.registry.only_if else ():
-        _check_measured(config, "registry.only_if", condition.metric)
-    every = config.evaluation.suite_every_steps
-    if every is not None and every % config.checkpoint.every_steps:
-        raise SettingError(
-            f"evaluation.suite_every_steps={every} is not a multiple of "
-            f"checkpoint.every_steps={config.checkpoint.every_steps}",
-            fix="set it to a multiple",
-            code="suite-steps",
-        )
-    if config.registry.when == "kept":
-        for stage in config.stages:
-            check_kept(config.registry, config.checkpoint, stage.evaluation.every_steps, config.max_steps)
-
-
-def _check_measured(config: RunConfig, setting: str, metric: str) -> None:
-    """Check that the run measures the metric that a setting compares."""
-    names = [each.name for each in config.all_objectives]
-    if metric == "valid/pair_accuracy" and SENTENCE_PAIRS not in names:
-        reason, fix = "with data.sentence_pairs=none", "set data.sentence_pairs=next_sentence"
-    elif metric.startswith("valid/mlm") and MASKED_LM not in names:
-        reason, fix = "without the objective masked_lm", "add masked_lm to objectives"
-    elif metric.startswith("valid/minimal_pairs") and not config.evaluation.minimal_pairs:
-        reason, fix = "without evaluation.minimal_pairs", "set evaluation.minimal_pairs to a directory"
-    elif metric.startswith("suite/") and not config.evaluation.suite:
-        reason, fix = "without evaluation.suite", "set evaluation.suite to that suite"
-    else:
-        return
-    raise SettingError(
-        f"{setting} compares {metric}, which is never measured {reason}",
-        fix=f"{fix}, or compare another metric such as valid/mlm_loss",
-        code="best-metric-not-measured" if setting == "checkpoint.best_metric" else "gate-not-measured",
-    )
-
-
-def _check_zero(config: RunConfig) -> None:
-    """Check what the ZeRO stages support."""
-    precision = config.training.precision
-    if precision not in ("fp32", "auto") and config.zero.stage == 0:
-        raise SettingError(
-            f"zero.stage=0 with training.precision={precision} accumulates gradients in {precision} in DeepSpeed",
-            fix="set zero.stage to 1 or higher (free on a single rank), or training.precision=fp32",
-            code="zero-stage-0-in-half-precision",
-        )
-    if config.zero.offload_optimizer and config.zero.stage == 0:
-        raise SettingError(
-            "zero.offload_optimizer=true needs zero.stage 1 or higher, got zero.stage=0",
-            fix="raise zero.stage, or set zero.offload_optimizer=false",
-            code="offload-needs-zero",
-        )
-
-
-def _check_stage(stage: Stage, prefix: str | None, max_position_embeddings: int) -> None:
-    """Check a stage; `prefix` leads to its settings in `training.stages`, None for a run without that list."""
-    section = prefix or "training."
-    length = f"{prefix}sequence_length" if prefix else "data.sequence_length"
-    if stage.sequence_length > max_position_embeddings:
-        raise SettingError(
-            f"{length}={stage.sequence_length} exceeds model.max_position_embeddings={max_position_embeddings}",
-            fix="lower the one or raise the other",
-            code="sequence-too-long",
-        )
-    if stage.sequence_length < 8:
-        raise SettingError(
-            f"{length}={stage.sequence_length} is less than 8 tokens", fix=f"raise {length}", code="sequence-too-short"
-        )
-    sizes = {name: getattr(stage, name) for name in ("micro_batch_tokens", "global_batch_tokens")}
-    if stage.batch_warmup is not None:
-        sizes["batch_warmup.initial_tokens"] = stage.batch_warmup.initial_tokens
-    for name, tokens in sizes.items():
-        if tokens % stage.sequence_length:
-            nearest = max(1, round(tokens / stage.sequence_length)) * stage.sequence_length
-            raise SettingError(
-                f"{section}{name}={tokens} is not a multiple of {length}={stage.sequence_length}",
-                fix=f"set {section}{name}={nearest}",
-                code="tokens-not-whole-rows",
-            )
-        if tokens < stage.micro_batch_tokens:
-            raise SettingError(
-                f"{section}micro_batch_tokens={stage.micro_batch_tokens} exceeds {section}{name}={tokens}",
-                fix="lower the one or raise the other",
-                code="micro-batch-exceeds-global-batch",
-            )
-    if stage.batch_warmup is not None:
-        _check_batch_warmup(stage, stage.batch_warmup, section, "stage" if prefix else "run")
-
-
-def _check_batch_warmup(stage: Stage, warmup: BatchWarmup, section: str, span: str) -> None:
-    """Check the ramp-up of a stage."""
-    if warmup.initial_tokens >= stage.global_batch_tokens:
-        raise SettingError(
-            f"{section}batch_warmup.initial_tokens={warmup.initial_tokens} is not less than "
-            f"{section}global_batch_tokens={stage.global_batch_tokens}",
-            fix=f"lower it, or remove {section}batch_warmup",
-            code="batch-warmup-without-growth",
-        )
-    if warmup.num_steps > stage.steps:
-        raise SettingError(
-            f"{section}batch_warmup.steps={warmup.num_steps} exceeds the {stage.steps} steps of the {span}",
-            fix=f"lower the length of {section}batch_warmup",
-            code="batch-warmup-longer-than-stage",
-        )

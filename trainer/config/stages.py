@@ -82,6 +82,10 @@ class Stage(StageShape):
     masking_clock: Clock
     gradient_clipping: float
 
+    def trains(self, objective: str) -> bool:
+        """Return whether the stage trains the objective of that name."""
+        return any(each.name == objective for each in self.objectives)
+
     @property
     def label(self) -> str:
         """The stage in messages: `stage 1 (decay)`."""

@@ -174,7 +174,7 @@ class StageSettings(Settings):
     objectives: Objectives | None = Field(
         None, description="what this stage trains, as objectives; other heads of the run get zero gradients"
     )
-    masking: str | None = Field(None, description="as data.masking")
+    masking: str | None = Field(None, description="as data.masking; a stage without it has that of data")
     learning_rate: PositiveFloat | None = Field(None, description="peak learning rate, as optimizer.learning_rate")
     weight_decay: Annotated[float, Field(ge=0.0)] | None = Field(None, description="as optimizer.weight_decay")
     schedule: ScheduleSettings | None = Field(

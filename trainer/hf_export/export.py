@@ -179,7 +179,8 @@ def build_model(config: RunConfig, weights: Mapping[str, torch.Tensor]) -> Pretr
     with torch.device("meta"):
         model = PretrainingModel(config.model, objectives)
     if config.has_own_objectives:  # whose heads stay behind
-        weights = {name: weight for name, weight in weights.items() if name.partition(".")[0] in model._modules}
+        parts = {name for name, _ in model.named_children()}
+        weights = {name: weight for name, weight in weights.items() if name.partition(".")[0] in parts}
     expected = {name: parameter.shape for name, parameter in model.named_parameters()}
     wrong = [name for name in expected if name not in weights or weights[name].shape != expected[name]]
     wrong += [name for name in weights if name not in expected]

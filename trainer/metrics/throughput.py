@@ -149,11 +149,10 @@ def slow_rank(work_seconds: Sequence[float], ratio: float) -> int | None:
 
 def flops_per_position(config: RunConfig, stage: Stage) -> float:
     """Operations of forward and backward per position of a row of this stage, without those of the user's heads."""
-    is_masked = MASKED_LM in [each.name for each in stage.objectives]
     return flops_per_token(
         config.model,
         stage.sequence_length,
-        stage.data.max_mlm_probability if is_masked else 0.0,
+        stage.data.max_mlm_probability if stage.trains(MASKED_LM) else 0.0,
         stage.data.has_sentence_pairs,
     )
 

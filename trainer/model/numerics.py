@@ -150,7 +150,7 @@ def describe_numerics(config: RunConfig, ranks: Ranks) -> dict[str, str]:
             dtype,
         )
         for stage in config.stages
-        if MASKED_LM in [each.name for each in stage.objectives]
+        if stage.trains(MASKED_LM)
     ]
     if any(is_in_chunks):
         described["loss over the vocabulary"] = ", ".join(

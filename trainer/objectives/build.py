@@ -77,15 +77,16 @@ def build_objectives(settings: Objectives, config: ModelSettings) -> dict[str, O
         UsageError: one of the user's cannot be built, or two have the same metric.
     """
     built = {each.name: _build(each, config) for each in settings}
-    by_metric: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for name, objective in built.items():
-        other = by_metric.setdefault(objective.metric, name)
-        if other != name:
-            raise UsageError(
-                f"the objectives {other} and {name} both have metric={objective.metric!r}",
-                fix="rename the metric of yours",
-                code="duplicate-metric",
-            )
+        for metric in (f"{objective.metric}_{value}" for value in objective.values):
+            other = owners.setdefault(metric, name)
+            if other != name:
+                raise UsageError(
+                    f"the objectives {other} and {name} both have the metric {metric}",
+                    fix="rename the `metric` of one class",
+                    code="duplicate-metric",
+                )
     return built
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.config.training_settings import ZeroStage
@@ -32,6 +33,6 @@ def memory_in_stage(config: RunConfig, stage: Stage, zero_stage: ZeroStage, worl
         micro_batch_tokens=batch_arithmetic(stage, world_size).micro_batch_tokens,
         sequence_length=stage.sequence_length,
         precision=precision,
-        mlm_probability=stage.data.max_mlm_probability,
+        mlm_probability=stage.data.max_mlm_probability if stage.trains(MASKED_LM) else 0.0,
         activation_checkpointing=config.training.activation_checkpointing,
     )

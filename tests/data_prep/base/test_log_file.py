@@ -81,6 +81,16 @@ def test_lines_that_the_disk_refuses_are_counted_once_it_takes_lines_again(log_f
     assert first == "(2 lines before this one could not be written)" and second.endswith("UTC kept")
 
 
+def test_a_line_after_one_that_was_cut_is_whole(log_file: LogFile, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"2026-11-28 05:02:07 UTC step 1")
+    log_file.open()
+    logger("a").info("step 2")
+    log_file.close()
+    first, start, second, rest = path.read_text().split("\n")
+    assert first.endswith("step 1") and " start: " in start and second.endswith("UTC step 2") and not rest
+
+
 def test_a_disk_that_never_answers_delays_nobody(log_file: LogFile, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     monkeypatch.setattr(log_file, "_write_waiting", answers.wait)

@@ -35,6 +35,7 @@ from trainer.engine import fragments
 from trainer.hf_export.export_source import read_source
 from trainer.hf_export.exported_files import write_model
 from trainer.loop import setup as runs
+from trainer.loop import warmup
 from trainer.loop.run import Progress, Run
 from trainer.loop.step import StepRequests
 from trainer.loop.training_loop import what_is_due
@@ -115,7 +116,7 @@ def test_a_run_without_a_valid_split_is_set_up_on_train_rows_and_evaluates_nothi
     data = config.data.model_copy(update={"shards": str(shards_without_valid)})
     run, _, _ = set_up(config.model_copy(update={"data": data}))
     assert not run.evaluates and EVALUATION_IS_OFF in capsys.readouterr().out
-    batch = runs._first_batch(run.config.stages[0], data, run.config, run.shard_sets, ALONE)
+    batch = warmup.first_batch(run.config.stages[0], data, run.config, run.shard_sets, ALONE)
     assert (batch.labels != IGNORED).any()
     result, state, progress = SimpleNamespace(is_nonfinite=False), TrainState(step=10), Progress(NonFiniteSteps(20))
     due = [what_is_due(run.config, state, progress, result, StepRequests(), each) for each in (False, True)]
@@ -387,7 +388,7 @@ def test_the_shapes_that_a_run_still_has_are_named_once_and_the_largest_first(st
     config = phased((5, 1024, 512), (2, 1024, 64), (1, 1024, 64), (2, 2048, 128), (9, 4096, 64), max_steps=10)
     found = [
         (stage.micro_batch_tokens, stage.sequence_length)
-        for stage in runs.one_of_each_shape(runs.stages_after(step, config))
+        for stage in warmup.one_of_each_shape(warmup.stages_after(step, config))
     ]
     assert found == expected
 

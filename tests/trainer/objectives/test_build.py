@@ -96,8 +96,10 @@ def test_names_that_collide_are_refused_when_the_model_is_built(name: str, code:
 
 
 def test_two_objectives_of_users_have_two_metrics() -> None:
-    with pytest.raises(UsageError, check=coded("duplicate-metric"), match="ToyAgain both have metric='toy'"):
+    with pytest.raises(UsageError, check=coded("duplicate-metric"), match="ToyAgain both have the metric toy_loss"):
         build_objectives((own("Toy"), own("ToyAgain")), SIZES)
+    with pytest.raises(UsageError, check=coded("duplicate-metric"), match="both have the metric toy_again_loss"):
+        build_objectives((own("ToyOfTwoWords"), own("ToyWithLongValue")), SIZES)
 
 
 def test_an_objective_sets_what_begins_otherwise_and_leaves_nothing_frozen() -> None:

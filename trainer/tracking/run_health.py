@@ -1,4 +1,4 @@
-"""The verdict on the health of a run from its status, without any I/O: the rules of `status --check`."""
+"""The health of a run from its status, without any I/O: the rules of `status --check`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ STALLED_INTERVALS = 10
 """The same in log intervals for a run of an older version, which recorded no operations."""
 
 
-class Verdict(NamedTuple):
+class RunHealth(NamedTuple):
     """Whether a run trains or is finished, in one word, and why."""
 
-    word: Literal["healthy", "finished", "stopped", "failed", "dead", "silent", "stalled"]
+    state: Literal["healthy", "finished", "stopped", "failed", "dead", "silent", "stalled"]
     reason: str
 
     @property
     def is_good(self) -> bool:
-        return self.word in ("healthy", "finished")
+        return self.state in ("healthy", "finished")
 
 
-def judge(status: Status, now: float, is_alive: bool | None, is_suspended: bool, disk_is_full: bool) -> Verdict:
-    """Return the verdict on a run at the time `now` (seconds since 1970).
+def assess(status: Status, now: float, is_alive: bool | None, is_suspended: bool, disk_is_full: bool) -> RunHealth:
+    """Return the health of a run at the time `now` (seconds since 1970).
 
     Args:
         is_alive: whether the process that writes the status runs, if that is visible from this host.
@@ -35,24 +35,24 @@ def judge(status: Status, now: float, is_alive: bool | None, is_suspended: bool,
         disk_is_full: whether the disk of the output directory has no space left.
     """
     if status.state == "finished":
-        return Verdict("finished", f"all {status.max_steps:,} steps are done")
+        return RunHealth("finished", f"all {status.max_steps:,} steps are done")
     if status.state != "running":
         step = "before its first step" if status.step is None else f"at step {status.step:,}"
-        return Verdict(status.state, f"{status.state} {step}: {status.cause or 'no cause was recorded'}")
+        return RunHealth(status.state, f"{status.state} {step}: {status.cause or 'no cause was recorded'}")
     if (death := cause_of_death(status, now, is_alive)) is not None:
-        return Verdict("dead", death)
+        return RunHealth("dead", death)
     process = f"process {status.pid} on host {status.host}"
     if is_suspended:
-        return Verdict("stalled", f"{process} is suspended by a signal such as SIGSTOP; resume it with SIGCONT")
+        return RunHealth("stalled", f"{process} is suspended by a signal such as SIGSTOP; resume it with SIGCONT")
     beat = now - (status.heartbeat_at or status.written_at)
     if status.heartbeat_at is not None and beat > DEAD_AFTER_SECONDS:
         cause = "the disk of output_dir is full" if disk_is_full else "it hangs, or output_dir cannot be written"
-        return Verdict("silent", f"{process} runs and has written no heartbeat for {long_duration(beat)}: {cause}")
+        return RunHealth("silent", f"{process} runs and has written no heartbeat for {long_duration(beat)}: {cause}")
     idle, limit = now - (status.moved_at or status.written_at), _limit(status)
     if idle > limit:
         doing = f" ({status.doing})" if status.doing else ""
-        return Verdict("stalled", f"{process} has made no progress for {long_duration(idle)}{doing}")
-    return Verdict("healthy", f"step {status.step or 0:,} of {status.max_steps:,}")
+        return RunHealth("stalled", f"{process} has made no progress for {long_duration(idle)}{doing}")
+    return RunHealth("healthy", f"step {status.step or 0:,} of {status.max_steps:,}")
 
 
 def _limit(status: Status) -> float:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launch.status import check
+from trainer.tracking.run_health import assess
 from trainer.tracking.status import Status, read_status
-from trainer.tracking.verdict import judge
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 NOW = 100_000.0
@@ -34,7 +34,7 @@ def word(
     is_alive: bool | None = True, is_suspended: bool = False, disk_is_full: bool = False, **changes: object
 ) -> str:
     status = RUNNING.model_copy(update=changes)
-    return judge(status, NOW, is_alive, is_suspended, disk_is_full).word
+    return assess(status, NOW, is_alive, is_suspended, disk_is_full).state
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def word(
         ("stalled", {"moved_at": None, "written_at": NOW - 1801, "seconds_per_step": None}),
     ],
 )
-def test_the_verdict_follows_from_state_heartbeat_and_progress(expected, changes):
+def test_the_health_follows_from_state_heartbeat_and_progress(expected, changes):
     assert word(**changes) == expected
 
 
 def test_a_full_disk_is_named_as_the_cause_of_a_missing_heartbeat():
     late = RUNNING.model_copy(update={"heartbeat_at": NOW - 300})
-    assert "disk of output_dir is full" in judge(late, NOW, True, False, disk_is_full=True).reason
-    assert "full" not in judge(late, NOW, True, False, disk_is_full=False).reason
+    assert "disk of output_dir is full" in assess(late, NOW, True, False, disk_is_full=True).reason
+    assert "full" not in assess(late, NOW, True, False, disk_is_full=False).reason
 
 
 # The status of a run, whose end a SIGTERM asks for; its main thread begins an operation every 10 ms.
@@ -106,16 +106,16 @@ def process(tmp_path):
 
 
 def wait_for(tmp_path: Path, expected: str) -> str:
-    """Wait until the verdict is the expected one, and return its reason."""
+    """Wait until the health is the expected one, and return its reason."""
     deadline = time.monotonic() + 10
-    while (verdict := check(tmp_path)).word != expected:
-        assert time.monotonic() < deadline, verdict
+    while (health := check(tmp_path)).state != expected:
+        assert time.monotonic() < deadline, health
         time.sleep(0.02)
-    return verdict.reason
+    return health.reason
 
 
 @pytest.mark.spawn
-def test_signals_to_a_real_process_give_the_right_verdicts(process, tmp_path):
+def test_signals_to_a_real_process_give_the_right_states(process, tmp_path):
     assert "step 1 of 9" in check(tmp_path).reason and "1,234 tokens/s" in wait_for(tmp_path, "healthy")
     process.send_signal(signal.SIGSTOP)
     assert "SIGSTOP" in wait_for(tmp_path, "stalled")
