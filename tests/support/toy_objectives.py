@@ -34,6 +34,10 @@ class Toy(Objective):
         )
 
 
+class WithoutMethods(Objective):
+    metric = "toy"
+
+
 class MetricOfAnother(Toy):
     metric = "mlm"
 

@@ -34,6 +34,9 @@ def class_of(name: str) -> type[Objective]:
     found = OBJECTIVE.find(name)
     if not (inspect.isclass(found) and issubclass(found, Objective)):
         raise OBJECTIVE.wrong(name, "is no subclass of Objective", fix=f"name {OBJECTIVE.form}")
+    for method in ("num_predictions", "scores"):
+        if getattr(found, method) is getattr(Objective, method):
+            raise OBJECTIVE.wrong(name, f"has no method {method}", fix="write it; trainer/README.md has an example")
     names = (found.metric, *found.values)
     wrong = next((each for each in names if not re.fullmatch(r"[a-z][a-z0-9_]*", each)), None)
     if wrong is not None or found.metric.partition("_")[0] in _RESERVED:

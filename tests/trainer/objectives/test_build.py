@@ -46,6 +46,7 @@ def test_next_sentence_is_the_task_that_sentence_pairs_have_unless_they_say_othe
         (f"{OWN}:NoSuchClass", "objective-not-importable"),
         (f"{OWN}:ModelSettings", "not-an-objective"),
         ("json:loads", "not-an-objective"),
+        (f"{OWN}:WithoutMethods", "not-an-objective"),
         (f"{OWN}:WithoutMetric", "not-an-objective"),
         (f"{OWN}:MetricIsReserved", "not-an-objective"),
         (f"{OWN}:ValueIsNoName", "not-an-objective"),
