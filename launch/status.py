@@ -155,12 +155,13 @@ def table(runs: Sequence[dict[str, Any]]) -> Table:
     """Return a table with one row per run; `runs` are figures, or an error in their place."""
     names = ("step", "max steps", "updated (UTC)", "tokens/s", "train loss", "valid MLM loss", "time left", "warnings")
     columns = (Column("run", is_number=False), Column("health", is_number=False), *map(Column, names))
-    return Table("runs", columns, tuple(_row(run) for run in runs))
+    errors = "; ".join(run["error"] for run in runs if "error" in run)
+    return Table("runs", columns, tuple(_row(run) for run in runs), errors)
 
 
 def _row(run: dict[str, Any]) -> tuple[str, ...]:
     if "error" in run:
-        return (run["output_dir"], run["error"], *("-",) * 8)
+        return (run["output_dir"], "no figures", *("-",) * 8)
     return (
         run["output_dir"],
         run["health"],
