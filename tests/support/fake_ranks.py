@@ -25,7 +25,7 @@ from trainer.checkpoint.restore import load
 from trainer.checkpoint.tensors import read_fragments
 from trainer.distributed import gradient_exchange
 from trainer.distributed.process_group import Ranks, forget_groups
-from trainer.engine import fragments, muon, stable_adamw
+from trainer.engine import fragments, stable_adamw, whole_parameters
 from trainer.engine.engine import build_engine
 from trainer.objectives.pretraining import PretrainingModel
 
@@ -40,7 +40,7 @@ def start_fake_group() -> Ranks:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
     torch.distributed.broadcast_object_list = lambda *arguments, **options: None  # as if rank 0 had sent the same
-    muon.gather_objects = rank_0_holds_the_matrices
+    whole_parameters.gather_objects = rank_0_holds_the_matrices
     gradient_exchange.gather_objects = lambda local_rank, ranks: [rank % 8 for rank in range(world_size)]
     # As if the trace of ZeRO 3 were rank 0's.
     partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda ints: None
@@ -48,7 +48,7 @@ def start_fake_group() -> Ranks:
 
 
 def rank_0_holds_the_matrices(held: list[dict[str, tuple[int, int]]], ranks: Ranks) -> list[Any]:
-    """What Muon's ranks would gather: this one holds none of the toy model's hidden matrices."""
+    """What ranks would gather of Muon's matrices: this one holds none of the toy model's hidden matrices."""
     assert not any(stop > start for parts in held for start, stop in parts.values())
     whole = [{} for _ in held]
     whole[next((number for number, parts in enumerate(held) if parts), 0)] = {

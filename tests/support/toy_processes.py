@@ -56,7 +56,9 @@ def run_jobs(folder: Path, world_size: int, jobs: list[dict[str, Any]]) -> list[
     return json.loads(plan.with_suffix(".out").read_text())
 
 
-OPTIMIZERS = ("adamw", "stable_adamw", "muon", "tests.support.toy_optimizers:lion")
+NORMALIZED = "tests.support.toy_optimizers:normalized_momentum"
+"""An optimizer of the user's own that needs whole parameters."""
+OPTIMIZERS = ("adamw", "stable_adamw", "muon", "tests.support.toy_optimizers:lion", NORMALIZED)
 
 
 def precisions_of(zero_stage: int, optimizer: str) -> tuple[str, ...]:

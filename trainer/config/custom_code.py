@@ -91,13 +91,16 @@ class CustomCode:
     def failed(self, name: str, error: Exception) -> UserError:
         """Return the error about an exception, with the last line of the user's file; raise it from `error`."""
         frames = traceback.extract_tb(error.__traceback__)
-        file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
-        frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+        frame = next((frame for frame in reversed(frames) if frame.filename == _file_of(name)), frames[-1])
         return self._error(
             f"{self.setting}={name} failed at {frame.filename}:{frame.lineno} ({type(error).__name__}: {error})",
             fix=f"name {self.form}",
             code=f"{self.kind}-failed",
         )
+
+    def is_in_traceback(self, name: str, error: Exception) -> bool:
+        """Whether an exception passed through the user's file."""
+        return any(frame.filename == _file_of(name) for frame in traceback.extract_tb(error.__traceback__))
 
     def wrong(self, name: str, problem: str, fix: str) -> UserError:
         """Return the error about what the user's code returned, such as "returned int" (`not-a-KIND`)."""
@@ -114,6 +117,10 @@ class CustomCode:
     @property
     def _wrong_code(self) -> str:
         return f"not-a{'n' if self.kind[0] in 'aeiou' else ''}-{self.kind}"
+
+
+def _file_of(name: str) -> str | None:
+    return getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
 
 
 OPTIMIZER = CustomCode(

@@ -2,18 +2,20 @@
 
 The function takes the parameter groups (dicts of `params` and `weight_decay`) and the settings of `optimizer`, and
 returns a `torch.optim.Optimizer`. From ZeRO 1 on the optimizer gets flat fp32 tensors in which the parameters lie end
-to end, so its update must be element by element. A checkpoint holds its states that have an element for each of the
-weight's, as float32, and the number of updates as `step`. They must be 0 before the first update, since a run starts
-with a warmup step after which all of them are set to 0; other states cannot be resumed and are refused.
+to end, so its update is element by element, or it has the method `attach` (`trainer/engine/whole_parameters.py`). A
+checkpoint holds its states that have an element for each of the weight's, as float32, and the number of updates as
+`step`. They must be 0 before the first update, since a run starts with a warmup step after which all of them are set to
+0; other states cannot be resumed and are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from data_prep.base.errors import UserError
-from trainer.config.custom_code import OPTIMIZER
+from trainer.config.custom_code import OPTIMIZER, is_custom
 from trainer.config.training_settings import OptimizerSettings
 
 if TYPE_CHECKING:
@@ -37,6 +39,23 @@ def build_custom_optimizer(groups: list[dict[str, Any]], settings: OptimizerSett
     if not isinstance(made, torch.optim.Optimizer):
         raise OPTIMIZER.wrong(settings.name, f"returned {type(made).__name__}", fix="return a torch.optim.Optimizer")
     return made
+
+
+@contextlib.contextmanager
+def explain_failure(name: str) -> Iterator[None]:
+    """Turn an exception out of the user's file into an error that names it, where `optimizer.name` is the user's own.
+
+    Raises:
+        UsageError: see above; other exceptions pass unchanged.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if is_custom(name) and OPTIMIZER.is_in_traceback(name, error):
+            raise OPTIMIZER.failed(name, error) from error
+        raise
 
 
 def settings_of_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ from trainer.distributed.memory import explain_out_of_memory
 from trainer.distributed.overlapped_reduction import OverlappedReduction, cut_into_buckets
 from trainer.distributed.process_group import Ranks, set_timeout_on_all_groups
 from trainer.engine import fragments
-from trainer.engine.custom_optimizer import check_states, settings_of_groups
+from trainer.engine.custom_optimizer import check_states, explain_failure, settings_of_groups
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.optimizer import attach_partition, build_optimizer
 
@@ -98,11 +98,12 @@ class Engine:
 
         A norm that is not finite means that the step was skipped (`was_step_applied`).
         """
-        if self.zero_stage > 0:
-            self._engine.step()
-            norm: float | torch.Tensor = self._engine.get_global_grad_norm()
-        else:
-            norm = self._step_whole_gradients()
+        with explain_failure(self._optimizer_name):
+            if self.zero_stage > 0:
+                self._engine.step()
+                norm: float | torch.Tensor = self._engine.get_global_grad_norm()
+            else:
+                norm = self._step_whole_gradients()
         self.optimizer_steps += self.was_step_applied
         return norm
 
@@ -246,7 +247,8 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
     model.to(ranks.device)
     # The fp32 values stay alive in these tensors while DeepSpeed gives the parameters other ones (bf16, flattened).
     initial = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
-    optimizer = build_optimizer(model, config.optimizer, config.training.precision)
+    with explain_failure(config.optimizer.name):
+        optimizer = build_optimizer(model, config.optimizer, config.training.precision)
     try:
         # With bf16 DeepSpeed prints its memory use at every stage of the start.
         with contextlib.redirect_stdout(io.StringIO()), _without_compiler():
@@ -265,7 +267,8 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
         ) from None
     reduction = overlapped_reduction(engine, ranks)
     set_timeout_on_all_groups(config.distributed.timeout_seconds)
-    attach_partition(engine.module, engine.optimizer, config.zero.stage, ranks)
+    with explain_failure(config.optimizer.name):
+        attach_partition(engine.module, engine.optimizer, config.zero.stage, ranks)
     if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
         # At the smallest scale DeepSpeed would raise; what a step that is not finite means is judged by its caller.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False

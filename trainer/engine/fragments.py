@@ -10,8 +10,8 @@ parameter (deepspeed 0.19.8).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -101,29 +101,47 @@ class Partition:
     """In the same order on every rank, also where one holds nothing but padding."""
     shapes: Mapping[str, tuple[int, ...]]
     """Of whole parameters by name, in one order on every rank."""
+    hidden_matrices: Mapping[str, int] = field(default_factory=dict)
+    """The weights of linear layers inside the blocks by name: how many matrices are stacked in the rows of each."""
     device: torch.device | None = None
     """That of the forward pass; the tensors may be elsewhere (`zero.offload_optimizer`)."""
     shared_by: Ranks | None = None
     """The ranks that hold the other parts; None where this one holds everything."""
 
 
-def whole_parameters(module: nn.Module, optimizer: torch.optim.Optimizer) -> Partition:
+@runtime_checkable
+class HasBlocks(Protocol):
+    """A model that says which of its weights are matrices inside the blocks."""
+
+    def hidden_matrices(self) -> dict[torch.Tensor, int]:
+        """The weights of the linear layers inside the blocks, and how many matrices are stacked in the rows of each."""
+
+
+def hidden_matrices_of(module: nn.Module) -> dict[str, int]:
+    """The trainable hidden matrices by name (`Partition.hidden_matrices`); none of a model that has no blocks."""
+    stacked = module.hidden_matrices() if isinstance(module, HasBlocks) else {}
+    return {name: stacked[parameter] for name, parameter in _trainable(module) if parameter in stacked}
+
+
+def undivided(module: nn.Module, optimizer: torch.optim.Optimizer) -> Partition:
     """The partition of an optimizer of the model's parameters themselves."""
-    held = list(fragments(module, optimizer, zero_stage=0, rank=0, world_size=1))
-    return Partition(held, [fragment.held_in for fragment in held], parameter_shapes(module))
+    every = list(fragments(module, optimizer, zero_stage=0, rank=0, world_size=1))
+    tensors = [fragment.held_in for fragment in every]
+    return Partition(every, tensors, parameter_shapes(module), hidden_matrices_of(module))
 
 
 def partition_of(module: nn.Module, optimizer: Any, zero_stage: int, ranks: Ranks) -> Partition:
     """The partition of the torch optimizer inside DeepSpeed's; it need not have made a step."""
-    held = list(fragments(module, optimizer, zero_stage, ranks.rank, ranks.world_size))
+    of_rank = list(fragments(module, optimizer, zero_stage, ranks.rank, ranks.world_size))
     if zero_stage == 0:
-        tensors = [fragment.held_in for fragment in held]
+        tensors = [fragment.held_in for fragment in of_rank]
     elif zero_stage == 3:
         tensors = list(optimizer.fp32_partitioned_groups_flat)
     else:
         tensors = [tensor for group in optimizer.optimizer.param_groups for tensor in group["params"]]
     shared_by = ranks if zero_stage and ranks.world_size > 1 else None
-    return Partition(held, tensors, parameter_shapes(module), ranks.device, shared_by)
+    matrices = hidden_matrices_of(module)
+    return Partition(of_rank, tensors, parameter_shapes(module), matrices, ranks.device, shared_by)
 
 
 def base_optimizer(optimizer: Any, zero_stage: int) -> torch.optim.Optimizer:

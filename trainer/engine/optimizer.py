@@ -10,7 +10,8 @@ module:function  its own                                       `trainer/engine/c
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Container
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,14 +23,7 @@ from trainer.engine import fragments
 from trainer.engine.custom_optimizer import build_custom_optimizer
 from trainer.engine.muon import Muon
 from trainer.engine.stable_adamw import StableAdamW
-
-
-@runtime_checkable
-class HasBlocks(Protocol):
-    """A model that says which of its weights are matrices inside the blocks."""
-
-    def hidden_matrices(self) -> dict[torch.Tensor, int]:
-        """The weights of the linear layers inside the blocks, and how many matrices are stacked in the rows of each."""
+from trainer.engine.whole_parameters import AttachesPartition
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -54,34 +48,27 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings, precision: st
     """
     groups = parameter_groups(model, settings.weight_decay)
     rate, betas, eps = settings.learning_rate, (settings.beta1, settings.beta2), settings.eps
+    optimizer: torch.optim.Optimizer
     if is_custom(settings.name):
-        return build_custom_optimizer(groups, settings)
-    optimizer: StableAdamW | Muon
-    if settings.name == "adamw":
-        return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps, fused=True)
-    if settings.name == "stable_adamw":
+        optimizer = build_custom_optimizer(groups, settings)
+    elif settings.name == "adamw":
+        optimizer = torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps, fused=True)
+    elif settings.name == "stable_adamw":
         optimizer = StableAdamW(groups, lr=rate, betas=betas, eps=eps)
     else:
-        assert isinstance(model, HasBlocks), "roles come from the model"
-        stacked = {p: number for p, number in model.hidden_matrices().items() if p.requires_grad}
+        assert isinstance(model, fragments.HasBlocks), "roles come from the model"
+        groups = [part for group in groups for part in _by_role(group, model.hidden_matrices())]
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        optimizer = Muon(
-            groups=[part for group in groups for part in _by_role(group, stacked)],
-            lr=rate,
-            betas=betas,
-            eps=eps,
-            momentum=settings.momentum,
-            dtype=dtype,
-            stacked={name: stacked[p] for name, p in model.named_parameters() if p in stacked},
-        )
-    optimizer.attach(fragments.whole_parameters(model, optimizer))
+        optimizer = Muon(groups, lr=rate, betas=betas, eps=eps, momentum=settings.momentum, dtype=dtype)
+    if isinstance(optimizer, AttachesPartition):
+        optimizer.attach(fragments.undivided(model, optimizer))
     return optimizer
 
 
-def _by_role(group: dict[str, Any], stacked: dict[torch.Tensor, int]) -> list[dict[str, Any]]:
+def _by_role(group: dict[str, Any], matrices: Container[torch.Tensor]) -> list[dict[str, Any]]:
     """A group as the matrices inside the blocks and the others; an empty part is left out."""
     parts = [
-        {**group, "params": [p for p in group["params"] if (p in stacked) == orthogonal], "orthogonal": orthogonal}
+        {**group, "params": [p for p in group["params"] if (p in matrices) == orthogonal], "orthogonal": orthogonal}
         for orthogonal in (True, False)
     ]
     return [part for part in parts if part["params"]]
@@ -90,5 +77,5 @@ def _by_role(group: dict[str, Any], stacked: dict[torch.Tensor, int]) -> list[di
 def attach_partition(module: nn.Module, optimizer: Any, zero_stage: int, ranks: Ranks) -> None:
     """Tell an optimizer that looks at whole parameters what the tensors hold that DeepSpeed's `optimizer` made."""
     base = fragments.base_optimizer(optimizer, zero_stage)
-    if isinstance(base, StableAdamW | Muon):
+    if isinstance(base, AttachesPartition):
         base.attach(fragments.partition_of(module, optimizer, zero_stage, ranks))

@@ -7,7 +7,7 @@ from data_prep.base.errors import UserError
 from tests.support import toy_optimizers
 from tests.support.error_codes import coded
 from trainer.config.training_settings import OptimizerSettings
-from trainer.engine.custom_optimizer import check_states, settings_of_groups
+from trainer.engine.custom_optimizer import check_states, explain_failure, settings_of_groups
 from trainer.engine.optimizer import build_optimizer
 
 MODULE = "tests.support.toy_optimizers"
@@ -45,6 +45,29 @@ def test_a_function_gets_the_groups_and_the_settings():
 def test_an_object_that_is_no_optimizer_is_refused(name, code):
     with pytest.raises(UserError, match=name, check=coded(code)):
         build_optimizer(torch.nn.Linear(3, 2), OptimizerSettings(name=name))
+
+
+def test_an_error_in_attach_or_a_step_names_the_users_file_and_other_errors_pass():
+    with (
+        pytest.raises(
+            UserError, match=r"toy_optimizers\.py:\d+ \(RuntimeError: no shapes\)", check=coded("optimizer-failed")
+        ),
+        explain_failure(f"{MODULE}:normalized_momentum"),
+    ):
+        toy_optimizers.fail()
+    with pytest.raises(ZeroDivisionError), explain_failure(f"{MODULE}:normalized_momentum"):
+        1 / 0
+    with pytest.raises(RuntimeError), explain_failure("muon"):
+        toy_optimizers.fail()
+
+
+def test_a_function_of_whole_parameters_is_attached_also_outside_deepspeed():
+    model = torch.nn.Linear(3, 2)
+    optimizer = build_optimizer(model, OptimizerSettings(name=f"{MODULE}:normalized_momentum", learning_rate=0.5))
+    before = model.weight.detach().clone()
+    model.weight.grad = torch.full((2, 3), 7.0)
+    optimizer.step()
+    torch.testing.assert_close(before * (1 - 0.5 * 0.01) - model.weight.detach(), torch.full((2, 3), 0.5 / 6**0.5))
 
 
 def test_states_that_a_checkpoint_gives_back_are_accepted():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ import torch
 from tests.support.flat_partitions import flat_fragments, flat_part
 from tests.support.threaded_ranks import ThreadedRanks
 from trainer.distributed.process_group import Ranks
-from trainer.engine import muon
-from trainer.engine.fragments import Fragment, Partition, whole_parameters
-from trainer.engine.muon import Muon, choose_owners, orthogonalized
+from trainer.engine import whole_parameters
+from trainer.engine.fragments import Fragment, Partition, undivided
+from trainer.engine.muon import Muon, orthogonalized
+from trainer.engine.whole_parameters import choose_owners
 
 SHAPES = {"wide": (6, 16), "stacked": (24, 8), "tall": (20, 5), "embedding": (9, 4)}
 STACKED = {"wide": 1, "stacked": 3, "tall": 1}
@@ -30,14 +32,14 @@ def muon_of(matrices: list[torch.Tensor], others: list[torch.Tensor], dtype: tor
         {"params": matrices, "weight_decay": DECAY, "orthogonal": True},
         {"params": others, "weight_decay": DECAY, "orthogonal": False},
     ]
-    return Muon(groups, lr=RATE, betas=BETAS, eps=EPS, momentum=MOMENTUM, dtype=dtype, stacked=STACKED)
+    return Muon(groups, lr=RATE, betas=BETAS, eps=EPS, momentum=MOMENTUM, dtype=dtype)
 
 
 def trained(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """Weights after the steps on one rank."""
     model = torch.nn.ParameterDict(tensors_of(0))
     optimizer = muon_of([model[name] for name in STACKED], [model["embedding"]], dtype)
-    optimizer.attach(whole_parameters(model, optimizer))
+    optimizer.attach(replace(undivided(model, optimizer), hidden_matrices=STACKED))
     for step in range(STEPS):
         for name, gradient in tensors_of(1 + step).items():
             model[name].grad = gradient
@@ -123,7 +125,7 @@ def equal_part(tensors: dict[str, torch.Tensor], ranks: Ranks) -> torch.Tensor:
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("zero_stage", [1, 3])
 def test_several_ranks_update_matrices_bit_by_bit_as_one(zero_stage, world_size, monkeypatch):
-    group = ThreadedRanks(world_size, (muon,), monkeypatch)
+    group = ThreadedRanks(world_size, (whole_parameters,), monkeypatch)
 
     def train(ranks: Ranks) -> dict[str, tuple[int, torch.Tensor]]:
         cut = equal_part if zero_stage == 3 else flat_part
@@ -134,7 +136,7 @@ def test_several_ranks_update_matrices_bit_by_bit_as_one(zero_stage, world_size,
             held = equal_fragments(flat, optimizer.state, ranks)
         else:
             held = flat_fragments(shapes, flat, optimizer.state, ranks)
-        optimizer.attach(Partition(held, [flat], shapes, shared_by=ranks))
+        optimizer.attach(Partition(held, [flat], shapes, STACKED, shared_by=ranks))
         for step in range(STEPS):
             flat.grad = cut({name: tensors_of(1 + step)[name] for name in STACKED}, ranks)
             optimizer.step()

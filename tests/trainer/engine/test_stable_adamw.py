@@ -16,7 +16,7 @@ from tests.support.threaded_ranks import ThreadedRanks
 from trainer import load_config
 from trainer.distributed.process_group import Ranks
 from trainer.engine import stable_adamw
-from trainer.engine.fragments import Partition, whole_parameters
+from trainer.engine.fragments import Partition, undivided
 from trainer.engine.optimizer import parameter_groups
 from trainer.engine.stable_adamw import StableAdamW
 from trainer.objectives.pretraining import PretrainingModel
@@ -63,7 +63,7 @@ def trained_by_formula() -> tuple[dict[str, torch.Tensor], set[str]]:
 def optimizer_of(tensors: list[torch.nn.Parameter]) -> StableAdamW:
     """Of whole parameters."""
     optimizer = StableAdamW([{"params": tensors, "weight_decay": DECAY}], lr=RATE, betas=BETAS, eps=EPS)
-    optimizer.attach(whole_parameters(torch.nn.ParameterList(tensors), optimizer))
+    optimizer.attach(undivided(torch.nn.ParameterList(tensors), optimizer))
     return optimizer
 
 
@@ -177,7 +177,7 @@ def test_bits_are_those_of_one_operator_at_a_time(held: str, device: str):
         optimizer = kind(made, lr=RATE, betas=BETAS, eps=EPS)
         every = [tensor for of_group in tensors for tensor in of_group]
         if number is None:
-            optimizer.attach(whole_parameters(torch.nn.ParameterList(every), optimizer))
+            optimizer.attach(undivided(torch.nn.ParameterList(every), optimizer))
         else:
             fragments = [
                 fragment
