@@ -11,7 +11,7 @@ An optimizer whose update is not element by element, such as Muon, has the metho
         for fragment, update in self._whole.apply(tensor, momentum, function):
             fragment.range_of(tensor).sub_(update, alpha=rate)
 
-Where a rank holds all of a parameter (most matrices at ZeRO 1 and 2) nothing is sent; else the fragments are sent to the
+Where a rank holds all of a parameter (most matrices at ZeRO 1 and 2) nothing is sent; else the fragments go to the
 owner, and its results back.
 """
 
