@@ -32,28 +32,30 @@ def build_custom_optimizer(groups: list[dict[str, Any]], settings: OptimizerSett
     import torch  # not at the top: a finished run is recognized without it
 
     function = OPTIMIZER.find(settings.name)
-    try:
+    with explain_failure(settings.name, calls_it=True):
         made = function(groups, settings)
-    except Exception as error:
-        raise OPTIMIZER.failed(settings.name, error) from error
     if not isinstance(made, torch.optim.Optimizer):
         raise OPTIMIZER.wrong(settings.name, f"returned {type(made).__name__}", fix="return a torch.optim.Optimizer")
     return made
 
 
 @contextlib.contextmanager
-def explain_failure(name: str) -> Iterator[None]:
-    """Turn an exception out of the user's file into an error that names it, where `optimizer.name` is the user's own.
+def explain_failure(name: str, calls_it: bool = False) -> Iterator[None]:
+    """Turn an exception of the user's optimizer into an error that names its file; others pass unchanged.
+
+    Args:
+        name: `optimizer.name`.
+        calls_it: whether the block does nothing but call the optimizer, so that its signature may be wrong too.
 
     Raises:
-        UsageError: see above; other exceptions pass unchanged.
+        UsageError: see above.
     """
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        if is_custom(name) and OPTIMIZER.is_in_traceback(name, error):
+        if is_custom(name) and (calls_it or OPTIMIZER.is_in_traceback(name, error)):
             raise OPTIMIZER.failed(name, error) from error
         raise
 

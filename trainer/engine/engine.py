@@ -247,8 +247,7 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
     model.to(ranks.device)
     # The fp32 values stay alive in these tensors while DeepSpeed gives the parameters other ones (bf16, flattened).
     initial = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
-    with explain_failure(config.optimizer.name):
-        optimizer = build_optimizer(model, config.optimizer, config.training.precision)
+    optimizer = build_optimizer(model, config.optimizer, config.training.precision)
     try:
         # With bf16 DeepSpeed prints its memory use at every stage of the start.
         with contextlib.redirect_stdout(io.StringIO()), _without_compiler():
@@ -267,8 +266,7 @@ def build_engine(model: nn.Module, config: RunConfig, ranks: Ranks) -> Engine:
         ) from None
     reduction = overlapped_reduction(engine, ranks)
     set_timeout_on_all_groups(config.distributed.timeout_seconds)
-    with explain_failure(config.optimizer.name):
-        attach_partition(engine.module, engine.optimizer, config.zero.stage, ranks)
+    attach_partition(engine.module, engine.optimizer, config.optimizer.name, config.zero.stage, ranks)
     if config.training.precision == "fp16" and engine.optimizer.loss_scaler.dynamic:
         # At the smallest scale DeepSpeed would raise; what a step that is not finite means is judged by its caller.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False

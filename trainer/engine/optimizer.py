@@ -10,7 +10,7 @@ module:function  its own                                       `trainer/engine/c
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from trainer.config.custom_code import is_custom
 from trainer.config.training_settings import OptimizerSettings
 from trainer.distributed.process_group import Ranks
 from trainer.engine import fragments
-from trainer.engine.custom_optimizer import build_custom_optimizer
+from trainer.engine.custom_optimizer import build_custom_optimizer, explain_failure
 from trainer.engine.muon import Muon
 from trainer.engine.stable_adamw import StableAdamW
 from trainer.engine.whole_parameters import AttachesPartition
@@ -60,8 +60,7 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings, precision: st
         groups = [part for group in groups for part in _by_role(group, model.hidden_matrices())]
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         optimizer = Muon(groups, lr=rate, betas=betas, eps=eps, momentum=settings.momentum, dtype=dtype)
-    if isinstance(optimizer, AttachesPartition):
-        optimizer.attach(fragments.undivided(model, optimizer))
+    _attach(optimizer, settings.name, lambda: fragments.undivided(model, optimizer))
     return optimizer
 
 
@@ -74,8 +73,14 @@ def _by_role(group: dict[str, Any], matrices: Container[torch.Tensor]) -> list[d
     return [part for part in parts if part["params"]]
 
 
-def attach_partition(module: nn.Module, optimizer: Any, zero_stage: int, ranks: Ranks) -> None:
+def attach_partition(module: nn.Module, optimizer: Any, name: str, zero_stage: int, ranks: Ranks) -> None:
     """Tell an optimizer that looks at whole parameters what the tensors hold that DeepSpeed's `optimizer` made."""
     base = fragments.base_optimizer(optimizer, zero_stage)
-    if isinstance(base, AttachesPartition):
-        base.attach(fragments.partition_of(module, optimizer, zero_stage, ranks))
+    _attach(base, name, lambda: fragments.partition_of(module, optimizer, zero_stage, ranks))
+
+
+def _attach(optimizer: torch.optim.Optimizer, name: str, partition: Callable[[], fragments.Partition]) -> None:
+    if isinstance(optimizer, AttachesPartition):
+        found = partition()
+        with explain_failure(name, calls_it=True):
+            optimizer.attach(found)
