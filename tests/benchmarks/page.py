@@ -116,23 +116,6 @@ SUMMARY: dict[tuple[str | tuple[str, ...], str], tuple[str, str]] = {
 }
 """Rows that README.md shows, by the beginnings of the name and of the peer, with the shorter names there."""
 
-PIPELINES = ("datatrove", "datasets.map")
-NUMBERS: dict[tuple[str | tuple[str, ...], str | tuple[str, ...]], str] = {
-    ("text to verified shards, ", PIPELINES): "the preparation speed of datatrove and datasets.map",
-    ("resume after ", ""): "the resume speed of datasets, Trainer and others",
-    (("optimizer steps, ", "training step, "), ""): "the training speed of transformers, by preset",
-}
-"""The three ranges at the top of README.md, by the beginnings of rows and of peers: all corpora, sizes and presets."""
-
-
-def numbers(found: Reports) -> Iterator[str]:
-    """Three ranges of ratios, for the top of README.md."""
-    ranges = [_extremes(_rows(found, *beginnings)) for beginnings in NUMBERS]
-    cells = [f"**{figure(low)} to {figure(high)} times**" for (low, _), (high, _) in ranges]
-    yield f"| {' | '.join(cells)} |"
-    yield "|---" * len(cells) + "|"
-    yield f"| {' | '.join(NUMBERS.values())} |"
-
 
 def summary(found: Reports) -> Iterator[str]:
     """A few rows, for README.md, each the range over corpora, seeds or presets."""
@@ -151,7 +134,7 @@ def _rows(found: Reports, beginning: str | tuple[str, ...], peer: str | tuple[st
     if not rows:
         raise UserError(
             f"no result has a row whose name begins with {beginning!r} and whose peer with {peer!r}",
-            fix="correct NUMBERS and SUMMARY in tests/benchmarks/page.py",
+            fix="correct SUMMARY in tests/benchmarks/page.py",
             code="missing-benchmark-row",
         )
     return rows
@@ -174,7 +157,6 @@ def _of(name: str, lines: Callable[[Report], Iterator[str]]) -> Callable[[Report
 
 
 BLOCKS: dict[str, Callable[[Reports], Iterator[str]]] = {
-    "numbers": numbers,
     "summary": summary,
     "language": _of("proof", language_tables.language),
     "peers_preparation": _of("peers_preparation", preparation_tables.preparation),
