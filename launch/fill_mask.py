@@ -45,7 +45,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     texts.add_argument(
         "--mask-random",
         action="store_true",
-        help="mask one word of each text, preferably a word that is a single token of the vocabulary",
+        help="mask one word of each text, preferably a content word that is a single token of the vocabulary",
     )
     texts.add_argument("--seed", type=int, metavar="N", help="with --mask-random: the same seed masks the same words")
     output = parser.add_argument_group("output")
@@ -178,7 +178,7 @@ def mask_or_skip(given: Text, seed: int, model: FillMask, num_texts: int) -> Mas
 
     text = given.text.replace(model.mask_token, " ")
     try:
-        return mask_random_word(text, seed, model.mask_token, preferred=model.is_one_piece)
+        return mask_random_word(text, seed, model.mask_token, preferred=(model.is_one_piece, model.is_content_word))
     except UsageError as error:
         warn_of_skipped(given.source, error, num_texts)
         return None

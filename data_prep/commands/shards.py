@@ -11,6 +11,7 @@ import argparse
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from shlex import quote
 from types import FrameType
 
 from data_prep.api.preparation_request import (
@@ -164,6 +165,10 @@ def print_result(preparation: Preparation, manifest: Manifest, is_new: bool) -> 
     for table in (split_table(manifest), step_table(manifest), source_table(manifest)):
         print(table.text(), end="\n\n")
     print(output)
+    print(
+        f"next: clozeworks verify {quote(output)}; then clozeworks pretrain --config tiny_cpu "
+        f"data.shards={quote(output)} output_dir=runs/NAME --dry-run"
+    )
 
 
 @contextmanager

@@ -113,6 +113,29 @@ def report_lines(report: TokenizerReport) -> Iterator[str]:
         yield f"  {' '.join(pieces)}"
 
 
+FEW_OCCURRENCES = 20
+"""Mean occurrences of a token in the training sample, below which `size_warning` warns.
+
+Gowda and May 2020 (arXiv 2004.02334, section 5) recommend the largest vocabulary of which 95% of the tokens have at
+least 100 examples in training; the mean lies above that of the rare ones by far.
+"""
+
+
+def size_warning(report: TokenizerReport) -> str | None:
+    """Warn of a vocabulary that is far too large for the text that it was learned from."""
+    if not report.everything.tokens:
+        return None
+    tokens = report.sample_bytes / report.everything.bytes_per_token
+    mean = tokens / report.vocab_size
+    if mean >= FEW_OCCURRENCES:
+        return None
+    return (
+        f"warning: a vocabulary of {report.vocab_size:,} tokens is far too large for this text: a token occurs "
+        f"{mean:.1f} times in it on average, and a model learns little of tokens that are rare. Fix: give more "
+        f"text, or a vocabulary of at most {int(tokens / FEW_OCCURRENCES):,} tokens"
+    )
+
+
 def _measured(text: str, ids: np.ndarray, is_byte: np.ndarray) -> GroupReport:
     words = text.count(" ")
     return GroupReport(

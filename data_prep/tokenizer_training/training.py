@@ -28,7 +28,7 @@ from data_prep.tokenizer_training.alphabet import (
     required_characters,
     training_lines,
 )
-from data_prep.tokenizer_training.quality import measure
+from data_prep.tokenizer_training.quality import measure, size_warning
 from data_prep.tokenizer_training.sampling import CorpusCounts
 from data_prep.tokenizer_training.training_sample import MAX_LINE_BYTES, TrainingSample, lines_of
 
@@ -102,7 +102,8 @@ def train_on_sample(
         write_hugging_face_files(tokenizer, folder)
         compared = [document.text for document in sample.held_out_documents.documents()]
         compare_with_hugging_face(tokenizer, folder, compared)
-        write_report(measure(tokenizer, sample, counts, held_out, alphabet), folder)
+        report = measure(tokenizer, sample, counts, held_out, alphabet)
+        write_report(report, folder)
         files = {name: storage.sha256_of(folder / name) for name in FILE_NAMES if name != INFO_NAME}
         info = info.model_copy(update={"files": files})
         info.write(folder)
@@ -110,6 +111,8 @@ def train_on_sample(
         f"{storage.redact(output)} written; SentencePiece and Hugging Face agree on {len(compared):,} "
         "documents and every tricky line"
     )
+    if (warning := size_warning(report)) is not None:
+        _say(warning)
     return info
 
 

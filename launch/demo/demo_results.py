@@ -86,7 +86,7 @@ def how_to_view(run: Path) -> str:
 def mask_one_word(text: str, model: FillMask) -> MaskedText | None:
     """Mask a word that one token of the vocabulary stands for; None if the text has none."""
     try:
-        masked = mask_random_word(text, SEED, model.mask_token, preferred=model.is_one_piece)
+        masked = mask_random_word(text, SEED, model.mask_token, preferred=(model.is_one_piece,))
     except UsageError:
         return None
     return masked if model.is_one_piece(masked.word) else None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
@@ -29,6 +31,8 @@ MASK_TOKEN = "[MASK]"
 METASPACE = "▁"
 BYTE_LEVEL_SPACE = "Ġ"
 WORDPIECE_CONTINUATION = "##"
+NUM_FUNCTION_WORDS = 200
+"""First words of a vocabulary that count as function words."""
 # A word: one character of the scripts that put no spaces, else letters with marks and digits, apostrophes inside.
 _WORD = regex.compile(
     r"[\p{Han}\p{Hiragana}\p{Katakana}]|[\p{L}\p{M}\p{N}]*\p{L}[\p{L}\p{M}\p{N}]*(?:['’][\p{L}\p{M}]+)*"
@@ -184,6 +188,13 @@ class FillMask:
         ids = self._ids(word, add_special_tokens=False)
         return len(ids) == 1 and ids[0] not in self.tokenizer.all_special_ids
 
+    def is_content_word(self, word: str) -> bool:
+        """Whether the word is rarely a function word such as "the" or "with": none that is short or very frequent.
+
+        Vocabularies of BPE and WordPiece begin with what is frequent, so the first words among their tokens tell.
+        """
+        return word.casefold() not in self._function_words and (len(word) > 3 or not word.isascii())
+
     def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         text = replace_surrogates(text)  # as in preparation
         with library_errors(self.tokenizer.name_or_path):
@@ -201,6 +212,13 @@ class FillMask:
         values, indices = probabilities[allowed].topk(min(top_k, len(allowed)))
         likeliest = zip(indices.tolist(), values.tolist(), strict=True)
         return tuple(self._candidate(allowed[index], probability) for index, probability in likeliest)
+
+    @cached_property
+    def _function_words(self) -> set[str]:
+        """The first tokens of the vocabulary that are words of several letters."""
+        candidates = (self._candidate(token_id, 0.0) for token_id in self._word_ids)
+        words = (each.token.casefold() for each in candidates if each.begins_word and len(each.token) > 1)
+        return set(islice(words, NUM_FUNCTION_WORDS))
 
     def _candidate(self, token_id: int, probability: float) -> Candidate:
         piece = str(self.tokenizer.convert_ids_to_tokens(token_id))
@@ -278,11 +296,11 @@ def fill(text: str, mask_token: str, candidates: list[Candidate]) -> str:
 
 
 def mask_random_word(
-    text: str, seed: int, mask_token: str = MASK_TOKEN, preferred: Callable[[str], bool] | None = None
+    text: str, seed: int, mask_token: str = MASK_TOKEN, preferred: Sequence[Callable[[str], bool]] = ()
 ) -> MaskedText:
     """Mask one whole word of `text`, never punctuation: which one follows from (seed, text).
 
-    `preferred` narrows the choice where it leaves any word, for instance to words that are one token.
+    Each function of `preferred` narrows the choice where it leaves any word, for instance to words that are one token.
 
     Raises:
         UsageError: the text has no word.
@@ -292,8 +310,8 @@ def mask_random_word(
         raise UsageError(
             f"the text {shorten(text)!r} has no word to mask", fix="give a sentence", code="text-without-word"
         )
-    if preferred is not None:
-        words = [word for word in words if preferred(word.group())] or words
+    for is_preferred in preferred:
+        words = [word for word in words if is_preferred(word.group())] or words
     word = random.Random(f"{seed}:{text}").choice(words)
     masked = text[: word.start()] + mask_token + text[word.end() :]
     return MaskedText(text, masked, word.group())
@@ -308,15 +326,15 @@ def report(prediction: Prediction, masked: MaskedText | None = None) -> list[str
     """Lines for a person; for a word masked at random: the word, the guesses, and the text thrice."""
     if masked is None:
         lines = [
-            f"mask {number}: " + _listed(candidates) for number, candidates in enumerate(prediction.masks, start=1)
+            line
+            for number, candidates in enumerate(prediction.masks, start=1)
+            for line in (f"mask {number}:", *_listed(candidates))
         ]
         return [*lines, f"MODEL: {one_line(prediction.filled)}"]
-    best, *others = prediction.masks[0]
-    lines = [f"masked word: {masked.word}", f"predicted word: {best.token} (probability {best.probability:.3f})"]
-    if others:
-        lines.append(f"next guesses: {_listed(tuple(others))}")
     return [
-        *lines,
+        f'masked word: "{masked.word}"',
+        "guesses:",
+        *_listed(prediction.masks[0]),
         f"ACTUAL: {one_line(masked.actual)}",
         f"MASKED: {one_line(masked.masked)}",
         f"MODEL: {one_line(prediction.filled)}",
@@ -364,5 +382,9 @@ def shorten(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _listed(candidates: tuple[Candidate, ...]) -> str:
-    return ", ".join(f"{item.token} {item.probability:.3f}" for item in candidates)
+def _listed(candidates: tuple[Candidate, ...]) -> Iterator[str]:
+    width = max(len(item.token) for item in candidates) + 2
+    for item in candidates:
+        quoted = f'"{item.token}"'
+        note = "" if item.begins_word else "  (continues the word before it)"
+        yield f"  {quoted:<{width}}  {item.probability:.3f}{note}"

@@ -9,7 +9,7 @@ import pytest
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.tokenizer import Tokenizer, TokenizerSettings
 from data_prep.tokenizer.tokenizer_report import REPORT_NAME, GroupReport, read_report
-from data_prep.tokenizer_training.quality import report_lines
+from data_prep.tokenizer_training.quality import report_lines, size_warning
 from data_prep.tokenizer_training.sampling import CorpusCounts
 from data_prep.tokenizer_training.training import train_on_sample
 from tests.support.made_up_documents import TrainingSample, lines_of
@@ -140,3 +140,22 @@ def test_a_folder_without_a_report_has_none_and_a_damaged_one_is_told(folder: Pa
     (tmp_path / REPORT_NAME).write_text("{}")
     with pytest.raises(UserError, match=r"is damaged \(fingerprint: Field required\)"):
         read_report(tmp_path)
+
+
+def test_a_vocabulary_that_is_far_too_large_for_its_text_gets_a_warning(folder: Path) -> None:
+    report = read_report(folder)
+    assert report is not None
+    report = report.model_copy(update={"sample_bytes": report.everything.bytes_per_token * 8_010})
+    assert size_warning(report.model_copy(update={"vocab_size": 400})) is None
+    warning = size_warning(report.model_copy(update={"vocab_size": 2_000}))
+    assert warning is not None and "4.0 times" in warning and "at most 400 tokens" in warning
+
+
+def test_the_warning_is_printed_where_the_tokenizer_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample, counts = TrainingSample(100_000, 0), CorpusCounts()
+    for text in ENGLISH:
+        sample.add([text], "books", "en")
+    train_on_sample(sample, counts, tmp_path, TokenizerSettings(vocab_size=400))
+    assert "tokenizer: warning: a vocabulary of 400 tokens is far too large for this text" in capsys.readouterr().err

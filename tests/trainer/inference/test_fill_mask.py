@@ -109,16 +109,26 @@ def test_punctuation_numbers_and_masks_alone_leave_no_word() -> None:
 
 def test_preferred_words_are_masked_where_there_are_any() -> None:
     text = "alpha beta gamma"
-    assert {mask_random_word(text, seed, preferred=lambda word: word == "beta").word for seed in range(9)} == {"beta"}
-    assert mask_random_word(text, 3, preferred=lambda word: False) == mask_random_word(text, 3)
+    assert {mask_random_word(text, seed, preferred=[lambda word: word == "beta"]).word for seed in range(9)} == {"beta"}
+    assert mask_random_word(text, 3, preferred=[lambda word: False]) == mask_random_word(text, 3)
+    both = [lambda word: word != "beta", lambda word: word != "alpha"]
+    assert {mask_random_word(text, seed, preferred=both).word for seed in range(9)} == {"gamma"}
+
+
+def test_function_words_are_the_short_ones_and_the_first_of_the_vocabulary(model: FillMask) -> None:
+    assert not model.is_content_word("the") and not model.is_content_word("ran")
+    assert model.is_content_word("unheard") and model.is_content_word("猫")
+    model.__dict__["_function_words"] = {"with"}
+    assert not model.is_content_word("With") and model.is_content_word("within")
 
 
 def test_the_report_of_a_word_masked_at_random_shows_the_text_thrice() -> None:
     masked = MaskedText("the dog\nsat", "the [MASK]\nsat", "dog")
     prediction = Prediction("the [MASK]\nsat", ((WORD,),), "the cat\nsat")
     assert report(prediction, masked) == [
-        "masked word: dog",
-        "predicted word: cat (probability 0.500)",
+        'masked word: "dog"',
+        "guesses:",
+        '  "cat"  0.500',
         "ACTUAL: the dog sat",
         "MASKED: the [MASK] sat",
         "MODEL: the cat sat",
