@@ -29,7 +29,8 @@ def load_settings(
 ) -> SettingsType:
     """Read `path` (a file, or the name of a preset), apply the overrides and validate.
 
-    A setting that is a text becomes what was typed, such as `007`, `yes` or `a #b`.
+    A setting that is a text becomes what was typed, such as `007`, `yes` or `a #b`. With `base: NAME` a file begins with
+    the values of another file beside it, or of a preset.
 
     Raises:
         UsageError: the file is missing or not a mapping, an override is not `a.b=value`, or a value violates the
@@ -40,7 +41,8 @@ def load_settings(
     if path is not None or overrides:
         from data_prep.base.yaml_values import read_settings
 
-        values = read_settings(schema, find_config(path, schema) if path is not None else None, overrides, source)
+        file = find_config(path, schema) if path is not None else None
+        values = read_settings(schema, file, overrides, source, lambda name: find_config(name, schema))
     check_texts(values, source)
     typed = {}
     if not isinstance(overrides, Mapping):
@@ -107,9 +109,9 @@ def find_config(path: str | Path, schema: type[BaseModel] | None = None) -> Path
 
 
 def _is_of(schema: type[BaseModel], file: Path) -> bool:
-    from data_prep.base.yaml_values import read_yaml
+    from data_prep.base.yaml_values import BASE, read_yaml
 
-    return read_yaml(file).keys() <= schema.model_fields.keys()
+    return read_yaml(file).keys() - {BASE} <= schema.model_fields.keys()
 
 
 def _warn_of_repetition(overrides: Sequence[str]) -> None:

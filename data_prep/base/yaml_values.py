@@ -8,7 +8,7 @@ file from elsewhere reads no environment.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +26,8 @@ from data_prep.base.typed_values import (
     typed_value,
 )
 
+BASE = "base"
+"""Key of a file for the file whose values it replaces."""
 _MAX_NESTING = 100  # levels of a YAML document
 _LONGEST_QUOTATION = 500  # characters of a file or of the command line in a message
 _TAG = "tag:yaml.org,2002:"
@@ -67,18 +69,26 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_settings(
-    schema: Any, path: Path | None, overrides: Sequence[str] | Mapping[str, Any], source: str
+    schema: Any,
+    path: Path | None,
+    overrides: Sequence[str] | Mapping[str, Any],
+    source: str,
+    find: Callable[[str], Path] = Path,
 ) -> dict[str, Any]:
     """Read a configuration file, if any, apply overrides, and return plain values of the schema's types.
+
+    A file may name another one as its `base`: its own values replace those of the base, a list as a whole.
 
     Args:
         overrides: `["optimizer.learning_rate=1e-4"]`, or values by dotted name, which stay what they are.
         source: name of the file, for errors.
+        find: the file of a name that is no file beside the one that names it as its base.
 
     Raises:
-        UsageError: as `read_yaml`; an override is not `a.b=value`; or YAML would drop a part of a value.
+        UsageError: as `read_yaml`; an override is not `a.b=value`; YAML would drop a part of a value; or there is no
+            such base.
     """
-    values = {} if path is None else _read_file(path)
+    values = {} if path is None else _with_base(path, find)
     if isinstance(overrides, Mapping):
         for name, value in overrides.items():
             _set(schema, values, name, lambda wanted, value=value: plain(value), f"{name}={value!r}")
@@ -227,6 +237,26 @@ def _read_file(path: Path) -> dict[str, Any]:
             code="config-not-a-mapping",
         )
     return values
+
+
+def _with_base(path: Path, find: Callable[[str], Path], above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a file over its base, over the base of that, and so on; `above` are the files that led to it."""
+    values = _read_file(path)
+    base = values.pop(BASE, None)
+    if base is None:
+        return values
+    name = base.text if isinstance(base, Scalar) else base
+    if not isinstance(name, str) or not name:
+        raise UsageError(
+            f"{path}: {BASE}={_without_scalars(base)!r} is not the name of a file",
+            fix="name a preset or a YAML file, such as 'base: bert_large'",
+            code="invalid-base",
+        )
+    beside = path.parent / name
+    found = beside if beside.is_file() else find(name)
+    if any(found.samefile(other) for other in (*above, path)):
+        raise UsageError(f"{path}: {BASE}={name} leads back to itself", fix="name another base", code="invalid-base")
+    return merged(_with_base(found, find, (*above, path)), values)
 
 
 def _is_scalar_with_anchor(event: Any) -> bool:

@@ -180,3 +180,37 @@ def test_settings_of_a_fine_tuning_in_a_suite_are_texts_as_typed(tmp_path: Path)
         "epochs": 2,
         "columns": {"text": "0", "label": "010", "pair": "1"},
     }
+
+
+def test_a_file_replaces_values_of_its_base_and_of_the_base_of_that(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("name: one\nlength: 3\ncrew: [a, b]\nrooms: {cabin: x, hold: y}\n")
+    (tmp_path / "two.yaml").write_text("base: one.yaml\nspeed: 2\ncrew: [c]\n")
+    read = ship(tmp_path, "base: two.yaml\nname: 007\nrooms: {hold: z}\nlength: null\n", "speed=3")
+    assert read == Ship(name="007", speed=3.0, crew=("c",), rooms={"cabin": "x", "hold": "z"}, length=None)
+    assert "base" not in to_yaml(read)
+
+
+@pytest.mark.parametrize(
+    ("base", "code"),
+    [
+        ("ship.yaml", "invalid-base"),
+        ("other.yaml", "invalid-base"),  # whose base is ship.yaml
+        ("none.yaml", "missing-config"),
+        ("[a, b]", "invalid-base"),
+        ("''", "invalid-base"),
+        (".", "config-is-folder"),
+        ("text.yaml", "config-not-a-mapping"),
+        ("wrong.yaml", "invalid-setting"),
+    ],
+)
+def test_a_base_that_cannot_be_is_refused(base: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text("base: ship.yaml\n")
+    (tmp_path / "text.yaml").write_text("a text\n")
+    (tmp_path / "wrong.yaml").write_text("length: long\n")
+    with pytest.raises(UsageError, check=coded(code)):
+        ship(tmp_path, f"base: {base}\nname: x\n")
+
+
+def test_a_base_is_a_setting_of_files_alone() -> None:
+    with pytest.raises(UsageError, check=coded("unknown-setting")):
+        load_settings(Ship, None, ["base=one"])
