@@ -36,6 +36,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("show-batch", "print training rows as text, with masks and labels", "launch.show_batch", "train"),
         Command("attention", "draw the attention maps of a text", "launch.show_attention", "registry"),
         Command("evaluate", "score a model on minimal pairs, or on a suite of tasks", "launch.evaluate", "registry"),
+        Command("compare", "compare runs and models over seeds", "launch.compare", "finetune"),
     ),
     "use": (
         Command("export", "export a checkpoint as a Hugging Face folder", "launch.export", "registry"),

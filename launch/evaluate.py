@@ -22,7 +22,6 @@ from pathlib import Path
 
 from data_prep.base.arguments import Joined, local_output
 from data_prep.base.errors import UsageError, run_command
-from data_prep.base.progress import Progress
 from launch.options import add_dry_run, add_model, add_tracking_uri, check_new_file, command_parser
 
 PRECISIONS = ("fp32", "bf16", "float64")
@@ -93,14 +92,7 @@ def run_suite(arguments: argparse.Namespace) -> None:
 
 def score_minimal_pairs(arguments: argparse.Namespace) -> None:
     """Score minimal pairs, print the table and write the scores."""
-    from trainer.data.minimal_pairs import (
-        as_json,
-        judge,
-        num_masked_copies,
-        pair_scores,
-        read_minimal_pairs,
-        report_lines,
-    )
+    from trainer.data.minimal_pairs import as_json, judge, read_minimal_pairs, report_lines
 
     if arguments.tasks or arguments.overrides or arguments.no_tracking:
         raise UsageError(
@@ -114,23 +106,12 @@ def score_minimal_pairs(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         print(f"dry run: {len(pairs):,} minimal pairs; no model was loaded and nothing was written")
         return
-    import torch
-
     from data_prep.storage import storage
     from launch.fill_mask import open_model
-    from trainer.distributed.allocator import keep_freed_memory
-    from trainer.evaluation.masked_scorers import SentenceEncoder, scorer_of
+    from trainer.evaluation.masked_scorers import score_pairs
 
-    model = open_model(arguments.model, arguments.tracking_uri)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu":
-        keep_freed_memory()
     precision = arguments.precision or "fp32"
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}[precision]
-    encode = SentenceEncoder(model.tokenizer)
-    with Progress("scoring masked copies", num_masked_copies(pairs, encode), "copies") as progress:
-        scorer = scorer_of(model, device, dtype)
-        scores = pair_scores(pairs, encode, model.tokenizer.mask_token_id, model.max_length, scorer, progress.add)
+    scores = score_pairs(open_model(arguments.model, arguments.tracking_uri), pairs, precision)
     report = judge(pairs, scores)
     print("\n".join(report_lines(report)).rstrip())
     if arguments.output is not None:

@@ -29,8 +29,8 @@ def load_settings(
 ) -> SettingsType:
     """Read `path` (a file, or the name of a preset), apply the overrides and validate.
 
-    A setting that is a text becomes what was typed, such as `007`, `yes` or `a #b`. With `base: NAME` a file begins with
-    the values of another file beside it, or of a preset.
+    A setting that is a text becomes what was typed, such as `007`, `yes` or `a #b`. A file with `base: NAME` begins
+    with the values of another file beside it, or of a preset.
 
     Raises:
         UsageError: the file is missing or not a mapping, an override is not `a.b=value`, or a value violates the

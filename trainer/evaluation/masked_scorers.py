@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from data_prep.base.errors import UserError
+from data_prep.base.progress import Progress
 from data_prep.text.cleaning import replace_surrogates
 from data_prep.tokenizer.untrusted_file import library_errors
 from trainer.data.batch import Batch
-from trainer.data.minimal_pairs import EncodedSentence, MaskedCopies, Scorer
+from trainer.data.minimal_pairs import (
+    EncodedSentence,
+    MaskedCopies,
+    MinimalPair,
+    Scorer,
+    num_masked_copies,
+    pair_scores,
+)
+from trainer.distributed.allocator import keep_freed_memory
 from trainer.inference.checkpoint_model import CheckpointMaskedLM
 from trainer.inference.fill_mask import FillMask, mask_reader
 from trainer.objectives.pretraining import PretrainingModel
@@ -20,11 +30,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
+
+
 def scorer_of(model: FillMask, device: torch.device, dtype: torch.dtype) -> Scorer:
     """The scorer of a loaded model, on a device and in a precision."""
     if isinstance(model.model, CheckpointMaskedLM):
         return PretrainingScorer(model.model.model.to(device, dtype).eval())
     return TransformersScorer(model.model, device, dtype)
+
+
+def score_pairs(model: FillMask, pairs: Sequence[MinimalPair], precision: str = "fp32") -> np.ndarray:
+    """Pseudo-log-likelihoods (num_pairs, 2) float64 of the good and the bad sentences, with a progress line.
+
+    Raises:
+        UserError: as `trainer.data.minimal_pairs.pair_scores`.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        keep_freed_memory()
+    encode = SentenceEncoder(model.tokenizer)
+    with Progress("scoring masked copies", num_masked_copies(pairs, encode), "copies") as progress:
+        scorer = scorer_of(model, device, DTYPES[precision])
+        return pair_scores(pairs, encode, model.tokenizer.mask_token_id, model.max_length, scorer, progress.add)
 
 
 class TransformersScorer:

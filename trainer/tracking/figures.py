@@ -107,6 +107,22 @@ def draw_curves(panels: Sequence[tuple[str, Mapping[str, Mapping[str, Curve]]]],
     return _png(figure)
 
 
+def draw_groups(panels: Sequence[tuple[str, Mapping[str, Sequence[float]]]], title: str) -> bytes:
+    """Draw panels side by side, each (label, {group: values}): values as dots, the mean of a group as a line."""
+    figure, grid = _side_by_side(len(panels), title)
+    for axes, (label, groups) in zip(grid, panels, strict=True):
+        _style(axes)
+        axes.set_ylabel(_plain(label))
+        for number, values in enumerate(groups.values()):
+            color = COLORS[number % len(COLORS)]
+            axes.plot([number] * len(values), values, linestyle="", marker="o", markersize=5, color=color, alpha=0.7)
+            if values:
+                axes.hlines(float(np.mean(values)), number - 0.25, number + 0.25, color=color, linewidth=2)
+        axes.set_xticks(range(len(groups)), [_plain(name) for name in groups], fontsize=8)
+        axes.set_xlim(-0.6, len(groups) - 0.4)
+    return _png(figure)
+
+
 def draw_heads(weights: np.ndarray, tokens: Sequence[str], titles: Sequence[str], columns: int) -> bytes:
     """Draw a grid of attention maps: `weights` (num_maps, length, length), darker for more attention."""
     rows = -(-len(weights) // columns)

@@ -1,0 +1,179 @@
+"""Compare runs and models: means and deviations over seeds, and differences with 95% intervals.
+
+    clozeworks compare runs/old-0 runs/old-1 runs/new-0 runs/new-1
+    clozeworks compare old=runs/old-0,runs/old-1 new=models:/new@champion --minimal-pairs DIR --output comparison
+
+Runs that differ in training.seed alone are one group; LABEL=A,B,C names a group. Each is compared with the first one.
+A run has the newest scores of its evaluations (valid/*), a model those of its export. --minimal-pairs scores all models
+on pairs of sentences, and --suite runs a suite on each (as in `clozeworks evaluate`, whose results are reused). Scores
+that were not measured alike, such as on other rows of text, are not compared, and the reason is printed.
+
+--output writes comparison.md, comparison.json and comparison.png to a new directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from data_prep.base.arguments import local_output
+from data_prep.base.errors import run_command
+from launch.options import add_tracking_uri, check_new_folder, command_parser
+from launch.status import read_run
+
+if TYPE_CHECKING:
+    from trainer.data.minimal_pairs import MinimalPair
+    from trainer.evaluation.compare import Subject
+    from trainer.evaluation.suite_settings import Suite
+
+
+CONFIG_NAME = "training_config.yaml"
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = command_parser("compare.py", __doc__)
+    parser.add_argument(
+        "subjects",
+        nargs="+",
+        metavar="[LABEL=]RUN_OR_MODEL[,...]",
+        help="output_dir of a run, or a model as other commands take it; LABEL= makes a group of several",
+    )
+    parser.add_argument("--minimal-pairs", type=Path, metavar="DIR", help="directory or file with minimal pairs")
+    parser.add_argument("--suite", metavar="FILE", help="YAML file of a suite, or the name of a preset")
+    parser.add_argument(
+        "--suite-setting",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="override of a setting of the suite, such as data=DIR; may be repeated",
+    )
+    parser.add_argument(
+        "--output", type=local_output("--output"), metavar="DIR", help="new directory for table, values and picture"
+    )
+    add_tracking_uri(parser)
+    parsed = parser.parse_args(arguments)
+    if parsed.suite_setting and parsed.suite is None:
+        parser.error("--suite-setting is only valid with --suite")
+    return parsed
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    if arguments.output is not None:
+        check_new_folder(arguments.output)
+    named = [pair for text in arguments.subjects for pair in names_in(text)]
+    from data_prep.storage import storage
+    from trainer.data.minimal_pairs import read_minimal_pairs
+    from trainer.evaluation import compare
+    from trainer.evaluation.suite_settings import load_suite
+
+    pairs = read_minimal_pairs(arguments.minimal_pairs) if arguments.minimal_pairs is not None else []
+    subjects = [open_subject(name, arguments.tracking_uri) for _, name in named]
+    labels = [label for label, _ in named]
+    compare.grouped(subjects, labels)  # before anything takes long
+    if pairs:
+        subjects = [with_pairs(each, pairs, arguments.tracking_uri) for each in subjects]
+    if arguments.suite is not None:
+        suite = load_suite(arguments.suite, arguments.suite_setting)
+        subjects = [with_suite(each, suite, arguments.tracking_uri) for each in subjects]
+    groups = compare.grouped(subjects, labels)
+    found = compare.comparison(groups, pairs)
+    tables = compare.tables(found)
+    print("\n\n".join(table.text() for table in tables))
+    if arguments.output is None:
+        return
+    lines = [
+        f"## {table.title}\n\n{table.markdown()}\n" + (f"\n{table.note}\n" if table.note else "") for table in tables
+    ]
+    page = "# Comparison\n\n" + "\n".join(lines) + "\n![scores](comparison.png)\n"
+    for name, content in (
+        ("comparison.png", compare.picture(groups)),
+        ("comparison.json", (json.dumps(found, indent=1) + "\n").encode()),
+        ("comparison.md", page.encode()),
+    ):
+        storage.write_bytes(arguments.output / name, content)
+    print(f"\nwrote {arguments.output}/comparison.md, .json and .png")
+
+
+def names_in(text: str) -> list[tuple[str | None, str]]:
+    """Return label and name of each subject of an argument; a path that exists is one name, whatever it contains."""
+    if Path(text).exists():
+        return [(None, text)]
+    label, has_label, names = text.partition("=")
+    return [(label, name) for name in names.split(",") if name] if has_label and "/" not in label else [(None, text)]
+
+
+def open_subject(name: str, tracking_uri: str | None) -> Subject:
+    """Read the scores of a run from its status, and those of a model from its export.
+
+    Raises:
+        UserError: there is no such run or model.
+    """
+    from data_prep.base.local_paths import expand_home
+    from data_prep.base.yaml_values import read_yaml
+    from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
+    from trainer.evaluation.compare import Subject, recipe_of
+    from trainer.evaluation.evaluate_suite import open_model_of
+    from trainer.model.model_folder import read_provenance
+    from trainer.tracking.status import STATUS_NAME
+
+    run = Path(expand_home(name))
+    config: dict[str, Any] | None = None
+    if (run / STATUS_NAME).is_file():
+        status = read_run(run)
+        step: int | None
+        tokens: int | None
+        steps, _ = list_steps(run)
+        if steps:
+            config = CheckpointFolder(step_folder(run, steps[0])).read_state().config
+        scores, facts, step, tokens = status.metrics, status.evaluation, status.step, status.tokens_seen
+    else:
+        folder = open_model_of(name, tracking_uri).folder
+        origin = read_provenance(folder)
+        if (folder / CONFIG_NAME).is_file():
+            config = read_yaml(folder / CONFIG_NAME)
+        scores, facts = origin.get("scores") or {}, origin.get("evaluation") or {}
+        step, tokens = origin.get("step"), origin.get("tokens_seen")
+    return Subject(
+        name,
+        {metric: value for metric, value in scores.items() if value is not None},
+        facts,
+        (config or {}).get("training", {}).get("seed"),
+        None if config is None else recipe_of(config),
+        step,
+        tokens,
+    )
+
+
+def with_pairs(subject: Subject, pairs: Sequence[MinimalPair], tracking_uri: str | None) -> Subject:
+    """Score the minimal pairs with a subject."""
+    from launch.fill_mask import open_model
+    from trainer.evaluation.compare import MINIMAL_PAIRS
+    from trainer.evaluation.masked_scorers import score_pairs
+
+    scores = score_pairs(open_model(subject.name, tracking_uri), pairs)
+    right = scores[:, 0] > scores[:, 1]
+    return replace(subject, right=right, scores={**subject.scores, MINIMAL_PAIRS: float(right.mean())})
+
+
+def with_suite(subject: Subject, suite: Suite, tracking_uri: str | None) -> Subject:
+    """Run the suite on a subject, or read its results."""
+    from trainer.evaluation.evaluate_suite import default_output, evaluate_suite, prepare_suite
+
+    plan, model = prepare_suite(suite, subject.name, tracking_uri)
+    result = evaluate_suite(plan, model, default_output(plan, model), print, tracking_uri, is_tracked=False)
+    by_seed = {f"suite/{suite.name}/{task}": result.scores(task) for task in suite.tasks}
+    return replace(
+        subject,
+        scores={**subject.scores, **result.summary},
+        facts={**subject.facts, **result.facts},
+        by_seed={name: values for name, values in by_seed.items() if len(values) > 1},
+    )
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,316 @@
+"""Compare runs and models over seeds: scores by group, and differences from the first group with 95% intervals.
+
+A group is a recipe with one or more seeds. Scores whose facts differ (`trainer/config/comparability.py`) are not
+compared. The interval of a difference comes from the seeds: from the differences of equal seeds where both groups have
+the same seeds (a paired t interval), else from both groups (Welch 1947). Of minimal pairs there is another one over the
+pairs, which are resampled together for both groups; it says how well the pairs tell two models apart, and the seeds say
+how well two recipes are.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from data_prep.base.errors import UsageError
+from data_prep.base.table import Column, Table
+from trainer.config.comparability import Facts, differences
+from trainer.data.minimal_pairs import FEWEST_PAIRS, NUM_RESAMPLES, MinimalPair
+
+MINIMAL_PAIRS = "minimal pairs"
+"""Metric of the pairs that are scored for the comparison, unlike `valid/minimal_pairs_accuracy` of a run."""
+_SHOWN = re.compile(
+    r"(?:valid|average)/(?!word_(?:count|bytes)$|.*perplexity$)[\w-]+|suite/[\w-]+/[\w-]+|minimal pairs"
+)
+_LOWER_IS_BETTER = re.compile(r".*(?:loss|bits_per_byte)")
+_DRAWN = ("valid/mlm_loss", "valid/mlm_accuracy", "valid/word_bits_per_byte", MINIMAL_PAIRS)
+_MOST_DRAWN = 4
+_OF_WEIGHTS = ("init_from", "model", "objectives", "data", "training", "optimizer", "schedule", "branch")
+"""Sections of a configuration that decide the weights."""
+
+
+SIMILAR_TOKENS = 1.01
+"""Ratio of training tokens up to which nothing is said: seeds leave a little different padding."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run or a model, and its scores by metric."""
+
+    name: str
+    scores: Mapping[str, float]
+    facts: Facts = field(default_factory=dict)
+    seed: int | None = None
+    recipe: Mapping[str, Any] | None = None
+    """Its settings without the seed; None where they are unknown."""
+    step: int | None = None
+    tokens: int | None = None
+    by_seed: Mapping[str, Mapping[int, float]] | None = None
+    """Scores by metric and by seed of a fine-tuning, where a suite has several."""
+    right: np.ndarray | None = None
+    """(pairs,) bool: which minimal pairs it judges right."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Subjects that differ in their seed alone."""
+
+    label: str
+    subjects: tuple[Subject, ...]
+
+    def values(self, metric: str) -> list[tuple[int | None, float]]:
+        """Return seed and score of each subject that has the metric; those of a fine-tuning of a single subject."""
+        if len(self.subjects) == 1 and (by_seed := (self.subjects[0].by_seed or {}).get(metric)):
+            return list(by_seed.items())
+        return [(each.seed, each.scores[metric]) for each in self.subjects if metric in each.scores]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The score of a group minus that of the first group."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    basis: str = "no interval: one value each"
+    """What the interval comes from."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+
+
+def recipe_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides the weights of a run but the seed, from its configuration as plain values."""
+    values = {name: config.get(name) for name in _OF_WEIGHTS}
+    training = values["training"]
+    if isinstance(training, Mapping):
+        values["training"] = {k: v for k, v in training.items() if k not in ("seed", "micro_batch_tokens")}
+    return values
+
+
+def grouped(subjects: Sequence[Subject], labels: Sequence[str | None]) -> list[Group]:
+    """Return groups in the order of their first subject: by label, and those without one by their recipe.
+
+    Raises:
+        UsageError: there are fewer than two groups.
+    """
+    members: dict[Any, list[Subject]] = {}
+    for number, (subject, label) in enumerate(zip(subjects, labels, strict=True)):
+        if label is not None:
+            members.setdefault(label, []).append(subject)
+            continue
+        same = (key for key, each in members.items() if isinstance(key, int) and each[0].recipe == subject.recipe)
+        key = number if subject.recipe is None else next(same, number)
+        members.setdefault(key, []).append(subject)
+    if len(members) < 2:
+        raise UsageError(
+            "there is only one recipe to compare" if subjects else "there is nothing to compare",
+            fix="give runs or models of another recipe, or name groups as in old=RUN,RUN new=RUN,RUN",
+            code="nothing-to-compare",
+        )
+    found = [
+        (key if isinstance(key, str) else _label([each.name for each in group]), group)
+        for key, group in members.items()
+    ]
+    names = [label for label, _ in found]
+    return [Group(label if names.count(label) == 1 else group[0].name, tuple(group)) for label, group in found]
+
+
+def _label(names: Sequence[str]) -> str:
+    """Return what the names of a group begin with."""
+    if len(names) == 1:
+        return names[0]
+    common = "".join(letters[0] for letters in takewhile(lambda each: len(set(each)) == 1, zip(*names, strict=False)))
+    return re.sub(r"[-_./]*(?:seed)?[-_./]*$", "", common) or names[0]
+
+
+def metrics_of(groups: Sequence[Group]) -> list[str]:
+    """Return the metrics that a comparison shows: those that the first group and another one have."""
+    first, *others = groups
+    named = dict.fromkeys(name for subject in first.subjects for name in subject.scores)
+    return [name for name in named if _SHOWN.fullmatch(name) and any(group.values(name) for group in others)]
+
+
+def difference(metric: str, first: Group, other: Group) -> Difference | str:
+    """Return the difference of two groups, or why their scores do not compare."""
+    reference = first.subjects[0].facts
+    for subject in (*first.subjects, *other.subjects):
+        if metric != MINIMAL_PAIRS and (reasons := differences(metric, reference, subject.facts)):
+            return f"not compared: {reasons[0]}"
+    return seed_difference(first.values(metric), other.values(metric))
+
+
+def seed_difference(first: Sequence[tuple[int | None, float]], other: Sequence[tuple[int | None, float]]) -> Difference:
+    """Return the difference of means with its t interval; the values come with their seeds."""
+    from scipy.stats import t
+
+    ours, theirs = [value for _, value in other], [value for _, value in first]
+    value = fmean(ours) - fmean(theirs)
+    if len(ours) < 2 or len(theirs) < 2:
+        return Difference(value)
+    seeds, others = {seed for seed, _ in first}, {seed for seed, _ in other}
+    if seeds == others and len(seeds) == len(first) == len(other) and None not in seeds:
+        before = dict(first)
+        error = stdev([score - before[seed] for seed, score in other]) / math.sqrt(len(other))
+        freedom, basis = len(other) - 1.0, f"{len(other)} equal seeds"
+    else:
+        parts = [stdev(values) ** 2 / len(values) for values in (ours, theirs)]
+        error = math.sqrt(sum(parts))
+        spread = sum(part**2 / (len(values) - 1) for part, values in zip(parts, (ours, theirs), strict=True))
+        freedom, basis = error**4 / spread if spread else 1.0, f"{len(theirs)} and {len(ours)} runs"
+    if not error:
+        return Difference(value, basis=f"no interval: {basis} without spread")
+    margin = float(t.ppf(0.975, freedom)) * error
+    return Difference(value, value - margin, value + margin, basis)
+
+
+def pair_difference(pairs: Sequence[MinimalPair], first: Group, other: Group) -> Difference | None:
+    """Return the difference of accuracies with an interval over the pairs; None where a group has no scores of them.
+
+    The pairs are drawn with replacement within each paradigm, `NUM_RESAMPLES` times with a fixed seed. A pair counts
+    with its mean over the subjects of the group, so a resample is a draw of the few values that differences have.
+    """
+    shares = []
+    for group in (first, other):
+        judged = [each.right for each in group.subjects if each.right is not None]
+        if not judged:
+            return None
+        shares.append(np.mean(judged, axis=0))
+    gains = shares[1] - shares[0]  # (pairs,)
+    if len(gains) < FEWEST_PAIRS:
+        return Difference(float(gains.mean()), basis=f"no interval: {len(gains)} pairs are too few")
+    paradigms = np.array([pair.paradigm for pair in pairs])
+    generator, drawn = np.random.default_rng(0), np.zeros(NUM_RESAMPLES)
+    for paradigm in dict.fromkeys(paradigms.tolist()):
+        values, counts = np.unique(gains[paradigms == paradigm], return_counts=True)
+        drawn += generator.multinomial(counts.sum(), counts / counts.sum(), NUM_RESAMPLES) @ values
+    low, high = np.quantile(drawn / len(gains), (0.025, 0.975)).tolist()
+    return Difference(float(gains.mean()), low, high, f"{len(gains):,} pairs")
+
+
+def comparison(groups: Sequence[Group], pairs: Sequence[MinimalPair] = ()) -> dict[str, Any]:
+    """Return all that a comparison says, for programs."""
+    first, rows = groups[0], []
+    for metric in metrics_of(groups):
+        for group in groups:
+            values = group.values(metric)
+            found: list[Difference | str | None] = [
+                None if group is first or not values else difference(metric, first, group)
+            ]
+            if metric == MINIMAL_PAIRS and group is not first:
+                found.append(pair_difference(pairs, first, group))
+            rows += [_row(metric, group.label, values, each) for each in found if each is not None or group is first]
+    return {
+        "groups": [_described(group) for group in groups],
+        "first": first.label,
+        "scores": rows,
+        "notes": list(_notes(groups)),
+    }
+
+
+def _row(
+    metric: str, label: str, values: Sequence[tuple[int | None, float]], found: Difference | str | None
+) -> dict[str, Any]:
+    scores = [value for _, value in values]
+    row: dict[str, Any] = {
+        "metric": metric,
+        "lower_is_better": _LOWER_IS_BETTER.fullmatch(metric) is not None,
+        "group": label,
+        "mean": fmean(scores) if scores else None,
+        "deviation": stdev(scores) if len(scores) > 1 else None,
+        "values": scores,
+    }
+    if isinstance(found, Difference):
+        row |= {"difference": found.value, "interval": [found.low, found.high], "basis": found.basis}
+        row["is_clear"] = found.is_clear
+    elif found is not None:
+        row["not_compared"] = found
+    return row
+
+
+def _described(group: Group) -> dict[str, Any]:
+    return {
+        "label": group.label,
+        "subjects": [
+            {"name": each.name, "seed": each.seed, "step": each.step, "tokens": each.tokens} for each in group.subjects
+        ],
+    }
+
+
+def _notes(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield what makes a comparison less than fair."""
+    tokens = {each.tokens for group in groups for each in group.subjects if each.tokens is not None}
+    if tokens and max(tokens) > SIMILAR_TOKENS * min(tokens):
+        yield f"the numbers of training tokens differ, from {min(tokens):,} to {max(tokens):,}"
+    single = [group.label for group in groups if len(group.subjects) == 1]
+    if single:
+        yield f"one seed alone of {', '.join(single)}: a difference may be that of the seeds"
+    for group in groups:
+        seeds = [each.seed for each in group.subjects if each.seed is not None]
+        if len(set(seeds)) < len(seeds):
+            yield f"{group.label} has runs with the same seed, which say nothing about other seeds"
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Return the groups and the scores as tables."""
+    groups = tuple(
+        (
+            group["label"],
+            str(len(group["subjects"])),
+            _joined([each["seed"] for each in group["subjects"]]),
+            _joined([each["step"] for each in group["subjects"]]),
+            _joined([each["tokens"] for each in group["subjects"]]),
+        )
+        for group in found["groups"]
+    )
+    heads = (Column("group", is_number=False), *map(Column, ("runs", "seeds", "steps", "tokens")))
+    columns = (
+        *(Column(name, is_number=False) for name in ("metric", "better", "group")),
+        *map(Column, ("mean", "deviation", f"minus {found['first']}", "95% interval")),
+        *(Column(name, is_number=False) for name in ("from", "result")),
+    )
+    rows = tuple(_cells(row) for row in found["scores"])
+    return [Table("groups", heads, groups, "; ".join(found["notes"])), Table("scores", columns, rows)]
+
+
+def _joined(values: Sequence[int | None]) -> str:
+    different = dict.fromkeys(values)
+    return ", ".join("-" if value is None else f"{value:,}" for value in different)
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    better = "lower" if row["lower_is_better"] else "higher"
+    mean = "-" if row["mean"] is None else f"{row['mean']:.4f}"
+    deviation = "-" if row["deviation"] is None else f"{row['deviation']:.4f}"
+    start = (row["metric"], better, row["group"], mean, deviation)
+    if "not_compared" in row:
+        return (*start, "-", "-", row["not_compared"], "-")
+    if "difference" not in row:
+        return (*start, "", "", "", "")
+    low, high = row["interval"]
+    interval = "-" if low is None else f"{low:+.4f} to {high:+.4f}"
+    wins = (row["difference"] < 0) == row["lower_is_better"]
+    result = "-" if low is None else "not clear" if not row["is_clear"] else "better" if wins else "worse"
+    return (*start, f"{row['difference']:+.4f}", interval, row["basis"], result)
+
+
+def picture(groups: Sequence[Group]) -> bytes:
+    """Draw every score of a few metrics as a dot, with the means of the groups, as PNG."""
+    from trainer.tracking.figures import draw_groups
+
+    metrics = metrics_of(groups)
+    chosen = [each for each in metrics if each in _DRAWN or each.endswith("/average")] or metrics
+    panels = [
+        (metric, {group.label: [value for _, value in group.values(metric)] for group in groups})
+        for metric in chosen[:_MOST_DRAWN]
+    ]
+    return draw_groups(panels, "scores of all seeds, with means")
