@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.base.arguments import local_output
 from data_prep.base.errors import run_command
+from data_prep.base.local_paths import expand_home
 from launch.options import add_tracking_uri, check_new_folder, command_parser
 from launch.status import read_run
 
@@ -101,10 +102,10 @@ def main() -> None:
 
 def names_in(text: str) -> list[tuple[str | None, str]]:
     """Return label and name of each subject of an argument; a path that exists is one name, whatever it contains."""
-    if Path(text).exists():
-        return [(None, text)]
     label, has_label, names = text.partition("=")
-    return [(label, name) for name in names.split(",") if name] if has_label and "/" not in label else [(None, text)]
+    if not has_label or "/" in label or Path(text).exists():
+        return [(None, expand_home(text))]
+    return [(label, expand_home(name)) for name in names.split(",") if name]
 
 
 def open_subject(name: str, tracking_uri: str | None) -> Subject:
@@ -113,7 +114,6 @@ def open_subject(name: str, tracking_uri: str | None) -> Subject:
     Raises:
         UserError: there is no such run or model.
     """
-    from data_prep.base.local_paths import expand_home
     from data_prep.base.yaml_values import read_yaml
     from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
     from trainer.evaluation.compare import Subject, recipe_of
@@ -121,7 +121,7 @@ def open_subject(name: str, tracking_uri: str | None) -> Subject:
     from trainer.model.model_folder import read_provenance
     from trainer.tracking.status import STATUS_NAME
 
-    run = Path(expand_home(name))
+    run = Path(name)
     config: dict[str, Any] | None = None
     if (run / STATUS_NAME).is_file():
         status = read_run(run)

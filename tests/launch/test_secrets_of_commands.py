@@ -61,6 +61,7 @@ ARGUMENTS: dict[str, list[list[str]]] = {
     "show-batch": [["--config", "tiny_cpu", f"data.shards={STORE}"]],
     "attention": [["--model", STORE, "x", "--output", "a.png"]],
     "evaluate": [["--model", STORE, "--minimal-pairs", STORE]],
+    "compare": [[STORE, STORE], [f"a={STORE}", f"b={STORE}", "--minimal-pairs", STORE]],
     "export": [["--checkpoint", STORE, "--output", "out"]],
     "average": [[STORE, "--last", "2", "--output", "out"]],
     "register": [[*words, "--name", "birds", "--tracking-uri", FTP] for words in (["--model", STORE], ["--list"])],

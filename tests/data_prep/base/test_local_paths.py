@@ -67,7 +67,17 @@ def test_paths_of_a_preparation_and_of_a_suite_begin_at_home(home: str, tmp_path
 NO_PATHS = {
     *("A,B,...", "A:B", "A:B[,C:D]", "ADDRESS", "ALIAS", "CLAIM:PATH", "CONDITION", "DIGEST", "I/N", "ID", "K", "M"),
     *("MEAN", "N", "NAME", "NAME=VALUE", "N[,N]", "PORT", "RATE", "S", "SECONDS", "STEP", "TASK", "TEXT", "TOKENS"),
-    *("URL", "WORD", "X", "A B", "DIR[,DIR]", "section.field=value", "setting=value", "None"),
+    *(
+        "URL",
+        "WORD",
+        "X",
+        "A B",
+        "DIR[,DIR]",
+        "section.field=value",
+        "setting=value",
+        "None",
+        "[LABEL=]RUN_OR_MODEL[,...]",
+    ),
 }
 """What values other than paths are called in the help of options; those of a new kind are added here, or are paths."""
 
