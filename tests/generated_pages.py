@@ -54,9 +54,9 @@ def _size(config: RunConfig) -> int:
 
 
 def presets() -> Iterator[str]:
-    """Name, architecture, data and purpose of every preset; the purpose is the first sentence of its file."""
-    yield "| preset | model | parameters | rows | precision | purpose |"
-    yield "|---|---|---|---|---|---|"
+    """Name, architecture, data, purpose (the first sentence of its file) and what was run of every preset."""
+    yield "| preset | model | parameters | rows | precision | purpose | verified |"
+    yield "|---|---|---|---|---|---|---|"
     for path in preset_files():
         config = load_config(path)
         model = f"{config.model.family}, {config.model.num_hidden_layers} x {config.model.hidden_size}"
@@ -64,7 +64,8 @@ def presets() -> Iterator[str]:
         pairs = {"none": "MLM", "next_sentence": "MLM and NSP", "sentence_order": "MLM and SOP"}
         rows = f"{pairs[config.data.sentence_pairs]}, {' then '.join(map(str, lengths))} tokens"
         size = f"{_size(config) / 1e6:,.{0 if _size(config) >= 1e7 else 1}f}M"
-        yield f"| `{path.stem}` | {model} | {size} | {rows} | {config.training.precision} | {purpose(path)} |"
+        cells = (f"`{path.stem}`", model, size, rows, config.training.precision, purpose(path), verified(path))
+        yield f"| {' | '.join(cells)} |"
 
 
 def purpose(path: Path) -> str:
@@ -73,6 +74,12 @@ def purpose(path: Path) -> str:
     comment = " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
     first = re.split(r"[:;](?: |$)|\.(?: (?=[A-Z])|$)", comment)[0]
     return first + ")" * (first.count("(") - first.count(")"))
+
+
+def verified(path: Path) -> str:
+    """What was run of a preset, from the last line of the comment that opens its file."""
+    (line,) = re.findall(r"^# Verified: (.+)\.$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return re.sub(r" \(.*\)$", "", line)
 
 
 def recipes() -> Iterator[str]:
