@@ -173,7 +173,7 @@ class SourceRecord(ManifestPart):
     cut_words: Count = Field(0, description="words read that were so long that they were encoded in parts")
 
     weight: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="its share of the training samples relative to the other sources' weights"
+        None, description="share of the source in the training samples, relative to the weights of the other sources"
     )
     max_tokens: PositiveInt | None = Field(None, description="tokens of it that a training run uses at most")
     epochs: Annotated[float, Field(gt=0)] | None = Field(

@@ -146,8 +146,8 @@ IDENTITY = {"host": "node-a", "pid": 4711, "heartbeat_at": 9050.0}
     [
         (True, 9999.0, None),
         (None, 120.0, None),
-        (False, 0.0, "process 4711 of node-a does not exist anymore and recorded no end"),
-        (None, 120.5, "process 4711 of node-a has had no heartbeat for 0:02:00 and recorded no end"),
+        (False, 0.0, "process 4711 on host node-a is gone and did not record why"),
+        (None, 120.5, "process 4711 on host node-a has had no heartbeat for 0:02:00 and did not record why"),
     ],
     ids=["here and alive", "elsewhere with a heartbeat", "here and gone", "elsewhere without a heartbeat"],
 )

@@ -72,9 +72,7 @@ def test_row_60_a_run_whose_ranks_were_all_killed_is_reported_as_dead(training):
     status = read_status(run.output_dir)
     assert status is not None and status.state == "running", "nobody could write the end"
     shown = state_shown(run.output_dir)
-    assert (
-        f"dead (process {ranks[0].process.pid} of " in shown and "does not exist anymore and recorded no end" in shown
-    )
+    assert f"dead (process {ranks[0].process.pid} on host " in shown and "is gone and did not record why" in shown
 
 
 @pytest.mark.fault(

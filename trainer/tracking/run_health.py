@@ -71,13 +71,13 @@ def cause_of_death(status: Status, now: float, is_alive: bool | None) -> str | N
     if status.state != "running" or is_alive:
         return None
     if is_alive is False:
-        problem = "does not exist anymore"
+        problem = "is gone"
     else:
         heartbeat = status.heartbeat_at
         if heartbeat is None or now - heartbeat <= DEAD_AFTER_SECONDS:
             return None
         problem = f"has had no heartbeat for {long_duration(now - heartbeat)}"
-    return f"process {status.pid} of {status.host} {problem} and recorded no end; rerun the command to resume"
+    return f"process {status.pid} on host {status.host} {problem} and did not record why; rerun the command to resume"
 
 
 def log_seconds(status: Status) -> float:
