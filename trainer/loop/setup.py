@@ -16,7 +16,7 @@ from data_prep.dataset.manifest import TOKENIZER_FOLDER
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS, CHANGES_SCORES
 from trainer.checkpoint.data_version import describe_versions
-from trainer.checkpoint.format import TrainState
+from trainer.checkpoint.format import DataIdentity, TrainState
 from trainer.checkpoint.initial_weights import load_initial_weights
 from trainer.checkpoint.late_scores import LateScores
 from trainer.checkpoint.restore import load
@@ -39,12 +39,13 @@ from trainer.distributed.process_group import (
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
-from trainer.loop.console import StepBar, device_line
+from trainer.loop.checkpoints import Checkpoints, Progress
+from trainer.loop.console import device_line
 from trainer.loop.evaluating import AVERAGE_PREFIX
 from trainer.loop.extensions import Extensions
 from trainer.loop.global_batches import count_first_epoch
-from trainer.loop.recorder import Recorder
-from trainer.loop.run import Progress, Run, data_identity, warn_of_disk
+from trainer.loop.reporter import Reporter
+from trainer.loop.run import Run, RunData
 from trainer.loop.sources import log_sources, running_sources
 from trainer.loop.start import (
     Start,
@@ -58,7 +59,6 @@ from trainer.loop.start import (
     scores_of_start,
 )
 from trainer.loop.warmup import try_own_objectives, warmup_step
-from trainer.metrics.custom_metrics import CustomMetrics
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.unigram import training_counts, training_entropy_nats
 from trainer.model.numerics import with_compilation_decided, with_precision_decided
@@ -66,8 +66,7 @@ from trainer.objectives.pretraining import PretrainingModel, num_parameters
 from trainer.preflight.checks import PlannedRun, warnings
 from trainer.preflight.data_checks import EVALUATION_IS_OFF
 from trainer.tracking.run_description import all_lineages, describe_run
-from trainer.tracking.status import RunStatus, read_status
-from trainer.tracking.system_metrics import SystemMetrics
+from trainer.tracking.status import RunStatus
 from trainer.tracking.tracker import MetricLog, NullTracker, Tracker
 from trainer.validation.minimal_pairs import minimal_pairs_of
 
@@ -82,6 +81,7 @@ def set_up(
     extensions: Extensions,
     shard_sets: list[ShardSet],
     ranks: Ranks,
+    status: RunStatus | None,
     stop_signal: StopSignal,
     watchdog: Watchdog,
     allow_change: bool,
@@ -107,16 +107,30 @@ def set_up(
     scores = scores_of_start(start, ranks)
     engine = open_engine(model, start, scores, config, shard_sets, ranks, watchdog)
     state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks), scores)
-    progress = first_progress(start, scores, config, state)
+    run_data = open_data(config, shard_sets, model, state, ranks, watchdog, stop_signal)
+    uploader = open_uploader(start, config, ranks)
+    tracker = open_tracker(config, ranks, state, begin=start.branch is not None)
+    reporter = open_reporter(config, run_data, engine, state, tracker, status, stop_signal, watchdog)
     task_modules = extensions.modules_of_suite(config.evaluation) if ranks.is_first else []
-    run = open_run(start, state, config, extensions, task_modules, shard_sets, engine, stop_signal, watchdog)
-    for note in notes:
-        run.log(note)
-    log_run_summary(run, state, changes, config.branch if start.is_from_other_run else None)
-    log_sources(run, start, task_modules, verbose)
-    if warning := rate_jump(start, config, state):
-        run.warn(warning)
-    return run, state, progress
+    checkpoints = Checkpoints(
+        config,
+        engine,
+        data,
+        reporter,
+        watchdog.mark,
+        sources=broadcast_object(running_sources(task_modules) if ranks.is_first else None, ranks),
+        uploader=uploader,
+        follower=extensions.open_follower(config, LOG.warning, LOG.info) if ranks.is_first else None,
+    )
+    run = Run(config, run_data, engine, reporter, checkpoints, stop_signal, watchdog)
+    if ranks.is_first:
+        for note in notes:
+            LOG.info(note)
+        log_run_summary(run, state, changes, config.branch if start.is_from_other_run else None)
+        log_sources(reporter, checkpoints.sources, start, task_modules, verbose)
+        if warning := rate_jump(start, config, state):
+            LOG.warning(warning)
+    return run, state, first_progress(start, scores, config)
 
 
 def log_device(config: RunConfig, extensions: Extensions, ranks: Ranks, *decisions: str | None) -> None:
@@ -169,13 +183,12 @@ def open_engine(
     return engine
 
 
-def first_progress(start: Start, scores: LateScores | None, config: RunConfig, state: TrainState) -> Progress:
-    """Return the progress at the start, with the metrics of the last start if that ended there.
+def first_progress(start: Start, scores: LateScores | None, config: RunConfig) -> Progress:
+    """Return the progress at the start.
 
     `scores` are those of the checkpoint (`scores_of_start`): if they are pending, evaluating it comes first.
     """
-    own, status = start.own_checkpoint, read_status(Path(config.output_dir))
-    is_pending = is_unevaluated(start, scores)
+    own, is_pending = start.own_checkpoint, is_unevaluated(start, scores)
     measured = scores.metrics if scores is not None else {}
     return Progress(
         NonFiniteSteps(config.health.max_nonfinite_steps),
@@ -183,46 +196,52 @@ def first_progress(start: Start, scores: LateScores | None, config: RunConfig, s
         evaluation_is_due=is_pending and not measured,
         average_is_due=is_pending,
         averaged_step=start.step if any(name.startswith(AVERAGE_PREFIX) for name in measured) else None,
-        metrics=status.metrics if status is not None and status.step == state.step else {},
     )
 
 
-def open_run(
-    start: Start,
-    state: TrainState,
+def open_data(
     config: RunConfig,
-    extensions: Extensions,
-    task_modules: list[str],
     shard_sets: list[ShardSet],
+    model: PretrainingModel,
+    state: TrainState,
+    ranks: Ranks,
+    watchdog: Watchdog,
+    stop_signal: StopSignal,
+) -> RunData:
+    """Prepare what the run reads; a collective."""
+    return RunData(
+        shard_sets,
+        pair_counts=count_first_epoch(config, shard_sets, state, ranks, watchdog, stop_signal),
+        minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
+        hidden_words=hidden_words_of(config, shard_sets) if MASKED_LM in model.objectives else None,
+    )
+
+
+def open_reporter(
+    config: RunConfig,
+    data: RunData,
     engine: Engine,
+    state: TrainState,
+    tracker: MetricLog,
+    status: RunStatus | None,
     stop_signal: StopSignal,
     watchdog: Watchdog,
-) -> Run:
-    """Open the parts that the run reports to, most of them on rank 0."""
-    ranks, output_dir, stage = engine.ranks, Path(config.output_dir), config.stage_of(state.step + 1)
+) -> Reporter:
+    """Open what the run reports to, most of it on rank 0."""
     assert isinstance(engine.module, PretrainingModel)
-    objectives = engine.module.objectives
-    return Run(
-        config=config,
-        ranks=ranks,
-        shard_sets=shard_sets,
-        pair_counts=count_first_epoch(config, shard_sets, state, ranks, watchdog, stop_signal),
-        engine=engine,
-        uploader=open_uploader(start, config, ranks),
-        tracker=open_tracker(config, ranks, state, begin=start.branch is not None),
-        recorder=Recorder(ranks, objectives, state.step),
+    objectives, stage = engine.module.objectives, config.stage_of(state.step + 1)
+    entropy = training_entropy_nats(stage.data, stage.select(data.shard_sets))
+    return Reporter(
+        config,
+        engine,
+        objectives,
+        state.step,
+        health=Health(config.health, entropy, objectives.values()),
+        facts_of=data.facts_of,
+        tracker=tracker,
+        status=status,
         stop_signal=stop_signal,
-        watchdog=watchdog,
-        health=Health(config.health, training_entropy_nats(stage.data, stage.select(shard_sets)), objectives.values()),
-        minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
-        hidden_words=hidden_words_of(config, shard_sets) if MASKED_LM in objectives else None,
-        custom_metrics=CustomMetrics(config.logging.metrics) if config.logging.metrics else None,
-        follower=extensions.open_follower(config, LOG.warning, LOG.info) if ranks.is_first else None,
-        status=RunStatus(output_dir, partial(warn_of_disk, output_dir), watchdog.activity) if ranks.is_first else None,
-        system=SystemMetrics(output_dir, ranks.device) if ranks.is_first else None,
-        bar=StepBar(ranks.is_first, state.step, config.max_steps),
-        num_parameters=num_parameters(config.model, config.all_objectives),
-        sources=broadcast_object(running_sources(task_modules) if ranks.is_first else None, ranks),
+        mark=watchdog.mark,
     )
 
 
@@ -255,33 +274,40 @@ def open_tracker(config: RunConfig, ranks: Ranks, state: TrainState, begin: bool
 
 
 def log_run_summary(run: Run, state: TrainState, changes: list[str], new_branch: BranchSettings | None) -> None:
-    """Log how the run starts, and send its description to MLflow; `new_branch` is the branch that begins here."""
-    config = run.config
-    stage = config.stage_of(state.step + 1)
-    run.log(f"{run.num_parameters:,} parameters | {batch_arithmetic(stage, run.ranks.world_size)}")
+    """Log how the run starts, and send its description to MLflow, on rank 0; `new_branch` begins with this start."""
+    config, stage, shard_sets = run.config, run.config.stage_of(state.step + 1), run.data.shard_sets
+    parameters = num_parameters(config.model, config.all_objectives)
+    LOG.info(f"{parameters:,} parameters | {batch_arithmetic(stage, run.ranks.world_size)}")
     if (warmup := stage.batch_warmup) is not None:
         grows = f"{warmup.initial_tokens:,} to {stage.global_batch_tokens:,} tokens"
-        run.log(f"batch-size ramp-up: {grows} over the first {warmup.num_steps:,} steps of the stage")
+        LOG.info(f"batch-size ramp-up: {grows} over the first {warmup.num_steps:,} steps of the stage")
     start = f"starting training: {config.max_steps:,} steps, output_dir {config.output_dir}"
     if new_branch is not None:
         start = f"starting from step {new_branch.step:,} of {redact(new_branch.run)}: up to step {config.max_steps:,}, "
         start += f"output_dir {config.output_dir}"
     elif state.step:
         start = f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"
-    run.log(start)
-    if not has_valid_split(run.shard_sets):
-        run.log(EVALUATION_IS_OFF)
+    LOG.info(start)
+    if not has_valid_split(shard_sets):
+        LOG.info(EVALUATION_IS_OFF)
     if (warning := untrained_positions(config)) is not None and not state.step:
-        run.warn(warning)
+        LOG.warning(warning)
     if config.model.attention_probs_dropout_prob and run.ranks.device.type == "cuda":
-        run.log("model.attention_probs_dropout_prob is above 0: using the reference attention, which is slower")
-    for line in describe_versions(run.shard_sets) if run.ranks.is_first else ():
-        run.log(line)
+        LOG.info("model.attention_probs_dropout_prob is above 0: using the reference attention, which is slower")
+    for line in describe_versions(shard_sets):
+        LOG.info(line)
     for change in changes:
         is_notable = change.startswith((*CHANGES_NUMERICS, *CHANGES_SCORES))
-        (run.warn if is_notable else run.log)(f"changed since the checkpoint: {change}")
-    if run.ranks.is_first:
-        describe_run(run.tracker, config, run.shard_sets, state.data_lineage)
+        (LOG.warning if is_notable else LOG.info)(f"changed since the checkpoint: {change}")
+    describe_run(run.reporter.tracker, config, shard_sets, state.data_lineage)
+
+
+def data_identity(shard_sets: list[ShardSet]) -> DataIdentity:
+    """Return the identity of the run's data."""
+    return DataIdentity(
+        manifest_digests=tuple(shard_set.manifest.digest for shard_set in shard_sets),
+        tokenizer_fingerprint=shard_sets[0].manifest.tokenizer.fingerprint,
+    )
 
 
 def seen_data(shard_sets: list[ShardSet], earlier: tuple[str, ...], ranks: Ranks) -> tuple[str, ...]:

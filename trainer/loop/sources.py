@@ -19,7 +19,7 @@ from types import ModuleType
 
 from data_prep.base.imported_sources import imported_digest
 from data_prep.storage import storage
-from trainer.loop.run import Run
+from trainer.loop.reporter import Reporter
 from trainer.loop.start import Start
 from trainer.tracking.source_code import PACKAGES, source_text
 
@@ -107,30 +107,31 @@ def listed(names: tuple[str, ...]) -> str:
     return ", ".join(names[:_MAX_NAMES]) + more
 
 
-def log_sources(run: Run, start: Start, task_modules: Sequence[str], verbose: bool) -> None:
+def log_sources(
+    reporter: Reporter, sources: Mapping[str, str], start: Start, task_modules: Sequence[str], verbose: bool
+) -> None:
     """Warn of source files that differ from the checkpoint's, and keep the source of each MLflow run as an artifact.
 
+    Call it on rank 0. `sources` are the digests of what runs.
     A start with another source has an artifact of its own. `verbose` lists changed files on which no number depends.
     """
-    if not run.ranks.is_first:
-        return
     before = start.checkpoint.saved.sources if start.checkpoint is not None else {}
-    changes, artifact = source_changes(before, run.sources), f"source/step-{start.step:08d}.diff"
+    changes, artifact = source_changes(before, sources), f"source/step-{start.step:08d}.diff"
     if changes.numerics:
-        run.warn(
+        reporter.warn(
             f"changed since the checkpoint: the source of {listed(changes.numerics)}; losses may differ from those of "
             f"the source before (see the run's artifact {artifact} for the differences from the commit, if git has one)"
         )
     if changes.others and verbose:
-        run.log(f"changed since the checkpoint: other source files: {listed(changes.others)}")
+        reporter.info(f"changed since the checkpoint: other source files: {listed(changes.others)}")
     modules = own_modules(task_modules)
-    if edited := [
-        name for name, path in modules.items() if run.sources.get(name) not in (None, storage.sha256_of(path))
-    ]:
-        run.warn(f"edited after they were imported, so what runs is not what is in the file: {listed(tuple(edited))}")
+    if edited := [name for name, path in modules.items() if sources.get(name) not in (None, storage.sha256_of(path))]:
+        reporter.warn(
+            f"edited after they were imported, so what runs is not what is in the file: {listed(tuple(edited))}"
+        )
     if changes or not before or start.branch is not None or start.is_from_other_run:
         changed = (*changes.numerics, *changes.others)
-        run.tracker.log_artifact_text(artifact, source_text(modules, changed=changed))
+        reporter.tracker.log_artifact_text(artifact, source_text(modules, changed=changed))
 
 
 def _is_of_project(name: str) -> bool:
