@@ -107,7 +107,7 @@ def set_up(
     scores = scores_of_start(start, ranks)
     engine = open_engine(model, start, scores, config, shard_sets, ranks, watchdog)
     state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks), scores)
-    run_data = open_data(config, shard_sets, model, state, ranks, watchdog, stop_signal)
+    run_data = open_run_data(config, shard_sets, model, state, ranks, watchdog, stop_signal)
     uploader = open_uploader(start, config, ranks)
     tracker = open_tracker(config, ranks, state, begin=start.branch is not None)
     reporter = open_reporter(config, run_data, engine, state, tracker, status, stop_signal, watchdog)
@@ -199,7 +199,7 @@ def first_progress(start: Start, scores: LateScores | None, config: RunConfig) -
     )
 
 
-def open_data(
+def open_run_data(
     config: RunConfig,
     shard_sets: list[ShardSet],
     model: PretrainingModel,

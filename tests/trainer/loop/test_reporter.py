@@ -9,7 +9,7 @@ from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import objectives_of
 from trainer.data.sample_range import SampleRange
 from trainer.distributed.process_group import Ranks
-from trainer.loop.recorder import Recorder
+from trainer.loop.reporter import Recorder
 from trainer.loop.step import GlobalCounts, StepResult
 from trainer.objectives.build import build_objectives
 
