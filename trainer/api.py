@@ -27,11 +27,12 @@ from trainer.loop.result import RunResult, find_finished_run
 
 if TYPE_CHECKING:
     from trainer.data.loader import GlobalBatch
-    from trainer.loop.extensions import Extensions, Follower, Say
+    from trainer.loop.checkpoints import Follower, Say
+    from trainer.loop.run import Extensions
 
 
 class _OfThisProject:
-    """The models, suites and registry of this project; each is imported when it is used (`trainer.loop.extensions`)."""
+    """The models, suites and registry of this project (`trainer.loop.run.Extensions`), imported when they are used."""
 
     def pull_model(self, source: str, tracking_uri: str | None) -> Path:
         from trainer.inference.pulled_model import pull

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from data_prep.base.errors import UserError
 from trainer.checkpoint import writer
@@ -16,11 +17,37 @@ from trainer.checkpoint.upload import Uploader
 from trainer.config.run_config import RunConfig
 from trainer.distributed.process_group import broadcast_object
 from trainer.engine.engine import Engine
-from trainer.loop.extensions import Follower
 from trainer.loop.reporter import Reporter
 from trainer.loop.start import note_branch, remove_later_steps
 from trainer.metrics.health import NonFiniteSteps
 from trainer.tracking.tracker import MetricLog
+
+Say = Callable[[str], None]
+
+
+class Follower(Protocol):
+    """Has checkpoints scored by a suite, then registered, in a process beside training (`trainer/follow`)."""
+
+    def submit(self) -> None:
+        """Have what is due done, also what earlier starts left; returns at once."""
+
+    def go_back(self, step: int) -> None:
+        """Forget what was done for later steps, which a new branch saves again; call it before any `submit`."""
+
+    def attach(self, log_to: MetricLog) -> Mapping[str, float]:
+        """Report what ended since the last call; log new scores at the steps of their checkpoints, and return them."""
+
+    def stop(self, mark: Say) -> None:
+        """End what is under way, after a short time; `mark` is called again and again meanwhile."""
+
+    def abandon(self) -> None:
+        """End what is under way without waiting for it."""
+
+    def finish_scores(self, should_stop: Callable[[], bool]) -> None:
+        """Wait for the suites of a finished run, whose tracker is closed, and attach their scores to it."""
+
+    def finish(self, should_stop: Callable[[], bool]) -> bool:
+        """Wait for the registrations of a finished run, or until `should_stop`; whether everything due was done."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,18 @@
-"""The parts of a run, which are frozen after set-up; what changes is in `TrainState` and `Progress`."""
+"""A run: what it is given, and its parts, which are frozen after set-up; `TrainState` and `Progress` change.
+
+Trained models, suites of evaluations and the registry come from packages that training does not import:
+`trainer/api.py` hands them to the run. Suites and the registry work on checkpoints beside training, on rank 0.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from trainer.config.run_config import RunConfig
+from trainer.config.run_settings import EvaluationSettings
 from trainer.config.stages import Stage
 from trainer.data.hidden_words import HiddenWords
 from trainer.data.pair_counts import KeptPairCounts
@@ -14,12 +21,30 @@ from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine
-from trainer.loop.checkpoints import Checkpoints
+from trainer.loop.checkpoints import Checkpoints, Follower, Say
 from trainer.loop.reporter import Reporter
 from trainer.objectives.objective import StageObjectives
 from trainer.objectives.pretraining import PretrainingModel
+from trainer.preflight.checks import Outside
 from trainer.validation.facts import facts_of_run
 from trainer.validation.minimal_pairs import MinimalPairs
+
+
+class Extensions(Outside, Protocol):
+    """What a run is given."""
+
+    def pull_model(self, source: str, tracking_uri: str | None) -> Path:
+        """Return the checked local folder of a model: a directory, an address in a registry, or a name on the Hub.
+
+        Raises:
+            UserError: there is no such model, or it has pickles or needs code of its own.
+        """
+
+    def modules_of_suite(self, settings: EvaluationSettings) -> list[str]:
+        """Return the user's modules that have tasks of the suite; none without a suite."""
+
+    def open_follower(self, config: RunConfig, warn: Say, log: Say) -> Follower:
+        """Open what scores and registers the run's checkpoints."""
 
 
 @dataclass(frozen=True)

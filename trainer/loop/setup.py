@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from data_prep.base.garbage import exempt_what_is_loaded
 from data_prep.base.logs import logger
 from data_prep.base.urls import redact
 from data_prep.dataset.manifest import TOKENIZER_FOLDER
+from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS, CHANGES_SCORES
 from trainer.checkpoint.data_version import describe_versions
@@ -42,11 +44,10 @@ from trainer.engine.engine import Engine, build_engine
 from trainer.loop.checkpoints import Checkpoints, Progress
 from trainer.loop.console import device_line
 from trainer.loop.evaluating import AVERAGE_PREFIX
-from trainer.loop.extensions import Extensions
 from trainer.loop.global_batches import count_first_epoch
+from trainer.loop.identity import listed, own_modules, running_sources, source_changes
 from trainer.loop.reporter import Reporter
-from trainer.loop.run import Run, RunData
-from trainer.loop.sources import log_sources, running_sources
+from trainer.loop.run import Extensions, Run, RunData
 from trainer.loop.start import (
     Start,
     begin_mlflow_run,
@@ -66,6 +67,7 @@ from trainer.objectives.pretraining import PretrainingModel, num_parameters
 from trainer.preflight.checks import PlannedRun, warnings
 from trainer.preflight.data_checks import EVALUATION_IS_OFF
 from trainer.tracking.run_description import all_lineages, describe_run
+from trainer.tracking.source_code import source_text
 from trainer.tracking.status import RunStatus
 from trainer.tracking.tracker import MetricLog, NullTracker, Tracker
 from trainer.validation.minimal_pairs import minimal_pairs_of
@@ -308,6 +310,33 @@ def data_identity(shard_sets: list[ShardSet]) -> DataIdentity:
         manifest_digests=tuple(shard_set.manifest.digest for shard_set in shard_sets),
         tokenizer_fingerprint=shard_sets[0].manifest.tokenizer.fingerprint,
     )
+
+
+def log_sources(
+    reporter: Reporter, sources: Mapping[str, str], start: Start, task_modules: Sequence[str], verbose: bool
+) -> None:
+    """Warn of source files that differ from the checkpoint's, and keep the source of each MLflow run as an artifact.
+
+    Call it on rank 0. `sources` are the digests of what runs.
+    A start with another source has an artifact of its own. `verbose` lists changed files on which no number depends.
+    """
+    before = start.checkpoint.saved.sources if start.checkpoint is not None else {}
+    changes, artifact = source_changes(before, sources), f"source/step-{start.step:08d}.diff"
+    if changes.numerics:
+        reporter.warn(
+            f"changed since the checkpoint: the source of {listed(changes.numerics)}; losses may differ from those of "
+            f"the source before (see the run's artifact {artifact} for the differences from the commit, if git has one)"
+        )
+    if changes.others and verbose:
+        reporter.info(f"changed since the checkpoint: other source files: {listed(changes.others)}")
+    modules = own_modules(task_modules)
+    if edited := [name for name, path in modules.items() if sources.get(name) not in (None, storage.sha256_of(path))]:
+        reporter.warn(
+            f"edited after they were imported, so what runs is not what is in the file: {listed(tuple(edited))}"
+        )
+    if changes or not before or start.branch is not None or start.is_from_other_run:
+        changed = (*changes.numerics, *changes.others)
+        reporter.tracker.log_artifact_text(artifact, source_text(modules, changed=changed))
 
 
 def seen_data(shard_sets: list[ShardSet], earlier: tuple[str, ...], ranks: Ranks) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from trainer.data.workers import explain_lost_workers
 from trainer.distributed import rank_environment as environment
 from trainer.distributed.agreement import agree
 from trainer.distributed.memory import explain_out_of_memory
+from trainer.distributed.output_dir import only_training, refuse_unshared
 from trainer.distributed.process_group import (
     Ranks,
     barrier,
@@ -30,17 +31,14 @@ from trainer.distributed.process_group import (
     initialize_distributed,
     leave_groups,
 )
-from trainer.distributed.shared_folder import refuse_unshared
 from trainer.distributed.stacks import STACKS_FOLDER
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
-from trainer.loop.extensions import Extensions
 from trainer.loop.failure import Failure
 from trainer.loop.identity import facts_of
 from trainer.loop.reporter import warn_of_disk
 from trainer.loop.result import RunResult
-from trainer.loop.run import Run
-from trainer.loop.run_lock import only_training
+from trainer.loop.run import Extensions, Run
 from trainer.loop.setup import set_up
 from trainer.loop.training_loop import training_loop
 from trainer.preflight.checks import PlannedRun, refuse

@@ -96,7 +96,8 @@ def tracker(monkeypatch: pytest.MonkeyPatch) -> TagTracker:
     monkeypatch.setattr(runs, "build_engine", lambda model, config, ranks: BareEngine(model))
     monkeypatch.setattr(runs, "open_tracker", lambda config, ranks, state, begin: tracker)
     # Here these would be the modules of all tests, whose text takes its time.
-    monkeypatch.setattr("trainer.loop.sources.own_modules", lambda task_modules: {})
+    for module in ("identity", "setup"):
+        monkeypatch.setattr(f"trainer.loop.{module}.own_modules", lambda task_modules=(): {})
     return tracker
 
 
