@@ -27,7 +27,7 @@ from data_prep.base.local_paths import expand_home
 from data_prep.base.logs import show_times
 from data_prep.base.settings import describe, setting_names, to_yaml
 from launch.options import command_parser
-from trainer.api import EXTENSIONS, Train, start
+from trainer.api import EXTENSIONS, Training, start
 from trainer.config.load import check_output_dir, load_config
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.synonyms import explain_synonym
@@ -156,13 +156,13 @@ def main() -> None:
             _explain(config, arguments)
         return
 
-    def begin(train: Train) -> NoReturn:
+    def begin(train: Training) -> NoReturn:
         check_launch()
         show_times()
         stop_signal = StopSignal()  # before the imports below, which take seconds
         from trainer.distributed.exit import run_rank
 
-        run_rank(lambda: train(stop_signal, verbose=arguments.verbose).exit_status)
+        run_rank(lambda: train(stop_signal=stop_signal, verbose=arguments.verbose).exit_status)
 
     finished = start(config, arguments.allow_change, branch, begin)
     if is_first_rank():

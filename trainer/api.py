@@ -11,7 +11,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from data_prep.base.environment import environment_now
 from data_prep.storage import storage
@@ -21,7 +21,6 @@ from trainer.config.run_settings import EvaluationSettings
 from trainer.data.sample_range import Branch
 from trainer.distributed.rank_environment import RANK_VARIABLES, check_rank_environment, is_launched, world_size
 from trainer.distributed.stacks import log_environment
-from trainer.distributed.stop_signal import StopSignal
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.loop.result import RunResult, find_finished_run
 
@@ -76,28 +75,19 @@ EXTENSIONS: Extensions = _OfThisProject()
 TrainResult = RunResult
 
 
-class Train(Protocol):
-    """The training of a run that is checked and not finished; calling it imports torch."""
-
-    def __call__(
-        self,
-        stop_signal: StopSignal | None = None,
-        watched: contextlib.ExitStack | None = None,
-        verbose: bool = False,
-    ) -> RunResult:
-        """Train (`trainer/loop/train.py`)."""
+Training = Callable[..., RunResult]
+"""`trainer.loop.train.train`, given the run: it takes `stop_signal`, `watched` and `verbose`."""
 
 
 def start(
-    config: RunConfig, allow_change: bool, branch: Branch | None, begin: Callable[[Train], RunResult]
+    config: RunConfig, allow_change: bool, branch: Branch | None, begin: Callable[[Training], RunResult]
 ) -> RunResult:
-    """Start or resume a run: what `train` and the command `pretrain` both do, step by step.
+    """Start or resume a run, as `train` and the command `pretrain` both do; a finished run is returned as it is.
 
-    Args:
-        begin: calls the training that it is given; it is not called if the run is finished already.
+    `begin` calls the training that it is given.
 
     Raises:
-        UserError: a setting or the environment is wrong, or of `begin`.
+        UserError: a setting or the environment is wrong, or training failed.
     """
     check_rank_environment()
     check_output_dir(config.output_dir, config.checkpoint.upload_to)
@@ -107,12 +97,10 @@ def start(
         return finished
     os.environ.update(log_environment(environment_now()))  # before torch is imported
 
-    def training(
-        stop_signal: StopSignal | None = None, watched: contextlib.ExitStack | None = None, verbose: bool = False
-    ) -> RunResult:
+    def training(**how: Any) -> RunResult:
         from trainer.loop import train as loop
 
-        return loop.train(config, EXTENSIONS, allow_change, branch, stop_signal, watched, verbose)
+        return loop.train(config, EXTENSIONS, allow_change, branch, **how)
 
     return begin(training)
 
@@ -139,7 +127,7 @@ def train(
         UserError: a setting is wrong, data or checkpoints are unusable, or training failed; `.code` names the rule.
     """
 
-    def begin(training: Train) -> RunResult:
+    def begin(training: Training) -> RunResult:
         with _world_of_one(), contextlib.ExitStack() as watched:
             return training(watched=watched)
 

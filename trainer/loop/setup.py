@@ -109,10 +109,27 @@ def set_up(
     scores = scores_of_start(start, ranks)
     engine = open_engine(model, start, scores, config, shard_sets, ranks, watchdog)
     state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks), scores)
-    run_data = open_run_data(config, shard_sets, model, state, ranks, watchdog, stop_signal)
+    objectives, stage = model.objectives, config.stage_of(state.step + 1)
+    run_data = RunData(
+        shard_sets,
+        pair_counts=count_first_epoch(config, shard_sets, state, ranks, watchdog, stop_signal),
+        minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
+        hidden_words=hidden_words_of(config, shard_sets) if MASKED_LM in objectives else None,
+    )
     uploader = open_uploader(start, config, ranks)
-    tracker = open_tracker(config, ranks, state, begin=start.branch is not None)
-    reporter = open_reporter(config, run_data, engine, state, tracker, status, stop_signal, watchdog)
+    entropy = training_entropy_nats(stage.data, stage.select(shard_sets))
+    reporter = Reporter(
+        config,
+        engine,
+        objectives,
+        state.step,
+        health=Health(config.health, entropy, objectives.values()),
+        facts_of=run_data.facts_of,
+        tracker=open_tracker(config, ranks, state, begin=start.branch is not None),
+        status=status,
+        stop_signal=stop_signal,
+        mark=watchdog.mark,
+    )
     task_modules = extensions.modules_of_suite(config.evaluation) if ranks.is_first else []
     checkpoints = Checkpoints(
         config,
@@ -198,52 +215,6 @@ def first_progress(start: Start, scores: LateScores | None, config: RunConfig) -
         evaluation_is_due=is_pending and not measured,
         average_is_due=is_pending,
         averaged_step=start.step if any(name.startswith(AVERAGE_PREFIX) for name in measured) else None,
-    )
-
-
-def open_run_data(
-    config: RunConfig,
-    shard_sets: list[ShardSet],
-    model: PretrainingModel,
-    state: TrainState,
-    ranks: Ranks,
-    watchdog: Watchdog,
-    stop_signal: StopSignal,
-) -> RunData:
-    """Prepare what the run reads; a collective."""
-    return RunData(
-        shard_sets,
-        pair_counts=count_first_epoch(config, shard_sets, state, ranks, watchdog, stop_signal),
-        minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
-        hidden_words=hidden_words_of(config, shard_sets) if MASKED_LM in model.objectives else None,
-    )
-
-
-def open_reporter(
-    config: RunConfig,
-    data: RunData,
-    engine: Engine,
-    state: TrainState,
-    tracker: MetricLog,
-    status: RunStatus | None,
-    stop_signal: StopSignal,
-    watchdog: Watchdog,
-) -> Reporter:
-    """Open what the run reports to, most of it on rank 0."""
-    assert isinstance(engine.module, PretrainingModel)
-    objectives, stage = engine.module.objectives, config.stage_of(state.step + 1)
-    entropy = training_entropy_nats(stage.data, stage.select(data.shard_sets))
-    return Reporter(
-        config,
-        engine,
-        objectives,
-        state.step,
-        health=Health(config.health, entropy, objectives.values()),
-        facts_of=data.facts_of,
-        tracker=tracker,
-        status=status,
-        stop_signal=stop_signal,
-        mark=watchdog.mark,
     )
 
 
