@@ -74,7 +74,6 @@ EXTENSIONS: Extensions = _OfThisProject()
 
 TrainResult = RunResult
 
-
 Training = Callable[..., RunResult]
 """`trainer.loop.train.train`, given the run: it takes `stop_signal`, `watched` and `verbose`."""
 

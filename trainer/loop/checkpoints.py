@@ -17,8 +17,8 @@ from trainer.checkpoint.upload import Uploader
 from trainer.config.run_config import RunConfig
 from trainer.distributed.process_group import broadcast_object
 from trainer.engine.engine import Engine
+from trainer.loop.branch import list_in_other_run, remove_later_steps
 from trainer.loop.reporter import Reporter
-from trainer.loop.start import note_branch, remove_later_steps
 from trainer.metrics.health import NonFiniteSteps
 from trainer.tracking.tracker import MetricLog
 
@@ -303,7 +303,7 @@ class Checkpoints:
         if config.branch is not None and state.step == config.first_step:
             reporter.info(f"branching from step {state.step:,} of {config.branch.run}: {config.stages[0].label}")
             if ranks.is_first:  # for `clozeworks status` there
-                note_branch(config.branch, self.output_dir, reporter.warn)
+                list_in_other_run(config.branch, self.output_dir, reporter.warn)
         else:
             skipped = ", ".join(str(range_) for range_ in state.skipped_samples) or "none"
             reporter.info(

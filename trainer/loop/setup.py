@@ -27,7 +27,6 @@ from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.measurements import shape_of_words, untrained_positions
 from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import BranchSettings
 from trainer.data.hidden_words import HiddenWords, hide_words
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet, has_valid_split, tokenizer_of_run
@@ -41,6 +40,7 @@ from trainer.distributed.process_group import (
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
+from trainer.loop.branch import open_tracker
 from trainer.loop.checkpoints import Checkpoints, Progress
 from trainer.loop.console import device_line
 from trainer.loop.evaluating import AVERAGE_PREFIX
@@ -50,12 +50,10 @@ from trainer.loop.reporter import Reporter
 from trainer.loop.run import Extensions, Run, RunData
 from trainer.loop.start import (
     Start,
-    begin_mlflow_run,
     check_start,
     find_start,
     first_state,
     is_unevaluated,
-    open_branch_tracker,
     rate_jump,
     scores_of_start,
 )
@@ -69,7 +67,7 @@ from trainer.preflight.data_checks import EVALUATION_IS_OFF
 from trainer.tracking.run_description import all_lineages, describe_run
 from trainer.tracking.source_code import source_text
 from trainer.tracking.status import RunStatus
-from trainer.tracking.tracker import MetricLog, NullTracker, Tracker
+from trainer.tracking.tracker import NullTracker
 from trainer.validation.minimal_pairs import minimal_pairs_of
 
 LOG = logger(__name__)
@@ -125,7 +123,7 @@ def set_up(
         state.step,
         health=Health(config.health, entropy, objectives.values()),
         facts_of=run_data.facts_of,
-        tracker=open_tracker(config, ranks, state, begin=start.branch is not None),
+        tracker=open_tracker(config, start.branch, state, LOG.warning) if ranks.is_first else NullTracker(),
         status=status,
         stop_signal=stop_signal,
         mark=watchdog.mark,
@@ -145,7 +143,7 @@ def set_up(
     if ranks.is_first:
         for note in notes:
             LOG.info(note)
-        log_run_summary(run, state, changes, config.branch if start.is_from_other_run else None)
+        log_run_summary(run, state, changes, start)
         log_sources(reporter, checkpoints.sources, start, task_modules, verbose)
         if warning := rate_jump(start, config, state):
             LOG.warning(warning)
@@ -235,32 +233,21 @@ def open_uploader(start: Start, config: RunConfig, ranks: Ranks) -> Uploader | N
     return uploader
 
 
-def open_tracker(config: RunConfig, ranks: Ranks, state: TrainState, begin: bool) -> MetricLog:
-    """Open the run's MLflow journal on rank 0; `begin` starts a new one for a branch."""
-    if not ranks.is_first:
-        return NullTracker()
-    if begin:
-        return begin_mlflow_run(config.tracking, Path(config.output_dir), state, LOG.warning)
-    if config.branch is not None:
-        return open_branch_tracker(config, config.branch, LOG.warning)
-    return Tracker.open(config.tracking, Path(config.output_dir), LOG.warning)
-
-
-def log_run_summary(run: Run, state: TrainState, changes: list[str], new_branch: BranchSettings | None) -> None:
-    """Log how the run starts, and send its description to MLflow, on rank 0; `new_branch` begins with this start."""
+def log_run_summary(run: Run, state: TrainState, changes: list[str], start: Start) -> None:
+    """Log how the run starts, and send its description to MLflow, on rank 0."""
     config, stage, shard_sets = run.config, run.config.stage_of(state.step + 1), run.data.shard_sets
     parameters = num_parameters(config.model, config.all_objectives)
     LOG.info(f"{parameters:,} parameters | {batch_arithmetic(stage, run.ranks.world_size)}")
     if (warmup := stage.batch_warmup) is not None:
         grows = f"{warmup.initial_tokens:,} to {stage.global_batch_tokens:,} tokens"
         LOG.info(f"batch-size ramp-up: {grows} over the first {warmup.num_steps:,} steps of the stage")
-    start = f"starting training: {config.max_steps:,} steps, output_dir {config.output_dir}"
-    if new_branch is not None:
-        start = f"starting from step {new_branch.step:,} of {redact(new_branch.run)}: up to step {config.max_steps:,}, "
-        start += f"output_dir {config.output_dir}"
+    how = f"starting training: {config.max_steps:,} steps, output_dir {config.output_dir}"
+    if start.branch is not None and start.branch.run is not None:
+        how = f"starting from step {state.step:,} of {redact(start.branch.run)}: up to step {config.max_steps:,}, "
+        how += f"output_dir {config.output_dir}"
     elif state.step:
-        start = f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"
-    LOG.info(start)
+        how = f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"
+    LOG.info(how)
     if not has_valid_split(shard_sets):
         LOG.info(EVALUATION_IS_OFF)
     if (warning := untrained_positions(config)) is not None and not state.step:
@@ -305,7 +292,7 @@ def log_sources(
         reporter.warn(
             f"edited after they were imported, so what runs is not what is in the file: {listed(tuple(edited))}"
         )
-    if changes or not before or start.branch is not None or start.is_from_other_run:
+    if changes or not before or start.branch is not None:
         changed = (*changes.numerics, *changes.others)
         reporter.tracker.log_artifact_text(artifact, source_text(modules, changed=changed))
 

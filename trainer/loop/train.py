@@ -60,7 +60,7 @@ def train(
 
     Args:
         extensions: what the run uses of trained models, suites and the registry (`trainer/api.py`).
-        branch: a checkpoint to branch from first (`trainer/loop/start.py`).
+        branch: a checkpoint to branch from first (`trainer/loop/branch.py`).
         stop_signal: one that was installed earlier, and ends this process until the first step; else one is installed
             once the ranks have their group.
         watched: gets what has to be closed if the process outlives an error of the run (`trainer/api.py`).

@@ -5,8 +5,8 @@ runs: no step waits for the slowest network. A checkpoint holds the position aft
 after the one that was fetched. What ranks ask for when a step begins is granted when it ends.
 
 What changes is returned: the training state, which a checkpoint holds, and the progress of this process
-(`trainer/loop/run.py`). To understand a step, read this file, `trainer/loop/step.py`, `trainer/engine/engine.py` and
-`trainer/objectives/pretraining.py`.
+(`Progress` in `trainer/loop/checkpoints.py`). To understand a step, read this file, `trainer/loop/step.py`,
+`trainer/engine/engine.py` and `trainer/objectives/pretraining.py`.
 """
 
 from __future__ import annotations

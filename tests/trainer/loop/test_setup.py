@@ -94,7 +94,7 @@ class TagTracker(NullTracker):
 def tracker(monkeypatch: pytest.MonkeyPatch) -> TagTracker:
     tracker = TagTracker()
     monkeypatch.setattr(runs, "build_engine", lambda model, config, ranks: BareEngine(model))
-    monkeypatch.setattr(runs, "open_tracker", lambda config, ranks, state, begin: tracker)
+    monkeypatch.setattr(runs, "open_tracker", lambda config, branch, state, warn: tracker)
     # Here these would be the modules of all tests, whose text takes its time.
     for module in ("identity", "setup"):
         monkeypatch.setattr(f"trainer.loop.{module}.own_modules", lambda task_modules=(): {})
