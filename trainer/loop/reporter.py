@@ -122,7 +122,8 @@ class Recorder:
 class Reporter:
     """Reports a run. All ranks make the same calls; most of what they say comes from rank 0.
 
-    During a run nothing else writes its status.
+    During a run nothing else writes its status. What was reported last stays here, since no number of training depends
+    on it; everything else that changes is returned.
     """
 
     def __init__(
