@@ -158,7 +158,7 @@ class Reporter:
         self._custom = CustomMetrics(config.logging.metrics) if config.logging.metrics else None
         self._system = SystemMetrics(self._output_dir, self._ranks.device) if self._ranks.is_first else None
         self._bar = StepBar(self._ranks.is_first, step, config.max_steps)
-        self._num_parameters = num_parameters(config.model, config.all_objectives)
+        self.num_parameters = num_parameters(config.model, config.all_objectives)
         self._started_at = time.time()
         self.logged_at = time.monotonic()
         """Clock reading at this process's last log line of a step, or at its start."""
@@ -332,7 +332,7 @@ class Reporter:
             **self._speed,
             "log_every_steps": steps_between_lines(config, self._speed["seconds_per_step"]),
             "started_at": self._started_at,
-            "parameters": self._num_parameters,
+            "parameters": self.num_parameters,
             "metrics": dict(self.metrics),
             "evaluation": self._facts_of(stage),
             "mlflow_run_id": self.tracker.run_id,

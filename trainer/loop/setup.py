@@ -236,8 +236,7 @@ def open_uploader(start: Start, config: RunConfig, ranks: Ranks) -> Uploader | N
 def log_run_summary(run: Run, state: TrainState, changes: list[str], start: Start) -> None:
     """Log how the run starts, and send its description to MLflow, on rank 0."""
     config, stage, shard_sets = run.config, run.config.stage_of(state.step + 1), run.data.shard_sets
-    parameters = num_parameters(config.model, config.all_objectives)
-    LOG.info(f"{parameters:,} parameters | {batch_arithmetic(stage, run.ranks.world_size)}")
+    LOG.info(f"{run.reporter.num_parameters:,} parameters | {batch_arithmetic(stage, run.ranks.world_size)}")
     if (warmup := stage.batch_warmup) is not None:
         grows = f"{warmup.initial_tokens:,} to {stage.global_batch_tokens:,} tokens"
         LOG.info(f"batch-size ramp-up: {grows} over the first {warmup.num_steps:,} steps of the stage")
