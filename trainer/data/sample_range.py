@@ -42,7 +42,7 @@ class Branch:
     epoch: int | None = None
     """Of the samples; None for the one in which the step lies."""
     run: str | None = None
-    """Output directory of the other run; None for this one."""
+    """Output directory of the other run, which `branch` of the configuration alone sets; None for this one."""
 
 
 def parse_ranges(text: str, option: str) -> list[tuple[int, int]]:
