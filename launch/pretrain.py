@@ -16,25 +16,26 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import shlex
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from data_prep.base.arguments import Joined, wrapped_settings
-from data_prep.base.environment import environment_now
 from data_prep.base.errors import UsageError, run_command
 from data_prep.base.local_paths import expand_home
 from data_prep.base.logs import show_times
 from data_prep.base.settings import describe, setting_names, to_yaml
 from launch.options import command_parser
+from trainer.api import EXTENSIONS, Training, start
 from trainer.config.load import check_output_dir, load_config
 from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.synonyms import explain_synonym
 from trainer.data.sample_range import Branch, parse_ranges
 from trainer.distributed import rank_environment as environment
-from trainer.distributed.stacks import log_environment
+from trainer.distributed.stop_signal import StopSignal
 from trainer.engine.deepspeed_config import deepspeed_config, with_deepspeed_file
+from trainer.loop.result import RunResult
 from trainer.preflight.launch_checks import check_launch
 from trainer.tracking.status import log_path
 
@@ -145,48 +146,43 @@ def explain_unknown_option(option: str, words: list[str]) -> UsageError:
 
 def main() -> None:
     arguments = parse_arguments()
-    check_has_dry_run(arguments)
-    explains = arguments.print_config or arguments.dry_run or arguments.check_volumes is not None
-    if not explains:  # which starts no rank, and takes the number of ranks alone from the environment
-        environment.check_rank_environment()
+    explains = check_has_dry_run(arguments)
     config = load_config(arguments.config, [*arguments.overrides, *branch_settings(arguments)])
-    check_output_dir(config.output_dir, config.checkpoint.upload_to)
-    config = with_deepspeed_file(config, arguments.deepspeed_config)
-    branch = branch_of(arguments)
-    if explains or world_size(arguments) == 1:  # several ranks compare first, and fail together
+    config, branch = with_deepspeed_file(config, arguments.deepspeed_config), branch_of(arguments)
+    if explains:  # which starts no rank, and takes the number of ranks alone from the environment
+        check_output_dir(config.output_dir, config.checkpoint.upload_to)
         deepspeed_config(config, world_size(arguments))
-    if explains:
         if is_first_rank():
             _explain(config, arguments)
         return
-    if branch is None and not arguments.allow_change and is_finished(config):
-        return
-    check_launch()
-    show_times()
-    os.environ.update(log_environment(environment_now()))  # before torch is imported
-    from trainer.distributed.stop_signal import StopSignal
 
-    stop_signal = StopSignal()  # before the imports below, which take seconds
-    from trainer.api import EXTENSIONS
-    from trainer.distributed.exit import run_rank
-    from trainer.loop.train import train
+    def begin(train: Training) -> NoReturn:
+        check_launch()
+        show_times()
+        stop_signal = StopSignal()  # before the imports below, which take seconds
+        from trainer.distributed.exit import run_rank
 
-    allow_change, verbose = arguments.allow_change, arguments.verbose
-    run_rank(lambda: train(config, EXTENSIONS, allow_change, branch, stop_signal, verbose=verbose).exit_status)
+        run_rank(lambda: train(stop_signal=stop_signal, verbose=arguments.verbose).exit_status)
+
+    finished = start(config, arguments.allow_change, branch, begin)
+    if is_first_rank():
+        print(finished_text(finished, config.max_steps), flush=True)
 
 
-def is_finished(config: RunConfig) -> bool:
-    """Return whether the run is finished with nothing left to do, and say so on rank 0; before torch is imported."""
-    from trainer.loop.finished import find_finished_run
+def finished_text(result: RunResult, max_steps: int) -> str:
+    """Describe a run with nothing left to do; `max_steps` of the configuration may have been lowered since."""
+    loss = result.metrics.get("valid/mlm_loss")
+    valid = "" if loss is None else f" | valid mlm loss {loss:.3f}"
+    limit = f"/{result.step}" if result.step <= max_steps else f", beyond max_steps={max_steps}"
+    return (
+        f"the run in {result.output_dir} is finished: step {result.step}{limit}{valid} | checkpoint "
+        f"{result.checkpoint}\nmetrics: {result.view_hint}\n"
+        "to train longer, raise training.max_steps; for a new run, set another output_dir"
+    )
 
-    finished_run = find_finished_run(config)
-    if finished_run is not None and is_first_rank():
-        print(finished_run, flush=True)
-    return finished_run is not None
 
-
-def check_has_dry_run(arguments: argparse.Namespace) -> None:
-    """Check that options of --dry-run come with it.
+def check_has_dry_run(arguments: argparse.Namespace) -> bool:
+    """Return whether the run is only to be explained, and check that options of --dry-run come with it.
 
     Raises:
         UsageError: one comes alone: a run has the ranks of its launcher.
@@ -206,6 +202,7 @@ def check_has_dry_run(arguments: argparse.Namespace) -> None:
             fix="give a positive number",
             code="invalid-throughput",
         )
+    return explains
 
 
 def check_volumes(config: RunConfig, volumes: list[Path]) -> None:
@@ -302,7 +299,6 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
     if arguments.print_config:
         print(to_yaml(without_secrets(config)), end="")
     if arguments.dry_run:
-        from trainer.api import EXTENSIONS
         from trainer.distributed.process_group import device_type
         from trainer.model.numerics import with_own_precision
         from trainer.preflight.dry_run import explain, resume_line

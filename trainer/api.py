@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from data_prep.base.environment import environment_now
 from data_prep.storage import storage
@@ -20,18 +19,19 @@ from trainer.config.load import Overrides, check_output_dir, resolve_config
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import EvaluationSettings
 from trainer.data.sample_range import Branch
-from trainer.distributed.rank_environment import RANK_VARIABLES, is_launched
+from trainer.distributed.rank_environment import RANK_VARIABLES, check_rank_environment, is_launched, world_size
 from trainer.distributed.stacks import log_environment
-from trainer.loop.finished import find_finished_run
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.loop.result import RunResult, find_finished_run
 
 if TYPE_CHECKING:
     from trainer.data.loader import GlobalBatch
-    from trainer.loop.extensions import Extensions, Follower, Say
-    from trainer.tracking.status import State
+    from trainer.loop.checkpoints import Follower, Say
+    from trainer.loop.run import Extensions
 
 
 class _OfThisProject:
-    """The models, suites and registry of this project; each is imported when it is used (`trainer.loop.extensions`)."""
+    """The models, suites and registry of this project (`trainer.loop.run.Extensions`), imported when they are used."""
 
     def pull_model(self, source: str, tracking_uri: str | None) -> Path:
         from trainer.inference.pulled_model import pull
@@ -72,23 +72,36 @@ class _OfThisProject:
 
 EXTENSIONS: Extensions = _OfThisProject()
 
+TrainResult = RunResult
 
-@dataclass(frozen=True)
-class TrainResult:
-    """The end of a training run."""
+Training = Callable[..., RunResult]
+"""`trainer.loop.train.train`, given the run: it takes `stop_signal`, `watched` and `verbose`."""
 
-    output_dir: Path
-    status: State
-    """"finished", or "stopped" by a signal after saving: the same call resumes."""
-    step: int
-    """Completed optimizer steps."""
-    metrics: Mapping[str, float | None]
-    """The newest value of each metric, under its MLflow name."""
-    checkpoint: Path | None
-    """The newest complete checkpoint."""
-    mlflow_run_id: str | None
-    view_hint: str
-    """Command and URL that show the run in MLflow."""
+
+def start(
+    config: RunConfig, allow_change: bool, branch: Branch | None, begin: Callable[[Training], RunResult]
+) -> RunResult:
+    """Start or resume a run, as `train` and the command `pretrain` both do; a finished run is returned as it is.
+
+    `begin` calls the training that it is given.
+
+    Raises:
+        UserError: a setting or the environment is wrong, or training failed.
+    """
+    check_rank_environment()
+    check_output_dir(config.output_dir, config.checkpoint.upload_to)
+    if world_size() == 1:  # several ranks compare first, and fail together
+        deepspeed_config(config, world_size())
+    if branch is None and not allow_change and (finished := find_finished_run(config)) is not None:
+        return finished
+    os.environ.update(log_environment(environment_now()))  # before torch is imported
+
+    def training(**how: Any) -> RunResult:
+        from trainer.loop import train as loop
+
+        return loop.train(config, EXTENSIONS, allow_change, branch, **how)
+
+    return begin(training)
 
 
 def train(
@@ -112,34 +125,12 @@ def train(
     Raises:
         UserError: a setting is wrong, data or checkpoints are unusable, or training failed; `.code` names the rule.
     """
-    config = resolve_config(config, overrides)
-    check_output_dir(config.output_dir, config.checkpoint.upload_to)
-    if branch is None and not allow_change and (finished := find_finished_run(config)) is not None:
-        return TrainResult(
-            finished.output_dir,
-            "finished",
-            finished.step,
-            finished.metrics,
-            finished.checkpoint,
-            finished.mlflow_run_id,
-            finished.view_hint,
-        )
-    os.environ.update(log_environment(environment_now()))  # before torch is imported
-    from trainer.checkpoint.format import list_steps, step_folder
-    from trainer.loop import train as loop
 
-    with _world_of_one(), contextlib.ExitStack() as watched:
-        ended = loop.train(config, EXTENSIONS, allow_change, branch, watched=watched)
-    steps, _ = list_steps(config.output_dir)
-    return TrainResult(
-        output_dir=Path(config.output_dir),
-        status=ended.state,
-        step=ended.step,
-        metrics=ended.metrics,
-        checkpoint=step_folder(config.output_dir, steps[0]) if steps else None,
-        mlflow_run_id=ended.mlflow_run_id,
-        view_hint=ended.view_hint,
-    )
+    def begin(training: Training) -> RunResult:
+        with _world_of_one(), contextlib.ExitStack() as watched:
+            return training(watched=watched)
+
+    return start(resolve_config(config, overrides), allow_change, branch, begin)
 
 
 def open_loader(

@@ -41,6 +41,7 @@ from torch._dynamo import lookup_backend
 from torch._dynamo.callback import callback_handler
 
 import trainer.engine.engine
+import trainer.loop.reporter
 import trainer.loop.setup
 import trainer.loop.step
 import trainer.loop.train
@@ -162,7 +163,9 @@ def read_a_gpu_that_refuses() -> None:
     for name in ("utilization", "power_draw", "mem_get_info"):
         setattr(torch.cuda, name, refuse_nvml)
     wrap(
-        trainer.loop.setup, "SystemMetrics", lambda original, folder, device: original(folder, torch.device("cuda", 0))
+        trainer.loop.reporter,
+        "SystemMetrics",
+        lambda original, folder, device: original(folder, torch.device("cuda", 0)),
     )
 
 

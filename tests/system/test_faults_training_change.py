@@ -142,9 +142,7 @@ def test_row_36_a_wrong_configuration_is_refused_before_any_process_group(
 
     monkeypatch.setattr(trainer.loop.train, "initialize_distributed", start_no_group)
     monkeypatch.setattr("trainer.distributed.exit.run_rank", lambda command: command())
-    monkeypatch.setattr(
-        "trainer.distributed.stop_signal.StopSignal", lambda: None
-    )  # the signals are this process's own
+    monkeypatch.setattr(pretrain, "StopSignal", lambda: None)  # the signals are this process's own
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     places = [f"data.shards={small_shards}", f"output_dir={tmp_path / 'run'}"]
     monkeypatch.setattr(sys, "argv", ["pretrain.py", "--config", "tiny_cpu", *places, *overrides])

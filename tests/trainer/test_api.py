@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from data_prep.base.errors import UsageError
+from launch.pretrain import finished_text
 from tests.support import fork_server
 from tests.support.error_codes import coded
 from trainer.api import open_loader, train
 from trainer.checkpoint.data_version import open_data
 from trainer.checkpoint.late_scores import is_pending
 from trainer.config.load import load_config, resolve_config
-from trainer.loop.finished import find_finished_run
+from trainer.loop.result import find_finished_run
 from trainer.tracking.status import HISTORY_NAME
 
 pytestmark = pytest.mark.long
@@ -228,7 +229,7 @@ def test_a_finished_run_that_is_started_with_fewer_steps_stays_finished(
 ) -> None:
     monkeypatch.chdir(folder)
     found = find_finished_run(load_config("tiny_cpu", settings | {"training.max_steps": 4}))
-    assert found is not None and found.step == 8 and "step 8, beyond max_steps=4" in str(found)
+    assert found is not None and found.step == 8 and "step 8, beyond max_steps=4" in finished_text(found, 4)
 
 
 def test_several_hosts_decide_together(

@@ -34,12 +34,15 @@ class SampleRange(BaseModel):
 
 @dataclass(frozen=True)
 class Branch:
-    """Request of the command line: the step to resume from, and samples (first, stop) of an epoch to skip."""
+    """Where a branch begins (`trainer/loop/branch.py`): at a checkpoint of this run, or of another one."""
 
     step: int
     skip: tuple[tuple[int, int], ...] = ()
+    """Samples (first, stop) of an epoch that are not predicted; of a branch of the same run."""
     epoch: int | None = None
     """Of the samples; None for the one in which the step lies."""
+    run: str | None = None
+    """Output directory of the other run, which `branch` of the configuration alone sets; None for this one."""
 
 
 def parse_ranges(text: str, option: str) -> list[tuple[int, int]]:

@@ -49,6 +49,10 @@ class PrintedByEveryRank(UserError):
     """An error that every rank prints, because the user may read any of the logs."""
 
 
+class EndedByAnother(UserError):
+    """An error with which another rank ended the run."""
+
+
 def run_rank(command: Callable[[], int]) -> NoReturn:
     """Run one rank's main function and end the process with the status it returns.
 
@@ -117,7 +121,7 @@ def reports_lost_peer(message: str) -> bool:
     return _LOST_PEER.search(message) is not None
 
 
-def error_of_another() -> UserError | None:
+def error_of_another() -> EndedByAnother | None:
     """Return the error with which another rank ended the run; call it after a collective failed."""
     try:
         first = _last_messages().read(_FIRST)
@@ -127,7 +131,8 @@ def error_of_another() -> UserError | None:
     parts = _PARTS.fullmatch(message.removeprefix("error: "))
     if first is None or parts is None:
         return None
-    return UserError(f"rank {rank} ended the run: {parts['problem']}", fix=parts["fix"] or "", code=parts["code"] or "")
+    problem = f"rank {rank} ended the run: {parts['problem']}"
+    return EndedByAnother(problem, fix=parts["fix"] or "", code=parts["code"] or "")
 
 
 def _explain(error: BaseException) -> str:

@@ -42,7 +42,7 @@ MOST_DEATHS = 2
 
 
 class FollowerClient:
-    """The follower of a run, as rank 0 sees it (`trainer.loop.extensions.Follower`)."""
+    """The follower of a run, as rank 0 sees it (`trainer.loop.checkpoints.Follower`)."""
 
     def __init__(self, config: RunConfig, warn: Callable[[str], None], log: Callable[[str], None]) -> None:
         """Raises UsageError if the suite cannot be read."""

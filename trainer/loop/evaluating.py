@@ -15,18 +15,16 @@ from dataclasses import replace
 from data_prep.base.terminal import duration
 from data_prep.base.urls import is_remote
 from trainer.checkpoint.average import averaged_weights
-from trainer.checkpoint.format import TrainState, list_steps, step_folder
+from trainer.checkpoint.format import TrainState, step_folder
 from trainer.config.measurements import measurements_of, shape_of_words
 from trainer.data.evaluation_batches import EvaluationBatch, measured_batches, origins_of
 from trainer.data.hidden_words import word_batches
 from trainer.data.workers import ReadingStopped, next_or_stop
-from trainer.distributed.process_group import broadcast_object, gather_objects
+from trainer.distributed.process_group import gather_objects
 from trainer.distributed.stop_poll import MOST_CALLS, StopPoll
+from trainer.loop.checkpoints import Progress
 from trainer.loop.console import evaluation_line, groups_line
-from trainer.loop.reporting import on_disk, report_status
-from trainer.loop.run import Progress, Run
-from trainer.loop.saving import attach_scores
-from trainer.tracking.status import append_history
+from trainer.loop.run import Run
 from trainer.validation.loss import evaluate
 
 ANNOUNCED_SECONDS = 10.0
@@ -43,54 +41,51 @@ def evaluate_if_due(run: Run, state: TrainState, progress: Progress) -> tuple[Pr
     most_calls = 1 if run.config.zero.stage == 3 and reads_a_store(run) else MOST_CALLS
     poll = StopPoll(run.stop_signal, run.ranks, most_calls)
     if progress.evaluation_is_due:
-        metrics = evaluation_metrics(run, state, progress, poll)
+        metrics = evaluation_metrics(run, state, poll)
         if poll.is_agreed:
             return progress, True
-        progress = replace(log_evaluation(run, state, progress, metrics), evaluation_is_due=False)
-        attach_scores(run, state, progress, metrics, run.facts_of(state.step))
+        log_evaluation(run, state, metrics)
+        progress = replace(progress, evaluation_is_due=False)
+        run.checkpoints.attach_scores(state, progress, metrics, run.data.facts_of(run.config.stage_of(state.step)))
     if progress.average_is_due:
         progress, metrics = log_average(run, state, progress, poll)
         if poll.is_agreed:
             return progress, True
         progress = replace(progress, average_is_due=False)
-        attach_scores(run, state, progress, metrics, {})
+        run.checkpoints.attach_scores(state, progress, metrics, {})
     return progress, False
 
 
-def evaluation_metrics(run: Run, state: TrainState, progress: Progress, poll: StopPoll) -> dict[str, float]:
+def evaluation_metrics(run: Run, state: TrainState, poll: StopPoll) -> dict[str, float]:
     """Evaluate the run's weights on the valid split and on minimal pairs; incomplete once `poll.is_agreed`."""
     run.watchdog.mark(f"evaluating after step {state.step}")
-    if (text := long_evaluation(run, state, progress)) is not None:
-        run.log(text)
+    if (text := long_evaluation(run, state)) is not None:
+        run.reporter.info(text)
     metrics = validation_metrics(run, state, poll)
     stage = run.config.stage_of(state.step)
     is_last = state.step == run.config.max_steps
-    if run.minimal_pairs is not None and (is_last or state.step % stage.evaluation.pairs_every_steps == 0):
-        metrics |= run.minimal_pairs.evaluate(run.engine, stage, run.ranks, run.watchdog.mark, poll)
+    if run.data.minimal_pairs is not None and (is_last or state.step % stage.evaluation.pairs_every_steps == 0):
+        metrics |= run.data.minimal_pairs.evaluate(run.engine, stage, run.ranks, run.watchdog.mark, poll)
     return metrics
 
 
-def log_evaluation(run: Run, state: TrainState, progress: Progress, metrics: dict[str, float]) -> Progress:
+def log_evaluation(run: Run, state: TrainState, metrics: dict[str, float]) -> None:
     """Report a complete evaluation to MLflow, console, history and status."""
-    run.tracker.log(state.step, metrics)
-    entropies = [shard_set.manifest.valid.unigram_entropy_nats for shard_set in run.shard_sets]
-    run.log(evaluation_line(state.step, metrics, entropies[0] if len(entropies) == 1 else None, run.labels))
-    if (groups := groups_line(metrics)) is not None:
-        run.log(groups)
-    on_disk(run, lambda: append_history(run.output_dir, "evaluated", {"step": state.step, "metrics": metrics}))
-    progress = replace(progress, metrics={**progress.metrics, **metrics})
-    report_status(run, state, progress)
-    return progress
+    entropies = [shard_set.manifest.valid.unigram_entropy_nats for shard_set in run.data.shard_sets]
+    entropy = entropies[0] if len(entropies) == 1 else None
+    line = evaluation_line(state.step, metrics, entropy, run.reporter.labels)
+    run.reporter.add_scores(state, metrics, line, groups_line(metrics))
+    run.reporter.note("evaluated", {"step": state.step, "metrics": metrics})
 
 
 def validation_metrics(run: Run, state: TrainState, poll: StopPoll) -> dict[str, float]:
     """Evaluate the weights that the engine's forward uses on the valid split, as the stage of `state` does."""
     stage, rank, world_size = run.config.stage_of(state.step), run.ranks.rank, run.ranks.world_size
-    batches = measured_batches(run.shard_sets, measurements_of(stage), rank, world_size)
-    if run.hidden_words is not None:
-        rows = shape_of_words(stage).micro_batch_tokens // run.hidden_words.row_length
-        batches = itertools.chain(batches, word_batches(run.hidden_words, rows, rank, world_size))
-    origins = origins_of(run.shard_sets)
+    batches = measured_batches(run.data.shard_sets, measurements_of(stage), rank, world_size)
+    if run.data.hidden_words is not None:
+        rows = shape_of_words(stage).micro_batch_tokens // run.data.hidden_words.row_length
+        batches = itertools.chain(batches, word_batches(run.data.hidden_words, rows, rank, world_size))
+    origins = origins_of(run.data.shard_sets)
     until_stop = _until_stop(batches, run, state, poll)
     metrics = evaluate(run.engine, run.model.objectives, until_stop, run.ranks, origins, run.config.evaluation)
     if stage.evaluation_data.on_corrupt_shard == "skip":
@@ -100,21 +95,21 @@ def validation_metrics(run: Run, state: TrainState, poll: StopPoll) -> dict[str,
 
 def _share_damaged_shards(run: Run) -> None:
     """Have all ranks know which valid shards were skipped, which are no part of what was measured; a collective."""
-    for damaged in gather_objects([each.damaged for each in run.shard_sets], run.ranks):
-        for shard_set, names in zip(run.shard_sets, damaged, strict=True):
+    for damaged in gather_objects([each.damaged for each in run.data.shard_sets], run.ranks):
+        for shard_set, names in zip(run.data.shard_sets, damaged, strict=True):
             shard_set.note_damaged(name for name in names if name.startswith("valid-"))
 
 
-def long_evaluation(run: Run, state: TrainState, progress: Progress) -> str | None:
+def long_evaluation(run: Run, state: TrainState) -> str | None:
     """Announce an evaluation that takes long enough to look like a hang; None for a short one.
 
     The time is estimated from the training speed, without minimal pairs: a forward pass is a third of a step.
     """
-    speed = progress.metrics.get("train/tokens_per_second") or 0.0
-    split = sum(shard_set.manifest.valid.tokens for shard_set in run.shard_sets)
+    speed = run.reporter.metrics.get("train/tokens_per_second") or 0.0
+    split = sum(shard_set.manifest.valid.tokens for shard_set in run.data.shard_sets)
     limits = [each.max_tokens for each in measurements_of(run.config.stage_of(state.step))]
     tokens = sum(split if limit is None else min(split, limit) for limit in limits)
-    tokens += len(run.hidden_words.tokens) if run.hidden_words is not None else 0
+    tokens += len(run.data.hidden_words.tokens) if run.data.hidden_words is not None else 0
     seconds = tokens / speed / 3 if speed > 0 else 0.0
     if seconds < ANNOUNCED_SECONDS:
         return None
@@ -148,7 +143,7 @@ def _until_stop(
 
 def reads_a_store(run: Run) -> bool:
     """Return whether batches come from a store, which may not answer."""
-    return any(is_remote(shard_set.url) for shard_set in run.shard_sets)
+    return any(is_remote(shard_set.url) for shard_set in run.data.shard_sets)
 
 
 def log_average(run: Run, state: TrainState, progress: Progress, poll: StopPoll) -> tuple[Progress, dict[str, float]]:
@@ -160,7 +155,7 @@ def log_average(run: Run, state: TrainState, progress: Progress, poll: StopPoll)
     number = run.config.checkpoint.average_last
     if number is None:
         return progress, {}
-    steps = broadcast_object(_newest_steps(run, state, number) if run.ranks.is_first else None, run.ranks)
+    steps = run.checkpoints.newest(number, state.step)
     if len(steps) < number or steps[-1] == progress.averaged_step:
         return progress, {}
     run.watchdog.mark(f"averaging checkpoints after step {state.step}")
@@ -168,22 +163,14 @@ def log_average(run: Run, state: TrainState, progress: Progress, poll: StopPoll)
     with averaged_weights(run.engine, folders, poll) as problem:
         metrics_of_mean = validation_metrics(run, state, poll) if problem is None and not poll.is_agreed else {}
     if problem is not None and not poll.is_agreed:
-        run.warn(f"the mean of the checkpoints {_listed(steps)} is not evaluated: {problem}")
+        run.reporter.warn(f"the mean of the checkpoints {_listed(steps)} is not evaluated: {problem}")
     if problem is not None or poll.is_agreed:
         return progress, {}
     overall = {name: value for name, value in metrics_of_mean.items() if name.count("/") == 1}
     metrics = {name.replace("valid/", AVERAGE_PREFIX): value for name, value in overall.items()}
-    run.tracker.log(state.step, metrics)
-    run.log(f"mean of the checkpoints {_listed(steps)}: {evaluation_line(state.step, overall, None, run.labels)}")
-    progress = replace(progress, metrics={**progress.metrics, **metrics}, averaged_step=steps[-1])
-    report_status(run, state, progress)
-    return progress, metrics
-
-
-def _newest_steps(run: Run, state: TrainState, number: int) -> list[int]:
-    """Steps of the newest complete checkpoints on rank 0's disk, oldest first."""
-    complete, _ = list_steps(run.output_dir)
-    return sorted(step for step in complete if step <= state.step)[-number:]
+    line = evaluation_line(state.step, overall, None, run.reporter.labels)
+    run.reporter.add_scores(state, metrics, f"mean of the checkpoints {_listed(steps)}: {line}")
+    return replace(progress, averaged_step=steps[-1]), metrics
 
 
 def _listed(steps: list[int]) -> str:

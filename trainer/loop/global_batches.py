@@ -132,11 +132,11 @@ class GlobalBatches:
             pin_memory = run.ranks.device.type == "cuda"
             ranks = run.ranks.rank, run.ranks.world_size
             counting = PairCounting(
-                config, stage, run.shard_sets, run.pair_counts, run.ranks, run.watchdog.mark, run.stop_signal
+                config, stage, run.data.shard_sets, run.data.pair_counts, run.ranks, run.watchdog.mark, run.stop_signal
             )
             counting.open(position)
             loader = open_loader(
-                run.shard_sets,
+                run.data.shard_sets,
                 stage,
                 position,
                 config.training.seed,
@@ -144,7 +144,7 @@ class GlobalBatches:
                 step,
                 pin_memory,
                 should_stop=lambda: self._run.stop_signal.is_requested,
-                pair_counts=run.pair_counts,
+                pair_counts=run.data.pair_counts,
             )
             described = -1
             for batch in itertools.islice(loader, stop - step):

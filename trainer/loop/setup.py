@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from data_prep.base.garbage import exempt_what_is_loaded
 from data_prep.base.logs import logger
 from data_prep.base.urls import redact
 from data_prep.dataset.manifest import TOKENIZER_FOLDER
+from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.checkpoint.compatibility import CHANGES_NUMERICS, CHANGES_SCORES
 from trainer.checkpoint.data_version import describe_versions
-from trainer.checkpoint.format import TrainState
+from trainer.checkpoint.format import DataIdentity, TrainState
 from trainer.checkpoint.initial_weights import load_initial_weights
 from trainer.checkpoint.late_scores import LateScores
 from trainer.checkpoint.restore import load
@@ -25,7 +27,6 @@ from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.measurements import shape_of_words, untrained_positions
 from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
-from trainer.config.training_settings import BranchSettings
 from trainer.data.hidden_words import HiddenWords, hide_words
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet, has_valid_split, tokenizer_of_run
@@ -39,26 +40,24 @@ from trainer.distributed.process_group import (
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.engine.engine import Engine, build_engine
-from trainer.loop.console import StepBar, device_line
+from trainer.loop.branch import open_tracker
+from trainer.loop.checkpoints import Checkpoints, Progress
+from trainer.loop.console import device_line
 from trainer.loop.evaluating import AVERAGE_PREFIX
-from trainer.loop.extensions import Extensions
 from trainer.loop.global_batches import count_first_epoch
-from trainer.loop.recorder import Recorder
-from trainer.loop.run import Progress, Run, data_identity, warn_of_disk
-from trainer.loop.sources import log_sources, running_sources
+from trainer.loop.identity import listed, own_modules, running_sources, source_changes
+from trainer.loop.reporter import Reporter
+from trainer.loop.run import Extensions, Run, RunData
 from trainer.loop.start import (
     Start,
-    begin_mlflow_run,
     check_start,
     find_start,
     first_state,
     is_unevaluated,
-    open_branch_tracker,
     rate_jump,
     scores_of_start,
 )
 from trainer.loop.warmup import try_own_objectives, warmup_step
-from trainer.metrics.custom_metrics import CustomMetrics
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.unigram import training_counts, training_entropy_nats
 from trainer.model.numerics import with_compilation_decided, with_precision_decided
@@ -66,9 +65,9 @@ from trainer.objectives.pretraining import PretrainingModel, num_parameters
 from trainer.preflight.checks import PlannedRun, warnings
 from trainer.preflight.data_checks import EVALUATION_IS_OFF
 from trainer.tracking.run_description import all_lineages, describe_run
-from trainer.tracking.status import RunStatus, read_status
-from trainer.tracking.system_metrics import SystemMetrics
-from trainer.tracking.tracker import MetricLog, NullTracker, Tracker
+from trainer.tracking.source_code import source_text
+from trainer.tracking.status import RunStatus
+from trainer.tracking.tracker import NullTracker
 from trainer.validation.minimal_pairs import minimal_pairs_of
 
 LOG = logger(__name__)
@@ -82,6 +81,7 @@ def set_up(
     extensions: Extensions,
     shard_sets: list[ShardSet],
     ranks: Ranks,
+    status: RunStatus | None,
     stop_signal: StopSignal,
     watchdog: Watchdog,
     allow_change: bool,
@@ -107,16 +107,47 @@ def set_up(
     scores = scores_of_start(start, ranks)
     engine = open_engine(model, start, scores, config, shard_sets, ranks, watchdog)
     state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks), scores)
-    progress = first_progress(start, scores, config, state)
+    objectives, stage = model.objectives, config.stage_of(state.step + 1)
+    run_data = RunData(
+        shard_sets,
+        pair_counts=count_first_epoch(config, shard_sets, state, ranks, watchdog, stop_signal),
+        minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
+        hidden_words=hidden_words_of(config, shard_sets) if MASKED_LM in objectives else None,
+    )
+    uploader = open_uploader(start, config, ranks)
+    entropy = training_entropy_nats(stage.data, stage.select(shard_sets))
+    reporter = Reporter(
+        config,
+        engine,
+        objectives,
+        state.step,
+        health=Health(config.health, entropy, objectives.values()),
+        facts_of=run_data.facts_of,
+        tracker=open_tracker(config, start.branch, state, LOG.warning) if ranks.is_first else NullTracker(),
+        status=status,
+        stop_signal=stop_signal,
+        mark=watchdog.mark,
+    )
     task_modules = extensions.modules_of_suite(config.evaluation) if ranks.is_first else []
-    run = open_run(start, state, config, extensions, task_modules, shard_sets, engine, stop_signal, watchdog)
-    for note in notes:
-        run.log(note)
-    log_run_summary(run, state, changes, config.branch if start.is_from_other_run else None)
-    log_sources(run, start, task_modules, verbose)
-    if warning := rate_jump(start, config, state):
-        run.warn(warning)
-    return run, state, progress
+    checkpoints = Checkpoints(
+        config,
+        engine,
+        data,
+        reporter,
+        watchdog.mark,
+        sources=broadcast_object(running_sources(task_modules) if ranks.is_first else None, ranks),
+        uploader=uploader,
+        follower=extensions.open_follower(config, LOG.warning, LOG.info) if ranks.is_first else None,
+    )
+    run = Run(config, run_data, engine, reporter, checkpoints, stop_signal, watchdog)
+    if ranks.is_first:
+        for note in notes:
+            LOG.info(note)
+        log_run_summary(run, state, changes, start)
+        log_sources(reporter, checkpoints.sources, start, task_modules, verbose)
+        if warning := rate_jump(start, config, state):
+            LOG.warning(warning)
+    return run, state, first_progress(start, scores, config)
 
 
 def log_device(config: RunConfig, extensions: Extensions, ranks: Ranks, *decisions: str | None) -> None:
@@ -169,13 +200,12 @@ def open_engine(
     return engine
 
 
-def first_progress(start: Start, scores: LateScores | None, config: RunConfig, state: TrainState) -> Progress:
-    """Return the progress at the start, with the metrics of the last start if that ended there.
+def first_progress(start: Start, scores: LateScores | None, config: RunConfig) -> Progress:
+    """Return the progress at the start.
 
     `scores` are those of the checkpoint (`scores_of_start`): if they are pending, evaluating it comes first.
     """
-    own, status = start.own_checkpoint, read_status(Path(config.output_dir))
-    is_pending = is_unevaluated(start, scores)
+    own, is_pending = start.own_checkpoint, is_unevaluated(start, scores)
     measured = scores.metrics if scores is not None else {}
     return Progress(
         NonFiniteSteps(config.health.max_nonfinite_steps),
@@ -183,46 +213,6 @@ def first_progress(start: Start, scores: LateScores | None, config: RunConfig, s
         evaluation_is_due=is_pending and not measured,
         average_is_due=is_pending,
         averaged_step=start.step if any(name.startswith(AVERAGE_PREFIX) for name in measured) else None,
-        metrics=status.metrics if status is not None and status.step == state.step else {},
-    )
-
-
-def open_run(
-    start: Start,
-    state: TrainState,
-    config: RunConfig,
-    extensions: Extensions,
-    task_modules: list[str],
-    shard_sets: list[ShardSet],
-    engine: Engine,
-    stop_signal: StopSignal,
-    watchdog: Watchdog,
-) -> Run:
-    """Open the parts that the run reports to, most of them on rank 0."""
-    ranks, output_dir, stage = engine.ranks, Path(config.output_dir), config.stage_of(state.step + 1)
-    assert isinstance(engine.module, PretrainingModel)
-    objectives = engine.module.objectives
-    return Run(
-        config=config,
-        ranks=ranks,
-        shard_sets=shard_sets,
-        pair_counts=count_first_epoch(config, shard_sets, state, ranks, watchdog, stop_signal),
-        engine=engine,
-        uploader=open_uploader(start, config, ranks),
-        tracker=open_tracker(config, ranks, state, begin=start.branch is not None),
-        recorder=Recorder(ranks, objectives, state.step),
-        stop_signal=stop_signal,
-        watchdog=watchdog,
-        health=Health(config.health, training_entropy_nats(stage.data, stage.select(shard_sets)), objectives.values()),
-        minimal_pairs=minimal_pairs_of(config, shard_sets[0]),
-        hidden_words=hidden_words_of(config, shard_sets) if MASKED_LM in objectives else None,
-        custom_metrics=CustomMetrics(config.logging.metrics) if config.logging.metrics else None,
-        follower=extensions.open_follower(config, LOG.warning, LOG.info) if ranks.is_first else None,
-        status=RunStatus(output_dir, partial(warn_of_disk, output_dir), watchdog.activity) if ranks.is_first else None,
-        system=SystemMetrics(output_dir, ranks.device) if ranks.is_first else None,
-        bar=StepBar(ranks.is_first, state.step, config.max_steps),
-        num_parameters=num_parameters(config.model, config.all_objectives),
-        sources=broadcast_object(running_sources(task_modules) if ranks.is_first else None, ranks),
     )
 
 
@@ -243,45 +233,67 @@ def open_uploader(start: Start, config: RunConfig, ranks: Ranks) -> Uploader | N
     return uploader
 
 
-def open_tracker(config: RunConfig, ranks: Ranks, state: TrainState, begin: bool) -> MetricLog:
-    """Open the run's MLflow journal on rank 0; `begin` starts a new one for a branch."""
-    if not ranks.is_first:
-        return NullTracker()
-    if begin:
-        return begin_mlflow_run(config.tracking, Path(config.output_dir), state, LOG.warning)
-    if config.branch is not None:
-        return open_branch_tracker(config, config.branch, LOG.warning)
-    return Tracker.open(config.tracking, Path(config.output_dir), LOG.warning)
-
-
-def log_run_summary(run: Run, state: TrainState, changes: list[str], new_branch: BranchSettings | None) -> None:
-    """Log how the run starts, and send its description to MLflow; `new_branch` is the branch that begins here."""
-    config = run.config
-    stage = config.stage_of(state.step + 1)
-    run.log(f"{run.num_parameters:,} parameters | {batch_arithmetic(stage, run.ranks.world_size)}")
+def log_run_summary(run: Run, state: TrainState, changes: list[str], start: Start) -> None:
+    """Log how the run starts, and send its description to MLflow, on rank 0."""
+    config, stage, shard_sets = run.config, run.config.stage_of(state.step + 1), run.data.shard_sets
+    LOG.info(f"{run.reporter.num_parameters:,} parameters | {batch_arithmetic(stage, run.ranks.world_size)}")
     if (warmup := stage.batch_warmup) is not None:
         grows = f"{warmup.initial_tokens:,} to {stage.global_batch_tokens:,} tokens"
-        run.log(f"batch-size ramp-up: {grows} over the first {warmup.num_steps:,} steps of the stage")
-    start = f"starting training: {config.max_steps:,} steps, output_dir {config.output_dir}"
-    if new_branch is not None:
-        start = f"starting from step {new_branch.step:,} of {redact(new_branch.run)}: up to step {config.max_steps:,}, "
-        start += f"output_dir {config.output_dir}"
+        LOG.info(f"batch-size ramp-up: {grows} over the first {warmup.num_steps:,} steps of the stage")
+    how = f"starting training: {config.max_steps:,} steps, output_dir {config.output_dir}"
+    if start.branch is not None and start.branch.run is not None:
+        how = f"starting from step {state.step:,} of {redact(start.branch.run)}: up to step {config.max_steps:,}, "
+        how += f"output_dir {config.output_dir}"
     elif state.step:
-        start = f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"
-    run.log(start)
-    if not has_valid_split(run.shard_sets):
-        run.log(EVALUATION_IS_OFF)
+        how = f"resuming after step {state.step:,} of {config.max_steps:,} in {config.output_dir}"
+    LOG.info(how)
+    if not has_valid_split(shard_sets):
+        LOG.info(EVALUATION_IS_OFF)
     if (warning := untrained_positions(config)) is not None and not state.step:
-        run.warn(warning)
+        LOG.warning(warning)
     if config.model.attention_probs_dropout_prob and run.ranks.device.type == "cuda":
-        run.log("model.attention_probs_dropout_prob is above 0: using the reference attention, which is slower")
-    for line in describe_versions(run.shard_sets) if run.ranks.is_first else ():
-        run.log(line)
+        LOG.info("model.attention_probs_dropout_prob is above 0: using the reference attention, which is slower")
+    for line in describe_versions(shard_sets):
+        LOG.info(line)
     for change in changes:
         is_notable = change.startswith((*CHANGES_NUMERICS, *CHANGES_SCORES))
-        (run.warn if is_notable else run.log)(f"changed since the checkpoint: {change}")
-    if run.ranks.is_first:
-        describe_run(run.tracker, config, run.shard_sets, state.data_lineage)
+        (LOG.warning if is_notable else LOG.info)(f"changed since the checkpoint: {change}")
+    describe_run(run.reporter.tracker, config, shard_sets, state.data_lineage)
+
+
+def data_identity(shard_sets: list[ShardSet]) -> DataIdentity:
+    """Return the identity of the run's data."""
+    return DataIdentity(
+        manifest_digests=tuple(shard_set.manifest.digest for shard_set in shard_sets),
+        tokenizer_fingerprint=shard_sets[0].manifest.tokenizer.fingerprint,
+    )
+
+
+def log_sources(
+    reporter: Reporter, sources: Mapping[str, str], start: Start, task_modules: Sequence[str], verbose: bool
+) -> None:
+    """Warn of source files that differ from the checkpoint's, and keep the source of each MLflow run as an artifact.
+
+    Call it on rank 0. `sources` are the digests of what runs.
+    A start with another source has an artifact of its own. `verbose` lists changed files on which no number depends.
+    """
+    before = start.checkpoint.saved.sources if start.checkpoint is not None else {}
+    changes, artifact = source_changes(before, sources), f"source/step-{start.step:08d}.diff"
+    if changes.numerics:
+        reporter.warn(
+            f"changed since the checkpoint: the source of {listed(changes.numerics)}; losses may differ from those of "
+            f"the source before (see the run's artifact {artifact} for the differences from the commit, if git has one)"
+        )
+    if changes.others and verbose:
+        reporter.info(f"changed since the checkpoint: other source files: {listed(changes.others)}")
+    modules = own_modules(task_modules)
+    if edited := [name for name, path in modules.items() if sources.get(name) not in (None, storage.sha256_of(path))]:
+        reporter.warn(
+            f"edited after they were imported, so what runs is not what is in the file: {listed(tuple(edited))}"
+        )
+    if changes or not before or start.branch is not None:
+        changed = (*changes.numerics, *changes.others)
+        reporter.tracker.log_artifact_text(artifact, source_text(modules, changed=changed))
 
 
 def seen_data(shard_sets: list[ShardSet], earlier: tuple[str, ...], ranks: Ranks) -> tuple[str, ...]:

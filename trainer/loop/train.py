@@ -6,8 +6,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,14 +15,15 @@ from data_prep.base.errors import UserError
 from data_prep.base.log_file import LogFile
 from data_prep.base.logs import logger
 from data_prep.storage import storage
-from trainer.checkpoint.format import checkpoints_folder
+from trainer.checkpoint.format import step_folder
 from trainer.config.run_config import RunConfig
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet
 from trainer.data.workers import explain_lost_workers
 from trainer.distributed import rank_environment as environment
 from trainer.distributed.agreement import agree
-from trainer.distributed.memory import explain_out_of_memory, is_out_of_memory, peak_memory_of_ranks
+from trainer.distributed.memory import explain_out_of_memory
+from trainer.distributed.output_dir import only_training, refuse_unshared
 from trainer.distributed.process_group import (
     Ranks,
     barrier,
@@ -31,42 +31,20 @@ from trainer.distributed.process_group import (
     initialize_distributed,
     leave_groups,
 )
-from trainer.distributed.shared_folder import refuse_unshared
 from trainer.distributed.stacks import STACKS_FOLDER
-from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS, StopSignal
+from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
-from trainer.loop.extensions import Extensions
+from trainer.loop.failure import Failure
 from trainer.loop.identity import facts_of
-from trainer.loop.reporting import report_end, report_start
-from trainer.loop.run import Run
-from trainer.loop.run_lock import only_training
-from trainer.loop.saving import finish_previous_start
+from trainer.loop.reporter import warn_of_disk
+from trainer.loop.result import RunResult
+from trainer.loop.run import Extensions, Run
 from trainer.loop.setup import set_up
 from trainer.loop.training_loop import training_loop
 from trainer.preflight.checks import PlannedRun, refuse
-from trainer.tracking.status import State, log_path, record_end, record_loss_of_writer
+from trainer.tracking.status import RunStatus, State, log_path
 
 LOG = logger(__name__)
-
-
-@dataclass(frozen=True)
-class RunEnd:
-    """How a run ended on this rank."""
-
-    state: State
-    step: int
-    """Completed optimizer steps."""
-    metrics: Mapping[str, float | None]
-    """The newest value of each metric, on rank 0."""
-    mlflow_run_id: str | None
-    view_hint: str
-    """Command and URL that show the run in MLflow."""
-    all_registered: bool
-    """Whether everything that was to be registered was, and suites scored every checkpoint that they were to score."""
-
-    @property
-    def exit_status(self) -> int:
-        return STOPPED_EXIT_STATUS if self.state == "stopped" else int(not self.all_registered)
 
 
 def train(
@@ -77,12 +55,12 @@ def train(
     stop_signal: StopSignal | None = None,
     watched: contextlib.ExitStack | None = None,
     verbose: bool = False,
-) -> RunEnd:
+) -> RunResult:
     """Start or resume the run of `config.output_dir`; returns once all ranks have left their groups.
 
     Args:
         extensions: what the run uses of trained models, suites and the registry (`trainer/api.py`).
-        branch: a checkpoint to branch from first (`trainer/loop/start.py`).
+        branch: a checkpoint to branch from first (`trainer/loop/branch.py`).
         stop_signal: one that was installed earlier, and ends this process until the first step; else one is installed
             once the ranks have their group.
         watched: gets what has to be closed if the process outlives an error of the run (`trainer/api.py`).
@@ -92,42 +70,54 @@ def train(
         UserError: data, tokenizer, checkpoints or DeepSpeed's settings contradict each other, another run is active in
             `output_dir`, or the ranks do not run the same.
     """
-    launched_at = time.time()
-    environment.check_rank_environment()
-    log_file = log_file_of(Path(config.output_dir))
+    launched_at, output_dir = time.time(), Path(config.output_dir)
+    log_file = log_file_of(output_dir)
     if watched is not None:
         watched.callback(log_file.close)
     opened = open_or_explain(config, extensions, allow_change)
     ranks, signal_of_rank, watchdog = join_group(config, stop_signal, watched)
+    failure = Failure(output_dir, ranks, watchdog, signal_of_rank, log_file)
     with contextlib.ExitStack() as held:
-        with watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "while it was set up"):
+        with watchdog.report_lost_ranks():
             shard_sets = agreed(config, allow_change, branch, opened, ranks)
-            take_output_dir(config, ranks, watchdog, held)
-            with recorded_if_it_fails(Path(config.output_dir), ranks, log_file):
+            failure.status = take_output_dir(config, ranks, watchdog, held)
+        with failure.recorded():
+            with watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "while it was set up"):
                 run, state, progress = set_up(
                     config=config,
                     extensions=extensions,
                     shard_sets=shard_sets,
                     ranks=ranks,
+                    status=failure.status,
                     stop_signal=signal_of_rank,
                     watchdog=watchdog,
                     allow_change=allow_change,
                     branch=branch,
                     verbose=verbose,
                 )
-        signal_of_rank.can_save()
-        report_start(run, state, progress, launched_at)
-        with closed_if_it_fails(run), watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "in training"):
-            progress = finish_previous_start(run, state, progress)
-            with explain_lost_workers(ranks.rank, config.data.num_workers, watchdog.end_run):
-                ended, state, progress = training_loop(run, state, progress)
-        with reported_if_it_fails(run):
+            failure.run = run
+            log_file.open()
+            signal_of_rank.can_save()
+            run.reporter.start(state, launched_at)
+            with watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "in training"):
+                progress = run.checkpoints.finish_previous_start(state, progress)
+                with explain_lost_workers(ranks.rank, config.data.num_workers, watchdog.end_run):
+                    ended, state, progress = training_loop(run, state, progress)
             all_registered = finish(run, ended)
     log_file.close()
     if not all_registered and run.stop_signal.is_requested:
         ended = "stopped"  # in the wait for a suite or a registration, which the next start does
-    tracker = run.tracker
-    return RunEnd(ended, state.step, progress.metrics, tracker.run_id, tracker.view_hint, all_registered)
+    saved, tracker = progress.saved_step, run.reporter.tracker
+    return RunResult(
+        output_dir=output_dir,
+        status=ended,
+        step=state.step,
+        metrics=run.reporter.metrics,
+        checkpoint=step_folder(output_dir, saved) if saved is not None else None,
+        mlflow_run_id=tracker.run_id,
+        view_hint=tracker.view_hint,
+        all_registered=all_registered,
+    )
 
 
 def log_file_of(output_dir: Path) -> LogFile:
@@ -165,7 +155,8 @@ def join_group(
     if stop_signal is None:
         stop_signal = StopSignal()
         stop_signal.can_save()  # the process outlives the run: nothing ends it but a second signal
-    watchdog = watch(config, ranks)
+    watchdog = Watchdog(config.health, ranks, stacks=Path(config.output_dir) / STACKS_FOLDER)
+    watchdog.start()
     if watched is not None:
         watched.callback(stop_signal.close)
         watched.callback(watchdog.close)
@@ -186,103 +177,41 @@ def agreed(
     return opened
 
 
-def take_output_dir(config: RunConfig, ranks: Ranks, watchdog: Watchdog, held: contextlib.ExitStack) -> None:
-    """Lock the output directory for this run while `held` is open, and record in it how this process ends.
+def take_output_dir(
+    config: RunConfig, ranks: Ranks, watchdog: Watchdog, held: contextlib.ExitStack
+) -> RunStatus | None:
+    """Lock the output directory for this run while `held` is open; returns on rank 0 the run's status in it.
 
     Raises:
         UserError: another run is active in the directory, it cannot be written, or a rank sees another directory and
             `checkpoint.upload_to` is not set.
     """
+    output_dir = Path(config.output_dir)
     held.enter_context(only_training(config.output_dir, ranks, watchdog.mark))
     if config.checkpoint.upload_to is None:
         refuse_unshared(config.output_dir, ranks)
-    if ranks.is_first:  # not before: the directory may belong to another run
-        watchdog.on_exit = lambda failure: record_end(Path(config.output_dir), "failed", failure)
-
-
-@contextlib.contextmanager
-def recorded_if_it_fails(output_dir: Path, ranks: Ranks, log_file: LogFile) -> Iterator[None]:
-    """Record on disk, by rank 0, that set-up failed; a rejected run leaves the directory unchanged.
-
-    The log file is opened here for the same reason.
-    """
-    try:
-        yield
-        log_file.open()
-    except Exception as error:
-        is_refusal = isinstance(error, UserError) and not is_out_of_memory(error)
-        if not is_refusal:
-            log_file.open()
-        if ranks.is_first and not is_refusal:
-            with contextlib.suppress(OSError):  # the disk may be what failed
-                record_end(output_dir, "failed", str(error) or type(error).__name__)
-        raise
-
-
-@contextlib.contextmanager
-def reported_if_it_fails(run: Run) -> Iterator[None]:
-    """Record in status and history, by rank 0, that the run failed and why."""
-    try:
-        yield
-    except Exception as error:
-        report_end(run, "failed", str(error))
-        raise
-
-
-@contextlib.contextmanager
-def closed_if_it_fails(run: Run) -> Iterator[None]:
-    """Report a failed run on disk and in MLflow."""
-    try:
-        with reported_if_it_fails(run):
-            yield
-    except Exception:
-        run.bar.close()
-        if run.follower is not None:
-            run.follower.abandon()
-        run.tracker.log_picture()
-        run.tracker.close("FAILED")
-        raise
-
-
-def watch(config: RunConfig, ranks: Ranks) -> Watchdog:
-    """Start the watchdog of this rank; that of rank 1 records on disk if rank 0, which records all else, is lost."""
-    output_dir = Path(config.output_dir)
-    watchdog = Watchdog(config.health, ranks, stacks=output_dir / STACKS_FOLDER)
-    if ranks.rank == 1:
-        watchdog.on_exit = lambda failure: record_loss_of_writer(output_dir, failure)
-    watchdog.start()
-    return watchdog
+    if not ranks.is_first:
+        return None
+    return RunStatus(output_dir, partial(warn_of_disk, output_dir), watchdog.activity)
 
 
 def finish(run: Run, ended: State) -> bool:
     """Report the end and release all resources; returns whether everything that was to be registered was."""
-    peaks = [peak / (1 << 30) for peak in peak_memory_of_ranks(run.ranks)]
-    kind = "GPU" if run.ranks.device.type == "cuda" else "resident set"
-    least, most = min(peaks), max(peaks)
-    spread = f"{least:.2f} to {most:.2f} GiB, most on rank {peaks.index(most)}" if len(peaks) > 1 else f"{most:.2f} GiB"
-    run.bar.close()
-    run.log(f"peak memory per rank: {spread} ({kind})")
+    reporter, checkpoints = run.reporter, run.checkpoints
+    reporter.log_peak_memory()
     if ended == "stopped":  # all is saved: whoever kills this process in what follows leaves a record of it
-        report_end(run, ended, run.stop_signal.cause)
-    run.tracker.log_picture()
-    run.tracker.close("FINISHED" if ended == "finished" else "KILLED")
-    run.log(f"metrics: {run.tracker.view_hint}")
-    if run.uploader is not None:
-        run.uploader.close(run.watchdog.mark)
+        reporter.end(ended)
+    reporter.close(ended)
+    checkpoints.finish_uploads()
     if ended == "finished":
-        report_end(run, ended, None)
-    if run.follower is not None and ended == "stopped":
+        reporter.end(ended)
+    if ended == "stopped":
         # Before the other ranks end: a launcher kills a rank that outlives a stopped one.
-        run.follower.stop(run.watchdog.mark)
+        checkpoints.stop_following()
     run.watchdog.mark("waiting for the other ranks to finish")
     with run.watchdog.report_lost_ranks():
         barrier(run.ranks)  # watched until all have finished: an upload of one rank may take long
     run.watchdog.close()
     run.engine.destroy()
     leave_groups(run.ranks)  # no rank waits in it while rank 0 registers
-    if ended == "stopped" or run.follower is None:
-        return True
-    run.follower.finish_scores(lambda: run.stop_signal.is_requested)
-    if run.uploader is not None and run.config.evaluation.suite is not None:
-        run.uploader.copy_scores(checkpoints_folder(run.output_dir))
-    return run.follower.finish(lambda: run.stop_signal.is_requested)
+    return ended == "stopped" or checkpoints.finish_following(lambda: run.stop_signal.is_requested)

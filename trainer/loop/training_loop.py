@@ -5,8 +5,8 @@ runs: no step waits for the slowest network. A checkpoint holds the position aft
 after the one that was fetched. What ranks ask for when a step begins is granted when it ends.
 
 What changes is returned: the training state, which a checkpoint holds, and the progress of this process
-(`trainer/loop/run.py`). To understand a step, read this file, `trainer/loop/step.py`, `trainer/engine/engine.py` and
-`trainer/objectives/pretraining.py`.
+(`Progress` in `trainer/loop/checkpoints.py`). To understand a step, read this file, `trainer/loop/step.py`,
+`trainer/engine/engine.py` and `trainer/objectives/pretraining.py`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from trainer.config.stages import Stage
 from trainer.data.loader import GlobalBatch
 from trainer.data.workers import ReadingStopped
 from trainer.distributed.agreement import raise_error_of_any
+from trainer.loop.checkpoints import Due, Progress
 from trainer.loop.evaluating import evaluate_if_due
 from trainer.loop.global_batches import FetchedBatch, GlobalBatches, samples_of
-from trainer.loop.reporting import log, report_stop
-from trainer.loop.run import Progress, Run
-from trainer.loop.saving import defer_save, save, save_stopped, state_of_checkpoint
+from trainer.loop.run import Run
 from trainer.loop.step import Counting, GlobalCounts, StepRequests, StepResult, take_step
 from trainer.metrics.health import NonFiniteSteps
 from trainer.tracking.status import State
@@ -41,6 +40,7 @@ def training_loop(run: Run, state: TrainState, progress: Progress) -> tuple[Stat
     Raises:
         UserError: the last checkpoint could not be saved, too many steps were non-finite, or a batch was not read.
     """
+    reporter, checkpoints = run.reporter, run.checkpoints
     progress, is_stopping = complete_evaluation(run, state, progress)
     batches = GlobalBatches(run, state)
     if state.step < run.config.max_steps and not is_stopping:
@@ -51,26 +51,22 @@ def training_loop(run: Run, state: TrainState, progress: Progress) -> tuple[Stat
         upcoming = fetch(run, batches, state, progress)
         result = step(run, fetched, counts, state)
         state = advanced(state, fetched.batch, result)
-        run.recorder.add(state.step, samples_of(fetched.batch), rate_of_step(run.config, state.step), result)
-        run.bar.advance()
+        reporter.add_step(state.step, samples_of(fetched.batch), rate_of_step(run.config, state.step), result)
         progress = replace(progress, nonfinite=counted(run, fetched.batch, result, state, progress))
-        due = what_is_due(run.config, state, progress, result, upcoming.counting.requests, run.evaluates)
+        due = what_is_due(run.config, state, progress, result, upcoming.counting.requests, run.data.can_evaluate)
         progress = with_evaluation(run.config, progress, due)
         if due.log:
-            state, progress = log(run, state, progress, fetched.epoch)
+            state = reporter.log(state, fetched.epoch, checkpoints.late_scores)
         progress.nonfinite.check(progress.saved_step)
-        if due.save:
-            progress = save(run, state, progress, is_end=due.end)
-        elif due.deferred_save and not due.stop:
-            progress = defer_save(run, state, progress, is_last=due.end)
+        progress = checkpoints.save_if_due(due, state, progress)
         is_stopping = due.stop
         if not is_stopping:
             progress, is_stopping = evaluate_if_due(run, state, progress)
         if due.evaluation or due.save:
-            run.recorder.restart_clock()
+            reporter.recorder.restart_clock()
     if is_stopping:
-        progress = save_stopped(run, state, progress)
-        report_stop(run, state_of_checkpoint(run, state, progress))
+        progress = checkpoints.save_stopped(state, progress)
+        reporter.stopped(checkpoints.describe_stop(state, progress))
         return "stopped", state, progress
     return "finished", state, progress
 
@@ -79,10 +75,10 @@ def complete_evaluation(run: Run, state: TrainState, progress: Progress) -> tupl
     """Evaluate what an earlier start saved and did not evaluate; as `evaluate_if_due`."""
     if not progress.is_scored_later:
         return progress, False
-    run.log(f"evaluating step {state.step:,}, which an earlier start saved and did not evaluate")
+    run.reporter.info(f"evaluating step {state.step:,}, which an earlier start saved and did not evaluate")
     enter_stage(run, run.config.stage_of(state.step))
     evaluated = evaluate_if_due(run, state, progress)
-    run.recorder.restart_clock()
+    run.reporter.recorder.restart_clock()
     return evaluated
 
 
@@ -109,7 +105,7 @@ def fetch(run: Run, batches: GlobalBatches, state: TrainState, progress: Progres
     fetched: FetchedBatch | None = None
     error: UserError | None = None
     try:
-        fetched = run.recorder.clock.fetch(batches)
+        fetched = run.reporter.recorder.clock.fetch(batches)
     except (StopIteration, ReadingStopped):  # the latter where this rank, or any in a count, asks for a stop
         pass
     except UserError as problem:
@@ -130,7 +126,7 @@ def read_by_all(run: Run, upcoming: Upcoming) -> FetchedBatch:
         raise_error_of_any(upcoming.error, run.ranks)
     assert upcoming.fetched is not None, "whoever stopped reading knows of a request"
     for note in upcoming.fetched.notes:
-        run.log(note)
+        run.reporter.info(note)
     return upcoming.fetched
 
 
@@ -147,7 +143,7 @@ def step(run: Run, fetched: FetchedBatch, counts: GlobalCounts, state: TrainStat
         learning_rate=rate_of_step(run.config, state.step + 1),
         seed=run.config.training.seed,
         ranks=run.ranks,
-        clock=run.recorder.clock,
+        clock=run.reporter.recorder.clock,
         mark=run.watchdog.mark,
     )
 
@@ -162,19 +158,6 @@ def enter_stage(run: Run, stage: Stage) -> None:
 def rate_of_step(config: RunConfig, step: int) -> float:
     """Return the learning rate of a step, counted from 1."""
     return config.stage_of(step).learning_rate(step - 1)
-
-
-@dataclass(frozen=True)
-class Due:
-    """Actions after a step; the same on all ranks."""
-
-    log: bool
-    evaluation: bool
-    save: bool
-    deferred_save: bool
-    """A checkpoint is due and postponed, since the step is non-finite."""
-    stop: bool
-    end: bool
 
 
 def what_is_due(
@@ -216,7 +199,7 @@ def requests_of(run: Run, progress: Progress) -> StepRequests:
     return StepRequests(
         stop=run.stop_signal.is_requested,
         save=is_first and minutes is not None and now - progress.saved_at >= 60 * minutes,
-        log=is_first and seconds is not None and now - progress.logged_at >= seconds,
+        log=is_first and seconds is not None and now - run.reporter.logged_at >= seconds,
     )
 
 
@@ -230,12 +213,12 @@ def counted(run: Run, batch: GlobalBatch, result: StepResult, state: TrainState,
         return nonfinite.after_finite()
     if not result.is_nonfinite:
         return nonfinite
-    losses, engine = run.recorder.global_losses(result), run.engine
+    losses, engine = run.reporter.recorder.global_losses(result), run.engine
     if nonfinite.is_probe(losses, engine.loss_scale_can_fall, is_first_update=engine.optimizer_steps == 0):
         return nonfinite.after_probe()
     nonfinite = nonfinite.after(state.step, samples_of(batch), losses)
     if not nonfinite.is_too_long:
-        run.warn(nonfinite.warning())
+        run.reporter.warn(nonfinite.warning())
     return nonfinite
 
 

@@ -210,8 +210,8 @@ class RunStatus:
         if self._thread.ident is None:
             self._thread.start()
 
-    def end(self, state: State, cause: str | None, step: int) -> None:
-        """Write how the run ended, at once, to status and history.
+    def end(self, state: State, cause: str | None, step: int | None) -> None:
+        """Write how the run ended, at once, to status and history; without a step it is that of the last status.
 
         Raises:
             OSError: it cannot be written.

@@ -32,12 +32,13 @@ from trainer.distributed import stop_poll
 from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_poll import StopPoll
 from trainer.loop import evaluating
+from trainer.loop.checkpoints import Checkpoints, Progress
 from trainer.loop.evaluating import evaluate_if_due, log_average, long_evaluation
-from trainer.loop.run import Progress
 from trainer.metrics.health import NonFiniteSteps
 
 ALONE = Ranks(0, 1, 0, torch.device("cpu"))
 
+FACTS = {"seed": str(CONFIG.stage_of(20).last_step)}
 METRICS = {
     "valid/mlm_loss": 3.0,
     "valid/mlm_accuracy": 0.5,
@@ -51,6 +52,11 @@ def never() -> StopPoll:
     return StopPoll(SimpleNamespace(is_requested=False), ALONE)  # type: ignore[arg-type]
 
 
+def checkpoints_of(run: Any, **parts: Any) -> Checkpoints:
+    data: Any = None
+    return Checkpoints(run.config, run.engine, data, run.reporter, lambda doing: None, **parts)
+
+
 class Averaged:
     """A run of which the mean is evaluated: the means that were made, and what was logged."""
 
@@ -62,15 +68,14 @@ class Averaged:
         checkpoint = CONFIG.checkpoint.model_copy(update={"average_last": 2})
         self.run: Any = SimpleNamespace(
             config=CONFIG.model_copy(update={"output_dir": str(folder), "checkpoint": checkpoint}),
-            output_dir=folder,
             ranks=ALONE,
-            engine=None,
+            engine=SimpleNamespace(ranks=ALONE),
             watchdog=SimpleNamespace(mark=lambda doing: None),
-            tracker=SimpleNamespace(log=lambda step, metrics: self.metrics.append((step, metrics))),
-            log=self.lines.append,
-            warn=self.warnings.append,
-            labels={"mlm": "mlm", "pair": "nsp"},
+            reporter=SimpleNamespace(
+                add_scores=self.add_scores, warn=self.warnings.append, labels={"mlm": "mlm", "pair": "nsp"}
+            ),
         )
+        self.run.checkpoints = checkpoints_of(self.run)
 
         @contextlib.contextmanager
         def averaged_weights(engine: object, folders: list[Path], should_stop: Callable[[], bool]) -> Any:
@@ -79,16 +84,19 @@ class Averaged:
 
         monkeypatch.setattr(evaluating, "averaged_weights", averaged_weights)
         monkeypatch.setattr(evaluating, "validation_metrics", lambda run, state, poll: METRICS)
-        monkeypatch.setattr(evaluating, "report_status", lambda *arguments: None)
+
+    def add_scores(self, state: TrainState, metrics: dict[str, float], line: str) -> None:
+        self.metrics.append((state.step, metrics))
+        self.lines.append(line)
 
     def save(self, step: int) -> None:
-        folder = step_folder(self.run.output_dir, step)
+        folder = step_folder(self.run.config.output_dir, step)
         folder.mkdir(parents=True)
         (folder / MARKER_NAME).touch()
 
 
 def test_the_newest_checkpoints_are_averaged_once_for_each_that_is_new(tmp_path, monkeypatch):
-    averaged, progress = Averaged(tmp_path, monkeypatch), Progress(NonFiniteSteps(3), metrics={"valid/mlm_loss": 3.1})
+    averaged, progress = Averaged(tmp_path, monkeypatch), Progress(NonFiniteSteps(3))
     for step in (10, 20, 25, 30):
         if step % 10 == 0:
             averaged.save(step)
@@ -99,7 +107,6 @@ def test_the_newest_checkpoints_are_averaged_once_for_each_that_is_new(tmp_path,
     assert [step for step, _ in averaged.metrics] == [20, 30]
     names = ["mlm_loss", "mlm_accuracy", "mlm_accuracy_top5", "mlm_perplexity"]
     assert averaged.metrics[0][1] == {f"average/{name}": METRICS[f"valid/{name}"] for name in names}
-    assert progress.metrics["valid/mlm_loss"] == 3.1 and progress.metrics["average/mlm_loss"] == 3.0
     assert "10, 20" in averaged.lines[0] and "3.000" in averaged.lines[0] and not averaged.warnings
 
 
@@ -123,11 +130,10 @@ def test_a_long_evaluation_is_announced_and_a_short_one_is_not():
         valid = SimpleNamespace(valid=SimpleNamespace(tokens=3_000_000))
         run = SimpleNamespace(
             config=CONFIG.model_copy(update={"evaluation": evaluation}),
-            shard_sets=[SimpleNamespace(manifest=valid)],
-            hidden_words=None,
+            data=SimpleNamespace(shard_sets=[SimpleNamespace(manifest=valid)], hidden_words=None),
+            reporter=SimpleNamespace(metrics={"train/tokens_per_second": speed} if speed else {}),
         )
-        metrics = {"train/tokens_per_second": speed} if speed else {}
-        return long_evaluation(run, TrainState(), Progress(NonFiniteSteps(20), metrics=metrics))
+        return long_evaluation(run, TrainState())
 
     assert text(10_000.0) == "evaluating 3,000,000 tokens, about 1:40"
     assert text(10_000.0, max_tokens=30_000) is None
@@ -155,7 +161,6 @@ class Evaluated:
         monkeypatch.setattr(evaluating, "evaluation_metrics", does("evaluate", metrics))
         average = does("average", lambda progress, poll: (progress, {"average/mlm_loss": 2.5}))
         monkeypatch.setattr(evaluating, "log_average", average)
-        monkeypatch.setattr(evaluating, "report_status", lambda *arguments: None)
         self.folder = step_folder(folder, 20)
         self.folder.mkdir(parents=True)
         (self.folder / MARKER_NAME).touch()
@@ -163,17 +168,18 @@ class Evaluated:
         self.logged: dict[str, float] = {}
         self.run: Any = SimpleNamespace(
             config=CONFIG.model_copy(update={"output_dir": str(folder), "checkpoint": CheckpointSettings()}),
-            output_dir=folder,
             ranks=ALONE,
-            shard_sets=[],
-            uploader=None,
-            follower=SimpleNamespace(submit=lambda: self.did.append("follow")),
+            engine=SimpleNamespace(ranks=ALONE),
+            data=SimpleNamespace(shard_sets=[], facts_of=lambda stage: {"seed": str(stage.last_step)}),
             stop_signal=signal,
-            tracker=SimpleNamespace(log=lambda step, metrics: self.logged.update(metrics)),
-            log=lambda text: None,
-            labels={"mlm": "mlm", "pair": "nsp"},
-            facts_of=lambda step: {"seed": str(step)},
+            reporter=SimpleNamespace(
+                add_scores=lambda state, metrics, *lines: self.logged.update(metrics),
+                note=lambda event, values: None,
+                labels={"mlm": "mlm", "pair": "nsp"},
+            ),
         )
+        follower: Any = SimpleNamespace(submit=lambda: self.did.append("follow"))
+        self.run.checkpoints = checkpoints_of(self.run, follower=follower)
         self.due = Progress(NonFiniteSteps(3), saved_step=20, evaluation_is_due=True, average_is_due=True)
 
     def evaluate(self, progress: Progress | None = None) -> tuple[Progress, bool]:
@@ -195,7 +201,8 @@ def test_a_rank_that_waits_for_a_store_leaves_with_the_others(stuck_at: int, mon
 
         signal, store = SimpleNamespace(is_requested=False), [SimpleNamespace(url="s3://bucket/data")]
         poll = StopPoll(signal, ranks)  # type: ignore[arg-type]
-        run: Any = SimpleNamespace(shard_sets=store, watchdog=SimpleNamespace(mark=lambda doing: None))
+        data = SimpleNamespace(shard_sets=store)
+        run: Any = SimpleNamespace(data=data, watchdog=SimpleNamespace(mark=lambda doing: None))
         taken = list(evaluating._until_stop(batches(), run, TrainState(step=1), poll))
         return poll.is_agreed, len(taken)
 
@@ -210,7 +217,7 @@ def test_a_complete_evaluation_is_attached_and_then_its_checkpoint_is_registered
     assert not is_stopping and not progress.is_scored_later
     assert evaluated.did == ["evaluate", "average", "follow"]
     assert evaluation_of(evaluated.folder).metrics == {**METRICS, "average/mlm_loss": 2.5}
-    assert evaluation_of(evaluated.folder).facts == {"seed": "20"}, "how they were measured"
+    assert evaluation_of(evaluated.folder).facts == FACTS, "how they were measured"
     assert not is_pending(evaluated.folder) and evaluated.logged == METRICS
 
 
@@ -223,7 +230,7 @@ def test_a_stop_drops_what_is_incomplete_and_leaves_it_pending(stop_in, did, att
     progress, is_stopping = evaluated.evaluate()
     assert is_stopping and progress.is_scored_later
     assert evaluated.did == did and evaluated.logged == attached, "nothing is registered without its scores"
-    facts = {"seed": "20"} if attached else {}
+    facts = FACTS if attached else {}
     left = LateScores(state="pending", metrics=attached, facts=facts)
     assert read_late_scores(evaluated.folder, EVALUATION_NAME) == left
 

@@ -6,16 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_prep.base.errors import UserError
 from trainer import load_config
-from trainer.checkpoint.format import TrainState
 from trainer.data.batch import IGNORED
 from trainer.data.loader import GlobalBatch, Loader, Position
-from trainer.data.sample_range import Branch, SampleRange
+from trainer.data.sample_range import SampleRange
 from trainer.data.shard_set import open_shard_set
 from trainer.loop import global_batches
 from trainer.loop.global_batches import without_skipped
-from trainer.loop.start import branched, is_on
 from trainer.loop.step import poisoned_unless_finite
 
 
@@ -83,34 +80,9 @@ def test_rows_that_are_not_skipped_stay_the_same(small_shards):
     assert without_skipped(batch, skipped) is batch
 
 
-def test_a_branch_is_recorded_in_the_state_and_found_again():
-    state = TrainState(step=7, epoch=2, next_sample=70, mlflow_run_id="old")
-    branch = Branch(7, ((75, 80), (90, 95)))
-    new = branched(state, branch)
-    assert [str(r) for r in new.skipped_samples] == ["stage 0 epoch 2 samples 75:80", "stage 0 epoch 2 samples 90:95"]
-    assert new.mlflow_run_id is None and new.step == 7
-    later = new.model_copy(update={"step": 20, "mlflow_run_id": "new"})
-    assert is_on(later, branch) and not is_on(state, branch)
-    assert not is_on(later, Branch(7, ((75, 81),))) and not is_on(later, Branch(6, branch.skip))
-
-
-def test_samples_that_are_over_cannot_be_skipped():
-    state = TrainState(step=7, epoch=1, next_sample=70)
-    with pytest.raises(UserError, match="60:70 of epoch 1 lies before sample 70 of epoch 1, where step 7 ends"):
-        branched(state, Branch(7, ((60, 70),)))
-    with pytest.raises(UserError, match="80:90 of epoch 0 lies before sample 70 of epoch 1"):
-        branched(state, Branch(7, ((80, 90),), epoch=0))
-
-
-def test_samples_of_a_later_epoch_than_the_checkpoints_can_be_skipped(small_shards):
-    state = TrainState(step=7, epoch=1, next_sample=70)
-    branch = Branch(7, ((3, 9),), epoch=2)
-    new = branched(state, branch)
-    assert [str(r) for r in new.skipped_samples] == ["stage 0 epoch 2 samples 3:9"]
-    assert is_on(new, branch) and not is_on(new, Branch(7, ((3, 9),), epoch=1))
+def test_rows_of_another_epoch_are_not_skipped(small_shards):
     (batch, *_) = batches(small_shards, 0, 1, 13)
-    unlike = new.skipped_samples[0].model_copy(update={"first": 0, "stop": 13})
-    assert without_skipped(batch, [unlike]) is batch, "that is another epoch"
+    assert without_skipped(batch, [SampleRange(stage=0, epoch=2, first=0, stop=13)]) is batch
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])

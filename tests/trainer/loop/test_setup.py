@@ -36,7 +36,8 @@ from trainer.hf_export.export_source import read_source
 from trainer.hf_export.exported_files import write_model
 from trainer.loop import setup as runs
 from trainer.loop import warmup
-from trainer.loop.run import Progress, Run
+from trainer.loop.checkpoints import Progress
+from trainer.loop.run import Run
 from trainer.loop.step import StepRequests
 from trainer.loop.training_loop import what_is_due
 from trainer.metrics.health import NonFiniteSteps
@@ -93,9 +94,10 @@ class TagTracker(NullTracker):
 def tracker(monkeypatch: pytest.MonkeyPatch) -> TagTracker:
     tracker = TagTracker()
     monkeypatch.setattr(runs, "build_engine", lambda model, config, ranks: BareEngine(model))
-    monkeypatch.setattr(runs, "open_tracker", lambda config, ranks, state, begin: tracker)
+    monkeypatch.setattr(runs, "open_tracker", lambda config, branch, state, warn: tracker)
     # Here these would be the modules of all tests, whose text takes its time.
-    monkeypatch.setattr("trainer.loop.sources.own_modules", lambda task_modules: {})
+    for module in ("identity", "setup"):
+        monkeypatch.setattr(f"trainer.loop.{module}.own_modules", lambda task_modules=(): {})
     return tracker
 
 
@@ -115,8 +117,8 @@ def test_a_run_without_a_valid_split_is_set_up_on_train_rows_and_evaluates_nothi
 ) -> None:
     data = config.data.model_copy(update={"shards": str(shards_without_valid)})
     run, _, _ = set_up(config.model_copy(update={"data": data}))
-    assert not run.evaluates and EVALUATION_IS_OFF in capsys.readouterr().out
-    batch = warmup.first_batch(run.config.stages[0], data, run.config, run.shard_sets, ALONE)
+    assert not run.data.can_evaluate and EVALUATION_IS_OFF in capsys.readouterr().out
+    batch = warmup.first_batch(run.config.stages[0], data, run.config, run.data.shard_sets, ALONE)
     assert (batch.labels != IGNORED).any()
     result, state, progress = SimpleNamespace(is_nonfinite=False), TrainState(step=10), Progress(NonFiniteSteps(20))
     due = [what_is_due(run.config, state, progress, result, StepRequests(), each) for each in (False, True)]
@@ -138,14 +140,15 @@ def set_up(
     config: RunConfig, allow_change: bool = False, branch: Branch | None = None, verbose: bool = False
 ) -> tuple[Run, TrainState, Progress]:
     shard_sets = [open_shard_set(component.url) for component in config.data.components]
-    nothing: Any = SimpleNamespace(activity=lambda: None)
-    return runs.set_up(config, EXTENSIONS, shard_sets, ALONE, nothing, nothing, allow_change, branch, verbose)
+    nothing: Any = SimpleNamespace(activity=lambda: None, mark=lambda doing: None)
+    return runs.set_up(config, EXTENSIONS, shard_sets, ALONE, None, nothing, nothing, allow_change, branch, verbose)
 
 
 def save(begun: tuple[Run, TrainState, Progress], step: int) -> Path:
     run, state, _ = begun
     state = state.model_copy(update={"step": step})
-    saved = writer.save(run.config.output_dir, run.engine, state, run.config, run.data, sources=run.sources)
+    of_run = run.checkpoints
+    saved = writer.save(run.config.output_dir, run.engine, state, run.config, of_run.data, sources=of_run.sources)
     assert saved is not None
     return saved.folder
 
@@ -240,8 +243,8 @@ def test_a_branch_of_another_model_or_from_a_missing_step_is_refused(
 def test_a_damaged_status_hinders_no_resume(config: RunConfig, tracker: TagTracker) -> None:
     save(set_up(config), 2)
     (Path(config.output_dir) / "status.json").write_text('{"state": "failed", "written_at": 1, "step": 2}')
-    _, state, progress = set_up(config)
-    assert state.step == 2 and progress.metrics == {}
+    run, state, _ = set_up(config)
+    assert state.step == 2 and run.reporter.metrics == {}
 
 
 def test_the_tokenizer_alone_is_kept_of_a_folder_that_holds_a_model_too(
@@ -280,7 +283,7 @@ def test_a_registry_that_is_refused_today_makes_no_checkpoint_unreadable(
     saved = CheckpointFolder(folder).read_state()
     registry = {**saved.config["registry"], "name": "birds", "alias": "champion", "promote_to": "champion"}
     saved = saved.model_copy(update={"config": saved.config | {"registry": registry}})
-    assert check_compatible(saved, run.config, run.data, 1, saved.numerics) == []
+    assert check_compatible(saved, run.config, run.checkpoints.data, 1, saved.numerics) == []
     monkeypatch.setattr(CheckpointFolder, "read_state", lambda folder: saved)
     assert read_source(folder).config.registry.name is None
 
@@ -331,7 +334,7 @@ def test_the_last_metrics_are_kept_where_the_last_start_ended_at_this_step(
     save(set_up(config), 2)
     status = {"state": "stopped", "written_at": 1, "step": step, "metrics": {"train/loss": 5.0}}
     (Path(config.output_dir) / "status.json").write_text(json.dumps(status))
-    assert set_up(config)[2].metrics == metrics
+    assert set_up(config)[0].reporter.metrics == metrics
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ import pytest
 from tests.support.toy_run import tiny_config
 from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
+from trainer.data.sample_range import Branch
 from trainer.loop.start import Start, rate_jump
 
 
@@ -22,9 +23,9 @@ def ending_after(steps: int, first: dict[str, Any] | None = None) -> RunConfig:
     )
 
 
-def start_of(config: RunConfig, is_from_other_run: bool = False) -> Start:
+def start_of(config: RunConfig, branch: Branch | None = None) -> Start:
     saved: Any = SimpleNamespace(saved=SimpleNamespace(config=config.model_dump(mode="json")), step=30)
-    return Start(saved, is_from_other_run=is_from_other_run)
+    return Start(saved, branch)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def start_of(config: RunConfig, is_from_other_run: bool = False) -> Start:
     [
         (start_of(ending_after(200)), ending_after(1200), True),  # of the rates of the stage that goes on
         (start_of(ending_after(200)), ending_after(200), False),
-        (start_of(ending_after(200), is_from_other_run=True), ending_after(1200), False),
+        (start_of(ending_after(200), Branch(200, run="other")), ending_after(1200), False),
         (start_of(ending_after(200)), ending_after(1200, {"schedule": {"name": "linear"}}), False),
         (Start(), ending_after(1200), False),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,22 +12,18 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from data_prep.base.errors import UserError
-from data_prep.base.log_file import LogFile
 from data_prep.storage.locks import IsHeld, hold_lock
 from tests.support.toy_run import CONFIG
 from trainer.api import EXTENSIONS
-from trainer.checkpoint.format import TrainState
+from trainer.checkpoint.format import TrainState, step_folder
 from trainer.checkpoint.writer import ALONE
 from trainer.data.sample_range import SampleRange
-from trainer.distributed.memory import explain_out_of_memory
 from trainer.distributed.process_group import Ranks
-from trainer.loop import reporting, train, training_loop
-from trainer.loop.console import StepBar
-from trainer.loop.run import Progress
+from trainer.loop import train, training_loop
+from trainer.loop.checkpoints import Checkpoints, Due, Progress
 from trainer.loop.step import StepRequests
 from trainer.metrics.health import NonFiniteSteps
-from trainer.tracking.status import State, read_status, record_end
+from trainer.tracking.status import State
 from trainer.tracking.tracker import NullTracker
 
 SECONDS = 10
@@ -67,23 +62,45 @@ class Watched:
     def close(self) -> None:
         self.closed.set()
 
+    def start(self) -> None: ...
 
-def make_run(rank: int, **parts: Any) -> SimpleNamespace:
+    def activity(self) -> None: ...
+
+
+class Reported:
+    """A reporter that says nothing."""
+
+    recorder = SimpleNamespace(last_step=7)
+    tracker = NullTracker()
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+        self.metrics: dict[str, float | None] = {}
+
+    def log_peak_memory(self) -> None: ...
+
+    def start(self, state: TrainState, launched_at: float) -> None: ...
+
+    def end(self, ended: State) -> None:
+        self.ended.append(f"ended {ended}")
+
+    def close(self, ended: State) -> None:
+        self.ended.append(f"closed {ended}")
+
+
+def make_run(rank: int, folder: str = "run", suite: str | None = None, **parts: Any) -> Any:
+    """A run as its end sees it; `parts` are those of its checkpoints."""
+    watchdog, reporter = Watched(), Reported()
+    config = SimpleNamespace(output_dir=folder, evaluation=SimpleNamespace(suite=suite))
+    engine = SimpleNamespace(destroy=lambda: None, ranks=Ranks(rank, 2, rank, torch.device("cpu")))
+    given: Any = (config, engine, None, reporter)
     return SimpleNamespace(
-        **{
-            "ranks": Ranks(rank, 2, rank, torch.device("cpu")),
-            "log": lambda text: None,
-            "bar": StepBar(False, 0, 0),
-            "tracker": NullTracker(),
-            "uploader": None,
-            "follower": None,
-            "watchdog": Watched(),
-            "engine": SimpleNamespace(destroy=lambda: None),
-            "stop_signal": SimpleNamespace(cause="a test", is_requested=False, request=None),
-            "recorder": SimpleNamespace(last_step=7),
-            "output_dir": Path("run"),
-            **parts,
-        }
+        ranks=engine.ranks,
+        engine=engine,
+        reporter=reporter,
+        checkpoints=Checkpoints(*given, mark=watchdog.mark, **parts),
+        watchdog=watchdog,
+        stop_signal=SimpleNamespace(cause="a test", is_requested=False, request=None),
     )
 
 
@@ -93,8 +110,6 @@ def meetings(monkeypatch: pytest.MonkeyPatch) -> tuple[Meeting, Meeting]:
     done, left = Meeting(2), Meeting(2)
     monkeypatch.setattr(train, "barrier", done)
     monkeypatch.setattr(train, "leave_groups", left)
-    monkeypatch.setattr(train, "peak_memory_of_ranks", lambda ranks: [0, 0])
-    monkeypatch.setattr(train, "report_end", lambda run, ended, cause: None)
     return done, left
 
 
@@ -128,8 +143,7 @@ def test_no_rank_of_a_finished_run_waits_in_a_collective_for_scores_and_registra
 
     uploader = SimpleNamespace(close=lambda mark: None, copy_scores=lambda folder: did.append(f"copied {folder}"))
     follower = SimpleNamespace(finish_scores=lambda should_stop: did.append("scored"), finish=finish)
-    config = SimpleNamespace(evaluation=SimpleNamespace(suite="suite.yaml"))
-    first = make_run(0, follower=follower, uploader=uploader, config=config)
+    first = make_run(0, suite="suite.yaml", follower=follower, uploader=uploader)
     assert leave_all([first, make_run(1)], "finished") == [True, True]
     assert did == ["scored", "copied run/checkpoints", "registered"]
 
@@ -142,20 +156,13 @@ def test_the_ranks_of_a_stopped_run_leave_once_the_registration_under_way_is_don
     assert seen == [True, False], "the other rank waited"
 
 
-def test_the_last_lines_of_a_rank_do_not_grow_with_ranks(meetings, monkeypatch, caplog):
-    gib = 1 << 30
-    monkeypatch.setattr(train, "peak_memory_of_ranks", lambda ranks: [gib] * 300 + [2 * gib] + [gib] * 211)
-    monkeypatch.setattr(reporting, "gather_objects", lambda request, ranks: [f"rank {rank}" for rank in range(512)])
-    lines: list[str] = []
-    runs = [make_run(rank, log=lines.append) for rank in (0, 1)]
-    leave_all(runs, "stopped")
-    assert lines[0] == "peak memory per rank: 1.00 to 2.00 GiB, most on rank 300 (resident set)"
-    with caplog.at_level("INFO"):
-        for run in runs:
-            reporting.report_stop(run, "saved")
-    assert [record.getMessage() for record in caplog.records] == [
-        "stopped by rank 0, rank 1, rank 2 and 509 more ranks; saved; rerun the same command to resume"
-    ]
+@pytest.mark.parametrize(
+    ("ended", "reported"), [("finished", ["closed", "copied", "ended"]), ("stopped", ["ended", "closed", "copied"])]
+)
+def test_a_stop_is_recorded_before_anything_waits_and_a_finish_after_the_last_copy(meetings, ended, reported):
+    first = make_run(0, uploader=SimpleNamespace(close=lambda mark: first.reporter.ended.append(f"copied {ended}")))
+    assert leave_all([first, make_run(1)], ended) == [True, True]
+    assert first.reporter.ended == [f"{each} {ended}" for each in reported]
 
 
 def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
@@ -173,28 +180,23 @@ def test_a_run_holds_its_folder_from_before_its_set_up_until_it_has_left(
     def see(name: str, result: Any) -> None:
         monkeypatch.setattr(train, name, lambda *_, **__: seen.update({name: is_held()}) or result)
 
-    monkeypatch.setattr(train, "report_start", lambda *_: None)
     monkeypatch.setattr(train, "open_or_explain", lambda *_: [None])
     monkeypatch.setattr(train, "initialize_distributed", lambda *_: ALONE)
-    monkeypatch.setattr(train, "watch", lambda *_: Watched())
-    for name, result in (
-        ("set_up", (make_run(0), None, None)),
-        ("finish_previous_start", None),
-    ):
-        see(name, result)
-    ended = ("finished", TrainState(step=3), Progress(NonFiniteSteps(1)))
-    for name, result in (("training_loop", ended), ("finish", True)):
-        see(name, result)
+    monkeypatch.setattr(train, "Watchdog", lambda *_, **__: Watched())
+    progress = Progress(NonFiniteSteps(1), saved_step=3)
+    see("set_up", (make_run(0, str(tmp_path)), TrainState(), progress))
+    see("training_loop", ("finished", TrainState(step=3), progress))
+    see("finish", True)
     config = CONFIG.model_copy(update={"output_dir": str(tmp_path)})
     result = train.train(config, EXTENSIONS, stop_signal=SimpleNamespace(can_save=lambda: None))
-    assert (result.step, result.exit_status) == (3, 0)
+    assert (result.step, result.exit_status, result.checkpoint) == (3, 0, step_folder(tmp_path, 3))
     assert is_held() is False
-    assert set(seen.values()) == {True} and len(seen) == 4
+    assert set(seen.values()) == {True} and len(seen) == 3
 
 
 def due_after(
     step: int, streak: bool = False, skipped: bool = False, stop: bool = False, wish: bool = False, owed: bool = False
-) -> training_loop.Due:
+) -> Due:
     """What follows a step of a run of 20 that saves in every fifth."""
     config = CONFIG.model_copy(
         update={
@@ -235,30 +237,3 @@ def test_nothing_is_saved_or_deferred_where_nothing_is_due() -> None:
     for streak in (False, True):
         due = due_after(7, streak=streak)
         assert not (due.save or due.deferred_save or due.log or due.stop or due.end)
-
-
-def out_of_memory() -> NoReturn:
-    with explain_out_of_memory(ALONE, "in the warmup step"):
-        raise torch.OutOfMemoryError("no memory")
-
-
-def refused() -> NoReturn:
-    raise UserError("the checkpoint belongs to another run")
-
-
-def broken() -> NoReturn:
-    raise RuntimeError("an engine that does not start")
-
-
-@pytest.mark.parametrize(("fail", "state"), [(out_of_memory, "failed"), (broken, "failed"), (refused, "stopped")])
-def test_a_start_that_fails_is_recorded_and_one_that_is_refused_leaves_the_status(
-    tmp_path: Path, fail: Callable[[], NoReturn], state: str
-) -> None:
-    record_end(tmp_path, "stopped", "rank 0: SIGTERM", step=7)
-    log_file = LogFile(tmp_path / "logs" / "rank-0.log", "rank 0")
-    with pytest.raises((UserError, RuntimeError)), train.recorded_if_it_fails(tmp_path, ALONE, log_file):
-        fail()
-    log_file.close()
-    assert (tmp_path / "logs").exists() == (state == "failed")
-    status = read_status(tmp_path)
-    assert status is not None and (status.state, status.step) == (state, 7)

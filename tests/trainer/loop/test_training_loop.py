@@ -31,9 +31,8 @@ from trainer.distributed.process_group import Ranks
 from trainer.loop import pair_counting
 from trainer.loop import step as step_module
 from trainer.loop import training_loop as loop
-from trainer.loop.console import StepBar
-from trainer.loop.recorder import Recorder
-from trainer.loop.run import Progress
+from trainer.loop.checkpoints import Checkpoints, Progress
+from trainer.loop.reporter import Recorder
 from trainer.loop.step import StepResult
 from trainer.metrics.health import NonFiniteSteps
 from trainer.objectives.build import build_objectives
@@ -54,10 +53,10 @@ class Training:
     """
 
     def __init__(self, config: RunConfig, folder: Path, hook: Hook = lambda run, doing: None, ranks: Ranks = ALONE):
-        self.config, self.ranks, self.pair_counts = config, ranks, KeptPairCounts(folder)
-        self.shard_sets = [open_shard_set(url) for url in config.data_sets]
-        self.stop_signal, self.evaluates = SimpleNamespace(is_requested=False), False
-        self.engine, self.bar, self.recorder = SimpleNamespace(optimizer_steps=0), StepBar(False, 0, 0), None
+        self.config, self.ranks, self.engine = config, ranks, SimpleNamespace(optimizer_steps=0)
+        shard_sets = [open_shard_set(url) for url in config.data_sets]
+        self.data = SimpleNamespace(shard_sets=shard_sets, pair_counts=KeptPairCounts(folder), can_evaluate=False)
+        self.stop_signal = SimpleNamespace(is_requested=False)
         self.doing: list[str] = []
         self.batches: dict[int, bytes] = {}
         self.epochs: dict[int, float] = {}
@@ -65,6 +64,9 @@ class Training:
         self.lines: list[str] = []
         self._hook = hook
         self.watchdog = SimpleNamespace(mark=self.note)
+        self.reporter: Any = SimpleNamespace(info=self.lines.append, log=self.log, stopped=lambda checkpoint: None)
+        this: Any = self
+        self.checkpoints = Checkpoints(config, engine=this, data=this, reporter=self.reporter, mark=self.note)
 
     def note(self, doing: str, patience_seconds: int = 0) -> None:
         self.doing.append(doing)
@@ -73,13 +75,16 @@ class Training:
     def objectives_of(self, stage: Stage) -> StageObjectives:
         return StageObjectives(OBJECTIVES, {each.name: each.weight for each in stage.objectives})
 
-    def log(self, text: str) -> None:
-        self.lines.append(text)
+    def log(self, state: TrainState, epoch: float, late_scores: Any) -> TrainState:
+        self.epochs[state.step] = epoch
+        return state
 
     def train(self, state: TrainState | None = None) -> tuple[str, int]:
         """Train on from a state; how it ended, and after which step."""
         state = state or TrainState()
-        self.recorder = Recorder(self.ranks, OBJECTIVES, state.step)  # type: ignore[assignment]
+        self.reporter.recorder = Recorder(self.ranks, OBJECTIVES, state.step)
+        self.reporter.add_step = self.reporter.recorder.add
+        self.reporter.logged_at = 0.0
         run: Any = self
         ended, state, _ = loop.training_loop(run, state, Progress(NonFiniteSteps(3)))
         return ended, state.step
@@ -93,17 +98,12 @@ def nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
         run.batches[state.step + 1] = b"".join(packed)
         return StepResult(counts, NOTHING, {"masked_lm": 1.0}, 0.0, applied=True)
 
-    def log(run: Training, state: TrainState, progress: Progress, epoch: float) -> tuple[TrainState, Progress]:
-        run.epochs[state.step] = epoch
-        return state, progress
-
-    def save(run: Training, state: TrainState, progress: Progress, is_end: bool) -> Progress:
-        run.saved[state.step] = state
+    def save(checkpoints: Any, state: TrainState, progress: Progress, is_end: bool) -> Progress:
+        checkpoints.engine.saved[state.step] = state
         return replace(progress, saved_step=state.step)
 
-    for function in (step, log, save):
-        monkeypatch.setattr(loop, function.__name__, function)
-    monkeypatch.setattr(loop, "report_stop", lambda *_: None)
+    monkeypatch.setattr(loop, "step", step)
+    monkeypatch.setattr(Checkpoints, "save", save)
     monkeypatch.setattr(pair_counting, "patient_collectives", lambda *_: contextlib.nullcontext())
 
 
@@ -142,7 +142,7 @@ def test_a_checkpoint_holds_the_position_of_what_was_trained_at_every_border_of_
 
 
 def test_a_line_about_a_stage_or_an_epoch_comes_before_its_first_step(config: RunConfig, tmp_path: Path) -> None:
-    training = Training(config, tmp_path, lambda run, doing: run.log(doing))
+    training = Training(config, tmp_path, lambda run, doing: run.lines.append(doing))
     training.train()
     news = [number for number, line in enumerate(training.lines) if not line.startswith("step ")]
     followed = [next(line for line in training.lines[number:] if line.startswith("step ")) for number in news]
@@ -211,7 +211,7 @@ def test_a_step_is_taken_although_the_batch_after_it_is_not_read_before_a_stop(
     def stop_reading(run: Training, doing: str) -> None:
         if doing == "step 3: fetching":
             run.stop_signal.is_requested = True
-            run.recorder.clock.fetch = never_read  # type: ignore[attr-defined]
+            run.reporter.recorder.clock.fetch = never_read
 
     def never_read(batches: object) -> None:
         raise ReadingStopped
@@ -241,7 +241,7 @@ def test_an_error_of_one_rank_in_reading_ends_all_once_the_step_before_it_is_don
     def damage(run: Training, doing: str) -> None:
         if doing == "step 3: fetching" and run.ranks.rank == 1:
             run.stop_signal.is_requested = asked
-            run.recorder.clock.fetch = fail  # type: ignore[attr-defined]
+            run.reporter.recorder.clock.fetch = fail
 
     def fail(batches: object) -> None:
         raise UserError("shard 7 is damaged", fix="restore it", code="damaged-shard")

@@ -13,7 +13,7 @@ from trainer.checkpoint.format import TrainState
 from trainer.config.run_config import RunConfig
 from trainer.distributed.process_group import Ranks
 from trainer.loop import training_loop
-from trainer.loop.run import Progress
+from trainer.loop.checkpoints import Progress
 from trainer.loop.step import StepRequests
 from trainer.loop.training_loop import requests_of, what_is_due
 from trainer.metrics.health import NonFiniteSteps
@@ -50,8 +50,9 @@ def requests(
         config=saving_at(minutes, seconds=seconds),
         ranks=Ranks(rank, 2, 0, torch.device("cpu")),
         stop_signal=SimpleNamespace(is_requested=asked),
+        reporter=SimpleNamespace(logged_at=logged_at),
     )
-    return requests_of(run, Progress(NonFiniteSteps(20), saved_at=saved_at, logged_at=logged_at))
+    return requests_of(run, Progress(NonFiniteSteps(20), saved_at=saved_at))
 
 
 @pytest.mark.parametrize(

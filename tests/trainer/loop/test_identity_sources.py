@@ -10,7 +10,7 @@ import pytest
 
 from trainer.api import EXTENSIONS
 from trainer.config.run_settings import EvaluationSettings
-from trainer.loop.sources import listed, own_modules, running_sources, source_changes, source_digests
+from trainer.loop.identity import listed, own_modules, running_sources, source_changes, source_digests
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SUITE = """\

@@ -1,4 +1,4 @@
-"""A run that is finished already, recognized from its files before torch and DeepSpeed are imported."""
+"""The result of a run; that of one that is finished already, from its files, before torch is imported."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
 from trainer.checkpoint.late_scores import read_late_scores
 from trainer.config.run_config import RunConfig
 from trainer.distributed.rank_environment import local_world_size, world_size
+from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
 from trainer.tracking.delivery import Delivery
 from trainer.tracking.journal import Journal
 from trainer.tracking.mlflow_server import resolve_tracking_uri, view_hint
-from trainer.tracking.status import read_status
+from trainer.tracking.status import State, read_status
 
 
 @dataclass(frozen=True)
-class FinishedRun:
-    """A run with nothing left to do."""
+class RunResult:
+    """The end of a training run."""
 
     output_dir: Path
+    status: State
+    """"finished", or "stopped" by a signal after saving: the same call resumes."""
     step: int
-    checkpoint: Path
+    """Completed optimizer steps."""
     metrics: Mapping[str, float | None]
+    """The newest value of each metric, under its MLflow name; on rank 0."""
+    checkpoint: Path | None
+    """The newest complete checkpoint."""
     mlflow_run_id: str | None
     view_hint: str
-    max_steps: int
-    """Of the configuration; less than `step` where it was lowered since."""
+    """Command and URL that show the run in MLflow."""
+    all_registered: bool = True
+    """Whether everything that was to be registered was, and suites scored every checkpoint that they were to score."""
 
-    def __str__(self) -> str:
-        loss = self.metrics.get("valid/mlm_loss")
-        valid = "" if loss is None else f" | valid mlm loss {loss:.3f}"
-        is_beyond = self.step > self.max_steps
-        step = f"step {self.step}" + (f", beyond max_steps={self.max_steps}" if is_beyond else f"/{self.step}")
-        return (
-            f"the run in {self.output_dir} is finished: {step}{valid} | checkpoint "
-            f"{self.checkpoint}\nmetrics: {self.view_hint}\n"
-            "to train longer, raise training.max_steps; for a new run, set another output_dir"
-        )
+    @property
+    def exit_status(self) -> int:
+        return STOPPED_EXIT_STATUS if self.status == "stopped" else int(not self.all_registered)
 
 
-def find_finished_run(config: RunConfig) -> FinishedRun | None:
-    """Return the finished run of `config.output_dir`; None if anything may be left to do.
+def find_finished_run(config: RunConfig) -> RunResult | None:
+    """Return the result of the finished run of `config.output_dir`; None if anything may be left to do.
 
     Something is left where settings changed, a suite is to evaluate a checkpoint, the model is to be registered,
     checkpoints are uploaded, or metrics are unsent; and where ranks of several hosts would have to agree.
@@ -77,7 +77,7 @@ def find_finished_run(config: RunConfig) -> FinishedRun | None:
         return None
     cursor = delivery.cursor
     hint = view_hint(uri, cursor.experiment_id, cursor.run_id)
-    return FinishedRun(output_dir, steps[0], checkpoint, status.metrics, cursor.run_id, hint, config.max_steps)
+    return RunResult(output_dir, "finished", steps[0], status.metrics, checkpoint, cursor.run_id, hint)
 
 
 def _is_scored(output_dir: Path, steps: list[int]) -> bool:

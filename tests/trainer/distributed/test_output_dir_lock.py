@@ -13,15 +13,15 @@ from data_prep.base.errors import UserError
 from data_prep.storage.locks import IsHeld
 from tests.support.threaded_ranks import ThreadedRanks
 from trainer.checkpoint.writer import ALONE
+from trainer.distributed import output_dir as module
+from trainer.distributed.output_dir import only_training
 from trainer.distributed.process_group import Ranks
-from trainer.loop import run_lock as module
-from trainer.loop.run_lock import only_training
 
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(module, "LOCK_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "LOCK_LOOK_SECONDS", 0.1)
 
 
 def be_told_nothing(doing: str) -> None:
@@ -66,7 +66,7 @@ def test_a_job_held_by_another_host_is_retried(
 
 
 def test_the_next_training_waits_for_one_that_is_about_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 20)
+    monkeypatch.setattr(module, "LOCK_PATIENCE_SECONDS", 20)
     waits, trained = threading.Event(), []
 
     def next_one() -> None:

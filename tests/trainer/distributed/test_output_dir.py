@@ -11,10 +11,10 @@ import pytest
 from data_prep.base.errors import UserError
 from tests.support.threaded_ranks import ThreadedRanks
 from trainer.checkpoint.writer import ALONE
-from trainer.distributed import agreement, shared_folder
+from trainer.distributed import agreement, output_dir
 from trainer.distributed.exit import PrintedByEveryRank
+from trainer.distributed.output_dir import refuse_unshared
 from trainer.distributed.process_group import Ranks
-from trainer.distributed.shared_folder import refuse_unshared
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def refusals(monkeypatch: pytest.MonkeyPatch):
     """Each rank's message where rank N has folder N under the name of the output directory; "" where it goes on."""
 
     def run(*folders: Path, patience: float = 0.3) -> list[tuple[str, int]]:
-        monkeypatch.setattr(shared_folder, "PATIENCE_SECONDS", patience)
+        monkeypatch.setattr(output_dir, "PATIENCE_SECONDS", patience)
 
         def one(ranks: Ranks) -> tuple[str, int]:
             try:
@@ -32,7 +32,7 @@ def refusals(monkeypatch: pytest.MonkeyPatch):
                 return str(error).replace(str(folders[ranks.rank]), "HERE", 1), error.exit_status
             return "", 0
 
-        return ThreadedRanks(len(folders), (agreement, shared_folder), monkeypatch).run(one)
+        return ThreadedRanks(len(folders), (agreement, output_dir), monkeypatch).run(one)
 
     return run
 
@@ -79,9 +79,9 @@ def test_files_of_a_killed_start_are_removed_and_do_not_count(refusals, tmp_path
     mine, other = tmp_path / "mine", tmp_path / "other"
     for folder in (mine, other):
         folder.mkdir()
-        (folder / f"{shared_folder.PREFIX}abc").write_text("abc")
+        (folder / f"{output_dir.PREFIX}abc").write_text("abc")
     assert [status for _, status in refusals(mine, other)] == [2, 2]
-    assert os.listdir(mine) == [] and os.listdir(other) == [f"{shared_folder.PREFIX}abc"]
+    assert os.listdir(mine) == [] and os.listdir(other) == [f"{output_dir.PREFIX}abc"]
 
 
 def test_a_folder_that_the_first_rank_cannot_write_is_reported_on_all_at_once(refusals, tmp_path):
