@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,6 @@ from data_prep.base.registries import Registry
 from data_prep.base.settings import Settings
 from data_prep.base.source_digest import check_module_unchanged, module_digest
 from trainer.config.setting_types import Probability
-from trainer.finetuning.examples import Columns
 from trainer.finetuning.labeled_tables import check_columns, check_readable
 from trainer.finetuning.task_data import Files, task_of_columns
 from trainer.finetuning.tasks import TaskName, choosing_metric
@@ -137,40 +136,31 @@ class Finetune:
 
     def __call__(self, model: Path, settings: Mapping[str, Any]) -> Metrics:
         from trainer.finetuning.experiment import Best, prepare, run_variant
-        from trainer.finetuning.experiment_runs import FitRun
-        from trainer.finetuning.fit import FitSettings
+        from trainer.finetuning.experiment_runs import ExperimentRuns
+        from trainer.finetuning.finetune_settings import FinetuneSettings
         from trainer.finetuning.fitted_model import save_without_head
         from trainer.inference.preprocessor import Preprocessor
-        from trainer.tracking.tracker import NullTracker
 
         read, files, third = _read(settings)
-        longest = Preprocessor.load(model).max_length
-        experiment = prepare(
-            lambda: model,
-            read.task,
-            files,
-            Columns(read.columns.text, read.columns.pair, read.columns.label),
-            (read.variant,),
-            max_length=min(read.max_length or longest, longest),
-            metric=read.metric,
-            learning_rates=read.learning_rates,
-            settings=FitSettings(**read.model_dump(include={each.name for each in fields(FitSettings)})),
-        )
+        longest, columns = Preprocessor.load(model).max_length, read.columns
+        given: dict[str, Any] = read.model_dump(exclude={"columns", "variant"}) | files.given
+        given |= {"text_column": columns.text, "pair_column": columns.pair, "label_column": columns.label}
+        given |= {"model": model, "compare": read.variant, "max_length": min(read.max_length or longest, longest)}
+        experiment = prepare(FinetuneSettings(**given))
         experiment = replace(experiment, seeds=(settings["seed"],))
         best = Best(experiment.metric)
-        silent = FitRun(NullTracker(), lambda status: None)
-        run_variant(experiment, read.variant, lambda variant, seed, rate: silent, best.keep)
-        assert best.fit is not None and best.model is not None, "there was a fit"
+        run_variant(experiment, read.variant, ExperimentRuns(None, model).child, best.keep)
+        fitted, one = best.kept
         if settings.get("save_model_to") is not None:
-            save_without_head(best.model, model, settings["save_model_to"])
-        scores = {f"valid/{name}": value for name, value in best.fit.valid_scores.items()}
+            save_without_head(fitted, model, settings["save_model_to"])
+        scores = {f"valid/{name}": value for name, value in one.valid_scores.items()}
         if third is not None:
-            scores |= {f"{third}/{name}": value for name, value in best.fit.scores.items()}
+            scores |= {f"{third}/{name}": value for name, value in one.scores.items()}
         for part, name in {"valid": "valid", **({} if third is None else {"test": third})}.items():
             yardstick = experiment.data.baseline_scores(part)
             scores |= {f"{BASELINE}{name}/{metric}": value for metric, value in yardstick.items()}
         num_skipped = sum(part.examples.num_incomplete for part in experiment.data.parts.values())
-        others = {"learning_rate": best.fit.learning_rate, "epoch": best.fit.best_epoch, "skipped_rows": num_skipped}
+        others = {"learning_rate": one.learning_rate, "epoch": one.best_epoch, "skipped_rows": num_skipped}
         return {**scores, **others}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from data_prep.base.errors import UserError
 from data_prep.base.terminal import counted, duration
 from trainer.finetuning.experiment import Experiment, Fit, VariantResult
 from trainer.finetuning.fit import sign_of
@@ -167,13 +168,32 @@ def draw_comparison(results: Sequence[VariantResult], metric: str, title: str) -
     return draw_curves([("loss", loss), (metric, score)], "epoch", title + bands)
 
 
-def write_scores(path: Path, experiment: Experiment, results: Sequence[VariantResult]) -> None:
-    """Write the report as JSON: by variant the scores of each seed, their mean and deviation, and the rates.
+def write_report(output: Path, report: str, experiment: Experiment, results: Sequence[VariantResult]) -> Path:
+    """Write the curves, the report as text, and as JSON the scores of each seed; return the picture's path.
 
-    `baseline` has the scores of the yardstick.
+    Raises:
+        UserError: one cannot be written.
     """
+    picture, settings = output / "curves.png", experiment.settings
+    try:
+        title = f"{settings.task}: {settings.files.train.name}"
+        picture.write_bytes(draw_comparison(results, experiment.metric, title))
+        (output / "report.txt").write_text(report + "\n", encoding="utf-8")
+        scores = json.dumps(_scores(experiment, results), indent=1)
+        (output / "scores.json").write_text(scores + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{output} cannot be written ({error.strerror or error})",
+            fix="free the disk or give another output directory, and fit again",
+            code="unwritable-file",
+        ) from None
+    return picture
+
+
+def _scores(experiment: Experiment, results: Sequence[VariantResult]) -> dict[str, Any]:
+    """Return by variant the scores of each seed, their mean and deviation, and the rates, beside the yardstick."""
     data = experiment.data
-    value = {
+    return {
         "task": data.task.name,
         "metric": experiment.metric,
         "scored_on": data.scored_on,
@@ -186,7 +206,6 @@ def write_scores(path: Path, experiment: Experiment, results: Sequence[VariantRe
         },
         "variants": {result.variant: _figures(result, data.task.metrics) for result in results},
     }
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def log_results(

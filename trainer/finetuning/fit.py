@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from transformers import (
 
 from data_prep.base.errors import UserError
 from trainer.distributed.allocator import keep_freed_memory
+from trainer.finetuning.finetune_settings import FitSettings
 from trainer.finetuning.tasks import Output
 from trainer.inference.batches import Collator, row_length
 from trainer.inference.preprocessor import Row
@@ -34,27 +35,6 @@ _LOGITS = ("logits", "start_logits", "end_logits")
 
 Score = Callable[[torch.nn.Module], dict[str, float]]
 """Gives a model's loss and metrics on the valid rows."""
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """Settings that all fits of an experiment share.
-
-    Warmup and weight decay are those of Devlin et al. 2018, appendix A.2; the rest are defaults of transformers.
-    """
-
-    epochs: int = 3
-    batch_size: int = 32
-    early_stopping: int | None = None
-    """Epochs without a better score after which the fit ends."""
-    weight_decay: float = 0.01
-    warmup_share: float = 0.1
-    adam_beta2: float = 0.999
-    adam_epsilon: float = 1e-8
-    max_gradient_norm: float = 1.0
-    """Gradients are clipped to this norm; 0 disables clipping."""
-    keep: Literal["best", "last"] = "best"
-    """Which epoch's weights a fit leaves: the one with the best valid score, or the last one, which needs no score."""
 
 
 class FitPoint(NamedTuple):

@@ -17,6 +17,7 @@ from tests.support.error_codes import coded
 from trainer.finetuning.answer_task import Answer
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.experiment import Experiment, make_model
+from trainer.finetuning.finetune_settings import FinetuneSettings
 from trainer.finetuning.fitted_model import FitFacts, FittedModel, save_fitted_model
 from trainer.finetuning.task_data import encode_task, make_task
 from trainer.inference.preprocessor import Preprocessor
@@ -40,7 +41,8 @@ def save(name: str, model_folder: Path, preprocessor: Preprocessor, output: Path
     task = make_task(name, ("x", "y"))
     some = EXAMPLES[name]
     data = encode_task(task, {"train": some, "valid": some}, preprocessor)
-    model = make_model(Experiment(model_folder, data, "", {}), "full", 0)
+    settings = FinetuneSettings(model=model_folder, train="")
+    model = make_model(Experiment(settings, model_folder, data, "", {}), "full", 0)
     pair = "b" if name == "question_answering" else None
     facts = FitFacts(
         name,

@@ -18,7 +18,8 @@ from trainer.finetuning.comparison import report_lines
 from trainer.finetuning.examples import Columns, Examples
 from trainer.finetuning.experiment import Best, Experiment, VariantResult, run_variant
 from trainer.finetuning.experiment_runs import ExperimentRuns
-from trainer.finetuning.fit import FitSettings, order
+from trainer.finetuning.finetune_settings import FinetuneSettings
+from trainer.finetuning.fit import order
 from trainer.finetuning.fitted_model import FitFacts, FittedModel, save_fitted_model
 from trainer.finetuning.regression_task import RegressionTask, last_layer, mean_and_deviation
 from trainer.finetuning.scores import regression_scores
@@ -55,8 +56,8 @@ def fitted(
     rate: float = 1e-2,
     epochs: int = 12,
 ) -> tuple[VariantResult, Best, Experiment]:
-    settings = FitSettings(epochs=epochs, batch_size=16)
-    setting = Experiment(folder, data, "spearman", {variant: (rate,)}, seeds, settings)
+    settings = FinetuneSettings(model=folder, train="", epochs=epochs, batch_size=16)
+    setting = Experiment(settings, folder, data, "spearman", {variant: (rate,)}, seeds)
     best = Best("spearman")
     return run_variant(setting, variant, ExperimentRuns(None, Path()).child, best.keep), best, setting
 
@@ -109,12 +110,12 @@ def test_a_saved_model_predicts_labels_without_this_project(
 ) -> None:
     data = data_of(preprocessor, train=examples(96, 0, scale, offset), valid=examples(16, 1, scale, offset))
     _, best, _ = fitted(tiny_hugging_face, data, variant, epochs=2)
-    assert best.model is not None and best.fit is not None
+    model, fit = best.kept
     facts = FitFacts(
-        "regression", "m", variant, "text", None, "label", 32, 1e-2, 0, 1, {}, {}, best.fit.scores, "valid", "0"
+        "regression", "m", variant, "text", None, "label", 32, 1e-2, 0, 1, {}, {}, fit.scores, "valid", "0"
     )
-    save_fitted_model(best.model, tiny_hugging_face, tmp_path / "model", facts, None)
-    expected = [one.label for one in best.fit.predictions]
+    save_fitted_model(model, tiny_hugging_face, tmp_path / "model", facts, None)
+    expected = [one.label for one in fit.predictions]
     texts = data.reported.examples.texts
     loaded, _ = FittedModel.load(tmp_path / "model").predict(Examples(texts, None, None))
     tolerance = 1e-4 * abs(scale) + 1e-6 * abs(offset)
