@@ -100,12 +100,7 @@ def main() -> None:
 
 
 def fitted_folder(arguments: argparse.Namespace) -> Path:
-    """Return the folder of the model, after the checks of model and table that need no torch.
-
-    Raises:
-        UsageError: the model is not fine-tuned, or the table has no such column, or no row with texts.
-        UserError: there is no such model or table.
-    """
+    """Return the folder of the model, after the checks of model and table that need no torch."""
     from trainer.finetuning.examples import Columns, read_examples
     from trainer.finetuning.labeled_tables import check_readable
     from trainer.finetuning.task_data import make_task
@@ -131,18 +126,8 @@ def fitted_folder(arguments: argparse.Namespace) -> Path:
 
 
 def read_texts(model: FittedModel, arguments: argparse.Namespace) -> Examples:
-    """Read the texts of the input.
-
-    Raises:
-        UsageError: a column is missing or not named.
-    """
-    from trainer.finetuning.examples import (
-        Columns,
-        bad_rows_warning,
-        count_swallowing,
-        read_examples,
-        swallowing_warning,
-    )
+    """Read the texts of the input."""
+    from trainer.finetuning.examples import Columns, read_examples
 
     text = arguments.text_column or (model.columns.text if model.columns else None)
     pair = arguments.pair_column or (model.columns.pair if model.columns else None)
@@ -154,19 +139,13 @@ def read_texts(model: FittedModel, arguments: argparse.Namespace) -> Examples:
         )
     columns, parse_text = Columns(text, pair, ""), model.task.parse_text
     examples = read_examples(arguments.input, columns, parse_text, None, arguments.quoting, skip_bad=True)
-    if examples.bad_rows:
-        print(bad_rows_warning(examples, "no prediction"), file=sys.stderr)
-    if num_swallowing := count_swallowing(arguments.input, examples, arguments.quoting):
-        print(swallowing_warning(num_swallowing), file=sys.stderr)
+    for warning in examples.warnings("no prediction"):
+        print(warning, file=sys.stderr)
     return examples
 
 
 def check_result_columns(model: FittedModel, table: pandas.DataFrame, arguments: argparse.Namespace) -> None:
-    """Refuse an input that has a column of the predictions' name.
-
-    Raises:
-        UsageError: it has one.
-    """
+    """Refuse an input that has a column of the predictions' name."""
     names = [f"{name}{arguments.result_suffix}" for name in model.task.result_columns]
     if taken := [name for name in names if name in table.columns]:
         raise UsageError(

@@ -24,7 +24,7 @@ from data_prep.base.logs import logger
 from trainer.finetuning.finetune_settings import FinetuneSettings
 from trainer.finetuning.fit import Diverged, FitPoint, Score, fit, order, predict
 from trainer.finetuning.frozen import check_room, encoder_taken_out, freeze_encoder, store_hidden_states
-from trainer.finetuning.task_data import TaskData, encode_task, num_swallowing, read_task
+from trainer.finetuning.task_data import TaskData, encode_task, read_task
 from trainer.finetuning.tasks import ExamplePrediction, choosing_metric
 from trainer.inference.batches import Collator
 from trainer.inference.preprocessor import Preprocessor, Row
@@ -67,7 +67,7 @@ class Fit:
     variant: str
     seed: int
     learning_rate: float
-    points: tuple[FitPoint, ...]
+    points: Sequence[FitPoint]
     best_epoch: int
     seconds: float
     valid_scores: dict[str, float]
@@ -117,11 +117,7 @@ class Best:
 
 
 def prepare(settings: FinetuneSettings) -> Experiment:
-    """Read the data, open the model, encode, and fix what the fits share; `usual_rates` where no rates are given.
-
-    Raises:
-        UserError: the files, the columns, the metric, the model or the memory do not fit the task.
-    """
+    """Read the data, open the model, encode, and fix what the fits share; `usual_rates` where no rates are given."""
     task, examples = read_task(settings.task, settings.files, settings.columns, settings.split_seed)
     metric = choosing_metric(task, settings.metric)
     encoder = hugging_face_folder(settings.model, settings.tracking_uri)
@@ -134,7 +130,7 @@ def prepare(settings: FinetuneSettings) -> Experiment:
         )
     if max_length is not None:
         preprocessor = replace(preprocessor, max_length=max_length, is_shortened=max_length < preprocessor.max_length)
-    data = replace(encode_task(task, examples, preprocessor), num_swallowing=num_swallowing(settings.files, examples))
+    data = encode_task(task, examples, preprocessor)
     hidden_size = load_config(encoder).hidden_size
     given = tuple(dict.fromkeys(settings.learning_rates))
     rates = {variant: given or usual_rates(variant, hidden_size) for variant in settings.variants}

@@ -131,35 +131,36 @@ def fit_experiment(experiment: Experiment, log: Callable[[str], None]) -> Finetu
     Raises:
         UserError: every fit diverges, the output cannot be written, or the registry refuses the model.
     """
-    from trainer.finetuning.comparison import log_results, progress_line, report_lines, valid_yardstick, write_report
-    from trainer.finetuning.experiment import Best, run_variant
+    from trainer.finetuning.comparison import Report
+    from trainer.finetuning.experiment import Best, VariantResult, run_variant
     from trainer.finetuning.experiment_runs import ExperimentRuns
     from trainer.finetuning.fitted_model import save_fitted_model
 
     settings, data, metric = experiment.settings, experiment.data, experiment.metric
-    output, best, results = Path(settings.output), Best(metric), []
+    output, best, results = Path(settings.output), Best(metric), list[VariantResult]()
+    report = Report(data, metric, results)
     tracking = tracking_settings(settings) if settings.is_tracked else None
     _make_output(output)
     with ExperimentRuns(tracking, output, "give another --experiment") as runs:
         runs.parent.log_params(_run_params(experiment))
         for variant in experiment.learning_rates:
             results.append(run_variant(experiment, variant, runs.child, best.keep))
-            log(progress_line(experiment, results[-1]))
-        report = "\n".join(report_lines(experiment, results))
-        log(f"\n{report}")  # before anything is written, so that a full disk loses no result
-        picture = write_report(output, report, experiment, results)
+            log(report.progress_line(results[-1]))
+        text = "\n".join(report.lines())
+        log(f"\n{text}")  # before anything is written, so that a full disk loses no result
+        picture = report.write(output, f"{settings.task}: {settings.files.train.name}")
         folder = output / "model"
         model, one = best.kept
         save_fitted_model(model, experiment.encoder, folder, _fit_facts(experiment, one), runs.parent.run_id)
-        log_results(runs.parent, experiment, results, report, picture)
+        report.log(runs.parent, picture)
         log(
-            f"\ncurves: {picture}\nmodel: {folder}\n"
+            f"\ncurves: {output / 'curves.png'}\nmodel: {folder}\n"
             f"saved: {one.variant}, seed {one.seed}, learning rate {one.learning_rate:g}, selected by valid "
-            f"{metric} {one.valid_scores[metric]:.4f} ({valid_yardstick(data, metric)})"
+            f"{metric} {one.valid_scores[metric]:.4f} ({report.valid_yardstick()})"
         )
     if runs.parent.view_hint:
         log(f"metrics: {runs.parent.view_hint}")
-    result = FinetuneResult(folder, metric, tuple(results), report, data.baseline_scores(data.scored_on))
+    result = FinetuneResult(folder, metric, tuple(results), text, data.reported_baseline)
     if settings.register is None:
         return result
     registration = _register(settings, folder, runs.parent.run_id)
@@ -199,8 +200,8 @@ def _fit_facts(experiment: Experiment, one: Fit) -> FitFacts:
         max_length=data.preprocessor.max_length,
         num_examples=data.num_examples,
         scored_on=data.scored_on,
-        baseline=data.task.baseline_text(data.train_labels),
-        baseline_scores=data.baseline_scores(data.scored_on),
+        baseline=data.task.yardstick(data.train_labels)[1],
+        baseline_scores=data.reported_baseline,
         train_sha256=storage.sha256_of(settings.files.train),
         scored_sha256=settings.files.examples_sha256(data.scored_on, settings.split_seed),
     )

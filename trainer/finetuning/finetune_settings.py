@@ -91,11 +91,7 @@ class FinetuneSettings(FitSettings):
 
 
 def check_settings(settings: FinetuneSettings) -> None:
-    """Check the arguments, the names and the files, before torch is imported and a model is loaded or downloaded.
-
-    Raises:
-        UserError: one of them is wrong.
-    """
+    """Check the arguments, the names and the files, before torch is imported and a model is loaded or downloaded."""
     if settings.task not in TASK_NAMES:
         raise UsageError(
             f"--task {settings.task!r} is unknown", fix=f"give one of {', '.join(TASK_NAMES)}", code="unknown-task"

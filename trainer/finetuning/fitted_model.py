@@ -65,11 +65,7 @@ class FitFacts:
 
 
 def read_facts(folder: Path) -> FitFacts | None:
-    """Read finetune.json; None if there is none, as in folders from elsewhere.
-
-    Raises:
-        UserError: the file has another form.
-    """
+    """Read finetune.json; None if there is none, as in folders from elsewhere."""
     path = folder / FINETUNE_FILE
     values = read_json(path)
     try:
@@ -83,11 +79,7 @@ def read_facts(folder: Path) -> FitFacts | None:
 
 
 def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts: FitFacts, run_id: str | None) -> None:
-    """Write the folder; `source` is the encoder's, for tokenizer and origin.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write the folder; `source` is the encoder's, for tokenizer and origin."""
     try:
         with quiet_transformers():
             model.save_pretrained(str(output))

@@ -96,11 +96,7 @@ def read_separated(text: str, separator: str, quoting: bool, header: bool = True
 
 
 def column(table: pandas.DataFrame, name: str, path: Path, option: str) -> list[Any]:
-    """Return the cells of a column as Python values.
-
-    Raises:
-        UsageError: there is no such column, or several.
-    """
+    """Return the cells of a column as Python values."""
     if name not in table.columns:
         there = ", ".join(str(column) for column in table.columns)
         raise UsageError(
@@ -168,9 +164,6 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
 
     The types and index that pandas stores in the file are ignored: an index with a name is a column, any other is left
     out.
-
-    Raises:
-        ValueError: the file is damaged.
     """
     try:
         arrow_table = read_whole(path)
@@ -184,11 +177,7 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
 
 
 def _utf8_text(path: Path) -> str:
-    """Return the file's text without a byte order mark.
-
-    Raises:
-        UserError: the file is not UTF-8; names the line.
-    """
+    """Return the file's text without a byte order mark."""
     data = path.read_bytes()
     try:
         return data.decode("utf-8-sig")

@@ -14,7 +14,7 @@ from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted
 from data_prep.storage import storage
 from trainer.finetuning.answer_task import AnswerTask
-from trainer.finetuning.examples import Columns, Examples, count_swallowing, read_examples, swallowing_warning
+from trainer.finetuning.examples import Columns, Examples, read_examples, swallowing_warning
 from trainer.finetuning.regression_task import RegressionTask
 from trainer.finetuning.tasks import ClassificationTask, EncodedExamples, ExamplePrediction, Task, TokenTask
 from trainer.inference.preprocessor import Preprocessor
@@ -68,8 +68,6 @@ class TaskData:
     parts: dict[str, Part]
     num_repeated: int = 0
     """Examples of valid and test whose text is in train too."""
-    num_swallowing: int = 0
-    """Texts of tsv files that hold tabs and line breaks; see `num_swallowing`."""
 
     @property
     def scored_on(self) -> str:
@@ -95,6 +93,11 @@ class TaskData:
         return self.task.score(self.parts[part].examples.labels or [], self.baseline(part))
 
     @property
+    def reported_baseline(self) -> dict[str, float]:
+        """Those for the reported part."""
+        return self.baseline_scores(self.scored_on)
+
+    @property
     def num_examples(self) -> dict[str, int]:
         """Examples by part."""
         return {name: len(part.examples) for name, part in self.parts.items()}
@@ -110,11 +113,7 @@ def make_task(name: str, names: Sequence[str] = (), pair: bool = False) -> Task:
 
 
 def task_of_columns(name: str, pair_column: str | None) -> Task:
-    """Return the task of this name before its classes are known.
-
-    Raises:
-        UsageError: the task reads another number of texts.
-    """
+    """Return the task of this name before its classes are known."""
     task = make_task(name, pair=pair_column is not None)
     if task.needs_pair and pair_column is None:
         raise UsageError(
@@ -132,13 +131,7 @@ def task_of_columns(name: str, pair_column: str | None) -> Task:
 
 
 def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Task, dict[str, Examples]]:
-    """Return the task with the classes of the training examples, and the examples of train, valid and perhaps test.
-
-    Raises:
-        UsageError: a column is missing, the task reads another number of texts, labels are missing, unknown or of
-            one class, or there are too few examples.
-        UserError: a file cannot be read.
-    """
+    """Return the task with the classes of the training examples, and the examples of train, valid and perhaps test."""
     task = task_of_columns(name, columns.pair)
     examples = {
         part: read_examples(
@@ -182,19 +175,8 @@ def encode_task(task: Task, examples: dict[str, Examples], preprocessor: Preproc
     return TaskData(task, preprocessor, parts, repeated)
 
 
-def num_swallowing(files: Files, examples: dict[str, Examples]) -> int:
-    """Return the sum of `count_swallowing` over the parts."""
-    return sum(
-        count_swallowing(files.given.get(part, files.train), some, files.quoting) for part, some in examples.items()
-    )
-
-
 def class_names(labels: Sequence[str], path: Path) -> tuple[str, ...]:
-    """Return the classes in a fixed order: numbers by size, then names alphabetically.
-
-    Raises:
-        UsageError: there is only one.
-    """
+    """Return the classes in a fixed order: numbers by size, then names alphabetically."""
     names = sorted(set(labels), key=lambda name: (0, float(name), name) if _is_number(name) else (1, 0.0, name))
     if len(names) < 2:
         raise UsageError(
@@ -246,8 +228,8 @@ def data_lines(data: TaskData) -> Iterator[str]:
             yield f"{long} longer than the model's pretraining length of {most}, {how}"
     if num_incomplete := sum(part.examples.num_incomplete for part in data.parts.values()):
         yield f"skipped {counted(num_incomplete, 'row')} with an empty text, pair or label"
-    if data.num_swallowing:
-        yield swallowing_warning(data.num_swallowing)
+    if num_swallowing := sum(part.examples.num_swallowing for part in data.parts.values()):
+        yield swallowing_warning(num_swallowing)
     if data.num_repeated:
         repeated = counted(data.num_repeated, "example")
         yield f"warning: {repeated} of valid and test with the text of a training example"
