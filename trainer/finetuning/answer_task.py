@@ -89,10 +89,7 @@ class AnswerTask(Task):
 
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> EncodedExamples:
         assert examples.pairs is not None, "questions are read with their contexts"
-        rows: list[Row] = []
-        offsets_of_rows: list[Offsets] = []
-        example_of_row: list[int] = []
-        lengths = []
+        rows, offsets_of_rows, example_of_row, lengths = list[Row](), list[Offsets](), list[int](), list[int]()
         for number, (context, question) in enumerate(zip(examples.texts, examples.pairs, strict=True)):
             windows, length = _windows(question, context, preprocessor)
             lengths.append(length)

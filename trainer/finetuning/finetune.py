@@ -117,11 +117,11 @@ def prepare_experiment(settings: FinetuneSettings, log: Callable[[str], None]) -
         UserError: model, files or memory do not fit the task.
     """
     from trainer.finetuning.experiment import prepare
-    from trainer.finetuning.preview import describe, estimate_lines, estimate_seconds
+    from trainer.finetuning.preview import describe, estimate_lines
 
     experiment = prepare(settings)
     log("\n".join(describe(experiment)))
-    log("\n".join(estimate_lines(experiment, estimate_seconds(experiment))))
+    log("\n".join(estimate_lines(experiment)))
     return experiment
 
 

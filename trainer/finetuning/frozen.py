@@ -84,9 +84,8 @@ def check_room(model: PreTrainedModel, rows: Sequence[Row]) -> None:
     needed, free = 4 * num_vectors * hidden_size, psutil.virtual_memory().available
     if needed > MEMORY_SHARE * free:
         raise UserError(
-            f"{num_vectors:,} hidden states of {hidden_size:,} numbers of the frozen encoder would "
-            f"take {needed / GIB:,.1f} GiB of memory, more than half of the {free / GIB:,.1f} GiB "
-            "that are free",
+            f"{num_vectors:,} hidden states of {hidden_size:,} numbers of the frozen encoder would take "
+            f"{needed / GIB:,.1f} GiB of memory, more than half of the {free / GIB:,.1f} GiB that are free",
             fix="give fewer examples, or fit without frozen",
             code="features-exceed-memory",
         )

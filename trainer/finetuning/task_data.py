@@ -66,8 +66,6 @@ class TaskData:
     preprocessor: Preprocessor
     """What encoded the parts."""
     parts: dict[str, Part]
-    num_repeated: int = 0
-    """Examples of valid and test whose text is in train too."""
 
     @property
     def scored_on(self) -> str:
@@ -86,7 +84,8 @@ class TaskData:
 
     def baseline(self, part: str) -> list[ExamplePrediction]:
         """Return the predictions of the task's yardstick for a part."""
-        return self.task.baseline(self.train_labels, self.parts[part].examples)
+        guess, _ = self.task.yardstick(self.train_labels)
+        return [ExamplePrediction(guess(text)) for text in self.parts[part].examples.texts]
 
     def baseline_scores(self, part: str) -> dict[str, float]:
         """Return the scores of these predictions."""
@@ -170,9 +169,7 @@ def encode_task(task: Task, examples: dict[str, Examples], preprocessor: Preproc
     """Encode every part."""
     with quiet_transformers():  # it warns of texts that exceed the maximum length; they are counted here
         parts = {part: Part(some, task.encode(some, preprocessor)) for part, some in examples.items()}
-    seen = set(_keys(examples["train"]))
-    repeated = sum(key in seen for part, some in examples.items() if part != "train" for key in _keys(some))
-    return TaskData(task, preprocessor, parts, repeated)
+    return TaskData(task, preprocessor, parts)
 
 
 def class_names(labels: Sequence[str], path: Path) -> tuple[str, ...]:
@@ -230,9 +227,10 @@ def data_lines(data: TaskData) -> Iterator[str]:
         yield f"skipped {counted(num_incomplete, 'row')} with an empty text, pair or label"
     if num_swallowing := sum(part.examples.num_swallowing for part in data.parts.values()):
         yield swallowing_warning(num_swallowing)
-    if data.num_repeated:
-        repeated = counted(data.num_repeated, "example")
-        yield f"warning: {repeated} of valid and test with the text of a training example"
+    seen = set(_keys(data.parts["train"].examples))
+    others = [part.examples for name, part in data.parts.items() if name != "train"]
+    if num_repeated := sum(key in seen for some in others for key in _keys(some)):
+        yield f"warning: {counted(num_repeated, 'example')} of valid and test with the text of a training example"
     yield from (f"warning: {text}" for text in data.task.label_warnings(data.train_labels))
     for name, part in data.parts.items():
         constant = data.task.constant_label(part.examples.labels or [])
@@ -243,12 +241,9 @@ def data_lines(data: TaskData) -> Iterator[str]:
                 "test": "the reported scores cannot tell fits apart",
             }
             yield f"warning: every label of {name} is {constant}, so {effect[name]}"
-    alike: dict[str, list[str]] = {}
-    for name in data.task.names:
-        alike.setdefault(name.casefold(), []).append(name)
-    for group in alike.values():
-        if len(group) > 1:
-            names = ", ".join(map(repr, group))
+    for folded, number in Counter(map(str.casefold, data.task.names)).items():
+        if number > 1:
+            names = ", ".join(repr(name) for name in data.task.names if name.casefold() == folded)
             yield f"warning: the classes {names} differ only in capitals; if they are one class, use one spelling"
 
 

@@ -120,11 +120,6 @@ class Task(ABC):
     def yardstick(self, train: Sequence[Any]) -> tuple[Callable[[Any], Any], str]:
         """Return what every score is compared with: labels for texts from the training labels alone, and in words."""
 
-    def baseline(self, train: Sequence[Any], examples: Examples) -> list[ExamplePrediction]:
-        """Return the predictions of the yardstick."""
-        guess, _ = self.yardstick(train)
-        return [ExamplePrediction(guess(text)) for text in examples.texts]
-
     def is_constant(self, labels: Sequence[Any], predictions: Sequence[ExamplePrediction]) -> bool:
         """Return whether the predictions are (nearly) the same for every text, although the labels are not."""
         return len(_values(labels)) > 1 and len(_values([prediction.label for prediction in predictions])) == 1
