@@ -52,15 +52,12 @@ class AnswerTask(Task):
     auto_class = "AutoModelForQuestionAnswering"
     metrics = ("f1", "exact_match")
     example_score = "F1"
+    result_columns = (*Task.result_columns, "start")
     needs_pair = True
     baseline_name = "context"
 
     def head_options(self) -> dict[str, Any]:
         return {}
-
-    @property
-    def result_columns(self) -> tuple[str, ...]:
-        return (*super().result_columns, "start")
 
     def parse_label(self, cell: Any, text: Any) -> Answer:
         """Parse an answer's text, or SQuAD's answers; the first one is learned, and all count as right.

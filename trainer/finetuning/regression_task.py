@@ -31,6 +31,7 @@ class RegressionTask(SequenceTask):
     name = "regression"
     metrics = ("spearman", "pearson", "rmse")
     example_score = "error"
+    result_columns = ("predicted",)
     baseline_name = "mean"
 
     def __init__(self, pair: bool = False, mean: float = 0.0, deviation: float = 1.0) -> None:
@@ -44,10 +45,6 @@ class RegressionTask(SequenceTask):
 
     def head_options(self) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
-
-    @property
-    def result_columns(self) -> tuple[str, ...]:
-        return ("predicted",)
 
     def parse_label(self, cell: Any, text: Any) -> float:
         try:

@@ -74,6 +74,8 @@ class Task(ABC):
     baseline_name = "majority"
     """Name of the yardstick in tables."""
     needs_pair = False
+    result_columns: tuple[str, ...] = ("predicted", "probability")
+    """Names of the columns that a table of predictions has."""
     names: tuple[str, ...] = ()
     """The classes in the order of the model's outputs; empty where labels are no classes, or not known yet."""
 
@@ -84,11 +86,6 @@ class Task(ABC):
             "id2label": dict(enumerate(self.names)),
             "label2id": {name: number for number, name in enumerate(self.names)},
         }
-
-    @property
-    def result_columns(self) -> tuple[str, ...]:
-        """Names of the columns that a table of predictions has."""
-        return ("predicted", "probability")
 
     def parse_text(self, cell: Any) -> Any:
         """Return the text of a cell.
@@ -167,13 +164,10 @@ class ClassificationTask(SequenceTask):
         self.name = "pair_classification" if pair else "classification"
         self.needs_pair = pair
         self.names = tuple(names)
+        self.result_columns = (*Task.result_columns, *(f"probability_{name}" for name in names))
 
     def head_options(self) -> dict[str, Any]:
         return {**super().head_options(), "problem_type": "single_label_classification"}
-
-    @property
-    def result_columns(self) -> tuple[str, ...]:
-        return (*super().result_columns, *(f"probability_{name}" for name in self.names))
 
     def parse_label(self, cell: Any, text: Any) -> str:
         # A file with gaps stores a whole number as 1.0; it is the class "1" in every file format.
@@ -215,15 +209,12 @@ class TokenTask(Task):
     auto_class = "AutoModelForTokenClassification"
     metrics = ("f1", "precision", "recall", "accuracy")
     example_score = "words right"
+    result_columns = (*Task.result_columns, "probabilities")
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.names = tuple(names)
         # A truncated word has no prediction and gets the most frequent tag.
         self.default = OUTSIDE if OUTSIDE in self.names or not self.names else self.names[0]
-
-    @property
-    def result_columns(self) -> tuple[str, ...]:
-        return (*super().result_columns, "probabilities")
 
     def parse_text(self, cell: Any) -> list[str]:
         words = [text_of(word) for word in _items(cell, "words")]
