@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from data_prep.base.errors import UsageError
 from data_prep.base.logs import logger
 from trainer.finetuning.finetune_settings import FinetuneSettings
-from trainer.finetuning.fit import Diverged, FitPoint, Score, fit, order, predict
+from trainer.finetuning.fit import Diverged, FitPoint, fit, order, predict
 from trainer.finetuning.frozen import check_room, encoder_taken_out, freeze_encoder, store_hidden_states
 from trainer.finetuning.task_data import TaskData, encode_task, read_task
 from trainer.finetuning.tasks import ExamplePrediction, choosing_metric
@@ -154,10 +154,7 @@ def usual_rates(variant: str, hidden_size: int) -> tuple[float, ...]:
 
 
 def run_variant(
-    experiment: Experiment,
-    variant: str,
-    open_run: OpenRun,
-    keep: Callable[[PreTrainedModel, Fit], None],
+    experiment: Experiment, variant: str, open_run: OpenRun, keep: Callable[[PreTrainedModel, Fit], None]
 ) -> VariantResult:
     """Fit one variant with every learning rate and seed; `keep` gets each complete fitted model with its fit.
 
@@ -222,28 +219,25 @@ def _fit_once(
     open_run: OpenRun,
     keep: Callable[[PreTrainedModel, Fit], None],
 ) -> Fit:
-    data, settings, collate = experiment.data, experiment.settings, experiment.collate
+    data, title = experiment.data, f"{variant}, seed {seed}, learning rate {rate:g}"
     name, params = f"{variant}-seed{seed}-rate{rate:g}", {"variant": variant, "seed": seed, "learning_rate": rate}
     started_at = time.perf_counter()
     with open_run(name, params) as run:
         model = make_model(experiment, variant, seed)
         with encoder_taken_out(model) if variant == "frozen" else nullcontext():
-            score = _valid_score(experiment, rows["valid"], f"{variant}, seed {seed}, learning rate {rate:g}")
             result = fit(
                 model,
                 rows["train"],
-                collate,
-                score,
+                experiment.collate,
+                lambda model: _scored(experiment, model, "valid", rows["valid"], title)[1],
                 experiment.metric,
-                settings,
+                experiment.settings,
                 learning_rate=rate,
                 seed=seed,
                 record=lambda point: run.log(point.step, {point.name: point.value}),
             )
-            outputs, _ = predict(model, rows[data.scored_on], collate, settings.batch_size)
-        part = data.reported
-        predictions = data.task.decode(outputs, part.encoded, part.examples)
-        scores = data.task.score(part.examples.labels or [], predictions)
+            predictions, scores = _scored(experiment, model, data.scored_on, rows[data.scored_on], title)
+        scores.pop("loss")
         data.task.finish(model)
         seconds = time.perf_counter() - started_at
         reported = {f"reported/{name}": value for name, value in scores.items()}
@@ -253,18 +247,17 @@ def _fit_once(
     return one
 
 
-def _valid_score(experiment: Experiment, rows: Sequence[Row], title: str) -> Score:
-    task, part = experiment.data.task, experiment.data.parts["valid"]
-
-    def score(model: torch.nn.Module) -> dict[str, float]:
-        outputs, loss = predict(model, rows, experiment.collate, experiment.settings.batch_size)
-        if not all(np.isfinite(logits).all() for output in outputs for logits in output.values()):
-            raise Diverged(
-                f"{title}: the fit diverged: its outputs are not finite",
-                fix="give smaller --learning-rates",
-                code="fit-diverged",
-            )
-        predictions = task.decode(outputs, part.encoded, part.examples)
-        return {"loss": loss, **task.score(part.examples.labels or [], predictions)}
-
-    return score
+def _scored(
+    experiment: Experiment, model: torch.nn.Module, part_name: str, rows: Sequence[Row], title: str
+) -> tuple[list[ExamplePrediction], dict[str, float]]:
+    """Return the predictions for a part, and their scores with the loss; `title` names the fit in an error."""
+    task, part = experiment.data.task, experiment.data.parts[part_name]
+    outputs, loss = predict(model, rows, experiment.collate, experiment.settings.batch_size)
+    if not all(np.isfinite(logits).all() for output in outputs for logits in output.values()):
+        raise Diverged(
+            f"{title}: the fit diverged: its outputs are not finite",
+            fix="give smaller --learning-rates",
+            code="fit-diverged",
+        )
+    predictions = task.decode(outputs, part.encoded, part.examples)
+    return predictions, {"loss": loss, **task.score(part.examples.labels or [], predictions)}
