@@ -148,7 +148,7 @@ class Finetune:
         read = replace(read, model=model, max_length=min(read.max_length or longest, longest))
         experiment = replace(prepare(read), seeds=(settings["seed"],))
         best = Best(experiment.metric)
-        run_variant(experiment, *read.variants, ExperimentRuns(None, model).child, best.keep)
+        run_variant(experiment, read.variants[0], ExperimentRuns(None, model).child, best.keep)
         fitted, one = best.kept
         if settings.get("save_model_to") is not None:
             save_without_head(fitted, model, settings["save_model_to"])
