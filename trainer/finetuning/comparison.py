@@ -98,13 +98,13 @@ class Report:
         seconds = duration(sum(one.seconds for one in result.fits))
         return f"{score} ({yardstick}); {counted(len(result.fits), 'chosen fit')} in {seconds}"
 
-    def write(self, output: Path, title: str) -> bytes:
-        """Write the curves, the report as text, and as JSON the scores of each seed; return the picture."""
+    def write(self, output: Path, title: str, text: str) -> bytes:
+        """Write the curves, the report's text, and as JSON the scores of each seed; return the picture."""
         picture = self._curves(title)
         scores = json.dumps(self._scores(), indent=1)
         try:
             (output / "curves.png").write_bytes(picture)
-            (output / "report.txt").write_text("\n".join(self.lines()) + "\n", encoding="utf-8")
+            (output / "report.txt").write_text(text + "\n", encoding="utf-8")
             (output / "scores.json").write_text(scores + "\n", encoding="utf-8")
         except OSError as error:
             raise UserError(
@@ -114,15 +114,15 @@ class Report:
             ) from None
         return picture
 
-    def log(self, run: MetricLog, picture: bytes) -> None:
-        """Log means, spreads and the yardstick to the parent run, with report and picture."""
+    def log(self, run: MetricLog, text: str, picture: bytes) -> None:
+        """Log means, spreads and the yardstick to the parent run, with the report's text and picture."""
         scores = {f"baseline/{name}": value for name, value in self.data.reported_baseline.items()}
         for result in self.results:
             for metric in self.data.task.metrics:
                 mean, spread = result.mean_and_spread(metric)
                 scores |= {f"{result.variant}/{metric}_mean": mean, f"{result.variant}/{metric}_spread": spread}
         run.log(0, scores)
-        run.log_artifact_text("report.txt", "\n".join(self.lines()) + "\n")
+        run.log_artifact_text("report.txt", text + "\n")
         run.log_artifact("curves.png", picture)
 
     def _length_lines(self, fits: Sequence[Fit]) -> Iterator[str]:

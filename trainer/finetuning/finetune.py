@@ -148,11 +148,11 @@ def fit_experiment(experiment: Experiment, log: Callable[[str], None]) -> Finetu
             log(report.progress_line(results[-1]))
         text = "\n".join(report.lines())
         log(f"\n{text}")  # before anything is written, so that a full disk loses no result
-        picture = report.write(output, f"{settings.task}: {settings.files.train.name}")
+        picture = report.write(output, f"{settings.task}: {settings.files.train.name}", text)
         folder = output / "model"
         model, one = best.kept
         save_fitted_model(model, experiment.encoder, folder, _fit_facts(experiment, one), runs.parent.run_id)
-        report.log(runs.parent, picture)
+        report.log(runs.parent, text, picture)
         log(
             f"\ncurves: {output / 'curves.png'}\nmodel: {folder}\n"
             f"saved: {one.variant}, seed {one.seed}, learning rate {one.learning_rate:g}, selected by valid "

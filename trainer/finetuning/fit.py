@@ -153,9 +153,9 @@ def predict(
         loss_sum += float(of_batch.loss) * len(indices) if of_batch.get("loss") is not None else float("nan")
         arrays = {name: of_batch[name].float().cpu().numpy() for name in _LOGITS if name in of_batch}
         for position, index in enumerate(indices):
-            kept = slice(row_length(rows[index]))  # of logits (rows, num_labels) of whole texts everything
-            outputs[index] = {
-                name: (array[position, kept] if array.ndim == 3 or name != "logits" else array[position]).copy()
+            length = row_length(rows[index])
+            outputs[index] = {  # logits of a text (num_labels,), or those of its tokens without padding
+                name: (array[position] if array.ndim == 2 and name == "logits" else array[position, :length]).copy()
                 for name, array in arrays.items()
             }
     model.train(was_training)

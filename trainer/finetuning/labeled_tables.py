@@ -35,8 +35,8 @@ def read_table(path: Path, quoting: bool = True, header: bool = True, ragged: bo
 
     A byte order mark is dropped.
     """
-    check_readable(path)
     try:
+        check_readable(path)
         if path.suffix == ".parquet":
             return _read_parquet(path)
         text = _utf8_text(path)
