@@ -86,8 +86,17 @@ class ExperimentRuns:
         """End the run and an unfinished child; send what the server lacks if it answers."""
         self._end_child(status)
         self.parent.close(status)
-        if self._tracker is not None and self._tracker.is_complete and not self._children_are_sent:
-            self._send_children(self._tracker.tracking_uri)
+        if self._tracker is None or not self._tracker.is_complete or self._children_are_sent:
+            return
+        assert self._settings is not None, "without tracking nothing waits"
+        try:
+            for _ in sync(self._folder, self._settings.uri, self._warn_once):
+                pass
+        except UserError:
+            self._warn_once(
+                f"some metrics of the fits were not sent to {self._tracker.tracking_uri}; send them with "
+                f"`{sync_command(self._folder, self._settings.uri)}`"
+            )
 
     def _end_child(self, status: MlflowStatus) -> None:
         if self._child is None:
@@ -96,17 +105,6 @@ class ExperimentRuns:
         self._server_answers = self._child.server_answers
         self._children_are_sent &= self._child.is_complete
         self._child = None
-
-    def _send_children(self, display_uri: str) -> None:
-        assert self._settings is not None, "without tracking nothing waits"
-        try:
-            for _ in sync(self._folder, self._settings.uri, self._warn_once):
-                pass
-        except UserError:
-            self._warn_once(
-                f"some metrics of the fits were not sent to {display_uri}; send them with "
-                f"`{sync_command(self._folder, self._settings.uri)}`"
-            )
 
     def _warn_once(self, message: str) -> None:
         """Print a warning once that concerns every fit, such as that the server does not answer."""
