@@ -193,7 +193,7 @@ def _json_lines(text: str, path: Path) -> Iterator[dict[str, Any]]:
         except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{path}, line {number:,}, is not a JSON object ({error})",
-                fix="write one object per line, with the names of the columns",
+                fix="correct the line: one object, with each column named once",
                 code="invalid-json-line",
             ) from None
         yield value
