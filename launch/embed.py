@@ -115,21 +115,12 @@ def input_texts(arguments: argparse.Namespace) -> Sequence[str | None]:
     """Return the texts of --input, or of standard input; None of a row of a table that has none."""
     path: Path | None = arguments.input
     if path is not None and path.suffix in TABLES:
-        from trainer.finetuning.examples import (
-            Columns,
-            bad_rows_warning,
-            count_swallowing,
-            read_examples,
-            swallowing_warning,
-            text_of,
-        )
+        from trainer.finetuning.examples import Columns, read_examples, text_of
 
         quoting = not arguments.no_quoting
         examples = read_examples(path, Columns(arguments.text_column, None, ""), text_of, None, quoting, skip_bad=True)
-        if examples.bad_rows:
-            print(bad_rows_warning(examples, "no vector"), file=sys.stderr)
-        if num_swallowing := count_swallowing(path, examples, quoting):
-            print(swallowing_warning(num_swallowing), file=sys.stderr)
+        for warning in examples.warnings("no vector"):
+            print(warning, file=sys.stderr)
         texts: Iterator[str] = iter(examples.texts)
         numbers = range(1, len(examples) + len(examples.bad_rows) + 1)
         return [None if number in examples.bad_rows else next(texts) for number in numbers]

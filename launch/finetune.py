@@ -13,18 +13,19 @@ project, OUTPUT/report.txt (the printed report), OUTPUT/scores.json and OUTPUT/c
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_prep.base.arguments import Joined, local_output
-from data_prep.base.errors import UsageError, run_command
+from data_prep.base.errors import run_command
 from launch.options import add_dry_run, add_model, add_no_quoting, add_tracking_uri, check_new_folder, command_parser
 
 if TYPE_CHECKING:
-    from trainer.finetuning.finetune_settings import FinetuneSettings, Variant
+    from trainer.finetuning.finetune_settings import FinetuneSettings
 
 TASKS = ("classification", "pair_classification", "regression", "token_classification", "question_answering")
-VARIANTS: tuple[Variant, ...] = ("scratch", "frozen", "full")
+VARIANTS = ("scratch", "frozen", "full")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -114,59 +115,18 @@ def main() -> None:
     if arguments.dry_run:
         log("dry run: nothing was fitted and nothing was written")
         return
-    fit_experiment(settings, experiment, log)
+    fit_experiment(experiment, log)
 
 
 def settings_of(arguments: argparse.Namespace) -> FinetuneSettings:
-    """What the command line asks for.
-
-    Raises:
-        UsageError: a variant is unknown.
-    """
-    from trainer.finetuning.examples import Columns
+    """Return the settings that the command line gives."""
     from trainer.finetuning.finetune_settings import FinetuneSettings
-    from trainer.finetuning.task_data import Files
 
-    return FinetuneSettings(
-        model=arguments.model,
-        task=arguments.task,
-        files=Files(arguments.train, arguments.valid, arguments.test, not arguments.no_quoting),
-        columns=Columns(arguments.text_column, arguments.pair_column, arguments.label_column),
-        output=arguments.output,
-        variants=chosen_variants(arguments),
-        num_seeds=arguments.seeds,
-        epochs=arguments.epochs,
-        batch_size=arguments.batch_size,
-        early_stopping=arguments.early_stopping,
-        learning_rates=tuple(arguments.learning_rates or ()),
-        metric=arguments.metric,
-        max_length=arguments.max_length,
-        split_seed=arguments.split_seed,
-        tracking_uri=arguments.tracking_uri,
-        is_tracked=not arguments.no_tracking,
-        experiment=arguments.experiment,
-        register=arguments.register,
-        alias=arguments.alias,
-    )
-
-
-def chosen_variants(arguments: argparse.Namespace) -> tuple[Variant, ...]:
-    """The ways to fit that the command line asks for.
-
-    Raises:
-        UsageError: one is unknown.
-    """
-    if arguments.compare is None:
-        return ("frozen",) if arguments.freeze_encoder else ("scratch",) if arguments.from_scratch else ("full",)
-    names = tuple(dict.fromkeys(name.strip() for name in arguments.compare.split(",") if name.strip()))
-    known = tuple(variant for name in names for variant in VARIANTS if name == variant)
-    if len(known) < len(names) or not names:
-        raise UsageError(
-            f"--compare {arguments.compare!r} names an unknown variant",
-            fix=f"give some of {', '.join(VARIANTS)}, separated by commas",
-            code="unknown-variant",
-        )
-    return known
+    one = "frozen" if arguments.freeze_encoder else "scratch" if arguments.from_scratch else "full"
+    names = {each.name for each in fields(FinetuneSettings)}
+    given = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
+    own = {"quoting": not arguments.no_quoting, "is_tracked": not arguments.no_tracking}
+    return FinetuneSettings(**{"compare": one} | given | own)
 
 
 def log(text: str) -> None:

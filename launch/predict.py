@@ -30,8 +30,9 @@ from launch.options import (
 if TYPE_CHECKING:
     import pandas
 
-    from trainer.finetuning.examples import Examples
+    from trainer.finetuning.examples import Columns, Examples
     from trainer.finetuning.fitted_model import FittedModel
+    from trainer.finetuning.tasks import Task
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -77,11 +78,14 @@ def main() -> None:
         raise UsageError(
             f"--output {arguments.output} is the file of --input", fix="give another file", code="output-is-input"
         )
-    folder = fitted_folder(arguments)
+    folder, columns, task = fitted_folder(arguments)
+    examples = read_texts(arguments, columns, task) if columns is not None and task is not None else None
     from trainer.finetuning.fitted_model import FittedModel  # imports torch
 
     model = FittedModel.load(folder)
-    examples, table = read_texts(model, arguments), read_table(arguments.input, arguments.quoting)
+    if examples is None:
+        examples = read_texts(arguments, columns, model.task)
+    table = read_table(arguments.input, arguments.quoting)
     check_result_columns(model, table, arguments)
     check_table_can_be_written(table, arguments.output, arguments.quoting)
     if arguments.dry_run:
@@ -90,24 +94,16 @@ def main() -> None:
         return
     table, num_long = add_predictions(model, examples, table, arguments)
     write_table(table, arguments.output, arguments.quoting)
-    long = (
-        f"; {counted(num_long, 'text')} longer than the model's {model.preprocessor.max_length} tokens"
-        if num_long
-        else ""
-    )
+    most = f"longer than the model's {model.preprocessor.max_length} tokens"
+    long = f"; {counted(num_long, 'text')} {most}" if num_long else ""
     without = f"; {counted(len(examples.bad_rows), 'row')} without one" if examples.bad_rows else ""
     print(f"{arguments.output}: {counted(len(examples), 'prediction')} by {model.task.name}{without}{long}")
 
 
-def fitted_folder(arguments: argparse.Namespace) -> Path:
-    """Return the folder of the model, after the checks of model and table that need no torch.
-
-    Raises:
-        UsageError: the model is not fine-tuned, or the table has no such column, or no row with texts.
-        UserError: there is no such model or table.
-    """
-    from trainer.finetuning.examples import Columns, read_examples
-    from trainer.finetuning.labeled_tables import check_readable
+def fitted_folder(arguments: argparse.Namespace) -> tuple[Path, Columns | None, Task | None]:
+    """Return the model's folder, the columns to read, and its task where finetune.json names it; needs no torch."""
+    from trainer.finetuning.examples import Columns
+    from trainer.finetuning.labeled_tables import check_columns, check_readable
     from trainer.finetuning.task_data import make_task
     from trainer.finetuning.tasks import TASK_NAMES
     from trainer.inference.pulled_model import is_checkpoint, pull
@@ -122,51 +118,29 @@ def fitted_folder(arguments: argparse.Namespace) -> Path:
     if arguments.quoting is None:
         arguments.quoting = facts.get("quoting") is not False
     text, pair = (getattr(arguments, f"{part}_column") or facts.get(f"{part}_column") for part in ("text", "pair"))
-    if isinstance(text, str):
-        is_known = facts.get("task") in TASK_NAMES  # else config.json names the task, which transformers reads
-        parse_text = make_task(facts["task"]).parse_text if is_known else lambda cell: cell
-        columns = Columns(text, pair if isinstance(pair, str) else None, "")
-        read_examples(arguments.input, columns, parse_text, None, arguments.quoting, skip_bad=True)
-    return folder
+    check_columns(arguments.input, {"--text-column": text, "--pair-column": pair}, arguments.quoting)
+    columns = Columns(text, pair if isinstance(pair, str) else None, "") if isinstance(text, str) else None
+    return folder, columns, make_task(facts["task"]) if facts.get("task") in TASK_NAMES else None
 
 
-def read_texts(model: FittedModel, arguments: argparse.Namespace) -> Examples:
-    """Read the texts of the input.
+def read_texts(arguments: argparse.Namespace, columns: Columns | None, task: Task) -> Examples:
+    """Read the texts of the input."""
+    from trainer.finetuning.examples import read_examples
 
-    Raises:
-        UsageError: a column is missing or not named.
-    """
-    from trainer.finetuning.examples import (
-        Columns,
-        bad_rows_warning,
-        count_swallowing,
-        read_examples,
-        swallowing_warning,
-    )
-
-    text = arguments.text_column or (model.columns.text if model.columns else None)
-    pair = arguments.pair_column or (model.columns.pair if model.columns else None)
-    if text is None:
+    if columns is None:
         raise UsageError(
             "the model does not record the names of its text columns",
             fix="give --text-column, and --pair-column for pairs",
             code="missing-text-column",
         )
-    columns, parse_text = Columns(text, pair, ""), model.task.parse_text
-    examples = read_examples(arguments.input, columns, parse_text, None, arguments.quoting, skip_bad=True)
-    if examples.bad_rows:
-        print(bad_rows_warning(examples, "no prediction"), file=sys.stderr)
-    if num_swallowing := count_swallowing(arguments.input, examples, arguments.quoting):
-        print(swallowing_warning(num_swallowing), file=sys.stderr)
+    examples = read_examples(arguments.input, columns, task.parse_text, None, arguments.quoting, skip_bad=True)
+    for warning in examples.warnings("no prediction"):
+        print(warning, file=sys.stderr)
     return examples
 
 
 def check_result_columns(model: FittedModel, table: pandas.DataFrame, arguments: argparse.Namespace) -> None:
-    """Refuse an input that has a column of the predictions' name.
-
-    Raises:
-        UsageError: it has one.
-    """
+    """Refuse an input that has a column of the predictions' name."""
     names = [f"{name}{arguments.result_suffix}" for name in model.task.result_columns]
     if taken := [name for name in names if name in table.columns]:
         raise UsageError(

@@ -22,7 +22,7 @@ from trainer.config.training_settings import OptimizerSettings, ScheduleSettings
 from trainer.data import mask_units
 from trainer.data.batch import IGNORED, Batch
 from trainer.engine.optimizer import build_optimizer
-from trainer.finetuning.fit import FitSettings
+from trainer.finetuning.finetune_settings import FitSettings
 from trainer.model.layers import ACTIVATIONS
 from trainer.model.positions import rotation
 from trainer.objectives.pretraining import PretrainingModel

@@ -22,7 +22,7 @@ from tests.fuzzing.sealed import damaged_tensors
 from tests.fuzzing.watching import read_or_refuse, temporary_folder
 from tests.support.tiny_hugging_face import build
 from trainer.finetuning.examples import Examples
-from trainer.finetuning.fitted_model import FitFacts, FittedModel
+from trainer.finetuning.fitted_model import FitFacts, FittedModel, read_facts
 from trainer.inference.embedding import Embedder
 from trainer.inference.fill_mask import FillMask
 from trainer.inference.next_sentence import NextSentence
@@ -81,8 +81,9 @@ def judge_pairs(folder: Path) -> Found:
 def classify(folder: Path) -> Found:
     model = FittedModel.load(folder)
     found, _ = model.predict(Examples(list(TEXTS), None, None))
-    assert model.columns is not None
-    said = {"task": model.task.name, "text_column": model.columns.text, "label_column": model.columns.label}
+    facts = read_facts(folder)
+    assert facts is not None
+    said = {"task": model.task.name, "text_column": facts.text_column, "label_column": facts.label_column}
     return Found(model.model, np.array([one.probability for one in found]), said)
 
 

@@ -21,7 +21,7 @@ from data_prep.base.errors import UsageError, UserError
 from launch import embed, finetune, predict, register
 from tests.support import fork_server
 from tests.support.error_codes import coded
-from trainer.finetuning.examples import Columns, Examples
+from trainer.finetuning.examples import Examples
 from trainer.finetuning.labeled_tables import is_missing, read_table
 from trainer.finetuning.task_data import make_task
 from trainer.finetuning.tasks import ExamplePrediction
@@ -370,13 +370,12 @@ def test_unpaired_quotation_marks_are_warned_of_and_quoting_is_remembered(
     for name in ("config.json", "model.safetensors"):
         Path("fitted", name).write_text("{}")
     facts = {"task": "classification", "text_column": "sentence"}
-    model: Any = SimpleNamespace(columns=Columns("sentence", None, "label"), task=make_task("classification"))
     given = ["--model", "fitted", "--input", "q.tsv", "--output", "out.tsv"]
     for remembered, options, num_texts in ((True, [], 2), (False, [], 4), (True, ["--no-quoting"], 4)):
         Path("fitted/finetune.json").write_text(json.dumps({**facts, "quoting": remembered}))
         arguments = predict.parse_arguments([*given, *options])
-        predict.fitted_folder(arguments)
-        assert len(predict.read_texts(model, arguments)) == num_texts
+        _, columns, task = predict.fitted_folder(arguments)
+        assert task is not None and len(predict.read_texts(arguments, columns, task)) == num_texts
         assert ("--no-quoting" in capsys.readouterr().err) == (num_texts == 2)
     embedded = ["--model", "fitted", "--input", "q.tsv", "--text-column", "sentence", "--output", "out.npy"]
     assert len(embed.input_texts(embed.parse_arguments(embedded))) == 2

@@ -62,16 +62,14 @@ def run_suite(plan: Plan, model: Path, output: Path, log: Log, runs: ExperimentR
             log(f"{title}: skipped, because {failures[job]}")
             continue
         started_at = time.perf_counter()
-        run = runs.start_child(job.name, {"task": job.task, "seed": job.seed, "digest": job.digest})
         try:
-            scores[job] = _run_job(plan, job, model, output)
+            with runs.child(job.name, {"task": job.task, "seed": job.seed, "digest": job.digest}) as run:
+                scores[job] = _run_job(plan, job, model, output)
+                run.log(step, scores[job])
         except UserError as error:
             failures[job] = error.problem
             log(f"{title}: failed: {error}{f' [{error.code}]' if error.code else ''}")
-            runs.end_child("FAILED")
             continue
-        run.log(step, scores[job])
-        runs.end_child("FINISHED")
         log(f"{title}: {_display(plan, job, scores[job])} in {duration(time.perf_counter() - started_at)}")
     result = SuiteResult(plan, scores, failures)
     storage.write_bytes(output / REPORT_FILE, ("\n".join(report_lines(result)) + "\n").encode())

@@ -12,9 +12,9 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -24,11 +24,13 @@ from data_prep.base.registries import Registry
 from data_prep.base.settings import Settings
 from data_prep.base.source_digest import check_module_unchanged, module_digest
 from trainer.config.setting_types import Probability
-from trainer.finetuning.examples import Columns
 from trainer.finetuning.labeled_tables import check_columns, check_readable
-from trainer.finetuning.task_data import Files, task_of_columns
+from trainer.finetuning.task_data import task_of_columns
 from trainer.finetuning.tasks import TaskName, choosing_metric
 from trainer.inference.preprocessor import SHORTEST
+
+if TYPE_CHECKING:
+    from trainer.finetuning.finetune_settings import FinetuneSettings
 
 Metrics = Mapping[str, float]
 Function = Callable[[Path, Mapping[str, Any]], Metrics]
@@ -111,8 +113,8 @@ class Finetune:
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Check settings, files and columns."""
-        read, files, _ = _read(settings)
-        columns = read.columns
+        read, _ = _read(settings)
+        columns, files = read.columns, read.files
         choosing_metric(task_of_columns(read.task, columns.pair), read.metric)
         if read.skip_incomplete and read.quoting:
             raise UsageError(
@@ -127,8 +129,8 @@ class Finetune:
 
     def metric_names(self, settings: Mapping[str, Any]) -> Iterator[str]:
         """Names of all metrics that a call with these settings returns."""
-        read, _, third = _read(settings)
-        names = task_of_columns(read.task, read.columns.pair).metrics
+        read, third = _read(settings)
+        names = task_of_columns(read.task, read.pair_column).metrics
         yield from (f"valid/{name}" for name in ("loss", *names))
         if third is not None:
             yield from (f"{third}/{name}" for name in names)
@@ -137,40 +139,27 @@ class Finetune:
 
     def __call__(self, model: Path, settings: Mapping[str, Any]) -> Metrics:
         from trainer.finetuning.experiment import Best, prepare, run_variant
-        from trainer.finetuning.experiment_runs import FitRun
-        from trainer.finetuning.fit import FitSettings
+        from trainer.finetuning.experiment_runs import ExperimentRuns
         from trainer.finetuning.fitted_model import save_without_head
         from trainer.inference.preprocessor import Preprocessor
-        from trainer.tracking.tracker import NullTracker
 
-        read, files, third = _read(settings)
+        read, third = _read(settings)
         longest = Preprocessor.load(model).max_length
-        experiment = prepare(
-            lambda: model,
-            read.task,
-            files,
-            Columns(read.columns.text, read.columns.pair, read.columns.label),
-            (read.variant,),
-            max_length=min(read.max_length or longest, longest),
-            metric=read.metric,
-            learning_rates=read.learning_rates,
-            settings=FitSettings(**read.model_dump(include={each.name for each in fields(FitSettings)})),
-        )
-        experiment = replace(experiment, seeds=(settings["seed"],))
+        read = replace(read, model=model, max_length=min(read.max_length or longest, longest))
+        experiment = replace(prepare(read), seeds=(settings["seed"],))
         best = Best(experiment.metric)
-        silent = FitRun(NullTracker(), lambda status: None)
-        run_variant(experiment, read.variant, lambda variant, seed, rate: silent, best.keep)
-        assert best.fit is not None and best.model is not None, "there was a fit"
+        run_variant(experiment, read.variants[0], ExperimentRuns(None, model).child, best.keep)
+        fitted, one = best.kept
         if settings.get("save_model_to") is not None:
-            save_without_head(best.model, model, settings["save_model_to"])
-        scores = {f"valid/{name}": value for name, value in best.fit.valid_scores.items()}
+            save_without_head(fitted, model, settings["save_model_to"])
+        scores = {f"valid/{name}": value for name, value in one.valid_scores.items()}
         if third is not None:
-            scores |= {f"{third}/{name}": value for name, value in best.fit.scores.items()}
+            scores |= {f"{third}/{name}": value for name, value in one.scores.items()}
         for part, name in {"valid": "valid", **({} if third is None else {"test": third})}.items():
             yardstick = experiment.data.baseline_scores(part)
             scores |= {f"{BASELINE}{name}/{metric}": value for metric, value in yardstick.items()}
         num_skipped = sum(part.examples.num_incomplete for part in experiment.data.parts.values())
-        others = {"learning_rate": best.fit.learning_rate, "epoch": best.fit.best_epoch, "skipped_rows": num_skipped}
+        others = {"learning_rate": one.learning_rate, "epoch": one.best_epoch, "skipped_rows": num_skipped}
         return {**scores, **others}
 
 
@@ -312,10 +301,12 @@ def _check_metrics(there: Sequence[str], wanted: Sequence[str], introduction: st
         )
 
 
-def _read(settings: Mapping[str, Any]) -> tuple[FinetuneTaskSettings, Files, str | None]:
-    """Settings, files, and the name of the third file, which is scored beside `valid`."""
+def _read(settings: Mapping[str, Any]) -> tuple[FinetuneSettings, str | None]:
+    """Settings without a model, and the name of the third file, which is scored beside `valid`."""
+    from trainer.finetuning.finetune_settings import FinetuneSettings
+
     own = {name: value for name, value in settings.items() if name not in ("files", "seed", "save_model_to")}
-    read = validate_settings(FinetuneTaskSettings, own, "settings of finetune")
+    given = validate_settings(FinetuneTaskSettings, own, "settings of finetune").model_dump()
     files: Mapping[str, Path] = settings["files"]
     others = [name for name in files if name not in _VALID_PARTS]
     if not set(_VALID_PARTS) <= files.keys() or len(others) > 1:
@@ -325,12 +316,6 @@ def _read(settings: Mapping[str, Any]) -> tuple[FinetuneTaskSettings, Files, str
             code="invalid-task-files",
         )
     third = others[0] if others else None
-    given = Files(
-        files["train"],
-        files["valid"],
-        None if third is None else files[third],
-        read.quoting,
-        read.header,
-        read.skip_incomplete,
-    )
-    return read, given, third
+    given |= {f"{name}_column": value for name, value in given.pop("columns").items()}
+    given |= {"train": files["train"], "valid": files["valid"], "test": None if third is None else files[third]}
+    return FinetuneSettings(model="", compare=given.pop("variant"), **given), third

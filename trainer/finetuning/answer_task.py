@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
 from trainer.finetuning.examples import Examples, text_of
 from trainer.finetuning.labeled_tables import is_missing
 from trainer.finetuning.scores import answer_f1, answer_scores
-from trainer.finetuning.tasks import EncodedExamples, ExamplePrediction, Output, Task, num_longer, softmax
+from trainer.finetuning.tasks import EncodedExamples, ExamplePrediction, Outputs, Predictions, Task, num_longer
 from trainer.inference.preprocessor import Preprocessor, Row
 
 MAX_ANSWER_TOKENS = 30
@@ -51,15 +52,12 @@ class AnswerTask(Task):
     auto_class = "AutoModelForQuestionAnswering"
     metrics = ("f1", "exact_match")
     example_score = "F1"
+    result_columns = (*Task.result_columns, "start")
     needs_pair = True
     baseline_name = "context"
 
     def head_options(self) -> dict[str, Any]:
         return {}
-
-    @property
-    def result_columns(self) -> tuple[str, ...]:
-        return (*super().result_columns, "start")
 
     def parse_label(self, cell: Any, text: Any) -> Answer:
         """Parse an answer's text, or SQuAD's answers; the first one is learned, and all count as right.
@@ -88,10 +86,7 @@ class AnswerTask(Task):
 
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> EncodedExamples:
         assert examples.pairs is not None, "questions are read with their contexts"
-        rows: list[Row] = []
-        offsets_of_rows: list[Offsets] = []
-        example_of_row: list[int] = []
-        lengths = []
+        rows, offsets_of_rows, example_of_row, lengths = list[Row](), list[Offsets](), list[int](), list[int]()
         for number, (context, question) in enumerate(zip(examples.texts, examples.pairs, strict=True)):
             windows, length = _windows(question, context, preprocessor)
             lengths.append(length)
@@ -103,9 +98,7 @@ class AnswerTask(Task):
                 example_of_row.append(number)
         return EncodedExamples(rows, example_of_row, lengths, num_longer(lengths, preprocessor), offsets_of_rows)
 
-    def decode(
-        self, outputs: Sequence[Output], encoded: EncodedExamples, examples: Examples
-    ) -> list[ExamplePrediction]:
+    def decode(self, outputs: Outputs, encoded: EncodedExamples, examples: Examples) -> Predictions:
         best: dict[int, tuple[float, ExamplePrediction]] = {}
         for output, number, offsets in zip(outputs, encoded.example_of_row, encoded.offsets, strict=True):
             for score, start, end in _spans(output["start_logits"], output["end_logits"], offsets):
@@ -124,11 +117,8 @@ class AnswerTask(Task):
     def score_example(self, label: Answer, prediction: ExamplePrediction) -> float:
         return max(answer_f1(text, prediction.label.text) for text in label.texts)
 
-    def baseline(self, train: Sequence[Answer], examples: Examples) -> list[ExamplePrediction]:
-        return [ExamplePrediction(Answer(context.strip(), 0)) for context in examples.texts]
-
-    def baseline_text(self, train: Sequence[Answer]) -> str:
-        return "the whole context as the answer"
+    def yardstick(self, train: Sequence[Answer]) -> tuple[Callable[[Any], Any], str]:
+        return lambda context: Answer(context.strip(), 0), "the whole context as the answer"
 
     def is_constant(self, labels: Sequence[Answer], predictions: Sequence[ExamplePrediction]) -> bool:
         """Return whether every answer is empty."""
@@ -142,11 +132,7 @@ class AnswerTask(Task):
 
 
 def _squad_answers(cell: Any) -> Any:
-    """Return SQuAD's answers in any of their forms as an object with lists; anything else unchanged.
-
-    Raises:
-        ValueError: a list has no answers, or something else in it.
-    """
+    """Return SQuAD's answers in any of their forms as an object with lists; anything else unchanged."""
     if isinstance(cell, str) and _JSON_ANSWERS.match(cell):
         try:
             cell = json.loads(cell)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ class Examples:
     """Rows of the file that were skipped because a cell was empty."""
     bad_rows: dict[int, str] = field(default_factory=dict)
     """Rows of the file, from 1 on, that were left out by `skip_bad`, and why."""
+    is_quoted_tsv: bool = False
+    """Whether they are of a tsv file in which quotation marks enclose cells."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -45,7 +47,22 @@ class Examples:
             [self.texts[number] for number in numbers],
             [self.pairs[number] for number in numbers] if self.pairs is not None else None,
             [self.labels[number] for number in numbers] if self.labels is not None else None,
+            is_quoted_tsv=self.is_quoted_tsv,
         )
+
+    @property
+    def num_swallowing(self) -> int:
+        """Texts that look like several rows: an unpaired quotation mark swallows rows."""
+        texts = [*self.texts, *(self.pairs or [])] if self.is_quoted_tsv else []
+        return sum(isinstance(text, str) and "\t" in text and "\n" in text for text in texts)
+
+    def warnings(self, lacking: str) -> Iterator[str]:
+        """Yield warnings of rows that were left out, of which `lacking` says what they lack, and that look joined."""
+        if self.bad_rows:
+            first, reason = next(iter(self.bad_rows.items()))
+            yield f"warning: {lacking} for {listed_rows([*self.bad_rows])} (row {first:,}, {reason})"
+        if self.num_swallowing:
+            yield swallowing_warning(self.num_swallowing)
 
 
 def read_examples(
@@ -62,11 +79,6 @@ def read_examples(
 
     `header` is as in `read_table`. `skip_incomplete` accepts ragged rows and skips those with an empty cell. `skip_bad`
     leaves out every row that has an empty or invalid cell, as long as there are others.
-
-    Raises:
-        UsageError: a column is missing, the file has no rows, or a cell is empty or invalid for the task; the error
-            names the rows.
-        UserError: the file cannot be read.
     """
     table = read_table(path, quoting, header, ragged=skip_incomplete and path.suffix in (".tsv", ".csv"))
     num_rows = len(table)
@@ -76,11 +88,7 @@ def read_examples(
             table = table[[not is_missing(cell) for cell in table[name]]]
     num_incomplete = num_rows - len(table)
     if len(table) == 0:
-        raise UsageError(
-            f"{path} has no rows",
-            fix="give a table with examples",
-            code="no-examples",
-        )
+        raise UsageError(f"{path} has no rows", fix="give a table with examples", code="no-examples")
     numbers = [int(index) + 1 for index in table.index]
     bad: dict[int, str] = {}
 
@@ -108,7 +116,10 @@ def read_examples(
     examples = Examples(texts, pairs, labels)
     if bad:
         examples = examples.take([index for index, row in enumerate(numbers) if row not in bad])
-    return replace(examples, num_incomplete=num_incomplete, bad_rows=dict(sorted(bad.items())))
+    is_quoted_tsv = quoting and path.suffix == ".tsv"
+    return replace(
+        examples, num_incomplete=num_incomplete, bad_rows=dict(sorted(bad.items())), is_quoted_tsv=is_quoted_tsv
+    )
 
 
 def _bad_cells(path: Path, name: str, wrong: dict[int, str], num_rows: int, quoting: bool) -> UsageError:
@@ -137,22 +148,8 @@ def listed_rows(rows: Sequence[int]) -> str:
     return f"row{'s' if len(rows) > 1 else ''} {shown}{more}"
 
 
-def bad_rows_warning(examples: Examples, what: str) -> str:
-    """Return the warning about the rows that were left out; `what` states what they lack."""
-    first, reason = next(iter(examples.bad_rows.items()))
-    return f"warning: {what} for {listed_rows([*examples.bad_rows])} (row {first:,}, {reason})"
-
-
-def count_swallowing(path: Path, examples: Examples, quoting: bool = True) -> int:
-    """Count texts of a tsv file that look like several rows: an unpaired quotation mark swallows rows."""
-    if not quoting or path.suffix != ".tsv":
-        return 0
-    texts = [*examples.texts, *(examples.pairs or [])]
-    return sum(isinstance(text, str) and "\t" in text and "\n" in text for text in texts)
-
-
 def swallowing_warning(num_swallowing: int) -> str:
-    """Return the warning about texts that `count_swallowing` counts."""
+    """Return the warning about texts that `num_swallowing` counts."""
     return (
         f"warning: {counted(num_swallowing, 'text')} with tabs and line breaks: an unpaired quotation mark "
         "may have joined rows; if quotation marks are plain characters, add --no-quoting"

@@ -7,11 +7,12 @@ random weights, as the control. The first seed tries every learning rate; the ot
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,25 +21,30 @@ from transformers import PreTrainedModel
 
 from data_prep.base.errors import UsageError
 from data_prep.base.logs import logger
-from trainer.finetuning.examples import Columns
-from trainer.finetuning.experiment_runs import FitRun
-from trainer.finetuning.fit import Diverged, FitPoint, FitSettings, Score, fit, order, predict
+from trainer.finetuning.finetune_settings import FinetuneSettings
+from trainer.finetuning.fit import Diverged, FitPoint, fit, order, predict
 from trainer.finetuning.frozen import check_room, encoder_taken_out, freeze_encoder, store_hidden_states
-from trainer.finetuning.task_data import Files, TaskData, encode_task, num_swallowing, read_task
+from trainer.finetuning.task_data import TaskData, encode_task, read_task
 from trainer.finetuning.tasks import ExamplePrediction, choosing_metric
 from trainer.inference.batches import Collator
 from trainer.inference.preprocessor import Preprocessor, Row
+from trainer.inference.pulled_model import hugging_face_folder
 from trainer.model.pretrained import load_config, load_pretrained, refuse_random_weights
+from trainer.tracking.tracker import MetricLog
 
 LOG = logger(__name__)
 
 FROZEN_RATES = (1e-3, 3e-3, 1e-2)
+
+OpenRun = Callable[[str, Mapping[str, Any]], AbstractContextManager[MetricLog]]
+"""Opens the run of one fit by its name and parameters."""
 
 
 @dataclass(frozen=True)
 class Experiment:
     """Model, data and settings of all fits, fixed before the first fit."""
 
+    settings: FinetuneSettings
     encoder: Path
     """Folder of the pretrained model."""
     data: TaskData
@@ -47,7 +53,6 @@ class Experiment:
     learning_rates: dict[str, tuple[float, ...]]
     """By variant, in the order in which they are fitted."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    settings: FitSettings = field(default_factory=FitSettings)
 
     @property
     def collate(self) -> Collator:
@@ -62,7 +67,7 @@ class Fit:
     variant: str
     seed: int
     learning_rate: float
-    points: tuple[FitPoint, ...]
+    points: Sequence[FitPoint]
     best_epoch: int
     seconds: float
     valid_scores: dict[str, float]
@@ -92,45 +97,31 @@ class VariantResult:
         return fmean(values), stdev(values) if len(values) > 1 else 0.0
 
 
-@dataclass
 class Best:
     """The fitted model with the best valid score so far; no other one is kept in memory."""
 
-    metric: str
-    model: PreTrainedModel | None = None
-    fit: Fit | None = None
+    def __init__(self, metric: str) -> None:
+        self._metric = metric
+        self._kept: tuple[PreTrainedModel, Fit] | None = None
+
+    @property
+    def kept(self) -> tuple[PreTrainedModel, Fit]:
+        """The model and its fit."""
+        assert self._kept is not None, "there was a fit"
+        return self._kept
 
     def keep(self, model: PreTrainedModel, one: Fit) -> None:
         """Keep a model if it is better than the current one."""
-        if self.fit is None or order(one.valid_scores, self.metric) > order(self.fit.valid_scores, self.metric):
-            self.model, self.fit = model, one
+        if self._kept is None or order(one.valid_scores, self._metric) > order(self.kept[1].valid_scores, self._metric):
+            self._kept = model, one
 
 
-def prepare(
-    open_encoder: Callable[[], Path],
-    task: str,
-    files: Files,
-    columns: Columns,
-    variants: Sequence[str],
-    *,
-    split_seed: int = 0,
-    max_length: int | None = None,
-    metric: str | None = None,
-    learning_rates: Sequence[float] = (),
-    num_seeds: int = 3,
-    settings: FitSettings,
-) -> Experiment:
-    """Read the data, open the encoder's directory, encode, and fix what the fits share.
-
-    Without `learning_rates` it takes `usual_rates`.
-
-    Raises:
-        UserError: the files, the columns, the metric, the model or the memory do not fit the task.
-    """
-    task_of_files, examples = read_task(task, files, columns, split_seed)
-    metric = choosing_metric(task_of_files, metric)
-    encoder = open_encoder()
-    preprocessor = Preprocessor.load(encoder)
+def prepare(settings: FinetuneSettings) -> Experiment:
+    """Read the data, open the model, encode, and fix what the fits share; `usual_rates` where no rates are given."""
+    task, examples = read_task(settings.task, settings.files, settings.columns, settings.split_seed)
+    metric = choosing_metric(task, settings.metric)
+    encoder = hugging_face_folder(settings.model, settings.tracking_uri)
+    preprocessor, max_length = Preprocessor.load(encoder), settings.max_length
     if max_length is not None and max_length > preprocessor.max_length:
         raise UsageError(
             f"--max-length {max_length} exceeds the {preprocessor.max_length} tokens of the model's pretraining length",
@@ -139,12 +130,12 @@ def prepare(
         )
     if max_length is not None:
         preprocessor = replace(preprocessor, max_length=max_length, is_shortened=max_length < preprocessor.max_length)
-    data = replace(encode_task(task_of_files, examples, preprocessor), num_swallowing=num_swallowing(files, examples))
+    data = encode_task(task, examples, preprocessor)
     hidden_size = load_config(encoder).hidden_size
-    candidates = tuple(dict.fromkeys(learning_rates))
-    rates = {variant: candidates or usual_rates(variant, hidden_size) for variant in variants}
-    experiment = Experiment(encoder, data, metric, rates, tuple(range(num_seeds)), settings)
-    if "frozen" in variants:
+    given = tuple(dict.fromkeys(settings.learning_rates))
+    rates = {variant: given or usual_rates(variant, hidden_size) for variant in settings.variants}
+    experiment = Experiment(settings, encoder, data, metric, rates, tuple(range(settings.seeds)))
+    if "frozen" in rates:
         rows = [row for part in data.parts.values() for row in part.encoded.rows]
         check_room(make_model(experiment, "frozen", 0), rows)
     return experiment
@@ -163,10 +154,7 @@ def usual_rates(variant: str, hidden_size: int) -> tuple[float, ...]:
 
 
 def run_variant(
-    experiment: Experiment,
-    variant: str,
-    open_run: Callable[[str, int, float], FitRun],
-    keep: Callable[[PreTrainedModel, Fit], None],
+    experiment: Experiment, variant: str, open_run: OpenRun, keep: Callable[[PreTrainedModel, Fit], None]
 ) -> VariantResult:
     """Fit one variant with every learning rate and seed; `keep` gets each complete fitted model with its fit.
 
@@ -228,58 +216,48 @@ def _fit_once(
     seed: int,
     rate: float,
     rows: dict[str, Sequence[Row]],
-    open_run: Callable[[str, int, float], FitRun],
+    open_run: OpenRun,
     keep: Callable[[PreTrainedModel, Fit], None],
 ) -> Fit:
-    data, settings, collate = experiment.data, experiment.settings, experiment.collate
+    data, title = experiment.data, f"{variant}, seed {seed}, learning rate {rate:g}"
+    name, params = f"{variant}-seed{seed}-rate{rate:g}", {"variant": variant, "seed": seed, "learning_rate": rate}
     started_at = time.perf_counter()
-    run = open_run(variant, seed, rate)
-    model = make_model(experiment, variant, seed)
-    with encoder_taken_out(model) if variant == "frozen" else nullcontext():
-        score = _valid_score(experiment, rows["valid"])
-        try:
+    with open_run(name, params) as run:
+        model = make_model(experiment, variant, seed)
+        with encoder_taken_out(model) if variant == "frozen" else nullcontext():
             result = fit(
                 model,
                 rows["train"],
-                collate,
-                score,
+                experiment.collate,
+                lambda model: _scored(experiment, model, "valid", rows["valid"], title)[1],
                 experiment.metric,
-                settings,
+                experiment.settings,
                 learning_rate=rate,
                 seed=seed,
-                record=run.record,
+                record=lambda point: run.log(point.step, {point.name: point.value}),
             )
-        except Diverged as error:
-            run.fail()
-            raise Diverged(
-                f"{variant}, seed {seed}, learning rate {rate:g}: {error.problem}",
-                fix=error.fix,
-                code="fit-diverged",
-            ) from None
-        outputs, _ = predict(model, rows[data.scored_on], collate, settings.batch_size)
-    part = data.reported
-    predictions = data.task.decode(outputs, part.encoded, part.examples)
-    scores = data.task.score(part.examples.labels or [], predictions)
-    data.task.finish(model)
-    seconds = time.perf_counter() - started_at
+            predictions, scores = _scored(experiment, model, data.scored_on, rows[data.scored_on], title)
+        scores.pop("loss")
+        data.task.finish(model)
+        seconds = time.perf_counter() - started_at
+        reported = {f"reported/{name}": value for name, value in scores.items()}
+        run.log(result.points[-1].step, {**reported, "best_epoch": result.best_epoch, "fit_seconds": seconds})
     one = Fit(variant, seed, rate, result.points, result.best_epoch, seconds, result.scores, scores, predictions)
-    run.finish(scores, one.best_epoch, seconds)
     keep(model, one)
     return one
 
 
-def _valid_score(experiment: Experiment, rows: Sequence[Row]) -> Score:
-    task, part = experiment.data.task, experiment.data.parts["valid"]
-
-    def score(model: torch.nn.Module) -> dict[str, float]:
-        outputs, loss = predict(model, rows, experiment.collate, experiment.settings.batch_size)
-        if not all(np.isfinite(logits).all() for output in outputs for logits in output.values()):
-            raise Diverged(
-                "the fit diverged: its outputs are not finite",
-                fix="give smaller --learning-rates",
-                code="fit-diverged",
-            )
-        predictions = task.decode(outputs, part.encoded, part.examples)
-        return {"loss": loss, **task.score(part.examples.labels or [], predictions)}
-
-    return score
+def _scored(
+    experiment: Experiment, model: torch.nn.Module, part_name: str, rows: Sequence[Row], title: str
+) -> tuple[list[ExamplePrediction], dict[str, float]]:
+    """Return the predictions for a part, and their scores with the loss; `title` names the fit in an error."""
+    task, part = experiment.data.task, experiment.data.parts[part_name]
+    outputs, loss = predict(model, rows, experiment.collate, experiment.settings.batch_size)
+    if not all(np.isfinite(logits).all() for output in outputs for logits in output.values()):
+        raise Diverged(
+            f"{title}: the fit diverged: its outputs are not finite",
+            fix="give smaller --learning-rates",
+            code="fit-diverged",
+        )
+    predictions = task.decode(outputs, part.encoded, part.examples)
+    return predictions, {"loss": loss, **task.score(part.examples.labels or [], predictions)}

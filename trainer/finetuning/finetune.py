@@ -9,21 +9,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from data_prep.base.errors import UsageError, UserError, options_as_parameters
 from data_prep.base.local_paths import home_in
 from data_prep.storage import storage
-from trainer.finetuning.examples import Columns
 from trainer.finetuning.finetune_settings import FinetuneSettings, Variant, check_settings, tracking_settings
-from trainer.finetuning.task_data import Files
 from trainer.finetuning.tasks import TaskName
-from trainer.inference.pulled_model import hugging_face_folder, is_address
+from trainer.inference.pulled_model import is_address
 from trainer.tracking.sync import server_options
 
 if TYPE_CHECKING:  # these import torch, and wrong arguments are refused before that
-    from trainer.finetuning.experiment import Best, Experiment, VariantResult
-    from trainer.finetuning.experiment_runs import ExperimentRuns
+    from trainer.finetuning.experiment import Experiment, Fit, VariantResult
+    from trainer.finetuning.fitted_model import FitFacts
     from trainer.registry.registration import Registration
 
 
@@ -104,31 +102,12 @@ def finetune(
         UserError: files, columns, model or arguments do not fit the task, every fit diverges, or the output directory
             cannot be written.
     """
-    settings = FinetuneSettings(
-        model=str(model),
-        task=task,
-        files=Files(Path(train), _path(valid), _path(test), quoting),
-        columns=Columns(text_column, pair_column, label_column),
-        output=Path(output),
-        variants=_names(compare),
-        num_seeds=seeds,
-        epochs=epochs,
-        batch_size=batch_size,
-        early_stopping=early_stopping,
-        learning_rates=tuple(learning_rates),
-        metric=metric,
-        max_length=max_length,
-        split_seed=split_seed,
-        tracking_uri=tracking_uri,
-        is_tracked=is_tracked,
-        experiment=experiment,
-        register=register,
-        alias=alias,
-    )
-    log = log or (lambda text: None)
+    given = dict(locals())  # before any other name
+    log = given.pop("log") or (lambda text: None)
+    settings = FinetuneSettings(**given)
     with options_as_parameters():
         check_settings(settings)
-        return fit_experiment(settings, prepare_experiment(settings, log), log)
+        return fit_experiment(prepare_experiment(settings, log), log)
 
 
 def prepare_experiment(settings: FinetuneSettings, log: Callable[[str], None]) -> Experiment:
@@ -138,149 +117,93 @@ def prepare_experiment(settings: FinetuneSettings, log: Callable[[str], None]) -
         UserError: model, files or memory do not fit the task.
     """
     from trainer.finetuning.experiment import prepare
-    from trainer.finetuning.fit import FitSettings
-    from trainer.finetuning.preview import describe, estimate_lines, estimate_seconds
+    from trainer.finetuning.preview import describe, estimate_lines
 
-    experiment = prepare(
-        lambda: hugging_face_folder(settings.model, settings.tracking_uri),
-        settings.task,
-        settings.files,
-        settings.columns,
-        settings.variants,
-        split_seed=settings.split_seed,
-        max_length=settings.max_length,
-        metric=settings.metric,
-        learning_rates=settings.learning_rates,
-        num_seeds=settings.num_seeds,
-        settings=FitSettings(settings.epochs, settings.batch_size, settings.early_stopping),
-    )
+    experiment = prepare(settings)
     log("\n".join(describe(experiment)))
-    log("\n".join(estimate_lines(experiment, estimate_seconds(experiment))))
+    log("\n".join(estimate_lines(experiment)))
     return experiment
 
 
-def fit_experiment(settings: FinetuneSettings, experiment: Experiment, log: Callable[[str], None]) -> FinetuneResult:
+def fit_experiment(experiment: Experiment, log: Callable[[str], None]) -> FinetuneResult:
     """Fit every variant, report, save the best model, and register it if requested.
 
     Raises:
         UserError: every fit diverges, the output cannot be written, or the registry refuses the model.
     """
-    from trainer.finetuning.experiment import Best
+    from trainer.finetuning.comparison import Report
+    from trainer.finetuning.experiment import Best, VariantResult, run_variant
     from trainer.finetuning.experiment_runs import ExperimentRuns
+    from trainer.finetuning.fitted_model import save_fitted_model
 
+    settings, data, metric = experiment.settings, experiment.data, experiment.metric
+    output, best, results = Path(settings.output), Best(metric), list[VariantResult]()
+    report = Report(data, metric, results)
     tracking = tracking_settings(settings) if settings.is_tracked else None
-    _make_output(settings.output)
-    with ExperimentRuns(tracking, settings.output, "give another --experiment") as runs:
-        result = _fit_all(settings, experiment, runs, Best(experiment.metric), log)
+    _make_output(output)
+    with ExperimentRuns(tracking, output, "give another --experiment") as runs:
+        runs.parent.log_params(_run_params(experiment))
+        for variant in experiment.learning_rates:
+            results.append(run_variant(experiment, variant, runs.child, best.keep))
+            log(report.progress_line(results[-1]))
+        text = "\n".join(report.lines())
+        log(f"\n{text}")  # before anything is written, so that a full disk loses no result
+        picture = report.write(output, f"{settings.task}: {settings.files.train.name}", text)
+        folder = output / "model"
+        model, one = best.kept
+        save_fitted_model(model, experiment.encoder, folder, _fit_facts(experiment, one), runs.parent.run_id)
+        report.log(runs.parent, text, picture)
+        log(
+            f"\ncurves: {output / 'curves.png'}\nmodel: {folder}\n"
+            f"saved: {one.variant}, seed {one.seed}, learning rate {one.learning_rate:g}, selected by valid "
+            f"{metric} {one.valid_scores[metric]:.4f} ({report.valid_yardstick()})"
+        )
     if runs.parent.view_hint:
         log(f"metrics: {runs.parent.view_hint}")
+    result = FinetuneResult(folder, metric, tuple(results), text, data.reported_baseline)
     if settings.register is None:
         return result
-    registration = _register(settings, result.folder, runs.parent.run_id)
-    server = _server_option(settings)
+    registration = _register(settings, folder, runs.parent.run_id)
     log(f"registered {registration.name} version {registration.version} at {registration.server}")
+    server = _server_option(settings)
     log(f"  clozeworks predict --model {quote(registration.model_uri)}{server} --input FILE --output FILE")
     return replace(result, registration=registration)
 
 
-def _fit_all(
-    settings: FinetuneSettings, experiment: Experiment, runs: ExperimentRuns, best: Best, log: Callable[[str], None]
-) -> FinetuneResult:
-    from trainer.finetuning.comparison import draw_comparison, log_results, progress_line, report_lines, write_scores
-    from trainer.finetuning.experiment import run_variant
-
-    output = settings.output
-    runs.parent.log_params(_run_params(settings, experiment))
-    results = []
-    for variant in experiment.learning_rates:
-        results.append(run_variant(experiment, variant, runs.child, best.keep))
-        log(progress_line(experiment, results[-1]))
-    report = "\n".join(report_lines(experiment, results))
-    log(f"\n{report}")  # before anything is written, so that a full disk loses no result
-    picture = output / "curves.png"
-    try:
-        title = f"{settings.task}: {settings.files.train.name}"
-        picture.write_bytes(draw_comparison(results, experiment.metric, title))
-        (output / "report.txt").write_text(report + "\n", encoding="utf-8")
-        write_scores(output / "scores.json", experiment, results)
-    except OSError as error:
-        raise UserError(
-            f"{output} cannot be written ({error.strerror or error})",
-            fix="free the disk or give another output directory, and fit again",
-            code="unwritable-file",
-        ) from None
-    folder = _save_best(settings, experiment, best, runs.parent.run_id)
-    log_results(runs.parent, experiment, results, report, picture)
-    log(f"\ncurves: {picture}\nmodel: {folder}\n{_saved_line(best, experiment)}")
-    baseline = experiment.data.baseline_scores(experiment.data.scored_on)
-    return FinetuneResult(folder, experiment.metric, tuple(results), report, baseline)
-
-
-def _run_params(settings: FinetuneSettings, experiment: Experiment) -> dict[str, Any]:
+def _run_params(experiment: Experiment) -> dict[str, Any]:
     """Return the parameters of the parent run."""
-    return {
-        "model": settings.model,
-        "task": settings.task,
-        "text_column": settings.columns.text,
-        "pair_column": settings.columns.pair,
-        "label_column": settings.columns.label,
-        "no_quoting": not settings.files.quoting,
-        "split_seed": settings.split_seed,
-        "seeds": settings.num_seeds,
-        "epochs": settings.epochs,
-        "batch_size": settings.batch_size,
-        "early_stopping": settings.early_stopping,
+    settings, data = experiment.settings, experiment.data
+    names = ("task", "text_column", "pair_column", "label_column", "split_seed", "seeds", "epochs", "batch_size")
+    return {name: getattr(settings, name) for name in (*names, "early_stopping")} | {
+        "model": str(settings.model),
+        "no_quoting": not settings.quoting,
         "variants": ",".join(experiment.learning_rates),
-        "num_examples": experiment.data.num_examples,
+        "num_examples": data.num_examples,
         "files": {part: str(path) for part, path in settings.files.given.items()},
         "metric": experiment.metric,
-        "max_length": experiment.data.preprocessor.max_length,
+        "max_length": data.preprocessor.max_length,
         "learning_rates": experiment.learning_rates,
     }
 
 
-def _save_best(settings: FinetuneSettings, experiment: Experiment, best: Best, run_id: str | None) -> Path:
-    """Save the best model with its origin; return its folder."""
-    from trainer.finetuning.fitted_model import FitFacts, save_fitted_model
+def _fit_facts(experiment: Experiment, one: Fit) -> FitFacts:
+    """Return the origin of the fitted model."""
+    from trainer.finetuning.fitted_model import FitFacts
 
-    assert best.model is not None and best.fit is not None, "there was a fit"
-    one, data = best.fit, experiment.data
-    facts = FitFacts(
-        task=settings.task,
-        base_model=settings.model if is_address(settings.model) else Path(settings.model).name,
-        variant=one.variant,
-        text_column=settings.columns.text,
-        pair_column=settings.columns.pair,
-        label_column=settings.columns.label,
+    settings, data = experiment.settings, experiment.data
+    of_settings = ("task", "text_column", "pair_column", "label_column", "quoting")
+    of_fit = ("variant", "learning_rate", "seed", "best_epoch", "valid_scores", "scores")
+    return FitFacts(
+        **{name: getattr(settings, name) for name in of_settings},
+        **{name: getattr(one, name) for name in of_fit},
+        base_model=str(settings.model) if is_address(settings.model) else Path(settings.model).name,
         max_length=data.preprocessor.max_length,
-        learning_rate=one.learning_rate,
-        seed=one.seed,
-        best_epoch=one.best_epoch,
         num_examples=data.num_examples,
-        valid_scores=one.valid_scores,
-        scores=one.scores,
         scored_on=data.scored_on,
-        baseline=data.task.baseline_text(data.train_labels),
-        baseline_scores=data.baseline_scores(data.scored_on),
+        baseline=data.task.yardstick(data.train_labels)[1],
+        baseline_scores=data.reported_baseline,
         train_sha256=storage.sha256_of(settings.files.train),
         scored_sha256=settings.files.examples_sha256(data.scored_on, settings.split_seed),
-        quoting=settings.files.quoting,
-    )
-    folder = settings.output / "model"
-    save_fitted_model(best.model, experiment.encoder, folder, facts, run_id)
-    return folder
-
-
-def _saved_line(best: Best, experiment: Experiment) -> str:
-    """Return the line that names the saved fit and what selected it."""
-    from trainer.finetuning.comparison import valid_yardstick
-
-    one = best.fit
-    assert one is not None, "there was a fit"
-    return (
-        f"saved: {one.variant}, seed {one.seed}, learning rate {one.learning_rate:g}, "
-        f"selected by valid {best.metric} {one.valid_scores[best.metric]:.4f} "
-        f"({valid_yardstick(experiment.data, best.metric)})"
     )
 
 
@@ -321,13 +244,3 @@ def _register(settings: FinetuneSettings, folder: Path, run_id: str | None) -> R
 def _server_option(settings: FinetuneSettings) -> str:
     """Return the option that names the MLflow server, for a command to print."""
     return "".join(f" {quote(word)}" for word in server_options(settings.tracking_uri))
-
-
-def _names(names: Sequence[Variant] | str) -> tuple[Variant, ...]:
-    """Return variants as a tuple; a string separates them by commas."""
-    parts = names.split(",") if isinstance(names, str) else names
-    return cast("tuple[Variant, ...]", tuple(name.strip() for name in parts))  # which the caller checks
-
-
-def _path(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path)

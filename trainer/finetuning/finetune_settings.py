@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -19,24 +20,49 @@ from trainer.inference.pulled_model import check_model_name
 from trainer.tracking.mlflow_server import resolve_tracking_uri
 
 Variant = Literal["scratch", "frozen", "full"]
-VARIANTS = get_args(Variant)
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneSettings:
-    """Model, data, training and output of a fine-tuning; see `finetune`."""
+class FitSettings:
+    """What all fits share.
 
-    model: str
-    task: TaskName
-    files: Files
-    columns: Columns
-    output: Path
-    variants: tuple[Variant, ...] = ("full",)
-    num_seeds: int = 3
+    Warmup and weight decay are those of Devlin et al. 2018, appendix A.2; the rest are defaults of transformers.
+    """
+
     epochs: int = 3
     batch_size: int = 32
     early_stopping: int | None = None
-    learning_rates: tuple[float, ...] = ()
+    """Epochs without a better score after which the fit ends."""
+    weight_decay: float = 0.01
+    warmup_share: float = 0.1
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    max_gradient_norm: float = 1.0
+    """Gradients are clipped to this norm; 0 disables clipping."""
+    keep: Literal["best", "last"] = "best"
+    """Which epoch's weights a fit leaves: the one with the best valid score, or the last one, which needs no score."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSettings(FitSettings):
+    """All settings of a fine-tuning, under the names of the parameters of `finetune`, which describes them."""
+
+    model: str | Path
+    train: str | Path
+    task: TaskName = "classification"
+    valid: str | Path | None = None
+    test: str | Path | None = None
+    text_column: str = "text"
+    pair_column: str | None = None
+    label_column: str = "label"
+    quoting: bool = True
+    header: bool = True
+    skip_incomplete: bool = False
+    output: str | Path = "fitted"
+    compare: Sequence[Variant] | str = ("full",)
+    seeds: int = 3
+    learning_rates: Sequence[float] = ()
     metric: str | None = None
     max_length: int | None = None
     split_seed: int = 0
@@ -46,18 +72,31 @@ class FinetuneSettings:
     register: str | None = None
     alias: str | None = None
 
+    @property
+    def files(self) -> Files:
+        """The tables and how they are read."""
+        valid, test = (None if path is None else Path(path) for path in (self.valid, self.test))
+        return Files(Path(self.train), valid, test, self.quoting, self.header, self.skip_incomplete)
+
+    @property
+    def columns(self) -> Columns:
+        """The columns that the task reads."""
+        return Columns(self.text_column, self.pair_column, self.label_column)
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The variants to fit, each once; text separates them by commas."""
+        names = self.compare.split(",") if isinstance(self.compare, str) else self.compare
+        return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
+
 
 def check_settings(settings: FinetuneSettings) -> None:
-    """Check the arguments, the names and the files, before torch is imported and a model is loaded or downloaded.
-
-    Raises:
-        UserError: one of them is wrong.
-    """
+    """Check the arguments, the names and the files, before torch is imported and a model is loaded or downloaded."""
     if settings.task not in TASK_NAMES:
         raise UsageError(
             f"--task {settings.task!r} is unknown", fix=f"give one of {', '.join(TASK_NAMES)}", code="unknown-task"
         )
-    counts = {"seeds": settings.num_seeds, "epochs": settings.epochs, "batch-size": settings.batch_size}
+    counts = {"seeds": settings.seeds, "epochs": settings.epochs, "batch-size": settings.batch_size}
     for name, value in {**counts, "early-stopping": settings.early_stopping}.items():
         if value is not None and value < 1:
             raise UsageError(f"--{name} {value} is less than 1", fix="give 1 or more", code="count-too-small")
@@ -77,8 +116,8 @@ def check_settings(settings: FinetuneSettings) -> None:
     unknown = [name for name in settings.variants if name not in VARIANTS]
     if unknown or not settings.variants:
         raise UsageError(
-            f"the variants {','.join(map(str, settings.variants)) or '(none)'} include an unknown one",
-            fix=f"give some of {', '.join(VARIANTS)}",
+            f"--compare {','.join(settings.variants)!r} names an unknown variant",
+            fix=f"give some of {', '.join(VARIANTS)}, separated by commas",
             code="unknown-variant",
         )
     if settings.alias and not settings.register:
@@ -99,11 +138,7 @@ def check_settings(settings: FinetuneSettings) -> None:
 
 
 def tracking_settings(settings: FinetuneSettings) -> TrackingSettings:
-    """Return the tracking settings of the runs.
-
-    Raises:
-        UsageError: MLflow does not accept the name of the experiment.
-    """
+    """Return the tracking settings of the runs, refused if MLflow does not accept the name of the experiment."""
     uri = resolve_tracking_uri(settings.tracking_uri)
     run_name = f"{settings.task}-{settings.files.train.stem}"
     named = {"uri": uri, "experiment": settings.experiment, "run_name": run_name}

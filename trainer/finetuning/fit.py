@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from transformers import (
+    EarlyStoppingCallback,
     PreTrainedModel,
     PrinterCallback,
     Trainer,
@@ -21,6 +20,7 @@ from transformers import (
 
 from data_prep.base.errors import UserError
 from trainer.distributed.allocator import keep_freed_memory
+from trainer.finetuning.finetune_settings import FitSettings
 from trainer.finetuning.tasks import Output
 from trainer.inference.batches import Collator, row_length
 from trainer.inference.preprocessor import Row
@@ -36,27 +36,6 @@ Score = Callable[[torch.nn.Module], dict[str, float]]
 """Gives a model's loss and metrics on the valid rows."""
 
 
-@dataclass(frozen=True)
-class FitSettings:
-    """Settings that all fits of an experiment share.
-
-    Warmup and weight decay are those of Devlin et al. 2018, appendix A.2; the rest are defaults of transformers.
-    """
-
-    epochs: int = 3
-    batch_size: int = 32
-    early_stopping: int | None = None
-    """Epochs without a better score after which the fit ends."""
-    weight_decay: float = 0.01
-    warmup_share: float = 0.1
-    adam_beta2: float = 0.999
-    adam_epsilon: float = 1e-8
-    max_gradient_norm: float = 1.0
-    """Gradients are clipped to this norm; 0 disables clipping."""
-    keep: Literal["best", "last"] = "best"
-    """Which epoch's weights a fit leaves: the one with the best valid score, or the last one, which needs no score."""
-
-
 class FitPoint(NamedTuple):
     """A value on a curve, with the metric's name in MLflow: train/loss, valid/loss, valid/accuracy."""
 
@@ -64,15 +43,6 @@ class FitPoint(NamedTuple):
     step: int
     name: str
     value: float
-
-
-@dataclass(frozen=True)
-class FitResult:
-    """The curves, and the scores of the epoch whose weights the model has."""
-
-    points: tuple[FitPoint, ...]
-    best_epoch: int
-    scores: dict[str, float]
 
 
 class Diverged(UserError):
@@ -100,7 +70,7 @@ def fit(
     learning_rate: float,
     seed: int,
     record: Callable[[FitPoint], None] = lambda point: None,
-) -> FitResult:
+) -> FitRecord:
     """Train the parameters that have gradients; the valid `score` selects the epoch whose weights stay, unless
     `settings.keep` is last.
 
@@ -109,9 +79,11 @@ def fit(
     Raises:
         Diverged: the outputs are not finite after the first epoch.
     """
-    watch = _Watch(metric, settings, record)
-    steps_per_epoch = -(-len(rows) // settings.batch_size)
-    if not torch.cuda.is_available():
+    history = FitRecord(metric, settings, record)
+    patience = settings.early_stopping
+    early_stopping = [] if patience is None else [EarlyStoppingCallback(patience)]
+    has_gpu, steps_per_epoch = torch.cuda.is_available(), -(-len(rows) // settings.batch_size)
+    if not has_gpu:
         keep_freed_memory()
     with tempfile.TemporaryDirectory(prefix="clozeworks-") as folder, quiet_transformers():
         arguments = TrainingArguments(
@@ -127,11 +99,13 @@ def fit(
             train_sampling_strategy="group_by_length" if groups_by_length(rows, settings.batch_size) else "random",
             logging_steps=max(1, steps_per_epoch // TRAIN_LOSSES_PER_EPOCH),
             eval_strategy="epoch",
+            metric_for_best_model=metric,
+            greater_is_better=sign_of(metric) > 0,
             save_strategy="no",
             seed=seed,
             data_seed=seed,
-            use_cpu=not torch.cuda.is_available(),
-            dataloader_pin_memory=torch.cuda.is_available(),
+            use_cpu=not has_gpu,
+            dataloader_pin_memory=has_gpu,
             remove_unused_columns=False,
             disable_tqdm=True,
             report_to="none",
@@ -143,17 +117,17 @@ def fit(
             data_collator=collate,
             train_dataset=list(rows),
             eval_dataset=[],  # `score` has the valid rows
-            callbacks=[watch],
+            callbacks=[history, *early_stopping],
         )
         trainer.score = score
         trainer.remove_callback(PrinterCallback)
         try:
             trainer.train()
         except Diverged:
-            if not watch.best_scores or settings.keep == "last":
+            if not history.scores or settings.keep == "last":
                 raise
-    watch.restore_best(model)
-    return FitResult(tuple(watch.points), watch.best_epoch, watch.best_scores)
+    history.restore_best(model)
+    return history
 
 
 def groups_by_length(rows: Sequence[Row], batch_size: int) -> bool:
@@ -166,7 +140,8 @@ def predict(
 ) -> tuple[list[Output], float]:
     """Return the outputs of every row in order, without padding, and the mean loss (NaN for rows without labels).
 
-    The loss is the mean over rows of their batches' losses.
+    The loss is the mean over rows of their batches' losses. The Trainer's own prediction would pad the logits of all
+    rows to the longest, and batch rows as they come.
     """
     was_training = model.training
     model.eval()
@@ -178,18 +153,13 @@ def predict(
         loss_sum += float(of_batch.loss) * len(indices) if of_batch.get("loss") is not None else float("nan")
         arrays = {name: of_batch[name].float().cpu().numpy() for name in _LOGITS if name in of_batch}
         for position, index in enumerate(indices):
-            outputs[index] = _output_of_row(arrays, position, row_length(rows[index]))
+            length = row_length(rows[index])
+            outputs[index] = {  # logits of a text (num_labels,), or those of its tokens without padding
+                name: (array[position] if array.ndim == 2 and name == "logits" else array[position, :length]).copy()
+                for name, array in arrays.items()
+            }
     model.train(was_training)
     return outputs, loss_sum / max(1, len(rows))
-
-
-def _output_of_row(arrays: dict[str, np.ndarray], position: int, length: int) -> Output:
-    """Return one row of each array: logits (num_labels,) of a text, or those of its tokens without padding."""
-    output = {}
-    for name, array in arrays.items():
-        is_by_token = array.ndim == 3 or name != "logits"
-        output[name] = (array[position, :length] if is_by_token else array[position]).copy()
-    return output
 
 
 class _Trainer(Trainer):
@@ -205,22 +175,17 @@ class _Trainer(Trainer):
         return metrics
 
 
-class _Watch(TrainerCallback):
-    """Records every logged value, and keeps the weights of the best epoch in memory.
+class FitRecord(TrainerCallback):
+    """The curves of a fit, and the scores of the epoch whose weights the model has in the end.
 
-    The Trainer's own way to keep the best epoch writes the whole model to disk after each.
+    It keeps the weights of the best epoch in memory; the Trainer's own way writes the whole model to disk after each.
     """
 
     def __init__(self, metric: str, settings: FitSettings, record: Callable[[FitPoint], None]) -> None:
-        self._metric = metric
-        self._patience = settings.early_stopping
-        self._keeps_last = settings.keep == "last"
-        self._record = record
+        self._metric, self._keeps_last, self._record = metric, settings.keep == "last", record
         self._best_weights: dict[str, torch.Tensor] = {}
-        self._improved_epoch = 0
-        """The last epoch in which the metric itself got better."""
         self.best_epoch = 0
-        self.best_scores: dict[str, float] = {}
+        self.scores: dict[str, float] = {}
         self.points: list[FitPoint] = []
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
@@ -235,25 +200,17 @@ class _Watch(TrainerCallback):
             self.points.append(FitPoint(float(state.epoch or 0.0), state.global_step, name, float(value)))
             self._record(self.points[-1])
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> TrainerControl:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         metrics: dict[str, float] = given["metrics"]
         scores = {name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_")}
-        epoch = round(state.epoch or 0)
-        if not self.best_scores or order(scores, self._metric)[0] > order(self.best_scores, self._metric)[0]:
-            self._improved_epoch = epoch
-        if self._keeps_last:
-            self.best_epoch, self.best_scores = epoch, scores
-        elif not self.best_scores or order(scores, self._metric) > order(self.best_scores, self._metric):
-            self.best_epoch, self.best_scores = epoch, scores
+        if not (self._keeps_last or not self.scores or order(scores, self._metric) > order(self.scores, self._metric)):
+            return
+        self.best_epoch, self.scores = round(state.epoch or 0), scores
+        if not self._keeps_last:
             trained = given["model"].named_parameters()
             self._best_weights = {
                 name: parameter.detach().to("cpu", copy=True) for name, parameter in trained if parameter.requires_grad
             }
-        if self._patience is not None and epoch - self._improved_epoch >= self._patience:
-            control.should_training_stop = True
-        return control
 
     def restore_best(self, model: PreTrainedModel) -> None:
         """Restore the weights of the best epoch."""

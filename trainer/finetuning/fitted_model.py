@@ -20,7 +20,7 @@ from data_prep.base.errors import UserError
 from data_prep.base.validation import first_problem
 from data_prep.storage import storage
 from trainer.config.comparability import examples_fact
-from trainer.finetuning.examples import Columns, Examples
+from trainer.finetuning.examples import Examples
 from trainer.finetuning.fit import predict
 from trainer.finetuning.task_data import make_task
 from trainer.finetuning.tasks import ExamplePrediction, Task, TaskName
@@ -65,11 +65,7 @@ class FitFacts:
 
 
 def read_facts(folder: Path) -> FitFacts | None:
-    """Read finetune.json; None if there is none, as in folders from elsewhere.
-
-    Raises:
-        UserError: the file has another form.
-    """
+    """Read finetune.json; None if there is none, as in folders from elsewhere."""
     path = folder / FINETUNE_FILE
     values = read_json(path)
     try:
@@ -83,11 +79,7 @@ def read_facts(folder: Path) -> FitFacts | None:
 
 
 def save_fitted_model(model: PreTrainedModel, source: Path, output: Path, facts: FitFacts, run_id: str | None) -> None:
-    """Write the folder; `source` is the encoder's, for tokenizer and origin.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write the folder; `source` is the encoder's, for tokenizer and origin."""
     try:
         with quiet_transformers():
             model.save_pretrained(str(output))
@@ -147,8 +139,6 @@ class FittedModel:
     model: PreTrainedModel
     task: Task
     preprocessor: Preprocessor
-    columns: Columns | None
-    """Those it was fitted with, where the folder says so."""
 
     @classmethod
     def load(cls, folder: Path) -> FittedModel:
@@ -165,10 +155,9 @@ class FittedModel:
             names = ", ".join(sorted(missing)[:3])
             raise not_fine_tuned(f"{folder} lacks the weights {names}, so it was not fine-tuned for {name}")
         preprocessor = Preprocessor.load(folder)
-        if facts is None:
-            return cls(model, task, preprocessor, None)
-        preprocessor = replace(preprocessor, max_length=min(facts.max_length, preprocessor.max_length))
-        return cls(model, task, preprocessor, Columns(facts.text_column, facts.pair_column, facts.label_column))
+        if facts is not None:
+            preprocessor = replace(preprocessor, max_length=min(facts.max_length, preprocessor.max_length))
+        return cls(model, task, preprocessor)
 
     def predict(self, examples: Examples, batch_size: int = 32) -> tuple[list[ExamplePrediction], int]:
         """Return a prediction for each example, and the number of texts that exceeded the maximum length."""

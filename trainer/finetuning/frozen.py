@@ -78,30 +78,21 @@ def reads_cls_alone(model: PreTrainedModel) -> bool:
 
 
 def check_room(model: PreTrainedModel, rows: Sequence[Row]) -> None:
-    """Refuse rows whose stored hidden states would take too much of the free memory.
-
-    Raises:
-        UserError: they would.
-    """
+    """Refuse rows whose stored hidden states would take too much of the free memory."""
     hidden_size = model.config.hidden_size
     num_vectors = len(rows) if reads_cls_alone(model) else sum(map(row_length, rows))
     needed, free = 4 * num_vectors * hidden_size, psutil.virtual_memory().available
     if needed > MEMORY_SHARE * free:
         raise UserError(
-            f"{num_vectors:,} hidden states of {hidden_size:,} numbers of the frozen encoder would "
-            f"take {needed / GIB:,.1f} GiB of memory, more than half of the {free / GIB:,.1f} GiB "
-            "that are free",
+            f"{num_vectors:,} hidden states of {hidden_size:,} numbers of the frozen encoder would take "
+            f"{needed / GIB:,.1f} GiB of memory, more than half of the {free / GIB:,.1f} GiB that are free",
             fix="give fewer examples, or fit without frozen",
             code="features-exceed-memory",
         )
 
 
 def freeze_encoder(model: PreTrainedModel) -> None:
-    """Let only the head have gradients.
-
-    Raises:
-        UserError: the pooler cannot be separated from the encoder.
-    """
+    """Let only the head have gradients."""
     if isinstance(getattr(model.base_model, "pooler", None), torch.nn.Linear):
         raise UserError(
             f"a model of type {model.config.model_type} cannot be fitted frozen: its pooler is a part "

@@ -34,35 +34,22 @@ def read_table(path: Path, quoting: bool = True, header: bool = True, ragged: bo
             cells are empty, and extra cells are dropped, as Python's `csv.DictReader` does.
 
     A byte order mark is dropped.
-
-    Raises:
-        UsageError: the file type is unsupported, or the file does not exist or is empty.
-        UserError: the file is not such a table.
     """
-    check_suffix(path)
     try:
+        check_readable(path)
         if path.suffix == ".parquet":
             return _read_parquet(path)
         text = _utf8_text(path)
         if not text.strip():
-            raise UsageError(
-                f"{path} is empty",
-                fix="give a table",
-                code="no-examples",
-            )
+            raise UsageError(f"{path} is empty", fix="give a table", code="no-examples")
         # No guessing of dates or numbers: "2020" can be a class name.
         if path.suffix == ".jsonl":
             return pandas.DataFrame(list(_json_lines(text, path)), dtype=object)
         separator = "\t" if path.suffix == ".tsv" else ","
         return _read_ragged(text, separator, header) if ragged else read_separated(text, separator, quoting, header)
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist", fix="give the path of a table", code="missing-path") from None
     except (OSError, ValueError) as error:  # reading errors of pandas and pyarrow are ValueErrors
-        unquoted = (
-            ""
-            if path.suffix not in (".tsv", ".csv") or not quoting
-            else "; if it has unpaired quotation marks, add --no-quoting"
-        )
+        is_quoted = quoting and path.suffix in (".tsv", ".csv")
+        unquoted = "; if it has unpaired quotation marks, add --no-quoting" if is_quoted else ""
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"{path} cannot be read as a {path.suffix[1:]} table ({reason})",
@@ -96,11 +83,7 @@ def read_separated(text: str, separator: str, quoting: bool, header: bool = True
 
 
 def column(table: pandas.DataFrame, name: str, path: Path, option: str) -> list[Any]:
-    """Return the cells of a column as Python values.
-
-    Raises:
-        UsageError: there is no such column, or several.
-    """
+    """Return the cells of a column as Python values."""
     if name not in table.columns:
         there = ", ".join(str(column) for column in table.columns)
         raise UsageError(
@@ -109,11 +92,7 @@ def column(table: pandas.DataFrame, name: str, path: Path, option: str) -> list[
             code="unknown-column",
         )
     if name in table.attrs.get(REPEATED, ()):
-        raise UsageError(
-            f"{path} has several columns named {name!r}",
-            fix="rename all but one",
-            code="repeated-column",
-        )
+        raise UsageError(f"{path} has several columns named {name!r}", fix="rename all but one", code="repeated-column")
     return table[name].tolist()
 
 
@@ -168,9 +147,6 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
 
     The types and index that pandas stores in the file are ignored: an index with a name is a column, any other is left
     out.
-
-    Raises:
-        ValueError: the file is damaged.
     """
     try:
         arrow_table = read_whole(path)
@@ -184,11 +160,7 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
 
 
 def _utf8_text(path: Path) -> str:
-    """Return the file's text without a byte order mark.
-
-    Raises:
-        UserError: the file is not UTF-8; names the line.
-    """
+    """Return the file's text without a byte order mark."""
     data = path.read_bytes()
     try:
         return data.decode("utf-8-sig")
@@ -197,9 +169,7 @@ def _utf8_text(path: Path) -> str:
         source = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
         raise UserError(
             f"{path}, line {line:,}, is not UTF-8 text (byte 0x{data[error.start]:02x})",
-            fix=(
-                f"convert it, for instance with: iconv -f {source} -t utf-8 {quote(str(path))} (with its own encoding)"
-            ),
+            fix=f"convert it, for instance with: iconv -f {source} -t utf-8 {quote(str(path))} (with its own encoding)",
             code="table-not-utf8",
         ) from None
 
@@ -218,18 +188,14 @@ def _json_lines(text: str, path: Path) -> Iterator[dict[str, Any]]:
             continue
         try:
             value = json.loads(line, object_pairs_hook=once)
+            if not isinstance(value, dict):
+                raise ValueError(f"it is a {type(value).__name__}")
         except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{path}, line {number:,}, is not a JSON object ({error})",
-                fix="correct the line",
+                fix="correct the line: one object, with each column named once",
                 code="invalid-json-line",
             ) from None
-        if not isinstance(value, dict):
-            raise UserError(
-                f"{path}, line {number:,}, has a {type(value).__name__} instead of a JSON object",
-                fix="write one object per line, with the names of the columns",
-                code="invalid-json-line",
-            )
         yield value
 
 
@@ -251,10 +217,7 @@ def _repeated(names: Sequence[str]) -> list[str]:
 def _other_separator(table: pandas.DataFrame) -> str:
     """Return a hint if a whole line was read as one column."""
     only = str(table.columns[0]) if len(table.columns) == 1 else ""
-    signs = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars"}
-    separator = next((name for sign, name in signs.items() if sign in only), None)
-    return (
-        f" (the columns seem to be separated by {separator}; save it as .tsv with tabs or .csv with commas)"
-        if separator
-        else ""
-    )
+    for sign, name in {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars"}.items():
+        if sign in only:
+            return f" (the columns seem to be separated by {name}; save it as .tsv with tabs or .csv with commas)"
+    return ""

@@ -30,9 +30,10 @@ def describe(experiment: Experiment) -> Iterator[str]:
         yield f"\n{variant}: trained parameters: {trained}"
 
 
-def estimate_lines(experiment: Experiment, estimates: dict[str, float]) -> Iterator[str]:
-    """Yield the seconds of `estimate_seconds` as text."""
+def estimate_lines(experiment: Experiment) -> Iterator[str]:
+    """Yield the estimated time of each variant and their sum."""
     seeds, epochs = len(experiment.seeds), experiment.settings.epochs
+    estimates = estimate_seconds(experiment)
     yield ""
     for variant, seconds in estimates.items():
         rates = experiment.learning_rates[variant]
@@ -44,26 +45,21 @@ def estimate_lines(experiment: Experiment, estimates: dict[str, float]) -> Itera
 
 def estimate_seconds(experiment: Experiment) -> dict[str, float]:
     """Return the estimated seconds by variant, without early stopping, from a few timed steps."""
-    data, settings, collate = experiment.data, experiment.settings, experiment.collate
-    size = settings.batch_size
+    data, collate, size = experiment.data, experiment.collate, experiment.settings.batch_size
     num_batches = {name: -(-len(part.encoded.rows) // size) for name, part in data.parts.items()}
-    sample = _sample(data.parts["train"].encoded.rows, size)
-    model = make_model(experiment, "full", 0)
-    forward = _seconds_per_step(model, sample, collate, train=False)
+    model, sample = make_model(experiment, "full", 0), _sample(data.parts["train"].encoded.rows, size)
+    whole = [_seconds_per_step(model, sample, collate, train) for train in (True, False)]
     estimates = {}
     for variant, rates in experiment.learning_rates.items():
-        fixed = 0.0
+        (step, read), seconds = whole, 0.0
         if variant == "frozen":
-            fixed = forward * sum(num_batches.values())
+            seconds = read * sum(num_batches.values())
             stored = [store_hidden_states(model, rows, collate, size) for rows in sample]
             with encoder_taken_out(model):
-                step = _seconds_per_step(model, stored, collate, train=True)
-                read = _seconds_per_step(model, stored, collate, train=False)
-        else:
-            step, read = _seconds_per_step(model, sample, collate, train=True), forward
+                step, read = (_seconds_per_step(model, stored, collate, train) for train in (True, False))
         one_epoch = num_batches["train"] * step + num_batches["valid"] * read
-        one_fit = settings.epochs * one_epoch + num_batches[data.scored_on] * read
-        estimates[variant] = fixed + (len(rates) + len(experiment.seeds) - 1) * one_fit
+        one_fit = experiment.settings.epochs * one_epoch + num_batches[data.scored_on] * read
+        estimates[variant] = seconds + (len(rates) + len(experiment.seeds) - 1) * one_fit
     return estimates
 
 
@@ -89,9 +85,7 @@ def _sample(rows: Sequence[Row], size: int) -> list[list[Row]]:
     return [list(rows[start : start + size]) for start in draw.sample(starts, min(NUM_TIMED, len(starts)))]
 
 
-def _seconds_per_step(
-    model: PreTrainedModel, batches: Sequence[Sequence[Row]], collate: Collator, train: bool
-) -> float:
+def _seconds_per_step(model: PreTrainedModel, batches: list[list[Row]], collate: Collator, train: bool) -> float:
     """Return the mean seconds of a step; weights stay unchanged, because the learning rate is 0 at the same cost."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0, weight_decay=0.0)

@@ -7,7 +7,7 @@ labels of any scale and offset. The saved head contains mean and deviation: the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from data_prep.base.errors import UserError
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.scores import regression_scores
-from trainer.finetuning.tasks import EncodedExamples, ExamplePrediction, Output, SequenceTask
+from trainer.finetuning.tasks import EncodedExamples, ExamplePrediction, Outputs, Predictions, SequenceTask
 
 LARGEST_LABEL = float(np.finfo(np.float32).max)
 FEWEST_STEPS = 100
@@ -31,6 +31,7 @@ class RegressionTask(SequenceTask):
     name = "regression"
     metrics = ("spearman", "pearson", "rmse")
     example_score = "error"
+    result_columns = ("predicted",)
     baseline_name = "mean"
 
     def __init__(self, pair: bool = False, mean: float = 0.0, deviation: float = 1.0) -> None:
@@ -44,10 +45,6 @@ class RegressionTask(SequenceTask):
 
     def head_options(self) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
-
-    @property
-    def result_columns(self) -> tuple[str, ...]:
-        return ("predicted",)
 
     def parse_label(self, cell: Any, text: Any) -> float:
         try:
@@ -63,9 +60,7 @@ class RegressionTask(SequenceTask):
     def model_label(self, label: float) -> float:
         return (label - self.mean) / self.deviation
 
-    def decode(
-        self, outputs: Sequence[Output], encoded: EncodedExamples, examples: Examples
-    ) -> list[ExamplePrediction]:
+    def decode(self, outputs: Outputs, encoded: EncodedExamples, examples: Examples) -> Predictions:
         return [ExamplePrediction(self._label(float(output["logits"][0]))) for output in outputs]
 
     def finish(self, model: Any) -> None:
@@ -84,11 +79,9 @@ class RegressionTask(SequenceTask):
         difference: float = label - prediction.label
         return abs(difference)
 
-    def baseline(self, train: Sequence[float], examples: Examples) -> list[ExamplePrediction]:
-        return [ExamplePrediction(mean_and_deviation(train)[0])] * len(examples)
-
-    def baseline_text(self, train: Sequence[float]) -> str:
-        return f"the mean of the training labels, {self.show_label(mean_and_deviation(train)[0])}"
+    def yardstick(self, train: Sequence[float]) -> tuple[Callable[[Any], Any], str]:
+        mean, _ = mean_and_deviation(train)
+        return lambda text: mean, f"the mean of the training labels, {self.show_label(mean)}"
 
     def is_constant(self, labels: Sequence[float], predictions: Sequence[ExamplePrediction]) -> bool:
         """Return whether the predictions vary by less than a tenth of what the labels do."""
@@ -132,11 +125,7 @@ def mean_and_deviation(labels: Sequence[float]) -> tuple[float, float]:
 
 
 def last_layer(model: Any) -> Any:
-    """Return the linear layer that gives the head's one number.
-
-    Raises:
-        UserError: the head has none, or it has no bias.
-    """
+    """Return the linear layer that gives the head's one number."""
     import torch
 
     encoder = f"{model.base_model_prefix}."

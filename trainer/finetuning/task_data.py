@@ -14,7 +14,7 @@ from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted
 from data_prep.storage import storage
 from trainer.finetuning.answer_task import AnswerTask
-from trainer.finetuning.examples import Columns, Examples, count_swallowing, read_examples, swallowing_warning
+from trainer.finetuning.examples import Columns, Examples, read_examples, swallowing_warning
 from trainer.finetuning.regression_task import RegressionTask
 from trainer.finetuning.tasks import ClassificationTask, EncodedExamples, ExamplePrediction, Task, TokenTask
 from trainer.inference.preprocessor import Preprocessor
@@ -66,10 +66,6 @@ class TaskData:
     preprocessor: Preprocessor
     """What encoded the parts."""
     parts: dict[str, Part]
-    num_repeated: int = 0
-    """Examples of valid and test whose text is in train too."""
-    num_swallowing: int = 0
-    """Texts of tsv files that hold tabs and line breaks; see `num_swallowing`."""
 
     @property
     def scored_on(self) -> str:
@@ -88,11 +84,17 @@ class TaskData:
 
     def baseline(self, part: str) -> list[ExamplePrediction]:
         """Return the predictions of the task's yardstick for a part."""
-        return self.task.baseline(self.train_labels, self.parts[part].examples)
+        guess, _ = self.task.yardstick(self.train_labels)
+        return [ExamplePrediction(guess(text)) for text in self.parts[part].examples.texts]
 
     def baseline_scores(self, part: str) -> dict[str, float]:
         """Return the scores of these predictions."""
         return self.task.score(self.parts[part].examples.labels or [], self.baseline(part))
+
+    @property
+    def reported_baseline(self) -> dict[str, float]:
+        """Those for the reported part."""
+        return self.baseline_scores(self.scored_on)
 
     @property
     def num_examples(self) -> dict[str, int]:
@@ -110,11 +112,7 @@ def make_task(name: str, names: Sequence[str] = (), pair: bool = False) -> Task:
 
 
 def task_of_columns(name: str, pair_column: str | None) -> Task:
-    """Return the task of this name before its classes are known.
-
-    Raises:
-        UsageError: the task reads another number of texts.
-    """
+    """Return the task of this name before its classes are known."""
     task = make_task(name, pair=pair_column is not None)
     if task.needs_pair and pair_column is None:
         raise UsageError(
@@ -132,13 +130,7 @@ def task_of_columns(name: str, pair_column: str | None) -> Task:
 
 
 def read_task(name: str, files: Files, columns: Columns, seed: int) -> tuple[Task, dict[str, Examples]]:
-    """Return the task with the classes of the training examples, and the examples of train, valid and perhaps test.
-
-    Raises:
-        UsageError: a column is missing, the task reads another number of texts, labels are missing, unknown or of
-            one class, or there are too few examples.
-        UserError: a file cannot be read.
-    """
+    """Return the task with the classes of the training examples, and the examples of train, valid and perhaps test."""
     task = task_of_columns(name, columns.pair)
     examples = {
         part: read_examples(
@@ -177,24 +169,11 @@ def encode_task(task: Task, examples: dict[str, Examples], preprocessor: Preproc
     """Encode every part."""
     with quiet_transformers():  # it warns of texts that exceed the maximum length; they are counted here
         parts = {part: Part(some, task.encode(some, preprocessor)) for part, some in examples.items()}
-    seen = set(_keys(examples["train"]))
-    repeated = sum(key in seen for part, some in examples.items() if part != "train" for key in _keys(some))
-    return TaskData(task, preprocessor, parts, repeated)
-
-
-def num_swallowing(files: Files, examples: dict[str, Examples]) -> int:
-    """Return the sum of `count_swallowing` over the parts."""
-    return sum(
-        count_swallowing(files.given.get(part, files.train), some, files.quoting) for part, some in examples.items()
-    )
+    return TaskData(task, preprocessor, parts)
 
 
 def class_names(labels: Sequence[str], path: Path) -> tuple[str, ...]:
-    """Return the classes in a fixed order: numbers by size, then names alphabetically.
-
-    Raises:
-        UsageError: there is only one.
-    """
+    """Return the classes in a fixed order: numbers by size, then names alphabetically."""
     names = sorted(set(labels), key=lambda name: (0, float(name), name) if _is_number(name) else (1, 0.0, name))
     if len(names) < 2:
         raise UsageError(
@@ -246,11 +225,12 @@ def data_lines(data: TaskData) -> Iterator[str]:
             yield f"{long} longer than the model's pretraining length of {most}, {how}"
     if num_incomplete := sum(part.examples.num_incomplete for part in data.parts.values()):
         yield f"skipped {counted(num_incomplete, 'row')} with an empty text, pair or label"
-    if data.num_swallowing:
-        yield swallowing_warning(data.num_swallowing)
-    if data.num_repeated:
-        repeated = counted(data.num_repeated, "example")
-        yield f"warning: {repeated} of valid and test with the text of a training example"
+    if num_swallowing := sum(part.examples.num_swallowing for part in data.parts.values()):
+        yield swallowing_warning(num_swallowing)
+    seen = set(_keys(data.parts["train"].examples))
+    others = [part.examples for name, part in data.parts.items() if name != "train"]
+    if num_repeated := sum(key in seen for some in others for key in _keys(some)):
+        yield f"warning: {counted(num_repeated, 'example')} of valid and test with the text of a training example"
     yield from (f"warning: {text}" for text in data.task.label_warnings(data.train_labels))
     for name, part in data.parts.items():
         constant = data.task.constant_label(part.examples.labels or [])
@@ -261,12 +241,9 @@ def data_lines(data: TaskData) -> Iterator[str]:
                 "test": "the reported scores cannot tell fits apart",
             }
             yield f"warning: every label of {name} is {constant}, so {effect[name]}"
-    alike: dict[str, list[str]] = {}
-    for name in data.task.names:
-        alike.setdefault(name.casefold(), []).append(name)
-    for group in alike.values():
-        if len(group) > 1:
-            names = ", ".join(map(repr, group))
+    for folded, number in Counter(map(str.casefold, data.task.names)).items():
+        if number > 1:
+            names = ", ".join(repr(name) for name in data.task.names if name.casefold() == folded)
             yield f"warning: the classes {names} differ only in capitals; if they are one class, use one spelling"
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
+from scipy.special import softmax
 
 from data_prep.base.errors import UsageError
 from trainer.finetuning.examples import Examples, text_of
@@ -30,6 +31,7 @@ _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0")
 
 Output = Mapping[str, np.ndarray]
 """What the model gave for one row, without padding: logits (num_labels,) or (length, num_labels), and the like."""
+Outputs = Sequence[Output]
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,9 @@ class ExamplePrediction:
     """More columns of a table of predictions."""
 
 
+Predictions = list[ExamplePrediction]
+
+
 class Task(ABC):
     """A kind of task, for one set of labels."""
 
@@ -69,6 +74,8 @@ class Task(ABC):
     baseline_name = "majority"
     """Name of the yardstick in tables."""
     needs_pair = False
+    result_columns: tuple[str, ...] = ("predicted", "probability")
+    """Names of the columns that a table of predictions has."""
     names: tuple[str, ...] = ()
     """The classes in the order of the model's outputs; empty where labels are no classes, or not known yet."""
 
@@ -79,11 +86,6 @@ class Task(ABC):
             "id2label": dict(enumerate(self.names)),
             "label2id": {name: number for number, name in enumerate(self.names)},
         }
-
-    @property
-    def result_columns(self) -> tuple[str, ...]:
-        """Names of the columns that a table of predictions has."""
-        return ("predicted", "probability")
 
     def parse_text(self, cell: Any) -> Any:
         """Return the text of a cell.
@@ -104,9 +106,7 @@ class Task(ABC):
     @abstractmethod
     def encode(self, examples: Examples, preprocessor: Preprocessor) -> EncodedExamples: ...
     @abstractmethod
-    def decode(
-        self, outputs: Sequence[Output], encoded: EncodedExamples, examples: Examples
-    ) -> list[ExamplePrediction]: ...
+    def decode(self, outputs: Outputs, encoded: EncodedExamples, examples: Examples) -> Predictions: ...
     @abstractmethod
     def score(self, labels: Sequence[Any], predictions: Sequence[ExamplePrediction]) -> dict[str, float]: ...
     @abstractmethod
@@ -114,12 +114,8 @@ class Task(ABC):
         """Return the score of one example, from 0 to 1, or its error (regression)."""
 
     @abstractmethod
-    def baseline(self, train: Sequence[Any], examples: Examples) -> list[ExamplePrediction]:
-        """Return the yardstick of every score: predictions from the training labels alone, which read no text."""
-
-    @abstractmethod
-    def baseline_text(self, train: Sequence[Any]) -> str:
-        """Return what the yardstick predicts, in words."""
+    def yardstick(self, train: Sequence[Any]) -> tuple[Callable[[Any], Any], str]:
+        """Return what every score is compared with: labels for texts from the training labels alone, and in words."""
 
     def is_constant(self, labels: Sequence[Any], predictions: Sequence[ExamplePrediction]) -> bool:
         """Return whether the predictions are (nearly) the same for every text, although the labels are not."""
@@ -168,13 +164,10 @@ class ClassificationTask(SequenceTask):
         self.name = "pair_classification" if pair else "classification"
         self.needs_pair = pair
         self.names = tuple(names)
+        self.result_columns = (*Task.result_columns, *(f"probability_{name}" for name in names))
 
     def head_options(self) -> dict[str, Any]:
         return {**super().head_options(), "problem_type": "single_label_classification"}
-
-    @property
-    def result_columns(self) -> tuple[str, ...]:
-        return (*super().result_columns, *(f"probability_{name}" for name in self.names))
 
     def parse_label(self, cell: Any, text: Any) -> str:
         # A file with gaps stores a whole number as 1.0; it is the class "1" in every file format.
@@ -184,12 +177,10 @@ class ClassificationTask(SequenceTask):
     def model_label(self, label: str) -> int:
         return self.names.index(label)
 
-    def decode(
-        self, outputs: Sequence[Output], encoded: EncodedExamples, examples: Examples
-    ) -> list[ExamplePrediction]:
+    def decode(self, outputs: Outputs, encoded: EncodedExamples, examples: Examples) -> Predictions:
         predictions = []
         for output in outputs:
-            probabilities = softmax(output["logits"])  # (num_labels,)
+            probabilities = softmax(output["logits"], axis=-1)  # (num_labels,)
             best = int(probabilities.argmax())
             by_class = zip(self.names, probabilities, strict=True)
             columns = {f"probability_{name}": float(value) for name, value in by_class}
@@ -202,11 +193,9 @@ class ClassificationTask(SequenceTask):
     def score_example(self, label: str, prediction: ExamplePrediction) -> float:
         return float(label == prediction.label)
 
-    def baseline(self, train: Sequence[str], examples: Examples) -> list[ExamplePrediction]:
-        return [ExamplePrediction(_most_frequent(train))] * len(examples)
-
-    def baseline_text(self, train: Sequence[str]) -> str:
-        return f"the most frequent training class, {_most_frequent(train)!r}"
+    def yardstick(self, train: Sequence[str]) -> tuple[Callable[[Any], Any], str]:
+        name = _most_frequent(train)
+        return lambda text: name, f"the most frequent training class, {name!r}"
 
 
 class TokenTask(Task):
@@ -220,15 +209,12 @@ class TokenTask(Task):
     auto_class = "AutoModelForTokenClassification"
     metrics = ("f1", "precision", "recall", "accuracy")
     example_score = "words right"
+    result_columns = (*Task.result_columns, "probabilities")
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.names = tuple(names)
         # A truncated word has no prediction and gets the most frequent tag.
         self.default = OUTSIDE if OUTSIDE in self.names or not self.names else self.names[0]
-
-    @property
-    def result_columns(self) -> tuple[str, ...]:
-        return (*super().result_columns, "probabilities")
 
     def parse_text(self, cell: Any) -> list[str]:
         words = [text_of(word) for word in _items(cell, "words")]
@@ -253,27 +239,24 @@ class TokenTask(Task):
             return_token_type_ids=preprocessor.has_token_types,
         )
         rows, first_tokens = [], []
-        for number, words in enumerate(examples.texts):
-            offsets = encoded["offset_mapping"][number]
+        for number, (words, offsets) in enumerate(zip(examples.texts, encoded["offset_mapping"], strict=True)):
             kept = _kept(len(offsets), preprocessor.max_length)
-            first = {word: token for token, word in reversed(_word_of_tokens(words, offsets)) if token in kept}
-            position = {token: index for index, token in enumerate(kept)}
+            at = {token: position for position, token in enumerate(kept)}
+            first = {word: at[token] for token, word in reversed(_word_of_tokens(words, offsets)) if token in at}
             row = {name: [encoded[name][number][token] for token in kept] for name in encoded if name.endswith("_ids")}
             if examples.labels is not None:
                 row["labels"] = [IGNORED] * len(kept)
-                for word, token in first.items():
-                    row["labels"][position[token]] = self.names.index(examples.labels[number][word])
+                for word, position in first.items():
+                    row["labels"][position] = self.names.index(examples.labels[number][word])
             rows.append(row)
-            first_tokens.append({word: position[token] for word, token in first.items()})
+            first_tokens.append(first)
         lengths = [len(offsets) for offsets in encoded["offset_mapping"]]
         return EncodedExamples(rows, list(range(len(rows))), lengths, num_longer(lengths, preprocessor), first_tokens)
 
-    def decode(
-        self, outputs: Sequence[Output], encoded: EncodedExamples, examples: Examples
-    ) -> list[ExamplePrediction]:
+    def decode(self, outputs: Outputs, encoded: EncodedExamples, examples: Examples) -> Predictions:
         predictions = []
         for output, first, words in zip(outputs, encoded.offsets, examples.texts, strict=True):
-            probabilities = softmax(output["logits"])  # (length, num_labels)
+            probabilities = softmax(output["logits"], axis=-1)  # (length, num_labels)
             best = probabilities.argmax(axis=-1)
             tags = [self.names[best[first[word]]] if word in first else self.default for word in range(len(words))]
             sure = [float(probabilities[first[word]].max()) if word in first else 0.0 for word in range(len(words))]
@@ -287,23 +270,16 @@ class TokenTask(Task):
         guesses: Sequence[str] = prediction.label
         return sum(tag == guess for tag, guess in zip(label, guesses, strict=True)) / len(label)
 
-    def baseline(self, train: Sequence[Sequence[str]], examples: Examples) -> list[ExamplePrediction]:
+    def yardstick(self, train: Sequence[Sequence[str]]) -> tuple[Callable[[Any], Any], str]:
         tag = _most_frequent([tag for tags in train for tag in tags])
-        return [ExamplePrediction([tag] * len(words)) for words in examples.texts]
-
-    def baseline_text(self, train: Sequence[Sequence[str]]) -> str:
-        return f"the most frequent training tag, {_most_frequent([tag for tags in train for tag in tags])!r}"
+        return lambda words: [tag] * len(words), f"the most frequent training tag, {tag!r}"
 
     def show_label(self, label: Sequence[str]) -> str:
         return " ".join(label)
 
 
 def choosing_metric(task: Task, requested: str | None) -> str:
-    """Return the metric that selects between fits: the requested one, else the first of the task.
-
-    Raises:
-        UsageError: the task lacks it.
-    """
+    """Return the metric that selects between fits: the requested one, else the first of the task."""
     metric = requested or task.metrics[0]
     if metric not in task.metrics:
         raise UsageError(
@@ -327,13 +303,6 @@ def _most_frequent(labels: Sequence[str]) -> str:
 def num_longer(lengths: Sequence[int], preprocessor: Preprocessor) -> int:
     """Return how many lengths exceed the maximum of the model."""
     return sum(length > preprocessor.max_length for length in lengths)
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return probabilities over the last axis."""
-    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    probabilities: np.ndarray = shifted / shifted.sum(axis=-1, keepdims=True)
-    return probabilities
 
 
 def _items(cell: Any, what: str) -> list[Any]:

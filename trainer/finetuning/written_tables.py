@@ -81,11 +81,7 @@ def _json_lines(table: pandas.DataFrame) -> Iterator[str]:
 
 
 def _separated(table: pandas.DataFrame, separator: str, quoting: bool) -> str:
-    """Return the text of a tsv or csv file.
-
-    Raises:
-        ValueError: it would not read back as the same cells.
-    """
+    """Return the text of a tsv or csv file."""
     rows = [[_text(cell) for cell in cells] for cells in ([*table.columns], *_rows(table))]
 
     def written(cell: str) -> str:

@@ -7,66 +7,52 @@ from typing import Any
 
 import pytest
 
-from trainer.finetuning.comparison import score_lines, yardstick_warnings
+from trainer.finetuning.comparison import Report
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.experiment import Fit, VariantResult
 from trainer.finetuning.task_data import Part, TaskData, make_task
 from trainer.finetuning.tasks import EncodedExamples, ExamplePrediction
 
 
-def fit_of(variant: str, scores: dict[str, float], predicted: Sequence[Any] = ()) -> Fit:
-    return Fit(variant, 0, 1e-3, (), 1, 1.0, {}, scores, [ExamplePrediction(label) for label in predicted])
+def result(variant: str, predicted: Sequence[Any] = (), **scores: float) -> VariantResult:
+    one = Fit(variant, 0, 1e-3, (), 1, 1.0, {"loss": 1.0, **scores}, scores, [*map(ExamplePrediction, predicted)])
+    return VariantResult(variant, 1e-3, {}, (one,))
 
 
-def result(variant: str, **scores: float) -> VariantResult:
-    return VariantResult(variant, 1e-3, {}, (fit_of(variant, scores),))
+def data_of(task: str, labels: Sequence[Any]) -> TaskData:
+    """The same examples, of any texts, for training and scoring."""
+    part = Part(Examples(["text"] * len(labels), None, [*labels]), EncodedExamples([], [], [], 0))
+    return TaskData(make_task(task, ["a", "b"]), Any, {"train": part, "valid": part})
 
 
 @pytest.mark.parametrize(("metric", "order"), [("accuracy", ["full", "frozen"]), ("f1", ["frozen", "full"])])
 def test_the_variant_that_is_best_by_the_chosen_metric_stands_first(metric: str, order: list[str]) -> None:
-    results = [result("frozen", accuracy=0.7, f1=0.6), result("full", accuracy=0.8, f1=0.5)]
-    yardstick = ("majority", {"accuracy": 0.5, "f1": 0.25})
-    lines = list(score_lines(results, ("accuracy", "f1"), metric, "test", yardstick))
+    results = [result("frozen", accuracy=0.7, f1=0.6, mcc=0.0), result("full", accuracy=0.8, f1=0.5, mcc=0.0)]
+    lines = list(Report(data_of("classification", "abb"), metric, results).score_lines())
     assert [line.split()[0] for line in lines[2:]] == [*order, "majority"]
-    assert lines[-1].split() == ["majority", "-", "0.5000", "0.2500"]
+    assert lines[-1].split() == ["majority", "-", "0.6667", "0.8000", "0.0000"]
 
 
 SAME, WORSE = "warning: full: the predictions are nearly the same", "warning: full is not better than"
 
 
 @pytest.mark.parametrize(
-    ("task", "metric", "score", "yardstick", "predicted", "starts", "end"),
+    ("task", "metric", "score", "predicted", "starts", "end"),
     [
-        ("classification", "accuracy", 0.8, 0.5, "ab", [], ""),
-        ("classification", "accuracy", 0.5, 0.5, "aa", [SAME, WORSE], "accuracy 0.5000 and 0.5000"),
-        ("classification", "mcc", -0.1, 0.0, "ab", [WORSE], "mcc -0.1000 and 0.0000"),
-        ("regression", "rmse", 0.4, 0.9, (1.0, 2.0), [], ""),
-        ("regression", "rmse", 0.9, 0.4, (1.0, 2.0), [WORSE], "rmse 0.9000 and 0.4000"),
-        (
-            "regression",
-            "spearman",
-            0.9,
-            0.4,
-            (1.0, 2.0),
-            [WORSE],
-            "rmse 0.9000 and 0.4000; --metric rmse selects by it",
-        ),
+        ("classification", "accuracy", 0.8, "ab", [], ""),
+        ("classification", "accuracy", 0.5, "aa", [SAME, WORSE], "accuracy 0.5000 and 0.5000"),
+        ("classification", "mcc", -0.1, "ab", [WORSE], "mcc -0.1000 and 0.0000"),
+        ("regression", "rmse", 0.4, (1.0, 2.0), [], ""),
+        ("regression", "rmse", 0.9, (1.0, 2.0), [WORSE], "rmse 0.9000 and 0.5000"),
+        ("regression", "spearman", 0.9, (1.0, 2.0), [WORSE], "rmse 0.9000 and 0.5000; --metric rmse selects by it"),
     ],
 )
 def test_a_fit_that_learned_nothing_is_warned_of(
-    task: str, metric: str, score: float, yardstick: float, predicted: Sequence[Any], starts: list[str], end: str
+    task: str, metric: str, score: float, predicted: Sequence[Any], starts: list[str], end: str
 ) -> None:
-    examples = Examples(["one", "two"], None, ["a", "b"] if task == "classification" else [1.0, 2.0])
-    data = TaskData(make_task(task, ["a", "b"]), Any, {"valid": Part(examples, EncodedExamples([], [], [], 0))})
+    data = data_of(task, "ab" if task == "classification" else [1.0, 2.0])
     compared = "rmse" if task == "regression" else metric  # which notices a wrong scale
-    found = list(
-        yardstick_warnings(
-            [result("full", **{compared: score})],
-            [fit_of("full", {}, predicted)],
-            data,
-            metric,
-            {compared: yardstick},
-        )
-    )
+    given = result("full", predicted, **{metric: 1.0, compared: score})
+    found = list(Report(data, metric, [given]).yardstick_warnings())
     assert [line[: len(start)] for line, start in zip(found, starts, strict=True)] == starts
     assert not found or found[-1].endswith(end)

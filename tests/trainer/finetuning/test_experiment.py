@@ -11,10 +11,8 @@ import pytest
 from data_prep.base.errors import UsageError, UserError
 from tests.support.error_codes import coded
 from trainer.finetuning import frozen
-from trainer.finetuning.examples import Columns
 from trainer.finetuning.experiment import FROZEN_RATES, Experiment, prepare, usual_rates
-from trainer.finetuning.fit import FitSettings
-from trainer.finetuning.task_data import Files
+from trainer.finetuning.finetune_settings import FinetuneSettings, Variant
 
 
 @pytest.mark.parametrize(("hidden_size", "published"), [(768, (2e-5, 5e-5)), (1024, (2e-5, 5e-5))])
@@ -35,11 +33,10 @@ def test_scratch_starts_at_the_usual_rate_and_frozen_has_its_own() -> None:
     assert usual_rates("frozen", 768) == FROZEN_RATES
 
 
-def prepare_tagging(encoder: Path, path: Path, variants: tuple[str, ...] = ("full",), **more: Any) -> Experiment:
-    settings = FitSettings(epochs=1, batch_size=8)
-    columns = Columns("words", None, "tags")
-    task = "token_classification"
-    return prepare(lambda: encoder, task, Files(path), columns, variants, num_seeds=1, settings=settings, **more)
+def prepare_tagging(encoder: Path, path: Path, variants: tuple[Variant, ...] = ("full",), **more: Any) -> Experiment:
+    columns = {"text_column": "words", "label_column": "tags"}
+    task = {"task": "token_classification", "compare": variants, "seeds": 1, "batch_size": 8, **columns, **more}
+    return prepare(FinetuneSettings(model=encoder, train=path, **task))
 
 
 def test_rates_requested_are_taken_once_each_in_their_order(tiny_hugging_face: Path, tmp_path: Path) -> None:
@@ -72,7 +69,7 @@ def test_hidden_states_that_would_fill_the_memory_are_refused_before_any_work(
     path.write_text("words\ttags\n" + "the cat sat on mat\tO X O O O\n" * 40)  # 7 tokens each with [CLS] and [SEP]
     monkeypatch.setattr(frozen.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
     prepare_tagging(tiny_hugging_face, path)
-    both = ("frozen", "full")
+    both: tuple[Variant, ...] = ("frozen", "full")
     if refused:
         with pytest.raises(UserError, match="280 hidden states of 16 .* GiB", check=coded("features-exceed-memory")):
             prepare_tagging(tiny_hugging_face, path, both)

@@ -7,19 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.base.errors import UserError
 from tests.support.tracked_runs import all_runs
 from trainer.config.run_settings import TrackingSettings
 from trainer.finetuning.experiment_runs import ExperimentRuns
-from trainer.finetuning.fit import FitPoint
 from trainer.tracking.delivery import Delivery
-
-POINT = FitPoint(1.0, 8, "valid/accuracy", 0.5)
 
 
 def fit(runs: ExperimentRuns, seed: int) -> None:
-    run = runs.child("full", seed, 1e-3)
-    run.record(POINT)
-    run.finish({"accuracy": 0.75}, best_epoch=1, seconds=2.0)
+    with runs.child(f"full-seed{seed}", {"learning_rate": 1e-3}) as run:
+        run.log(8, {"valid/accuracy": 0.75})
 
 
 @pytest.mark.long
@@ -41,29 +38,30 @@ def test_a_server_that_is_away_holds_up_no_fit_and_is_reported_once(
     runs.close("FINISHED")
     found = {run.info.run_name: run for run in all_runs(database)}
     parent = found.pop("fitted")
-    assert set(found) == {"full-seed0-rate0.001", "full-seed1-rate0.001"}
+    assert set(found) == {"full-seed0", "full-seed1"}
     for run in found.values():
         assert run.info.status == "FINISHED" and run.data.tags["mlflow.parentRunId"] == parent.info.run_id
-        assert run.data.metrics["reported/accuracy"] == 0.75 and run.data.params["learning_rate"] == "0.001"
+        assert run.data.metrics["valid/accuracy"] == 0.75 and run.data.params["learning_rate"] == "0.001"
     assert "not everything" not in capsys.readouterr().err
 
 
 def test_a_fit_that_is_broken_off_ends_with_its_experiment(database: str, tmp_path: Path) -> None:
     runs = ExperimentRuns(TrackingSettings(uri=database), tmp_path / "fitted")
     fit(runs, 0)
-    runs.child("full", 1, 1e-3)
-    runs.close("KILLED")
+    with pytest.raises(KeyboardInterrupt), runs, runs.child("full-seed1", {}):
+        raise KeyboardInterrupt
     ended = {run.info.run_name: run.info.status for run in all_runs(database)}
-    assert ended == {"fitted": "KILLED", "full-seed0-rate0.001": "FINISHED", "full-seed1-rate0.001": "KILLED"}
+    assert ended == {"fitted": "KILLED", "full-seed0": "FINISHED", "full-seed1": "KILLED"}
 
 
 def test_a_fit_that_diverged_has_failed_and_the_next_continues(database: str, tmp_path: Path) -> None:
     runs = ExperimentRuns(TrackingSettings(uri=database), tmp_path / "fitted")
-    runs.child("full", 1, 1e-3).fail()
+    with pytest.raises(UserError), runs.child("full-seed1", {}):
+        raise UserError("the fit diverged")
     fit(runs, 0)
     runs.close("FINISHED")
     ended = {run.info.run_name: run.info.status for run in all_runs(database)}
-    assert ended == {"fitted": "FINISHED", "full-seed0-rate0.001": "FINISHED", "full-seed1-rate0.001": "FAILED"}
+    assert ended == {"fitted": "FINISHED", "full-seed0": "FINISHED", "full-seed1": "FAILED"}
 
 
 def test_without_tracking_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

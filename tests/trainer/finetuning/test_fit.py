@@ -17,17 +17,17 @@ from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from trainer.finetuning import experiment
 from trainer.finetuning import fit as fitting
-from trainer.finetuning.comparison import rate_lines
+from trainer.finetuning.comparison import Report
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.experiment import Best, Experiment, Fit, make_model, run_variant
-from trainer.finetuning.experiment_runs import ExperimentRuns, FitRun
-from trainer.finetuning.fit import Diverged, FitSettings, fit, predict
+from trainer.finetuning.experiment_runs import ExperimentRuns
+from trainer.finetuning.finetune_settings import FinetuneSettings, FitSettings
+from trainer.finetuning.fit import Diverged, fit, predict
 from trainer.finetuning.frozen import encoder_taken_out, freeze_encoder, store_hidden_states
 from trainer.finetuning.preview import estimate_seconds, trainable_parameters
 from trainer.finetuning.task_data import TaskData, encode_task, make_task
 from trainer.inference.batches import Collator
 from trainer.inference.preprocessor import Preprocessor
-from trainer.tracking.tracker import NullTracker
 
 FILLERS = "it was a day the sat on mat ran to in and slept".split()
 
@@ -51,8 +51,8 @@ def data(preprocessor: Preprocessor) -> TaskData:
 @pytest.fixture(scope="module")
 def setting(tiny_hugging_face: Path, data: TaskData) -> Experiment:
     rates = {"full": (1e-2,), "frozen": (1e-2,), "scratch": (1e-2, 1e-5)}
-    settings = FitSettings(epochs=4, batch_size=16)
-    return Experiment(tiny_hugging_face, data, "accuracy", rates, (0, 1), settings)
+    settings = FinetuneSettings(model=tiny_hugging_face, train="", epochs=4, batch_size=16)
+    return Experiment(settings, tiny_hugging_face, data, "accuracy", rates, (0, 1))
 
 
 silent = ExperimentRuns(None, Path()).child
@@ -91,7 +91,8 @@ def test_stored_hidden_states_give_what_the_whole_model_gives(
     rows = task.encode(given, preprocessor).rows
     part = encode_task(make_task("classification", ("cat", "dog")), {"train": some, "valid": some}, preprocessor)
     data = TaskData(task, preprocessor, part.parts)
-    model = make_model(Experiment(tiny_hugging_face, data, "", {}), "frozen", 0)
+    settings = FinetuneSettings(model=tiny_hugging_face, train="")
+    model = make_model(Experiment(settings, tiny_hugging_face, data, "", {}), "frozen", 0)
     expected, _ = predict(model, rows, Collator(0), 4)
     stored = store_hidden_states(model, rows, Collator(0), 4)
     with encoder_taken_out(model):
@@ -197,7 +198,7 @@ def test_the_loss_breaks_ties_between_rates_and_seeds(setting: Experiment, monke
     model = make_model(setting, "full", 0)
     for loss in (0.4, 0.3, 0.5):
         best.keep(model, fit_of(1e-3, loss))
-    assert best.fit is not None and best.fit.valid_scores["loss"] == 0.3
+    assert best.kept[1].valid_scores["loss"] == 0.3
 
 
 def test_a_rate_that_diverges_is_left_out_and_reported(setting: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +211,9 @@ def test_a_rate_that_diverges_is_left_out_and_reported(setting: Experiment, monk
     tried = replace(setting, learning_rates={"full": (0.5, 1e-3)})
     result = run_variant(tried, "full", silent, lambda model, one: None)
     assert result.diverged == (0.5,) and set(result.tried) == {1e-3} and len(result.fits) == 2
-    assert "warning: full: fits at learning rate 0.5 diverged" in "\n".join(rate_lines([result], "accuracy"))
+    assert "warning: full: fits at learning rate 0.5 diverged" in "\n".join(
+        Report(setting.data, "accuracy", [result]).rate_lines()
+    )
     with pytest.raises(UserError, match="diverged"):
         run_variant(replace(setting, learning_rates={"full": (0.5,)}), "full", silent, lambda model, one: None)
 
@@ -249,15 +252,10 @@ def test_a_fit_that_diverges_late_keeps_its_best_epoch(setting: Experiment) -> N
 
 @pytest.mark.long
 def test_a_fit_whose_outputs_are_not_finite_has_failed(setting: Experiment) -> None:
-    failed: list[str] = []
-
-    def open_run(variant: str, seed: int, rate: float) -> FitRun:
-        return FitRun(NullTracker(), lambda status: failed.append(status))
-
-    endless = replace(setting, learning_rates={"full": (1e30,)}, settings=FitSettings(epochs=1, batch_size=64))
+    short = replace(setting.settings, epochs=1, batch_size=64)
+    endless = replace(setting, learning_rates={"full": (1e30,)}, settings=short)
     with pytest.raises(UserError, match=r"full, seed 0, learning rate 1e\+30", check=coded("fit-diverged")):
-        run_variant(endless, "full", open_run, lambda model, one: pytest.fail("it was kept"))
-    assert failed == ["FAILED"]
+        run_variant(endless, "full", silent, lambda model, one: pytest.fail("it was kept"))
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from tests.support.error_codes import coded
 from trainer.finetuning.answer_task import Answer
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.experiment import Experiment, make_model
+from trainer.finetuning.finetune_settings import FinetuneSettings
 from trainer.finetuning.fitted_model import FitFacts, FittedModel, save_fitted_model
 from trainer.finetuning.task_data import encode_task, make_task
 from trainer.inference.preprocessor import Preprocessor
@@ -40,7 +41,8 @@ def save(name: str, model_folder: Path, preprocessor: Preprocessor, output: Path
     task = make_task(name, ("x", "y"))
     some = EXAMPLES[name]
     data = encode_task(task, {"train": some, "valid": some}, preprocessor)
-    model = make_model(Experiment(model_folder, data, "", {}), "full", 0)
+    settings = FinetuneSettings(model=model_folder, train="")
+    model = make_model(Experiment(settings, model_folder, data, "", {}), "full", 0)
     pair = "b" if name == "question_answering" else None
     facts = FitFacts(
         name,
@@ -60,7 +62,7 @@ def save(name: str, model_folder: Path, preprocessor: Preprocessor, output: Path
         "d",
     )
     save_fitted_model(model, model_folder, output, facts, None)
-    return FittedModel(model.eval(), task, Preprocessor(preprocessor.tokenizer, 20, True), None)
+    return FittedModel(model.eval(), task, Preprocessor(preprocessor.tokenizer, 20, True))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -74,7 +76,7 @@ def test_a_loaded_model_predicts_as_the_saved_one(
     loaded = FittedModel.load(tmp_path / "model")
     unlabeled = Examples(EXAMPLES[name].texts, EXAMPLES[name].pairs, None)
     assert loaded.predict(unlabeled) == fitted.predict(unlabeled)
-    assert loaded.columns is not None and loaded.columns.text == "a" and loaded.preprocessor.max_length == 20
+    assert loaded.preprocessor.max_length == 20
     literal = loaded.preprocessor.tokenizer("the [SEP] cat")["input_ids"]
     assert literal.count(loaded.preprocessor.tokenizer.sep_token_id) == 1, "as it was fitted"
     tokenizer = (tmp_path / "model" / "tokenizer.json").read_bytes()
@@ -88,7 +90,7 @@ def test_a_folder_from_elsewhere_says_by_its_config_what_it_is(
     save("regression", tiny_hugging_face, preprocessor, tmp_path / "model")
     (tmp_path / "model" / "finetune.json").unlink()
     loaded = FittedModel.load(tmp_path / "model")
-    assert loaded.task.name == "regression" and loaded.columns is None
+    assert loaded.task.name == "regression"
 
 
 @pytest.mark.parametrize(

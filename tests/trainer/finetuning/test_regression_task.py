@@ -14,11 +14,12 @@ import transformers
 
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
-from trainer.finetuning.comparison import report_lines
+from trainer.finetuning.comparison import Report
 from trainer.finetuning.examples import Columns, Examples
 from trainer.finetuning.experiment import Best, Experiment, VariantResult, run_variant
 from trainer.finetuning.experiment_runs import ExperimentRuns
-from trainer.finetuning.fit import FitSettings, order
+from trainer.finetuning.finetune_settings import FinetuneSettings
+from trainer.finetuning.fit import order
 from trainer.finetuning.fitted_model import FitFacts, FittedModel, save_fitted_model
 from trainer.finetuning.regression_task import RegressionTask, last_layer, mean_and_deviation
 from trainer.finetuning.scores import regression_scores
@@ -55,8 +56,8 @@ def fitted(
     rate: float = 1e-2,
     epochs: int = 12,
 ) -> tuple[VariantResult, Best, Experiment]:
-    settings = FitSettings(epochs=epochs, batch_size=16)
-    setting = Experiment(folder, data, "spearman", {variant: (rate,)}, seeds, settings)
+    settings = FinetuneSettings(model=folder, train="", epochs=epochs, batch_size=16)
+    setting = Experiment(settings, folder, data, "spearman", {variant: (rate,)}, seeds)
     best = Best("spearman")
     return run_variant(setting, variant, ExperimentRuns(None, Path()).child, best.keep), best, setting
 
@@ -109,12 +110,12 @@ def test_a_saved_model_predicts_labels_without_this_project(
 ) -> None:
     data = data_of(preprocessor, train=examples(96, 0, scale, offset), valid=examples(16, 1, scale, offset))
     _, best, _ = fitted(tiny_hugging_face, data, variant, epochs=2)
-    assert best.model is not None and best.fit is not None
+    model, fit = best.kept
     facts = FitFacts(
-        "regression", "m", variant, "text", None, "label", 32, 1e-2, 0, 1, {}, {}, best.fit.scores, "valid", "0"
+        "regression", "m", variant, "text", None, "label", 32, 1e-2, 0, 1, {}, {}, fit.scores, "valid", "0"
     )
-    save_fitted_model(best.model, tiny_hugging_face, tmp_path / "model", facts, None)
-    expected = [one.label for one in best.fit.predictions]
+    save_fitted_model(model, tiny_hugging_face, tmp_path / "model", facts, None)
+    expected = [one.label for one in fit.predictions]
     texts = data.reported.examples.texts
     loaded, _ = FittedModel.load(tmp_path / "model").predict(Examples(texts, None, None))
     tolerance = 1e-4 * abs(scale) + 1e-6 * abs(offset)
@@ -222,7 +223,7 @@ def test_the_report_shows_the_error_beside_that_of_the_mean_and_warns_of_predict
 ) -> None:
     data = data_of(preprocessor, train=examples(48, 0, 100.0), valid=examples(32, 1, 100.0))
     result, _, setting = fitted(tiny_hugging_face, data, rate=1e-9, epochs=1)
-    report = "\n".join(report_lines(setting, [result]))
+    report = "\n".join(Report(data, setting.metric, [result]).lines())
     assert "warning: full: the predictions are nearly the same" in report
     row = next(line.split() for line in report.splitlines() if line.startswith("mean "))
     assert float(row[-1]) == pytest.approx(data.baseline_scores("valid")["rmse"], abs=1e-4) and row[1:3] == [
@@ -230,7 +231,8 @@ def test_the_report_shows_the_error_beside_that_of_the_mean_and_warns_of_predict
         "0.0000",
     ]
     result, _, setting = fitted(tiny_hugging_face, data)
-    assert "warning" not in "\n".join(report_lines(setting, [result])).replace("warning: every", "")
+    report = "\n".join(Report(data, setting.metric, [result]).lines())
+    assert "warning" not in report.replace("warning: every", "")
 
 
 def test_the_training_part_alone_gives_mean_and_deviation(tmp_path: Path) -> None:
