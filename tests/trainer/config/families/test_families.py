@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
@@ -24,6 +25,7 @@ from trainer.config.families.family import PublishedFamily
 from trainer.config.families.modernbert import ModernBert
 from trainer.config.families.registry import FAMILIES
 from trainer.config.model_settings import ModelSettings
+from trainer.config.run_config import RunConfig
 from trainer.data.batch import Batch
 from trainer.hf_export.export import export_model
 from trainer.model.hugging_face import (
@@ -46,13 +48,20 @@ class Ernie(Bert):
     blocks = "ernie.encoder.layer"
 
 
-class ErnieSettings(ModelSettings):
-    family: Literal["ernie"] = "ernie"
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Iterator[None]:
+    """What the line of the registry does; `model.family` takes the names that it finds there at the start."""
+    FAMILIES["ernie"] = Ernie()
+    take_names()
+    yield
+    del FAMILIES["ernie"]
+    take_names()
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch) -> None:
-    monkeypatch.setitem(FAMILIES, "ernie", Ernie())
+def take_names() -> None:
+    ModelSettings.model_fields["family"].annotation = Literal[tuple(FAMILIES)]
+    for schema in (ModelSettings, RunConfig):
+        schema.model_rebuild(force=True)
 
 
 TOLERANCE = 1e-5
@@ -74,10 +83,6 @@ class Both(NamedTuple):
     reference: torch.nn.Module
     inputs: dict[str, torch.Tensor]
     family: PublishedFamily
-
-
-def settings(**options) -> ModelSettings:
-    return (ErnieSettings if options.get("family") == "ernie" else ModelSettings)(**SIZES | options)
 
 
 def family_of(config: ModelSettings) -> PublishedFamily:
@@ -154,7 +159,7 @@ SIZES = {
 def both(request, make_model, make_documents, pack) -> Both:
     variant, inputs = request.param
     lengths, sequence_length = INPUTS[inputs]
-    config = settings(**VARIANTS[variant])
+    config = ModelSettings(**SIZES, **VARIANTS[variant])
     documents, family = make_documents(lengths), family_of(config)
     has_pairs = family.pairs_class is not None
     model = make_model(config, next_sentence=has_pairs)
@@ -194,7 +199,7 @@ def test_logits_losses_and_every_gradient_agree(both):
 def test_dropout_is_where_transformers_has_it(make_model, make_documents, pack, name, hidden, attention):
     """With the same seed both draw the same masks, where they draw at the same places in the same order."""
     probabilities = {"hidden_dropout_prob": hidden, "attention_probs_dropout_prob": attention}
-    config = settings(family=name, **probabilities)
+    config = ModelSettings(family=name, **SIZES | probabilities)
     documents, has_pairs = make_documents([16, 16, 16]), family_of(config).pairs_class is not None
     model, batch = make_model(config, next_sentence=has_pairs).train(), pack(documents, 16).batch
     reference, inputs = reference_model(config, model), padded_inputs(documents, has_pairs)
@@ -229,7 +234,7 @@ def test_correct_counts_agree(both):
 
 @pytest.mark.parametrize("family", [Bert(), ModernBert()], ids=["bert", "modernbert"])
 def test_weights_survive_the_way_there_and_back(make_model, family):
-    config = settings(family=family.name)
+    config = ModelSettings(**SIZES, family=family.name)
     weights = make_model(config, family.pairs_class is not None).state_dict()
     converted = to_hugging_face(weights, family)
     # In BERT a QKV matrix and its bias are three each.
@@ -250,7 +255,7 @@ def test_missing_weights_of_another_architecture_are_named(tiny_config, make_mod
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_architecture_is_read_back_from_config_json(variant):
-    config = settings(**VARIANTS[variant])
+    config = ModelSettings(**SIZES, **VARIANTS[variant])
     values = hugging_face_config(config, False)
     read = family_of(config).settings_of(transformers.AutoConfig.for_model(**values).to_dict())
     kinds = read.pop("attention_kinds", config.attention_kinds)
@@ -287,8 +292,7 @@ def test_modernbert_with_a_head_for_pairs_is_beyond_transformers():
 
 def test_an_added_family_is_exported_behind_the_parity_gate_and_initializes_a_run(tmp_path):
     trained(["the quick brown fox jumps over lazy dogs"] * 9, tmp_path / "tokenizer", vocab_size=400)
-    sizes = {**SIZES, "vocab_size": 400}
-    config = tiny_run().model_copy(update={"model": ErnieSettings(**sizes)})
+    config = tiny_run(model={**SIZES, "vocab_size": 400, "family": "ernie"}, data={"sentence_pairs": "next_sentence"})
     model = PretrainingModel(config.model, config.all_objectives)
     model.initialize(0)
     report = export_model(config, model.state_dict(), tmp_path / "tokenizer", tmp_path / "out")
@@ -302,16 +306,15 @@ def test_an_added_family_is_exported_behind_the_parity_gate_and_initializes_a_ru
     assert len(notes) == 1
     assert all(torch.equal(weight, begun.state_dict()[name]) for name, weight in model.state_dict().items())
     with pytest.raises(UserError, match=r"is a ernie, and the model is a bert.*give a checkpoint of BERT"):
-        load_initial_weights(PretrainingModel(ModelSettings(**sizes)), "out", lambda: tmp_path / "out", ALONE)
+        load_initial_weights(PretrainingModel(ModelSettings(**SIZES)), "out", lambda: tmp_path / "out", ALONE)
 
 
 def test_a_rule_of_an_added_family_holds():
     with pytest.raises(ValueError, match=r"model.family=ernie does not support model.norm=rmsnorm"):
-        settings(family="ernie", norm="rmsnorm")
+        ModelSettings(**SIZES, family="ernie", norm="rmsnorm")
 
 
-def test_families_are_named_in_their_own_files_alone(monkeypatch):
-    monkeypatch.undo()
+def test_families_are_named_in_their_own_files_alone():
     assert choices_of(ModelSettings.model_fields["family"].annotation) == tuple(FAMILIES)
     top = Path(__file__).resolve().parents[4]
     name = re.compile(rf"""["']({"|".join(FAMILIES)})["']""")
