@@ -28,7 +28,7 @@ from launch import benchmark_session
 from launch.benchmark import parse_arguments, read_config
 from launch.benchmark_session import BenchmarkSession, open_documents
 from trainer.benchmark.measurement import Training, free_memory
-from trainer.config.families import MODERNBERT_OPTIONS
+from trainer.config.families.modernbert import ModernBert
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import DistributedSettings
 from trainer.data import loader
@@ -132,7 +132,7 @@ FIRST_STAGE += ("data.sequence_length=1024", "training.micro_batch_tokens=98304"
 """Of modernbert_base alone: the batch of a stage cannot be set by itself."""
 LONG_ROWS = ("data.sequence_length=8192",)
 MODERN_WITH_SEGMENTS = (
-    *(f"model.{name}={json.dumps(value)}" for name, value in MODERNBERT_OPTIONS.items() if name != "type_vocab_size"),
+    *(f"model.{name}={json.dumps(value)}" for name, value in ModernBert.defaults.items() if name != "type_vocab_size"),
     *("model.family=custom", "model.type_vocab_size=2", PAIRS),
 )
 """ModernBERT has neither segments nor a head for pairs: its layers with those of BERT."""

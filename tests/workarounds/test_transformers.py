@@ -14,7 +14,7 @@ def test_transformers_has_no_pipeline_for_question_answering() -> None:
     from transformers.pipelines import PIPELINE_REGISTRY
 
     assert "question-answering" not in PIPELINE_REGISTRY.get_supported_tasks(), (
-        "WITHOUT_PIPELINE of registry/served_model.py may be an entry of PIPELINES"
+        "PIPELINES of registry/served_model.py may name a pipeline for ForQuestionAnswering"
     )
 
 

@@ -1,4 +1,4 @@
-"""Initialize from trained weights: a Hugging Face checkpoint of BERT or ModernBERT becomes the weights of a new run.
+"""Initialize from trained weights: a Hugging Face checkpoint of a published family becomes the weights of a new run.
 
 Rank 0 reads a local folder, which `trainer/api.py` finds, and broadcasts the weights, so only it needs the folder.
 transformers loads them: it knows old names of weights, sharded files and models without heads. Only safetensors are
@@ -20,10 +20,12 @@ from data_prep.storage import storage
 from data_prep.tokenizer.foreign_files import TOKENIZER_NAME
 from data_prep.tokenizer.tokenizer import INFO_NAME, Tokenizer
 from trainer.config.custom_code import is_custom
+from trainer.config.families.family import PublishedFamily
+from trainer.config.families.registry import published_families
 from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import MASKED_LM
 from trainer.distributed.process_group import Ranks, broadcast_object
-from trainer.model.hugging_face import FAMILIES, family_in_transformers, from_hugging_face
+from trainer.model.hugging_face import family_in_transformers, from_hugging_face
 from trainer.model.model_folder import data_lineage, read_provenance
 from trainer.model.pretrained import load_config, load_pretrained
 from trainer.objectives.pretraining import PretrainingModel
@@ -32,7 +34,6 @@ SHUT = -10_000.0
 """Bias of a row that only pads the vocabulary: its probability is 0 in every precision, and so is its gradient."""
 
 _WORDS = "encoder.embeddings.word_embeddings.weight"
-_ARCHITECTURES = {"bert": "BertForPreTraining", "modernbert": "ModernBertForMaskedLM"}
 
 
 class InitialWeights(NamedTuple):
@@ -112,7 +113,7 @@ def look_at_initial_weights(
     if folder is None:
         return [f"{address} exists; the run checks whether it fits this model"]
     family, note = _check(folder, source, config, tokenizer_fingerprint)
-    return [f"{address} is a {family} of this architecture"] + ([note] if note else [])
+    return [f"{address} is a {family.name} of this architecture"] + ([note] if note else [])
 
 
 def _read_or_explain(
@@ -135,7 +136,8 @@ def _names_in_published_models(model: PretrainingModel) -> Iterator[str]:
 
 def _read(model: PretrainingModel, source: str, folder: Path, tokenizer_fingerprint: str | None) -> _Found:
     family, note = _check(folder, source, model.config, tokenizer_fingerprint)
-    loaded, missing = load_pretrained(_ARCHITECTURES[family], folder, "the beginning of a run (init_from)")
+    class_name = family.pairs_class or family.masked_lm_class
+    loaded, missing = load_pretrained(class_name, folder, "the beginning of a run (init_from)")
     weights = {name: weight for name, weight in loaded.state_dict().items() if name not in missing}
     converted, incomplete = from_hugging_face(weights, _names_in_published_models(model), family)
     if of_encoder := [names for name, names in incomplete.items() if name.startswith("encoder.")]:
@@ -149,7 +151,7 @@ def _read(model: PretrainingModel, source: str, folder: Path, tokenizer_fingerpr
 
 def _check(
     folder: Path, source: str, config: ModelSettings, tokenizer_fingerprint: str | None
-) -> tuple[str, str | None]:
+) -> tuple[PublishedFamily, str | None]:
     """The family of both sides, and what could not be checked of the tokenizer."""
     family = _check_architecture(folder, source, config)
     return family, None if tokenizer_fingerprint is None else _compare_tokenizers(folder, source, tokenizer_fingerprint)
@@ -172,19 +174,20 @@ def _compare_tokenizers(folder: Path, source: str, expected: str) -> str | None:
     return None
 
 
-def _check_architecture(folder: Path, source: str, config: ModelSettings) -> str:
+def _check_architecture(folder: Path, source: str, config: ModelSettings) -> PublishedFamily:
     """The family of both sides, whose config.json has to say what `config` says."""
     address = storage.redact(source)
     family = family_in_transformers(config, next_sentence=False)
     theirs: dict[str, Any] = load_config(folder).to_dict()
-    if theirs["model_type"] != family:
+    if theirs["model_type"] != family.name:
+        titles = " or ".join(each.title for each in published_families())
         raise UserError(
-            f"init_from={address} is a {theirs['model_type']}, and the model is a {family} "
+            f"init_from={address} is a {theirs['model_type']}, and the model is a {family.name} "
             f"(model.family={config.family})",
-            fix="give a checkpoint of BERT or ModernBERT, and set model.family to its family",
+            fix=f"give a checkpoint of {titles}, and set model.family to its family",
             code="other-architecture",
         )
-    settings = FAMILIES[family].settings_of(theirs)
+    settings = family.settings_of(theirs)
     differences = [
         f"model.{name} is {getattr(config, name)} and there {value}"
         for name, value in settings.items()

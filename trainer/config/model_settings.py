@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from data_prep.base.settings import SettingError, Settings
-from trainer.config.families import OPTIONS, SublayerDropouts, sublayer_dropouts, violations
+from trainer.config.families.family import SublayerDropouts
+from trainer.config.families.registry import FAMILIES
 from trainer.config.setting_types import NonNegativeInt
+
+if TYPE_CHECKING:
+    FamilyName = str
+else:
+    FamilyName = Literal[tuple(FAMILIES)]
 
 
 class ModelSettings(Settings):
     """The encoder; names are those of the published configurations of BERT and ModernBERT."""
 
-    family: Literal["bert", "modernbert", "custom"] = Field(
+    family: FamilyName = Field(
         "bert",
-        description="architecture that provides the defaults: bert (those shown here), modernbert, or custom (those "
-        "of bert, every option may change; only what a class of transformers computes can be exported)",
+        description="architecture that provides the defaults (those shown here are of bert); custom: those of bert, "
+        "every option may change, and only what a class of transformers computes can be exported",
     )
     vocab_size: PositiveInt = Field(
         30522, le=2**32, description="tokens in the vocabulary; at least that of the shards"
@@ -84,11 +90,11 @@ class ModelSettings(Settings):
     @classmethod
     def _apply_family_defaults(cls, values: Any) -> Any:
         family = values.get("family") if isinstance(values, dict) else None
-        return {**OPTIONS[family], **values} if isinstance(family, str) and family in OPTIONS else values
+        return {**FAMILIES[family].defaults, **values} if isinstance(family, str) and family in FAMILIES else values
 
     @model_validator(mode="after")
     def _options_are_of_the_family(self) -> ModelSettings:
-        if broken_rules := violations(self.family, dict(self)):
+        if broken_rules := FAMILIES[self.family].violations(dict(self)):
             raise SettingError(
                 f"model.family={self.family} does not support {'; '.join(broken_rules)}",
                 fix="remove the setting, or set model.family=custom (transformers may then not be able to load it)",
@@ -173,7 +179,7 @@ class ModelSettings(Settings):
     @property
     def sublayer_dropouts(self) -> SublayerDropouts:
         """Dropout probabilities within a block."""
-        return sublayer_dropouts(self.family, self.hidden_dropout_prob, self.attention_probs_dropout_prob)
+        return FAMILIES[self.family].sublayer_dropouts(self.hidden_dropout_prob, self.attention_probs_dropout_prob)
 
     @property
     def padded_vocab_size(self) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from data_prep.base.settings import SettingError
 from data_prep.storage import storage
+from trainer.config.families.registry import FAMILIES
 from trainer.config.objective_settings import (
     MASKED_LM,
     SENTENCE_PAIRS,
@@ -122,13 +123,13 @@ def _check_task(config: RunConfig) -> None:
                 code="setting-needs-masked-lm",
             )
     if (pairs := sentence_pairs_of(config.all_objectives)) != "none" and config.model.type_vocab_size < 2:
+        rule = FAMILIES[config.model.family].rules.get("type_vocab_size")
         raise SettingError(
             f"data.sentence_pairs={pairs} needs two token types, and "
             f"model.type_vocab_size={config.model.type_vocab_size}",
-            fix="set data.sentence_pairs=none (ModernBERT has neither token types nor a pair head), or "
-            "model.family=custom"
-            if config.model.family == "modernbert"
-            else "set model.type_vocab_size=2",
+            fix="set model.type_vocab_size=2"
+            if rule is None or 2 in rule.allowed
+            else f"set data.sentence_pairs=none ({rule.reason}), or model.family=custom",
             code="pairs-without-token-types",
         )
     if config.init_from is not None and config.model.output_bias == "frequencies":

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from data_prep.dataset.data_card import escaped
 from data_prep.dataset.manifest_records import SourceRecord
 from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.config.families.family import PublishedFamily
 from trainer.config.objective_settings import sentence_pairs_of
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.model.hugging_face import family_in_transformers
 from trainer.objectives.pretraining import num_parameters
 
-_ARCHITECTURES = {"bert": "BERT", "modernbert": "ModernBERT"}
 _TASKS = {
     "masked_lm": "masked language modeling",
     "sentence_pairs": "next-sentence prediction",
@@ -79,7 +79,7 @@ def _metadata(config: RunConfig, facts: TrainingFacts) -> str:
     lines = ["---", "library_name: transformers", "pipeline_tag: fill-mask"]
     if languages(facts):
         lines += ["language:", *(f"- {json.dumps(language)}" for language in languages(facts))]
-    return "\n".join([*lines, "tags:", f"- {_family(config)}", "- clozeworks", "---"])
+    return "\n".join([*lines, "tags:", f"- {_family(config).name}", "- clozeworks", "---"])
 
 
 def _description(config: RunConfig, has_pairs: bool) -> str:
@@ -87,7 +87,7 @@ def _description(config: RunConfig, has_pairs: bool) -> str:
     built_in = tuple(each for each in config.all_objectives if not each.is_own)
     tasks = " and ".join(_TASKS.get(each.task or each.name, f"`{each.name}`") for each in config.all_objectives)
     return (
-        f"A {_ARCHITECTURES[_family(config)]} encoder pretrained with clozeworks by {tasks}: "
+        f"A {_family(config).title} encoder pretrained with clozeworks by {tasks}: "
         f"{model.num_hidden_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} heads, "
         f"feed-forward size "
         f"{model.intermediate_size}, trained on sequences of up to {config.longest_sequence} tokens, "
@@ -101,7 +101,8 @@ def _left_out(config: RunConfig) -> str:
 
 
 def _use(name: str, config: RunConfig, has_pairs: bool, tokenizer: Tokenizer) -> str:
-    heads = "" if _family(config) == "modernbert" else _pairs_head(config, has_pairs)
+    pairs_class = _family(config).pairs_class
+    heads = _pairs_head(config, has_pairs, pairs_class) if pairs_class is not None else ""
     rows = config.model.padded_vocab_size
     text = f"The capital of France is {tokenizer.vocabulary[tokenizer.info.special_tokens.mask].text}."
     padding = (
@@ -116,10 +117,10 @@ def _use(name: str, config: RunConfig, has_pairs: bool, tokenizer: Tokenizer) ->
     )
 
 
-def _pairs_head(config: RunConfig, has_pairs: bool) -> str:
+def _pairs_head(config: RunConfig, has_pairs: bool, pairs_class: str) -> str:
     return (
         f" The pooler and the head for {_TASKS[sentence_pairs_of(config.all_objectives)]} are trained; load them with "
-        "`BertForPreTraining` (label 0: B follows A)."
+        f"`{pairs_class}` (label 0: B follows A)."
         if has_pairs
         else " It was not trained on sentence pairs, so it has no trained pooler: transformers initializes a random "
         "one and warns. Use the hidden states."
@@ -188,7 +189,7 @@ def _limits(config: RunConfig) -> str:
     )
 
 
-def _family(config: RunConfig) -> str:
+def _family(config: RunConfig) -> PublishedFamily:
     return family_in_transformers(config.model, config.has_pair_head)
 
 

@@ -6,14 +6,16 @@ other, and the ids that `AutoTokenizer` gives for raw text with the ids that pre
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 import torch
 import transformers
+from torch.nn.utils.rnn import pad_sequence
 
 from data_prep.base.errors import UserError
 from data_prep.text.cleaning import normalize, replace_surrogates
@@ -231,68 +233,52 @@ def encode_pair(
 
 def pad_rows(sequences: Sequence[EncodedSequence], pad_token_id: int = PAD_TOKEN_ID) -> dict[str, torch.Tensor]:
     """One sequence a row, padded to the longest: `input_ids`, `token_type_ids`, `attention_mask`."""
-    shape = (len(sequences), max(len(sequence.input_ids) for sequence in sequences))
-    inputs = {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "token_type_ids", "attention_mask")}
-    inputs["input_ids"].fill_(pad_token_id)
-    for row, sequence in enumerate(sequences):
-        length = len(sequence.input_ids)
-        inputs["input_ids"][row, :length] = torch.tensor(sequence.input_ids)
-        inputs["token_type_ids"][row, :length] = torch.tensor(sequence.token_type_ids)
-        inputs["attention_mask"][row, :length] = 1
-    return inputs
+
+    def padded(rows: Iterable[list[int]], value: int) -> torch.Tensor:
+        return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
+
+    return {
+        "input_ids": padded((sequence.input_ids for sequence in sequences), pad_token_id),
+        "token_type_ids": padded((sequence.token_type_ids for sequence in sequences), 0),
+        "attention_mask": padded(([1] * len(sequence.input_ids) for sequence in sequences), 0),
+    }
 
 
 def pack_rows(sequences: Sequence[EncodedSequence], sequence_length: int, pad_token_id: int = PAD_TOKEN_ID) -> Batch:
     """A batch that predicts every position of every sequence, in order, and pools every first one."""
-    packed = _Packed(sequence_length, pad_token_id)
+    pieces: list[EncodedSequence] = []  # with the padding that closes a row
+    starts: list[int] = []
+    used = 0
+
+    def lay(piece: EncodedSequence) -> None:
+        nonlocal used
+        pieces.append(piece)
+        used += len(piece.input_ids)
+
+    def close_row() -> None:
+        if padding := -used % sequence_length:
+            lay(EncodedSequence([pad_token_id] * padding, [0] * padding))
+
     for sequence in sequences:
-        packed.add(sequence)
-    packed.close_row()
-    lengths = torch.tensor(packed.boundaries).diff().tolist()
-    input_ids = torch.tensor(packed.input_ids)
+        if used % sequence_length + len(sequence.input_ids) > sequence_length:
+            close_row()
+        starts.append(used)
+        lay(sequence)
+    close_row()
+    lengths = [len(piece.input_ids) for piece in pieces]
+    input_ids = torch.tensor([token for piece in pieces for token in piece.input_ids])
     masked_positions = torch.cat(
-        [torch.arange(start, start + len(s.input_ids)) for start, s in zip(packed.starts, sequences, strict=True)]
+        [torch.arange(start, start + len(each.input_ids)) for start, each in zip(starts, sequences, strict=True)]
     )
     return Batch(
         input_ids=input_ids,
         position_ids=torch.cat([torch.arange(length) for length in lengths]),
-        token_type_ids=torch.tensor(packed.token_type_ids),
-        cu_seqlens=torch.tensor(packed.boundaries, dtype=torch.int32),
+        token_type_ids=torch.tensor([kind for piece in pieces for kind in piece.token_type_ids]),
+        cu_seqlens=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
         masked_positions=masked_positions,
         labels=input_ids[masked_positions],
-        cls_positions=torch.tensor(packed.starts),
+        cls_positions=torch.tensor(starts),
         next_sentence_labels=torch.zeros(len(sequences), dtype=torch.int64),
         sequence_length=sequence_length,
         pad_token_id=pad_token_id,
     )
-
-
-@dataclass
-class _Packed:
-    """Rows being filled, first come first placed."""
-
-    sequence_length: int
-    pad_token_id: int
-    input_ids: list[int] = field(default_factory=list)
-    token_type_ids: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    boundaries: list[int] = field(default_factory=lambda: [0])
-
-    def add(self, sequence: EncodedSequence) -> None:
-        if len(sequence.input_ids) > self._room():
-            self.close_row()
-        self.starts.append(len(self.input_ids))
-        self._append(sequence)
-
-    def close_row(self) -> None:
-        padding = self._room() % self.sequence_length
-        if padding:
-            self._append(EncodedSequence([self.pad_token_id] * padding, [0] * padding))
-
-    def _room(self) -> int:
-        return self.sequence_length - len(self.input_ids) % self.sequence_length
-
-    def _append(self, sequence: EncodedSequence) -> None:
-        self.input_ids += sequence.input_ids
-        self.token_type_ids += sequence.token_type_ids
-        self.boundaries.append(len(self.input_ids))

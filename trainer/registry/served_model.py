@@ -22,11 +22,12 @@ INPUT_EXAMPLE = f"It was a {MASK_TOKEN} day."
 TEXT_EXAMPLE = "It was a fine day."
 PAIR_EXAMPLE = {"text": TEXT_EXAMPLE, "text_pair": "The sun shone."}
 PipelineTask = Literal["fill-mask", "text-classification", "token-classification"]
-PIPELINES: dict[str, tuple[PipelineTask, str]] = {
-    "ForSequenceClassification": ("text-classification", "AutoModelForSequenceClassification"),
-    "ForTokenClassification": ("token-classification", "AutoModelForTokenClassification"),
+PIPELINES: dict[str, PipelineTask | None] = {
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": None,
 }
-WITHOUT_PIPELINE = {"ForQuestionAnswering": "AutoModelForQuestionAnswering"}
+"""By the ending of a class's name, which that of an Auto class has too."""
 
 
 @dataclass(frozen=True)
@@ -70,20 +71,18 @@ def load_served(folder: Path) -> ServedModel:
         UserError: transformers cannot load it as that, or it lacks weights of that.
     """
     architecture = _architecture(folder)
-    for ending, (task, auto_class) in PIPELINES.items():
+    for ending, task in PIPELINES.items():
         if architecture.endswith(ending):
-            model, missing = load_pretrained(auto_class, folder, f"a model for {task}")
-            refuse_random_weights(missing, folder, f"a model for {task}")
-            tokenizer, facts = load_tokenizer(folder), read_json(folder / FINETUNE_FILE)
-            longest = max_length(model.config, tokenizer)
+            purpose = f"a model for {task or 'question answering'}"
+            model, missing = load_pretrained(f"AutoModel{ending}", folder, purpose)
+            refuse_random_weights(missing, folder, purpose)
+            tokenizer = load_tokenizer(folder)
+            if task is None:
+                return ServedModel(model, tokenizer, None, TEXT_EXAMPLE)
+            facts, longest = read_json(folder / FINETUNE_FILE), max_length(model.config, tokenizer)
             tokenizer.model_max_length = longest  # where a tagger's pipeline cuts
             example = PAIR_EXAMPLE if facts.get("pair_column") else TEXT_EXAMPLE
             return ServedModel(model, tokenizer, task, example, min(_fitted_length(folder, facts) or longest, longest))
-    for ending, auto_class in WITHOUT_PIPELINE.items():
-        if architecture.endswith(ending):
-            model, missing = load_pretrained(auto_class, folder, "a model for question answering")
-            refuse_random_weights(missing, folder, "a model for question answering")
-            return ServedModel(model, load_tokenizer(folder), None, TEXT_EXAMPLE)
     filler = FillMask.load(folder)
     example = INPUT_EXAMPLE.replace(MASK_TOKEN, filler.mask_token)
     longest = max_length(filler.model.config, filler.tokenizer)

@@ -12,6 +12,7 @@ from transformers import BertConfig, BertForPreTraining
 from tests.benchmarks.padded_batches import to_padded
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
+from trainer.config.families.bert import Bert
 from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import objectives_of
 from trainer.data.batch import IGNORED, Batch
@@ -71,7 +72,7 @@ def test_both_forms_give_the_same_losses(shard_set: ShardSet, mode: str) -> None
     model = PretrainingModel(config, objectives_of("next_sentence")).eval()
     model.initialize(0)
     reference = BertForPreTraining(BertConfig(**hugging_face_config(config, True))).eval()
-    reference.load_state_dict(to_hugging_face(model.state_dict(), "bert"), strict=False)
+    reference.load_state_dict(to_hugging_face(model.state_dict(), Bert()), strict=False)
     reference.tie_weights()
     for batch in batches(shard_set, mode, 2):
         with torch.no_grad():

@@ -18,7 +18,7 @@ from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import WRITERS
 from tests.support.preparations import trained
 from tests.support.toy_run import tiny_config
-from trainer.config.families import MODERNBERT_OPTIONS
+from trainer.config.families.modernbert import ModernBert
 from trainer.config.run_config import RunConfig
 from trainer.hf_export import exported_files, parity
 from trainer.hf_export.export import export_model
@@ -179,7 +179,7 @@ def test_an_uncased_tokenizer_passes_the_gate(tmp_path):
 )
 def test_modernbert_is_exported_as_transformers_modernbert(tokenizer_folder, tmp_path, options):
     if options.get("family") == "custom":  # what a custom model computes counts, not what it is called
-        options = {**MODERNBERT_OPTIONS, **options}
+        options = {**ModernBert.defaults, **options}
     config = make_config("none", {**MODERN, **options})
     report = export_model(config, make_weights(config), tokenizer_folder, tmp_path / "out", FACTS)
     assert report.parity.num_logits > 100 * 448
@@ -209,7 +209,7 @@ def test_the_gate_refuses_a_window_of_another_width(tokenizer_folder, tmp_path, 
     [
         ("none", {"norm": "rmsnorm"}, "model.norm=rmsnorm"),
         ("next_sentence", {"position_embedding": "sinusoidal"}, "model.position_embedding=sinusoidal"),
-        ("next_sentence", {**MODERNBERT_OPTIONS, "type_vocab_size": 2}, "model.type_vocab_size=2"),
+        ("next_sentence", {**ModernBert.defaults, "type_vocab_size": 2}, "model.type_vocab_size=2"),
     ],
 )
 def test_a_model_that_transformers_cannot_compute_is_refused_with_the_reason(

@@ -6,7 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.objectives import loss_sum
-from trainer.config.families import MODERNBERT_OPTIONS
+from trainer.config.families.modernbert import ModernBert
 from trainer.config.model_settings import ModelSettings
 from trainer.data.batch import Batch
 from trainer.model import encoder
@@ -34,7 +34,7 @@ CONFIGS = {
     "modern_large": MODERN_LARGE,
     "modernbert with biases": ModelSettings(family="modernbert", bias=True),
     "modernbert with RMSNorm": ModelSettings(
-        family="custom", **{**MODERNBERT_OPTIONS, "norm": "rmsnorm", "embedding_norm": False, "hidden_act": "relu"}
+        family="custom", **{**ModernBert.defaults, "norm": "rmsnorm", "embedding_norm": False, "hidden_act": "relu"}
     ),
     "bert with sinusoids": ModelSettings(family="custom", position_embedding="sinusoidal", hidden_act="geglu"),
 }  # fmt: skip

@@ -1,24 +1,68 @@
-"""Our model against transformers' BertForPreTraining and ModernBertForMaskedLM with the same weights, fp32."""
+"""Our model against each family's class in transformers with the same weights, fp32.
+
+`Ernie` is a family that only this file knows: it is added as one of the product is, by a class and a registration.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, Literal, NamedTuple
 
 import pytest
 import torch
-from transformers import BertConfig, BertForPreTraining, ModernBertConfig, ModernBertForMaskedLM
+import transformers
 
 from data_prep.base.errors import UserError
+from data_prep.base.settings import choices_of
+from tests.support.preparations import trained
+from tests.support.toy_run import tiny_config as tiny_run
+from trainer.checkpoint.initial_weights import load_initial_weights
+from trainer.checkpoint.writer import ALONE
+from trainer.config.families.bert import Bert
+from trainer.config.families.family import PublishedFamily
+from trainer.config.families.modernbert import ModernBert
+from trainer.config.families.registry import FAMILIES
 from trainer.config.model_settings import ModelSettings
+from trainer.config.run_config import RunConfig
 from trainer.data.batch import Batch
+from trainer.hf_export.export import export_model
 from trainer.model.hugging_face import (
-    FAMILIES,
     family_in_transformers,
     from_hugging_face,
     hugging_face_config,
     to_hugging_face,
 )
 from trainer.objectives.pretraining import PretrainingModel
+
+
+class Ernie(Bert):
+    """BERT in all that is computed, with another prefix of its tensors."""
+
+    name = "ernie"
+    title = "ERNIE"
+    masked_lm_class = "ErnieForMaskedLM"
+    pairs_class = "ErnieForPreTraining"
+    modules: ClassVar = {ours: theirs.replace("bert.", "ernie.") for ours, theirs in Bert.modules.items()}
+    blocks = "ernie.encoder.layer"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Iterator[None]:
+    """What the line of the registry does; `model.family` takes the names that it finds there at the start."""
+    FAMILIES["ernie"] = Ernie()
+    take_names()
+    yield
+    del FAMILIES["ernie"]
+    take_names()
+
+
+def take_names() -> None:
+    ModelSettings.model_fields["family"].annotation = Literal[tuple(FAMILIES)]
+    for schema in (ModelSettings, RunConfig):
+        schema.model_rebuild(force=True)
+
 
 TOLERANCE = 1e-5
 """Relative to the largest entry of each tensor; fp32 keeps 6e-8 and sums run in another order."""
@@ -29,11 +73,6 @@ INPUTS = {
     "length one": ([1, 1, 6, 1], 8),
     "longer than the window": ([32, 20, 12], 32),
 }
-REFERENCES = {"bert": (BertConfig, BertForPreTraining), "modernbert": (ModernBertConfig, ModernBertForMaskedLM)}
-TIED = {
-    "bert": {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"},
-    "modernbert": {"decoder.weight"},
-}
 
 
 class Both(NamedTuple):
@@ -43,20 +82,27 @@ class Both(NamedTuple):
     batch: Batch
     reference: torch.nn.Module
     inputs: dict[str, torch.Tensor]
-    family: str
+    family: PublishedFamily
+
+
+def family_of(config: ModelSettings) -> PublishedFamily:
+    family = FAMILIES[config.family]
+    assert isinstance(family, PublishedFamily)
+    return family
 
 
 def reference_model(config: ModelSettings, model: PretrainingModel) -> torch.nn.Module:
-    config_class, model_class = REFERENCES[config.family]
-    has_pairs = "sentence_pairs" in model.objectives
-    reference = model_class(config_class(**hugging_face_config(config, has_pairs)))
-    missing, unexpected = reference.load_state_dict(to_hugging_face(model.state_dict(), config.family), strict=False)
-    assert set(missing) == TIED[config.family] and not unexpected
+    values = hugging_face_config(config, "sentence_pairs" in model.objectives)
+    model_class = getattr(transformers, values["architectures"][0])
+    reference = model_class(model_class.config_class(**values))
+    weights = to_hugging_face(model.state_dict(), family_of(config))
+    missing, unexpected = reference.load_state_dict(weights, strict=False)
+    assert set(missing) == set(reference.all_tied_weights_keys) and not unexpected
     reference.tie_weights()
     return reference.train()
 
 
-def padded_inputs(documents, family: str) -> dict[str, torch.Tensor]:
+def padded_inputs(documents, has_pairs: bool) -> dict[str, torch.Tensor]:
     """One document a row, padded to the longest, as transformers takes them."""
     width = max(len(document.input_ids) for document in documents)
     shape = (len(documents), width)
@@ -68,11 +114,15 @@ def padded_inputs(documents, family: str) -> dict[str, torch.Tensor]:
         inputs["token_type_ids"][row, :length] = torch.tensor(document.token_type_ids)
         inputs["attention_mask"][row, :length] = 1
         inputs["labels"][row, document.masked] = torch.tensor(document.labels)
-    if family == "modernbert":
-        del inputs["token_type_ids"]
-    else:
+    if has_pairs:
         inputs["next_sentence_label"] = torch.tensor([document.next_sentence_label for document in documents])
+    else:
+        del inputs["token_type_ids"]
     return inputs
+
+
+def mlm_logits_of(outputs) -> torch.Tensor:
+    return outputs.logits if "logits" in outputs else outputs.prediction_logits
 
 
 def assert_near(ours: torch.Tensor, theirs: torch.Tensor, what: str) -> None:
@@ -91,6 +141,7 @@ VARIANTS = {
         "global_attn_every_n_layers": 1,
         "global_rope_theta": 500.0,
     },
+    "a family added by a test": {"family": "ernie"},
 }
 SIZES = {
     "vocab_size": 61,
@@ -109,12 +160,13 @@ def both(request, make_model, make_documents, pack) -> Both:
     variant, inputs = request.param
     lengths, sequence_length = INPUTS[inputs]
     config = ModelSettings(**SIZES, **VARIANTS[variant])
-    documents = make_documents(lengths)
-    model = make_model(config, next_sentence=config.family == "bert")
+    documents, family = make_documents(lengths), family_of(config)
+    has_pairs = family.pairs_class is not None
+    model = make_model(config, next_sentence=has_pairs)
     packed = pack(documents, sequence_length)
     assert (packed.batch.num_rows == len(documents)) == (inputs == "padded")
     reference = reference_model(config, model)
-    return Both(model, packed.batch, reference, padded_inputs(documents, config.family), config.family)
+    return Both(model, packed.batch, reference, padded_inputs(documents, has_pairs), family)
 
 
 def test_logits_losses_and_every_gradient_agree(both):
@@ -124,11 +176,11 @@ def test_logits_losses_and_every_gradient_agree(both):
     ours = model(batch)
     loss = ours["masked_lm"]["loss"] / batch.num_masked
     predictions = model.predict(batch)
-    if family == "bert":
+    if family.pairs_class is not None:
         loss = loss + ours["sentence_pairs"]["loss"] / batch.num_pairs
         assert_near(predictions.pair_logits[: batch.num_pairs], theirs.seq_relationship_logits, "next-sentence logits")
     loss.backward()
-    mlm_logits = theirs.prediction_logits if family == "bert" else theirs.logits
+    mlm_logits = mlm_logits_of(theirs)
     assert_near(predictions.mlm_logits[: batch.num_masked], mlm_logits[inputs["labels"] != -100], "MLM logits")
     assert_near(loss, theirs.loss, "loss")
     gradients = to_hugging_face({name: parameter.grad for name, parameter in model.named_parameters()}, family)
@@ -142,23 +194,22 @@ def test_logits_losses_and_every_gradient_agree(both):
             assert_near(gradient, expected[name], name)
 
 
-@pytest.mark.parametrize("family", REFERENCES)
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
 @pytest.mark.parametrize(("hidden", "attention"), [(0.3, 0.0), (0.0, 0.3), (0.3, 0.3)])
-def test_dropout_is_where_transformers_has_it(make_model, make_documents, pack, family, hidden, attention):
+def test_dropout_is_where_transformers_has_it(make_model, make_documents, pack, name, hidden, attention):
     """With the same seed both draw the same masks, where they draw at the same places in the same order."""
     probabilities = {"hidden_dropout_prob": hidden, "attention_probs_dropout_prob": attention}
-    config = ModelSettings(family=family, **SIZES | probabilities)
-    documents = make_documents([16, 16, 16])
-    model, batch = make_model(config, next_sentence=family == "bert").train(), pack(documents, 16).batch
-    reference, inputs = reference_model(config, model), padded_inputs(documents, family)
+    config = ModelSettings(family=name, **SIZES | probabilities)
+    documents, has_pairs = make_documents([16, 16, 16]), family_of(config).pairs_class is not None
+    model, batch = make_model(config, next_sentence=has_pairs).train(), pack(documents, 16).batch
+    reference, inputs = reference_model(config, model), padded_inputs(documents, has_pairs)
     reference.set_attn_implementation("eager")
 
     def logits(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         torch.manual_seed(seed)
         ours = model.predict(batch).mlm_logits[: batch.num_masked]
         torch.manual_seed(seed)
-        theirs = reference(**inputs)
-        theirs = theirs.prediction_logits if family == "bert" else theirs.logits
+        theirs = mlm_logits_of(reference(**inputs))
         return ours, theirs[inputs["labels"] != -100]
 
     first, second = logits(1), logits(2)
@@ -172,22 +223,22 @@ def test_correct_counts_agree(both):
     with torch.no_grad():
         theirs, ours, scores = reference(**inputs), model(batch), model(batch, scored=("masked_lm",))["masked_lm"]
     assert torch.equal(scores.used, batch.labels != -100)
-    mlm_logits = theirs.prediction_logits if family == "bert" else theirs.logits
+    mlm_logits = mlm_logits_of(theirs)
     assert scores.values["accuracy"][scores.used].sum() == (mlm_logits.argmax(-1) == inputs["labels"]).sum()
-    if family == "bert":
+    if family.pairs_class is not None:
         assert (
             ours["sentence_pairs"]["accuracy"]
             == (theirs.seq_relationship_logits.argmax(-1) == inputs["next_sentence_label"]).sum()
         )
 
 
-@pytest.mark.parametrize(("family", "next_sentence"), [("bert", True), ("bert", False), ("modernbert", False)])
-def test_weights_survive_the_way_there_and_back(make_model, family, next_sentence):
-    config = ModelSettings(family=family, **SIZES)
-    weights = make_model(config, next_sentence).state_dict()
+@pytest.mark.parametrize("family", [Bert(), ModernBert()], ids=["bert", "modernbert"])
+def test_weights_survive_the_way_there_and_back(make_model, family):
+    config = ModelSettings(**SIZES, family=family.name)
+    weights = make_model(config, family.pairs_class is not None).state_dict()
     converted = to_hugging_face(weights, family)
     # In BERT a QKV matrix and its bias are three each.
-    assert len(converted) == len(weights) + (4 * config.num_hidden_layers if family == "bert" else 0)
+    assert len(converted) == len(weights) + (4 * config.num_hidden_layers if family.name == "bert" else 0)
     restored, lacking = from_hugging_face(converted, weights, family)
     assert not lacking and restored.keys() == weights.keys()
     assert all(torch.equal(restored[name], weights[name]) for name in weights)
@@ -195,9 +246,9 @@ def test_weights_survive_the_way_there_and_back(make_model, family, next_sentenc
 
 def test_missing_weights_of_another_architecture_are_named(tiny_config, make_model):
     weights = make_model(tiny_config).state_dict()
-    converted = to_hugging_face(weights, "bert")
+    converted = to_hugging_face(weights, Bert())
     del converted["bert.encoder.layer.1.attention.self.key.weight"]
-    restored, lacking = from_hugging_face(converted, weights, "bert")
+    restored, lacking = from_hugging_face(converted, weights, Bert())
     assert list(lacking.values()) == [["bert.encoder.layer.1.attention.self.key.weight"]]
     assert restored.keys() == weights.keys() - lacking.keys()
 
@@ -205,8 +256,8 @@ def test_missing_weights_of_another_architecture_are_named(tiny_config, make_mod
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_architecture_is_read_back_from_config_json(variant):
     config = ModelSettings(**SIZES, **VARIANTS[variant])
-    config_class, _ = REFERENCES[config.family]
-    read = FAMILIES[config.family].settings_of(config_class(**hugging_face_config(config, False)).to_dict())
+    values = hugging_face_config(config, False)
+    read = family_of(config).settings_of(transformers.AutoConfig.for_model(**values).to_dict())
     kinds = read.pop("attention_kinds", config.attention_kinds)
     assert kinds == config.attention_kinds
     assert read == {name: getattr(config, name) for name in read}
@@ -214,8 +265,9 @@ def test_the_architecture_is_read_back_from_config_json(variant):
 
 def test_a_custom_model_that_is_of_a_family_is_found_to_be_one():
     modern = ModelSettings(family="modernbert", **SIZES)
-    assert family_in_transformers(modern.model_copy(update={"family": "custom"}), next_sentence=False) == "modernbert"
-    assert family_in_transformers(ModelSettings(family="custom", **SIZES), next_sentence=True) == "bert"
+    modern = modern.model_copy(update={"family": "custom"})
+    assert family_in_transformers(modern, next_sentence=False).name == "modernbert"
+    assert family_in_transformers(ModelSettings(family="custom", **SIZES), next_sentence=True).name == "bert"
 
 
 @pytest.mark.parametrize(
@@ -236,3 +288,37 @@ def test_modernbert_with_a_head_for_pairs_is_beyond_transformers():
     config = ModelSettings(family="modernbert", **SIZES)
     with pytest.raises(UserError, match="the head for sentence pairs"):
         family_in_transformers(config, next_sentence=True)
+
+
+def test_an_added_family_is_exported_behind_the_parity_gate_and_initializes_a_run(tmp_path):
+    trained(["the quick brown fox jumps over lazy dogs"] * 9, tmp_path / "tokenizer", vocab_size=400)
+    config = tiny_run(model={**SIZES, "vocab_size": 400, "family": "ernie"}, data={"sentence_pairs": "next_sentence"})
+    model = PretrainingModel(config.model, config.all_objectives)
+    model.initialize(0)
+    report = export_model(config, model.state_dict(), tmp_path / "tokenizer", tmp_path / "out")
+    assert report.parity.num_logits > 10_000
+    loaded = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "out")
+    assert type(loaded) is transformers.ErnieForPreTraining
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "A ERNIE encoder" in card and "- ernie\n" in card and "`ErnieForPreTraining`" in card
+    begun = PretrainingModel(config.model, config.all_objectives)
+    notes = load_initial_weights(begun, "out", lambda: tmp_path / "out", ALONE).notes
+    assert len(notes) == 1
+    assert all(torch.equal(weight, begun.state_dict()[name]) for name, weight in model.state_dict().items())
+    with pytest.raises(UserError, match=r"is a ernie, and the model is a bert.*give a checkpoint of BERT"):
+        load_initial_weights(PretrainingModel(ModelSettings(**SIZES)), "out", lambda: tmp_path / "out", ALONE)
+
+
+def test_a_rule_of_an_added_family_holds():
+    with pytest.raises(ValueError, match=r"model.family=ernie does not support model.norm=rmsnorm"):
+        ModelSettings(**SIZES, family="ernie", norm="rmsnorm")
+
+
+def test_families_are_named_in_their_own_files_alone():
+    assert choices_of(ModelSettings.model_fields["family"].annotation) == tuple(FAMILIES)
+    top = Path(__file__).resolve().parents[4]
+    name = re.compile(rf"""["']({"|".join(FAMILIES)})["']""")
+    files = [path for folder in ("trainer", "launch") for path in (top / folder).rglob("*.py")]
+    found = {path.relative_to(top).as_posix(): name.findall(path.read_text(encoding="utf-8")) for path in files}
+    found = {file: names for file, names in found.items() if names and "config/families/" not in file}
+    assert found == {"trainer/config/model_settings.py": ["bert"]}  # the default

@@ -1,0 +1,98 @@
+"""What a family of models is.
+
+The name of a published family guarantees that transformers has a class that computes exactly this model, so it can be
+exported. A family provides its published options as defaults, and fixes those that its class cannot vary. To add one,
+write its file beside this one and its line in `trainer/config/families/registry.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from data_prep.tokenizer.special_tokens import SpecialTokens
+
+if TYPE_CHECKING:
+    from trainer.config.model_settings import ModelSettings
+
+_BLOCK = re.compile(r"encoder\.layers\.(\d+)\.(.+)\.(weight|bias)")
+
+
+class Rule(NamedTuple):
+    """The values of one option that a family's class in transformers supports."""
+
+    allowed: Container[Any]
+    reason: str
+
+
+class SublayerDropouts(NamedTuple):
+    """Dropout probabilities within a block, without that on the attention probabilities."""
+
+    attention_output: float
+    feed_forward_inner: float
+    """On the input of the second linear layer of a gated feed-forward layer."""
+    feed_forward_output: float
+
+
+class Family:
+    """A value of `model.family`; a name in `defaults` and `rules` is that of a setting of the model."""
+
+    name: ClassVar[str]
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Where they differ from those of `ModelSettings`, which are BERT's."""
+    rules: ClassVar[Mapping[str, Rule]] = {}
+
+    def sublayer_dropouts(self, hidden: float, attention_probs: float) -> SublayerDropouts:
+        """Return the dropout probabilities of a block for `hidden_dropout_prob` and `attention_probs_dropout_prob`."""
+        return SublayerDropouts(hidden, 0.0, hidden)
+
+    def violations(self, options: Mapping[str, Any]) -> list[str]:
+        """Return the options that the family does not support, each as "model.NAME=VALUE (reason)"."""
+        return [
+            f"model.{name}={options[name]} ({rule.reason})"
+            for name, rule in self.rules.items()
+            if options[name] not in rule.allowed
+        ]
+
+
+class PublishedFamily(Family, ABC):
+    """A family with classes in transformers: what they call our modules, and their configuration both ways.
+
+    `name` is also the `model_type` of config.json.
+    """
+
+    title: ClassVar[str]
+    """As publications write it."""
+    masked_lm_class: ClassVar[str]
+    pairs_class: ClassVar[str | None] = None
+    """The class with a head for sentence pairs too; None: a model with that head cannot be exported."""
+
+    modules: ClassVar[Mapping[str, str]]
+    """Our modules outside of the blocks, to theirs."""
+    blocks: ClassVar[str]
+    """Their list of blocks."""
+    block_modules: ClassVar[Mapping[str, tuple[str, ...]]]
+    """Our modules within a block, to theirs; a matrix that is several there is cut along its rows."""
+
+    def tensor_names(self, name: str) -> list[str]:
+        """Return their names for our parameter `name`: several for a matrix or bias that is cut, else one."""
+        block = _BLOCK.fullmatch(name)
+        if block is None:
+            module, _, kind = name.rpartition(".")
+            return [f"{self.modules[module]}.{kind}"]
+        number, module, kind = block.groups()
+        return [f"{self.blocks}.{number}.{part}.{kind}" for part in self.block_modules[module]]
+
+    @abstractmethod
+    def config_json(self, model: ModelSettings, has_pairs: bool, special_tokens: SpecialTokens) -> dict[str, Any]:
+        """Return the contents of config.json for a model with or without a head for sentence pairs."""
+
+    @abstractmethod
+    def settings_of(self, config_json: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the architecture that a config.json (with all values that transformers fills in) states, in the names
+        of `ModelSettings`.
+
+        What `ModelSettings` cannot express is given as the value of the nearest setting, so that it is a difference.
+        """

@@ -1,0 +1,15 @@
+"""The families that `model.family` may name."""
+
+from __future__ import annotations
+
+from trainer.config.families.bert import Bert
+from trainer.config.families.custom import Custom
+from trainer.config.families.family import Family, PublishedFamily
+from trainer.config.families.modernbert import ModernBert
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (Bert(), ModernBert(), Custom())}
+
+
+def published_families() -> list[PublishedFamily]:
+    """Those that transformers has classes of, in the order in which a custom model is compared with them."""
+    return [family for family in FAMILIES.values() if isinstance(family, PublishedFamily)]
