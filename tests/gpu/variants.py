@@ -49,7 +49,7 @@ def full_capacity(config: RunConfig) -> Iterator[None]:
     """Room for as many sequences as the rows could hold at worst."""
     (stage,) = config.stages
     most = WORST_SEQUENCES_PER_ROW * stage.micro_batch_tokens // 512
-    with patch("trainer.data.assembly.sequence_capacity", lambda num_sequences: max(num_sequences, most)):
+    with patch("trainer.data.batch.sequence_capacity", lambda num_sequences: max(num_sequences, most)):
         yield
 
 

@@ -15,11 +15,6 @@ from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments
 from trainer.data.sentence_pairs import max_pairs_in_row
 from trainer.data.shard_set import Shard
 
-SEQUENCE_BUCKET = 64
-"""Sequence capacities are multiples of it, so that few allocation sizes occur."""
-LENGTH_BUCKET = 128
-"""Positions of a block of FlashAttention 2: a bound of the longest sequence between two multiples saves nothing."""
-
 _NOT_OURS = "prepare the text again"
 
 
@@ -40,15 +35,17 @@ class RowSettings:
 
 @dataclass(frozen=True)
 class Rows:
-    """R rows of L positions; the fields are those of `Batch`."""
+    """R rows of L positions before masking, as `Batch.of_sequences` takes them."""
 
     input_ids: np.ndarray
-    position_ids: np.ndarray
-    token_type_ids: np.ndarray
-    cu_seqlens: np.ndarray
+    starts: np.ndarray
+    """(N,) int64: first positions of the sequences, ascending, those of padding too."""
+    token_positions: np.ndarray
+    """(sum(lengths),) int64: position of each token of the segments, ascending."""
+    token_type_ids: np.ndarray | None
+    """None without sentence pairs."""
     cls_positions: np.ndarray
     next_sentence_labels: np.ndarray
-    longest_sequence: int
 
 
 def read_segments(segments: Segments, shards: Sequence[Shard]) -> np.ndarray:
@@ -122,41 +119,22 @@ def assemble_rows(
 
     input_ids = np.full(num_rows * length, special_tokens.pad)
     shifts = token_firsts - (np.cumsum(segments.lengths) - segments.lengths)
-    input_ids[np.repeat(shifts, segments.lengths) + np.arange(len(tokens))] = tokens
+    token_positions = np.repeat(shifts, segments.lengths) + np.arange(len(tokens))
+    input_ids[token_positions] = tokens
     input_ids[firsts[opens]] = special_tokens.cls
     input_ids[token_firsts + segments.lengths] = special_tokens.sep
 
     padded = np.flatnonzero(used < length)
     starts = np.sort(np.concatenate([firsts[opens], padded * length + used[padded]]))
-    lengths = np.diff(starts, append=num_rows * length)
     cls_positions, labels = _pairs(firsts, segments.labels, num_rows * settings.max_pairs)
     return Rows(
         input_ids=input_ids,
-        position_ids=np.arange(num_rows * length) - np.repeat(starts, lengths),
-        token_type_ids=_token_types(firsts, segments, num_rows * length),
-        cu_seqlens=_filled(starts, sequence_capacity(len(starts)) + 1, num_rows * length).astype(np.int32),
+        starts=starts,
+        token_positions=token_positions,
+        token_type_ids=_token_types(firsts, segments, num_rows * length) if settings.max_pairs else None,
         cls_positions=cls_positions,
         next_sentence_labels=labels,
-        longest_sequence=longest_sequence(int(lengths.max()), length),
     )
-
-
-def sequence_capacity(num_sequences: int) -> int:
-    """Return the sequence capacity of a micro-batch: the number of sequences rounded up to `SEQUENCE_BUCKET`.
-
-    It is close to the real number, because variable-length attention also pays for an empty sequence: a block launch
-    per head, and 128 positions of fp32 scratch in the backward (FlashAttention 2).
-    """
-    return max(1, -(-num_sequences // SEQUENCE_BUCKET)) * SEQUENCE_BUCKET
-
-
-def longest_sequence(longest: int, sequence_length: int) -> int:
-    """Return the bound that attention gets: `longest` rounded up to `LENGTH_BUCKET`, at most a row.
-
-    Variable-length attention launches this many positions' blocks for each sequence, and those of shorter ones end at
-    once.
-    """
-    return min(sequence_length, -(-longest // LENGTH_BUCKET) * LENGTH_BUCKET)
 
 
 def _token_types(firsts: np.ndarray, segments: Segments, num_positions: int) -> np.ndarray:

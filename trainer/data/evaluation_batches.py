@@ -10,12 +10,10 @@ import numpy as np
 import torch
 
 from data_prep.storage import storage
-from data_prep.tokenizer.special_tokens import SpecialTokens
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.measurements import Measurement
 from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS
-from trainer.data.assembly import RowSettings, assemble_rows
 from trainer.data.batch import Batch
 from trainer.data.components import shards_of
 from trainer.data.micro_batches import MicroBatches, Slice
@@ -111,8 +109,7 @@ def evaluation_batches(
     if split == "train":
         parts = [[max(part, key=lambda shard: shard.record.tokens)] for part in parts]
     shards = [shard for part in sorted(parts, key=lambda part: part[0].record.sha256) for shard in part]
-    settings = row_settings(data, stage)
-    samples = SampleSpace([shards], [1.0], settings, seed, Purpose.EVALUATION)
+    samples = SampleSpace([shards], [1.0], row_settings(data, stage), seed, Purpose.EVALUATION)
     num_rows = stage.micro_batch_tokens // stage.sequence_length
     batches = MicroBatches(
         samples,
@@ -129,19 +126,10 @@ def evaluation_batches(
     for first in range(0, total, num_rows * world_size):
         own = min(first + rank * num_rows, total)
         which = Slice(0, own, min(own + num_rows, total), data.evaluated_mlm_probability)
-        segments, held_in, _ = batches.plan(which)
-        origins = scatter_to_positions(sources.of(segments, held_in), segments, num_rows, settings)
-        yield EvaluationBatch(batches.build(which), torch.from_numpy(origins))
-
-
-def scatter_to_positions(values: np.ndarray, segments: Segments, num_rows: int, settings: RowSettings) -> np.ndarray:
-    """Return the value of each segment, (N,), at the positions of its tokens, (T,) int64; -1 elsewhere."""
-    tokens = np.repeat(values + 1, segments.lengths)
-    return assemble_rows(segments, tokens, num_rows, settings, NO_TOKENS).input_ids - 1
-
-
-NO_TOKENS = SpecialTokens(pad=0, unk=None, cls=0, sep=0, mask=0)
-"""For rows of flags or numbers in place of tokens."""
+        batch, segments, read_from, token_positions = batches.build(which)
+        origins = np.full(len(batch.input_ids), -1)
+        origins[token_positions] = np.repeat(sources.of(segments, read_from), segments.lengths)
+        yield EvaluationBatch(batch, torch.from_numpy(origins))
 
 
 class _Sources:

@@ -54,23 +54,21 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
     def __getitem__(self, which: Slice) -> torch.Tensor | UserError:
         """Return the packed batch, or the `UserError` as a value: `DataLoader` wraps a raised one in a traceback."""
         try:
-            return self.build(which).pack()
+            return self.build(which)[0].pack()
         except UserError as error:
             return error
 
-    def plan(self, which: Slice) -> tuple[Segments, list[Shard], int]:
-        """Return the segments of a slice, their shards, and the number of rows that cannot be read."""
+    def build(self, which: Slice) -> tuple[Batch, Segments, list[Shard], np.ndarray]:
+        """Return the micro-batch of `num_rows` rows: those of the slice, then padding rows.
+
+        Its segments, their shards, and the position (sum(lengths),) of each of their tokens come with it.
+        """
+        length = self._samples.settings.sequence_length
+        numbers = np.arange(which.first, which.first + self._num_rows)
         segments, shards = self._samples.segments_of_samples(which.epoch, np.arange(which.first, which.stop))
         num_unreadable_rows = 0
         if self._skip_corrupt_shards:
             segments, num_unreadable_rows = without_damaged(segments, shards)
-        return segments, shards, num_unreadable_rows
-
-    def build(self, which: Slice) -> Batch:
-        """Return the micro-batch of `num_rows` rows: those of the slice, then padding rows."""
-        length = self._samples.settings.sequence_length
-        numbers = np.arange(which.first, which.first + self._num_rows)
-        segments, shards, num_unreadable_rows = self.plan(which)
         special_tokens = self._masking.special_tokens
         tokens = read_segments(segments, shards)
         check_tokens(tokens, segments, shards, self._masking.vocab_size)
@@ -78,18 +76,16 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
         keys = fold(fold(self._mask_key, which.epoch), numbers)
         input_ids = rows.input_ids.reshape(self._num_rows, length)
         masked = self._mask_rows(input_ids, keys, probability=which.mlm_probability)
-        return Batch(
-            input_ids=torch.from_numpy(masked.input_ids),
-            position_ids=torch.from_numpy(rows.position_ids),
-            token_type_ids=torch.from_numpy(rows.token_type_ids),
-            cu_seqlens=torch.from_numpy(rows.cu_seqlens),
-            masked_positions=torch.from_numpy(masked.masked_positions),
-            labels=torch.from_numpy(masked.labels),
-            cls_positions=torch.from_numpy(rows.cls_positions),
-            next_sentence_labels=torch.from_numpy(rows.next_sentence_labels),
-            sequence_length=length,
+        batch = Batch.of_sequences(
+            masked.input_ids,
+            rows.starts,
+            length,
+            masked.masked_positions,
+            masked.labels,
+            token_type_ids=rows.token_type_ids,
+            cls_positions=rows.cls_positions,
+            next_sentence_labels=rows.next_sentence_labels,
             num_unreadable_rows=num_unreadable_rows,
             pad_token_id=special_tokens.pad,
-            has_segment_b=self._samples.settings.max_pairs > 0,
-            longest_sequence=rows.longest_sequence,
         )
+        return batch, segments, shards, rows.token_positions

@@ -78,21 +78,13 @@ class PretrainingScorer:
     def __call__(self, copies: MaskedCopies) -> np.ndarray:
         """Log-probabilities (N,) float64 of the masked tokens, in nats."""
         num_copies, length = copies.input_ids.shape
-        starts = torch.arange(0, (num_copies + 1) * length, length)  # (N + 1,)
-        targets = torch.from_numpy(copies.targets)
-        batch = Batch(
-            input_ids=torch.from_numpy(copies.input_ids).reshape(-1),
-            position_ids=torch.arange(length).repeat(num_copies),
-            token_type_ids=torch.zeros(num_copies * length, dtype=torch.int64),
-            cu_seqlens=starts.to(torch.int32),
-            masked_positions=starts[:-1] + torch.from_numpy(copies.positions),
-            labels=targets,
-            sequence_length=length,
-            has_segment_b=False,
-        ).to(self._device)
+        starts = np.arange(num_copies) * length
+        masked = starts + copies.positions
+        batch = Batch.of_sequences(copies.input_ids.reshape(-1), starts, length, masked, copies.targets)
+        batch = batch.to(self._device)
         with torch.inference_mode():
             logits = self._model.predict(batch).mlm_logits  # (N, padded_vocab_size)
-        return _log_probabilities(logits, targets.to(self._device))
+        return _log_probabilities(logits, batch.labels)
 
 
 class SentenceEncoder:

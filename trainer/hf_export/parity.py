@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 import torch
 import transformers
@@ -248,21 +249,18 @@ def pack_rows(sequences: Sequence[EncodedSequence], sequence_length: int, pad_to
     for sequence in sequences:
         packed.add(sequence)
     packed.close_row()
-    lengths = torch.tensor(packed.boundaries).diff().tolist()
-    input_ids = torch.tensor(packed.input_ids)
-    masked_positions = torch.cat(
-        [torch.arange(start, start + len(s.input_ids)) for start, s in zip(packed.starts, sequences, strict=True)]
-    )
-    return Batch(
-        input_ids=input_ids,
-        position_ids=torch.cat([torch.arange(length) for length in lengths]),
-        token_type_ids=torch.tensor(packed.token_type_ids),
-        cu_seqlens=torch.tensor(packed.boundaries, dtype=torch.int32),
-        masked_positions=masked_positions,
-        labels=input_ids[masked_positions],
-        cls_positions=torch.tensor(packed.starts),
-        next_sentence_labels=torch.zeros(len(sequences), dtype=torch.int64),
-        sequence_length=sequence_length,
+    input_ids = np.array(packed.input_ids)
+    lengths = [len(sequence.input_ids) for sequence in sequences]
+    masked_positions = np.concatenate([np.arange(length) for length in lengths]) + np.repeat(packed.starts, lengths)
+    return Batch.of_sequences(
+        input_ids,
+        np.array(packed.boundaries[:-1]),
+        sequence_length,
+        masked_positions,
+        input_ids[masked_positions],
+        token_type_ids=np.array(packed.token_type_ids),
+        cls_positions=np.array(packed.starts),
+        next_sentence_labels=np.zeros(len(sequences), np.int64),
         pad_token_id=pad_token_id,
     )
 

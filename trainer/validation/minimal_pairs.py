@@ -18,7 +18,6 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
-from trainer.data.assembly import sequence_capacity
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.minimal_pairs import (
     EncodedSentence,
@@ -105,21 +104,10 @@ class MinimalPairs:
         rows[:, : per_row * length] = copies.reshape(num_rows, -1)
         slots = np.arange(0, row, length)  # of what is left behind the last copy, too
         starts = (np.arange(0, num_rows * row, row)[:, None] + slots).ravel()
-        capacity = sequence_capacity(len(starts)) + 1
-        cu_seqlens = np.concatenate([starts, np.full(capacity - len(starts), num_rows * row)])
         copy_starts = (np.arange(0, num_rows * row, row)[:, None] + slots[:per_row]).ravel()
         masked = np.zeros(len(copies), np.int64)
         masked[: len(owners)] = copy_starts[: len(owners)] + positions
-        return Batch(
-            input_ids=torch.from_numpy(rows.ravel()),
-            position_ids=torch.from_numpy(np.tile(np.arange(row) % length, num_rows)),
-            token_type_ids=torch.zeros(num_rows * row, dtype=torch.int64),
-            cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
-            masked_positions=torch.from_numpy(masked),
-            labels=torch.from_numpy(labels),
-            sequence_length=row,
-            pad_token_id=self.pad_token_id,
-        )
+        return Batch.of_sequences(rows.ravel(), starts, row, masked, labels, pad_token_id=self.pad_token_id)
 
 
 def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | None:

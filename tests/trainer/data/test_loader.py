@@ -24,8 +24,7 @@ from tests.support.error_codes import coded
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.training_settings import BatchWarmup
-from trainer.data.assembly import longest_sequence
-from trainer.data.batch import IGNORED
+from trainer.data.batch import IGNORED, longest_sequence
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.sentence_pairs import IN_ORDER, IS_SWAPPED
