@@ -94,9 +94,9 @@ def run_suite(arguments: argparse.Namespace) -> None:
 def score_minimal_pairs(arguments: argparse.Namespace) -> None:
     """Score minimal pairs, print the table and write the scores."""
     from trainer.data.minimal_pairs import (
+        EncodedPairs,
         as_json,
         judge,
-        num_masked_copies,
         pair_scores,
         read_minimal_pairs,
         report_lines,
@@ -127,10 +127,10 @@ def score_minimal_pairs(arguments: argparse.Namespace) -> None:
         keep_freed_memory()
     precision = arguments.precision or "fp32"
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}[precision]
-    encode = SentenceEncoder(model.tokenizer)
-    with Progress("scoring masked copies", num_masked_copies(pairs, encode), "copies") as progress:
-        scorer = scorer_of(model, device, dtype)
-        scores = pair_scores(pairs, encode, model.tokenizer.mask_token_id, model.max_length, scorer, progress.add)
+    tokenizer, scorer = model.tokenizer, scorer_of(model, device, dtype)
+    encoded = EncodedPairs.encode(pairs, SentenceEncoder(tokenizer), tokenizer.mask_token_id, model.max_length)
+    with Progress("scoring masked copies", encoded.num_copies, "copies") as progress:
+        scores = pair_scores(encoded, scorer, progress.add)
     report = judge(pairs, scores)
     print("\n".join(report_lines(report)).rstrip())
     if arguments.output is not None:
