@@ -16,10 +16,11 @@ from trainer.config.measurements import Measurement
 from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS
 from trainer.data.batch import Batch
 from trainer.data.components import shards_of
-from trainer.data.micro_batches import MicroBatches, Slice
+from trainer.data.micro_batches import MicroBatches
 from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import Segments, document_starts
 from trainer.data.randomness import Purpose
+from trainer.data.sample_range import SampleRange
 from trainer.data.samples import SampleSpace, masking_of, row_settings
 from trainer.data.shard_set import Shard, ShardSet, Split, has_valid_split
 
@@ -125,8 +126,8 @@ def evaluation_batches(
         total = min(total, max(1, max_tokens // stage.sequence_length))
     for first in range(0, total, num_rows * world_size):
         own = min(first + rank * num_rows, total)
-        which = Slice(0, own, min(own + num_rows, total), data.evaluated_mlm_probability)
-        batch, segments, read_from, token_positions = batches.build(which)
+        which = SampleRange(stage=0, epoch=0, first=own, stop=min(own + num_rows, total))
+        batch, segments, read_from, token_positions = batches.build(which, data.evaluated_mlm_probability)
         origins = np.full(len(batch.input_ids), -1)
         origins[token_positions] = np.repeat(sources.of(segments, read_from), segments.lengths)
         yield EvaluationBatch(batch, torch.from_numpy(origins))

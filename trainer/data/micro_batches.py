@@ -1,8 +1,7 @@
-"""Micro-batches: the tensors of a slice of samples."""
+"""Micro-batches: the tensors of a range of samples."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -16,22 +15,13 @@ from trainer.data.custom_masking import CustomMasking
 from trainer.data.masking import Masking, mask_rows
 from trainer.data.packing import Segments
 from trainer.data.randomness import Purpose, fold, root_key
+from trainer.data.sample_range import SampleRange
 from trainer.data.samples import SampleSpace
 from trainer.data.shard_set import Shard
 
 
-@dataclass(frozen=True)
-class Slice:
-    """The samples of one micro-batch: `first` to `stop` - 1 of an epoch."""
-
-    epoch: int
-    first: int
-    stop: int
-    mlm_probability: float
-
-
 class MicroBatches(Dataset[torch.Tensor | UserError]):
-    """Builder of the micro-batch of any slice."""
+    """Builder of the micro-batch of any range of samples."""
 
     def __init__(
         self,
@@ -51,15 +41,15 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
         self._skip_corrupt_shards = skip_corrupt_shards
         self._mask_key = root_key(seed, usage, Purpose.MASKING)
 
-    def __getitem__(self, which: Slice) -> torch.Tensor | UserError:
+    def __getitem__(self, which: tuple[SampleRange, float]) -> torch.Tensor | UserError:
         """Return the packed batch, or the `UserError` as a value: `DataLoader` wraps a raised one in a traceback."""
         try:
-            return self.build(which)[0].pack()
+            return self.build(*which)[0].pack()
         except UserError as error:
             return error
 
-    def build(self, which: Slice) -> tuple[Batch, Segments, list[Shard], np.ndarray]:
-        """Return the micro-batch of `num_rows` rows: those of the slice, then padding rows.
+    def build(self, which: SampleRange, mlm_probability: float) -> tuple[Batch, Segments, list[Shard], np.ndarray]:
+        """Return the micro-batch of `num_rows` rows: those of the samples, then padding rows.
 
         Its segments, their shards, and the position (sum(lengths),) of each of their tokens come with it.
         """
@@ -75,7 +65,7 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
         rows = assemble_rows(segments, tokens, self._num_rows, self._samples.settings, special_tokens)
         keys = fold(fold(self._mask_key, which.epoch), numbers)
         input_ids = rows.input_ids.reshape(self._num_rows, length)
-        masked = self._mask_rows(input_ids, keys, probability=which.mlm_probability)
+        masked = self._mask_rows(input_ids, keys, probability=mlm_probability)
         batch = Batch.of_sequences(
             masked.input_ids,
             rows.starts,

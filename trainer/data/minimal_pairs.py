@@ -255,7 +255,8 @@ class EncodedPairs:
 
     def scores(self, log_likelihoods: np.ndarray) -> np.ndarray:
         """Return the pseudo-log-likelihoods (num_pairs, 2) float64 from those of the copies (num_copies,), in nats."""
-        return np.bincount(self.owners, log_likelihoods, minlength=len(self.sentences))[self.numbers]
+        scores: np.ndarray = np.bincount(self.owners, log_likelihoods, minlength=len(self.sentences))[self.numbers]
+        return scores
 
 
 def pair_scores(

@@ -105,10 +105,7 @@ def planner_of(config: RunConfig, epoch: int = 0) -> PairPlanner:
 def rows_of(config: RunConfig, kept: KeptPairCounts | None, steps: int, position: Position = START) -> list[bytes]:
     """The tokens, labels and pairs of each global batch."""
     sets = [open_shard_set(url) for url in config.data_sets]
-    loader = Loader(
-        sets, config.data, config.stages[0], position, config.training.seed, 0, 1, lambda step: 0.15, 0,
-        pair_counts=kept,
-    )  # fmt: skip
+    loader = Loader(sets, config.stages[0], position, config.training.seed, pair_counts=kept)
     return [
         b"".join(batch.pack().numpy().tobytes() for batch in step.micro_batches)
         for step in itertools.islice(loader, steps)
