@@ -1,36 +1,27 @@
-"""Assembly of segments and their tokens into the flat arrays of a micro-batch, before masking."""
+"""Assembly of a range of samples into a micro-batch: segments, their tokens, rows, masks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
+import torch
+from torch.utils.data import Dataset
 
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
-from trainer.config.objective_settings import PairTask
-from trainer.data.batch import IGNORED
-from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments
-from trainer.data.sentence_pairs import max_pairs_in_row
+from trainer.data.batch import IGNORED, Batch
+from trainer.data.custom_masking import CustomMasking
+from trainer.data.masking import Masking, mask_rows
+from trainer.data.packing import SEGMENT_A, SEGMENT_B, RowSettings, Segments
+from trainer.data.randomness import Purpose, fold, root_key
+from trainer.data.sample_range import SampleRange
+from trainer.data.samples import SampleSpace
 from trainer.data.shard_set import Shard
 
 _NOT_OURS = "prepare the text again"
-
-
-@dataclass(frozen=True)
-class RowSettings:
-    """Form of a row: the settings that the order of samples depends on."""
-
-    sequence_length: int
-    """L: positions."""
-    pair_task: PairTask | None = None
-    short_seq_probability: float = 0.0
-
-    @property
-    def max_pairs(self) -> int:
-        """Largest number of sentence pairs in a row; 0 without pairs."""
-        return max_pairs_in_row(self.sequence_length) if self.pair_task is not None else 0
 
 
 @dataclass(frozen=True)
@@ -159,3 +150,64 @@ def _filled(values: np.ndarray, capacity: int, filler: int) -> np.ndarray:
     result = np.full(capacity, filler)
     result[: len(values)] = values
     return result
+
+
+class MicroBatches(Dataset[torch.Tensor | UserError]):
+    """Builder of the micro-batch of any range of samples."""
+
+    def __init__(
+        self,
+        samples: SampleSpace,
+        masking: Masking,
+        num_rows: int,
+        seed: int,
+        usage: Purpose,
+        skip_corrupt_shards: bool = False,
+    ) -> None:
+        """`skip_corrupt_shards` replaces rows of a damaged shard by padding rows; otherwise the shard is an error."""
+        self._samples = samples
+        self._masking = masking
+        custom = None if masking.custom is None else CustomMasking(masking.custom, masking)
+        self._mask_rows = partial(mask_rows, masking=masking) if custom is None else custom.mask_rows
+        self._num_rows = num_rows
+        self._skip_corrupt_shards = skip_corrupt_shards
+        self._mask_key = root_key(seed, usage, Purpose.MASKING)
+
+    def __getitem__(self, which: tuple[SampleRange, float]) -> torch.Tensor | UserError:
+        """Return the packed batch, or the `UserError` as a value: `DataLoader` wraps a raised one in a traceback."""
+        try:
+            return self.build(*which)[0].pack()
+        except UserError as error:
+            return error
+
+    def build(self, which: SampleRange, mlm_probability: float) -> tuple[Batch, Segments, list[Shard], np.ndarray]:
+        """Return the micro-batch of `num_rows` rows: those of the samples, then padding rows.
+
+        Its segments, their shards, and the position (sum(lengths),) of each of their tokens come with it.
+        """
+        length = self._samples.settings.sequence_length
+        numbers = np.arange(which.first, which.first + self._num_rows)
+        segments, shards = self._samples.segments_of_samples(which.epoch, np.arange(which.first, which.stop))
+        num_unreadable_rows = 0
+        if self._skip_corrupt_shards:
+            segments, num_unreadable_rows = without_damaged(segments, shards)
+        special_tokens = self._masking.special_tokens
+        tokens = read_segments(segments, shards)
+        check_tokens(tokens, segments, shards, self._masking.vocab_size)
+        rows = assemble_rows(segments, tokens, self._num_rows, self._samples.settings, special_tokens)
+        keys = fold(fold(self._mask_key, which.epoch), numbers)
+        input_ids = rows.input_ids.reshape(self._num_rows, length)
+        masked = self._mask_rows(input_ids, keys, probability=mlm_probability)
+        batch = Batch.of_sequences(
+            masked.input_ids,
+            rows.starts,
+            length,
+            masked.masked_positions,
+            masked.labels,
+            token_type_ids=rows.token_type_ids,
+            cls_positions=rows.cls_positions,
+            next_sentence_labels=rows.next_sentence_labels,
+            num_unreadable_rows=num_unreadable_rows,
+            pad_token_id=special_tokens.pad,
+        )
+        return batch, segments, shards, rows.token_positions

@@ -14,15 +14,14 @@ from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.measurements import Measurement
 from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS
+from trainer.data.assembly import MicroBatches
 from trainer.data.batch import Batch
 from trainer.data.components import shards_of
-from trainer.data.micro_batches import MicroBatches
-from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import Segments, document_starts
 from trainer.data.randomness import Purpose
 from trainer.data.sample_range import SampleRange
 from trainer.data.samples import SampleSpace, masking_of, row_settings
-from trainer.data.shard_set import Shard, ShardSet, Split, has_valid_split
+from trainer.data.shard_set import WINDOW_SHARDS, Shard, ShardSet, Split, has_valid_split
 
 
 @dataclass(frozen=True)

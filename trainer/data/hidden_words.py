@@ -30,10 +30,10 @@ import torch
 from data_prep.tokenizer.special_tokens import SpecialTokens
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.measurements import WORD_ROW_LENGTH, WORDS
-from trainer.data.assembly import RowSettings, assemble_rows
+from trainer.data.assembly import assemble_rows
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.evaluation_batches import EvaluationBatch
-from trainer.data.packing import SEGMENT_A, Segments, document_starts
+from trainer.data.packing import SEGMENT_A, RowSettings, Segments, document_starts
 from trainer.data.randomness import Purpose, fold, root_key, uniform
 from trainer.data.shard_set import Shard, ShardSet
 

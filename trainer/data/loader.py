@@ -20,8 +20,8 @@ from data_prep.base.urls import is_remote
 from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.config.schedule import global_batch_tokens
 from trainer.config.stages import Stage
+from trainer.data.assembly import MicroBatches
 from trainer.data.batch import Batch
-from trainer.data.micro_batches import MicroBatches
 from trainer.data.pair_counts import KeptPairCounts
 from trainer.data.pair_rows import PairCounts
 from trainer.data.randomness import Purpose

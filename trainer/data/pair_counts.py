@@ -21,8 +21,8 @@ import numpy as np
 from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from data_prep.storage import storage
-from trainer.data import bin_packing, randomness, sentence_pairs
-from trainer.data.assembly import RowSettings
+from trainer.data import pair_rows, randomness, sentence_pairs
+from trainer.data.packing import RowSettings
 from trainer.data.pair_rows import PairCounts, PairPlan
 from trainer.data.randomness import Purpose, fold
 from trainer.data.shard_set import Shard
@@ -177,6 +177,6 @@ def _digest(counts: np.ndarray) -> str:
 @functools.cache
 def _digest_of_source() -> str:
     """Return a digest of the code that plans: another version may plan other pairs."""
-    modules = (bin_packing, randomness, sentence_pairs)
+    modules = (pair_rows, randomness, sentence_pairs)
     digests = [storage.sha256_of(Path(str(module.__file__))) for module in modules]
     return hashlib.sha256("".join(digests).encode()).hexdigest()

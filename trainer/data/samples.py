@@ -19,16 +19,13 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.stages import Stage
-from trainer.data.assembly import RowSettings
 from trainer.data.components import check_budgets, components_of
-from trainer.data.epochs import ComponentEpoch, merge_segments, num_shard_rows
-from trainer.data.masking import Masking
-from trainer.data.order import MIXTURE_SLOTS, Mixture
-from trainer.data.packing import Segments
+from trainer.data.masking import Masking, piece_kinds
+from trainer.data.order import MIXTURE_SLOTS, ComponentEpoch, Mixture, merge_segments, num_shard_rows
+from trainer.data.packing import RowSettings, Segments
 from trainer.data.pair_counts import KeptPairCounts, PairPlanner
 from trainer.data.randomness import Purpose, root_key
 from trainer.data.shard_set import Shard, ShardSet
-from trainer.data.words import piece_kinds
 
 _PLAINLY_ENOUGH = 8
 """A data set with so many times the tokens of a global batch has enough rows for one, whatever sentence pairs omit; the

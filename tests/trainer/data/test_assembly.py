@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.tokenizer import CLS_TOKEN_ID, PAD_TOKEN_ID, SEP_TOKEN_ID
 from tests.support.error_codes import coded
-from trainer.data.assembly import RowSettings, assemble_rows, check_tokens, read_segments
+from trainer.data.assembly import assemble_rows, check_tokens, read_segments
 from trainer.data.batch import IGNORED, SEQUENCE_BUCKET, Batch, longest_sequence, sequence_capacity
-from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments
+from trainer.data.packing import SEGMENT_A, SEGMENT_B, RowSettings, Segments
 
 C, S, P = CLS_TOKEN_ID, SEP_TOKEN_ID, PAD_TOKEN_ID
 

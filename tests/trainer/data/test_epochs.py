@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from data_prep.dataset.shard_index import ShardIndex
-from trainer.data.assembly import RowSettings
-from trainer.data.epochs import ComponentEpoch, merge_segments
-from trainer.data.order import WINDOW_SHARDS
-from trainer.data.packing import Segments
+from trainer.data.order import WINDOW_SHARDS, ComponentEpoch, merge_segments
+from trainer.data.packing import RowSettings, Segments
 from trainer.data.randomness import root_key
 
 

@@ -10,7 +10,7 @@ import torch
 
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
-from trainer.data import micro_batches
+from trainer.data import assembly
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches, origins_of
 from trainer.data.samples import SampleSpace
@@ -69,7 +69,7 @@ def test_each_micro_batch_is_planned_and_assembled_once(corpora: list, monkeypat
         return count
 
     monkeypatch.setattr(SampleSpace, "segments_of_samples", counted(SampleSpace.segments_of_samples))
-    monkeypatch.setattr(micro_batches, "assemble_rows", counted(micro_batches.assemble_rows))
+    monkeypatch.setattr(assembly, "assemble_rows", counted(assembly.assemble_rows))
     data = DataSettings(shards=[{"url": corpus.shard_set.url} for corpus in corpora])
     batches = list(evaluation_batches([corpus.shard_set for corpus in corpora], data, STAGE, 0, 0, 1, None))
     assert len(batches) > 2

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.data.mask_units import MAX_SPAN_WORDS, choose_parts, choose_tokens, choose_whole, split_spans
+from trainer.data.masking import MAX_SPAN_WORDS, choose_parts, choose_tokens, choose_whole, split_spans
 from trainer.data.randomness import fold, root_key, uniform
 
 SHAPES = {"rows": st.integers(1, 5), "length": st.integers(4, 60), "seed": st.integers(0, 10_000)}

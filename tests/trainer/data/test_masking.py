@@ -17,9 +17,8 @@ from data_prep.tokenizer.tokenizer import (
     SpecialTokens,
 )
 from trainer.data.batch import IGNORED
-from trainer.data.masking import Masking, mask_rows
+from trainer.data.masking import Masking, PieceKind, mask_rows, word_starts
 from trainer.data.randomness import fold, root_key
-from trainer.data.words import PieceKind, word_starts
 
 VOCAB_SIZE = 1000
 BERT = Masking(max_mlm_probability=0.15, mask_share=0.8, random_share=0.1, vocab_size=VOCAB_SIZE)

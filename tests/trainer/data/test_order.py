@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UsageError
-from trainer.data.order import MIXTURE_SLOTS, WINDOW_SHARDS, EpochOrder, Mixture
+from trainer.data.order import MIXTURE_SLOTS, EpochOrder, Mixture
 from trainer.data.randomness import root_key
+from trainer.data.shard_set import WINDOW_SHARDS
 
 
 def all_rows(order: EpochOrder, row_counts: list[int]) -> list[tuple[int, int]]:

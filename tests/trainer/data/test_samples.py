@@ -16,7 +16,7 @@ from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.config.training_settings import StageSettings, TrainingSettings
-from trainer.data.assembly import RowSettings
+from trainer.data.packing import RowSettings
 from trainer.data.randomness import Purpose
 from trainer.data.samples import SampleSpace, check_enough_data, training_samples
 

@@ -6,7 +6,7 @@ import pytest
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.foreign_tokenizers import WRITERS
 from tests.support.preparations import normalized
-from trainer.data.words import PieceKind, piece_kinds, word_starts
+from trainer.data.masking import PieceKind, piece_kinds, word_starts
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
