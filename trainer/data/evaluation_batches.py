@@ -104,8 +104,8 @@ def evaluation_batches(
     Raises:
         UserError: the split is empty (of a mixture: of every component).
     """
-    held_out = [shard_set for shard_set in shard_sets if shard_set.shards(split)] or list(shard_sets[:1])
-    parts = [shards_of(shard_set, split) for shard_set in held_out]
+    sets_of_split = [shard_set for shard_set in shard_sets if shard_set.shards(split)] or list(shard_sets[:1])
+    parts = [shards_of(shard_set, split) for shard_set in sets_of_split]
     if split == "train":
         parts = [[max(part, key=lambda shard: shard.record.tokens)] for part in parts]
     shards = [shard for part in sorted(parts, key=lambda part: part[0].record.sha256) for shard in part]

@@ -158,9 +158,9 @@ class ShardCache:
     @contextlib.contextmanager
     def _locked(self, name: str, wait: bool) -> Iterator[bool]:
         """Hold the lock of that name; yield False if another process holds it."""
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             try:
-                mine = held.enter_context(_lock(self._folder / _LOCKS / name, wait)) is not None
+                mine = stack.enter_context(_lock(self._folder / _LOCKS / name, wait)) is not None
             except OSError as error:
                 raise UserError(
                     f"the cache {self._folder} cannot be written: {error.strerror}",
@@ -277,9 +277,9 @@ def is_sound(path: Path, sha256: str, marks: Path, wait: bool = True) -> bool:
     with contextlib.suppress(OSError):
         if mark.stat().st_size:
             return True
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # without locks the other processes read the file too
-            locked = held.enter_context(_lock(mark, wait))
+            locked = stack.enter_context(_lock(mark, wait))
             if locked is None or os.fstat(locked).st_size:
                 return locked is not None
         if storage.sha256_of(path) != sha256:
