@@ -81,8 +81,8 @@ def without_damaged(segments: Segments, shards: Sequence[Shard]) -> tuple[Segmen
     if not damaged:
         return segments, 0
     gone = np.isin(segments.shards, damaged)
-    kept = Segments(**{field.name: getattr(segments, field.name)[~gone] for field in fields(Segments)})
-    return kept, len(np.unique(segments.rows[gone]))
+    readable = Segments(**{field.name: getattr(segments, field.name)[~gone] for field in fields(Segments)})
+    return readable, len(np.unique(segments.rows[gone]))
 
 
 def assemble_rows(

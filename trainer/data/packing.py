@@ -116,8 +116,8 @@ class DocumentRows:
         token_starts = self._stream_starts[documents] + 1
         begins = np.maximum(row_starts[of_rows] - token_starts, 0)
         ends = np.minimum(row_ends[of_rows] - token_starts, self._lengths[documents])
-        kept = ends > begins
-        of_rows, documents, begins, ends = of_rows[kept], documents[kept], begins[kept], ends[kept]
+        is_used = ends > begins
+        of_rows, documents, begins, ends = of_rows[is_used], documents[is_used], begins[is_used], ends[is_used]
         return Segments(
             rows=of_rows,
             shards=self._shards[documents],

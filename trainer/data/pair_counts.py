@@ -149,14 +149,14 @@ class KeptPairCounts:
             self._is_failing = True
             return
         with contextlib.suppress(OSError):  # another node may remove them too
-            self._remove_oldest(kept=name)
+            self._remove_oldest(except_for=name)
 
-    def _remove_oldest(self, kept: str) -> None:
+    def _remove_oldest(self, except_for: str) -> None:
         newest_first = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         left = _MOST_BYTES
         for path in newest_first:
             left -= path.stat().st_size
-            if left < 0 and path.name != kept:
+            if left < 0 and path.name != except_for:
                 path.unlink()
 
     def _remember(self, name: str, counts: np.ndarray) -> np.ndarray:

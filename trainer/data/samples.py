@@ -152,8 +152,10 @@ class SampleSpace:
 
     def _open_epoch(self, epoch: int, component: int, number: int) -> ComponentEpoch:
         shards = self._components[component]
-        planner, kept = self.planner(ReadEpoch(epoch, component, number)), self._pair_counts
-        counts = kept.find(planner) if kept is not None and self.settings.pair_task is not None else None
+        planner = self.planner(ReadEpoch(epoch, component, number))
+        counts = None
+        if self._pair_counts is not None and self.settings.pair_task is not None:
+            counts = self._pair_counts.find(planner)
         opened = ComponentEpoch(shards, self.settings, planner.key, counts)
         if not opened.num_rows or self._lacks_pairs(epoch, opened):
             raise UserError(

@@ -115,15 +115,15 @@ class ShardCache:
         finally:
             partial.unlink(missing_ok=True)
 
-    def _evict(self, num_bytes: int, kept: Path) -> None:
-        """Remove files other than `kept` until `num_bytes` more are within the limit, or none is left."""
+    def _evict(self, num_bytes: int, except_for: Path) -> None:
+        """Remove files other than `except_for` until `num_bytes` more are within the limit, or none is left."""
         with self._locked("room", wait=True):
             files = self._files()
             left = sum(size for _, size, _ in files) + num_bytes - self._max_bytes
             for _, size, path in files:
                 if left <= 0:
                     return
-                if path != kept:
+                if path != except_for:
                     path.unlink(missing_ok=True)
                     left -= size
 

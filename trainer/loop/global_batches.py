@@ -71,18 +71,18 @@ def count_first_epoch(
     Raises:
         UserError: a shard cannot be planned.
     """
-    kept = KeptPairCounts(Path(config.output_dir) / PAIR_COUNTS)
+    pair_counts = KeptPairCounts(Path(config.output_dir) / PAIR_COUNTS)
     position = Position(state.stage, state.epoch, state.next_sample)
     for number, stage in enumerate(config.stages):
         if state.step < min(stage.last_step, config.max_steps):
             start = first_position(config, number, position) if position.stage != number else position
             if stage.data.sentence_pairs != "none":
-                counting = PairCounting(config, stage, shard_sets, kept, ranks, watchdog.mark, stop_signal)
+                counting = PairCounting(config, stage, shard_sets, pair_counts, ranks, watchdog.mark, stop_signal)
                 lost = explain_lost_workers(ranks.rank, stage.data.num_workers, watchdog.end_run)
                 with contextlib.suppress(ReadingStopped), lost:
                     counting.open(start)
             break
-    return kept
+    return pair_counts
 
 
 @dataclass(frozen=True)

@@ -55,16 +55,16 @@ class PairCounting:
         config: RunConfig,
         stage: Stage,
         shard_sets: Sequence[ShardSet],
-        kept: KeptPairCounts,
+        pair_counts: KeptPairCounts,
         ranks: Ranks,
         mark: Callable[[str, int], object],
         stop_signal: StopSignal,
     ) -> None:
         """`mark` records what this rank does and for how many seconds it may (`Watchdog.mark`)."""
         self._stop_signal = stop_signal
-        self._samples = training_samples(stage.select(shard_sets), stage.data, stage, config.training.seed, kept)
+        self._samples = training_samples(stage.select(shard_sets), stage.data, stage, config.training.seed, pair_counts)
         self._has_pairs = stage.data.sentence_pairs != "none"
-        self._kept, self._ranks, self._mark, self._settings = kept, ranks, mark, config.distributed
+        self._pair_counts, self._ranks, self._mark, self._settings = pair_counts, ranks, mark, config.distributed
         self._num_workers = stage.data.num_workers
         self._global_rows = stage.global_batch_tokens // stage.sequence_length
         # Each node keeps the counts where nodes have disks of their own.
@@ -102,7 +102,7 @@ class PairCounting:
         Raises:
             UserError, ReadingStopped: as `open`.
         """
-        self._kept.write_late()
+        self._pair_counts.write_late()
         samples = self._samples
         for component, read in self._reading.items() if num_steps else ():
             while samples.is_over(read, position.epoch, position.next_sample):
@@ -124,9 +124,9 @@ class PairCounting:
     def _find(self, read: ReadEpoch) -> bool:
         """Whether rank 0 knows the counts, which all ranks know then."""
         planner = self._samples.planner(read)
-        counts = broadcast_object(self._kept.find(planner) if self._ranks.is_first else None, self._ranks)
+        counts = broadcast_object(self._pair_counts.find(planner) if self._ranks.is_first else None, self._ranks)
         if counts is not None:
-            self._kept.keep(planner, counts, writes=self._writes and not self._ranks.is_first)
+            self._pair_counts.keep(planner, counts, writes=self._writes and not self._ranks.is_first)
             self._counted.add(read)
         return counts is not None
 
@@ -144,7 +144,7 @@ class PairCounting:
         with patient_collectives(seconds, self._settings, self._ranks):
             counts = self._sum(planner, iter(ahead))
             if counts is not None:
-                self._kept.keep(planner, counts, self._writes)
+                self._pair_counts.keep(planner, counts, self._writes)
         self._mark("counted sentence pairs", 0)
         if counts is None:
             raise ReadingStopped
