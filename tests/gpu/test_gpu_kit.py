@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 from launch.benchmark import parse_arguments, read_config
 from trainer.data import batch as batches
-from trainer.data import loader
+from trainer.data import workers
 from trainer.data.batch import Batch
 
 FOLDER = Path(__file__).parent
@@ -290,7 +290,7 @@ def test_each_patch_brings_its_loss_back_and_takes_it_away_again(module: Callabl
     made = seen_in(
         variants.short_prefetch,
         lambda: (
-            loader.DataLoader([1], num_workers=1, prefetch_factor=33, multiprocessing_context="fork").prefetch_factor
+            workers.DataLoader([1], num_workers=1, prefetch_factor=33, multiprocessing_context="fork").prefetch_factor
         ),
     )
     assert made == [33, 4, 33]

@@ -10,10 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
-from torch.utils.data import DataLoader
 
 from data_prep.base.errors import UserError
 from data_prep.base.urls import is_remote
@@ -28,7 +24,7 @@ from trainer.data.randomness import Purpose
 from trainer.data.sample_range import SampleRange
 from trainer.data.samples import check_enough_rows, masking_of, training_samples
 from trainer.data.shard_set import ShardSet
-from trainer.data.workers import block_scheduler_signals, initialize_worker, next_or_stop
+from trainer.data.workers import next_or_stop, start_reading
 
 
 @dataclass(frozen=True)
@@ -140,8 +136,10 @@ class Loader:
         return self._samples.open_epoch(epoch).pair_counts
 
     def __iter__(self) -> Iterator[GlobalBatch]:
-        with block_scheduler_signals():
-            packed_batches = iter(self._data_loader())
+        workers = self._stage.data.num_workers
+        # A whole global batch is prefetched, since a step begins with the counts of all its micro-batches.
+        prefetch = -(-self.accumulation_steps // max(workers, 1)) + 1
+        packed_batches = start_reading(self._dataset, self._slices(), workers, prefetch, pin_memory=self._pin_memory)
         for planned in self.planned():
             micro_batches = []
             for _ in range(planned.arithmetic.accumulation_steps):
@@ -150,25 +148,6 @@ class Loader:
                     raise packed
                 micro_batches.append(Batch.unpack(packed))
             yield replace(planned, micro_batches=tuple(micro_batches))
-
-    def _data_loader(self) -> DataLoader[torch.Tensor | UserError]:
-        workers = self._stage.data.num_workers
-        return DataLoader(
-            self._dataset,
-            batch_size=None,
-            sampler=_Slices(self),
-            num_workers=workers,
-            # A whole global batch is prefetched, since a step begins with the counts of all its micro-batches.
-            prefetch_factor=-(-self.accumulation_steps // workers) + 1 if workers else None,
-            # A forked worker starts at once and inherits the plans. It uses neither CUDA nor torch's threads
-            # (DataLoader sets one thread), which do not survive a fork.
-            multiprocessing_context="fork" if workers else None,
-            worker_init_fn=initialize_worker,
-            collate_fn=_as_it_is,
-            pin_memory=self._pin_memory,
-            # Starting a DataLoader draws a seed: from this generator, so that the random state of the run is unchanged.
-            generator=torch.Generator(),
-        )
 
     def planned(self) -> Iterator[GlobalBatch]:
         """Yield the global batches from the position on, without end and without reading tokens."""
@@ -187,19 +166,8 @@ class Loader:
             yield GlobalBatch(samples, skipped, stage.masking_rate(step), arithmetic, first_slice)
             first = stop
 
-
-@dataclass(frozen=True)
-class _Slices:
-    """The sampler of the `DataLoader`: the samples and the masking rate of each micro-batch."""
-
-    loader: Loader
-
-    def __iter__(self) -> Iterator[tuple[SampleRange, float]]:
-        for planned in self.loader.planned():
+    def _slices(self) -> Iterator[tuple[SampleRange, float]]:
+        """Yield the samples and the masking rate of each micro-batch of this rank, in order, without end."""
+        for planned in self.planned():
             for samples in planned.slices():
                 yield samples, planned.mlm_probability
-
-
-def _as_it_is(value: Any) -> Any:
-    """Return the micro-batch: without a batch size `DataLoader` passes single items."""
-    return value

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
@@ -25,7 +25,7 @@ from trainer.data.loader import Position
 from trainer.data.pair_counts import NUM_COUNTS, KeptPairCounts, PairPlanner
 from trainer.data.samples import ReadEpoch, training_samples
 from trainer.data.shard_set import ShardSet
-from trainer.data.workers import ReadingStopped, block_scheduler_signals, initialize_worker, next_or_stop
+from trainer.data.workers import ReadingStopped, initialize_worker, next_or_stop, start_reading
 from trainer.distributed.agreement import raise_error_of_any
 from trainer.distributed.process_group import Ranks, all_reduce_sum, broadcast_object, patient_collectives
 from trainer.distributed.stop_poll import StopPoll
@@ -178,19 +178,8 @@ class PairCounting:
     def _begin(self, planner: PairPlanner, num_workers: int) -> Iterable[Counted]:
         """Begin to plan this rank's share, in so many processes; with 0 it is planned where the result is used."""
         share = range(self._ranks.rank, len(planner.shards), self._ranks.world_size)
-        loader = DataLoader(
-            _ShardCounts(planner),
-            batch_size=None,
-            sampler=share,
-            num_workers=num_workers,
-            prefetch_factor=-(-len(share) // num_workers) or 1 if num_workers else None,
-            multiprocessing_context="fork" if num_workers else None,
-            worker_init_fn=_begin_worker,
-            collate_fn=_as_it_is,
-            generator=torch.Generator(),
-        )
-        with block_scheduler_signals():
-            return iter(loader)
+        prefetch = -(-len(share) // max(num_workers, 1)) or 1
+        return start_reading(_ShardCounts(planner), share, num_workers, prefetch, begin=_begin_worker)
 
 
 @dataclass(frozen=True)
@@ -207,7 +196,3 @@ class _ShardCounts(Dataset[Counted]):
 def _begin_worker(worker: int) -> None:
     os.nice(10)  # the step and the workers that build its batches come first
     initialize_worker(worker)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
