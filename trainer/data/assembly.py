@@ -12,14 +12,16 @@ from torch.utils.data import Dataset
 
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
+from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.config.data_settings import DataSettings
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.custom_masking import CustomMasking
-from trainer.data.masking import Masking, mask_rows
+from trainer.data.masking import Masking, mask_rows, piece_kinds
 from trainer.data.packing import SEGMENT_A, SEGMENT_B, RowSettings, Segments
 from trainer.data.randomness import Purpose, fold, root_key
 from trainer.data.sample_range import SampleRange
 from trainer.data.samples import SampleSpace
-from trainer.data.shard_set import Shard
+from trainer.data.shard_set import Shard, ShardSet
 
 _NOT_OURS = "prepare the text again"
 
@@ -155,23 +157,15 @@ def _filled(values: np.ndarray, capacity: int, filler: int) -> np.ndarray:
 class MicroBatches(Dataset[torch.Tensor | UserError]):
     """Builder of the micro-batch of any range of samples."""
 
-    def __init__(
-        self,
-        samples: SampleSpace,
-        masking: Masking,
-        num_rows: int,
-        seed: int,
-        usage: Purpose,
-        skip_corrupt_shards: bool = False,
-    ) -> None:
-        """`skip_corrupt_shards` replaces rows of a damaged shard by padding rows; otherwise the shard is an error."""
+    def __init__(self, samples: SampleSpace, data: DataSettings, shard_set: ShardSet, num_rows: int) -> None:
+        """`shard_set` has the tokenizer that all components share."""
         self._samples = samples
-        self._masking = masking
+        self._masking = masking = _masking_of(data, shard_set)
         custom = None if masking.custom is None else CustomMasking(masking.custom, masking)
         self._mask_rows = partial(mask_rows, masking=masking) if custom is None else custom.mask_rows
         self._num_rows = num_rows
-        self._skip_corrupt_shards = skip_corrupt_shards
-        self._mask_key = root_key(seed, usage, Purpose.MASKING)
+        self._skip_corrupt_shards = data.on_corrupt_shard == "skip"
+        self._mask_key = root_key(samples.seed, samples.usage, Purpose.MASKING)
 
     def __getitem__(self, which: tuple[SampleRange, float]) -> torch.Tensor | UserError:
         """Return the packed batch, or the `UserError` as a value: `DataLoader` wraps a raised one in a traceback."""
@@ -211,3 +205,20 @@ class MicroBatches(Dataset[torch.Tensor | UserError]):
             pad_token_id=special_tokens.pad,
         )
         return batch, segments, shards, rows.token_positions
+
+
+def _masking_of(data: DataSettings, shard_set: ShardSet) -> Masking:
+    needs_pieces = data.masking is not None or data.mask_unit != "token"
+    pieces = tuple(Tokenizer.load(shard_set.tokenizer_folder).pieces) if needs_pieces else None
+    return Masking(
+        data.max_mlm_probability,
+        data.mask_share,
+        data.random_share,
+        shard_set.manifest.tokenizer.vocab_size,
+        data.mask_unit,
+        None if pieces is None else piece_kinds(pieces),
+        data.mean_span_words,
+        shard_set.manifest.tokenizer.special_tokens,
+        data.masking,
+        None if data.masking is None else pieces,
+    )

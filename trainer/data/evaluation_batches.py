@@ -20,7 +20,7 @@ from trainer.data.components import shards_of
 from trainer.data.packing import Segments, document_starts
 from trainer.data.randomness import Purpose
 from trainer.data.sample_range import SampleRange
-from trainer.data.samples import SampleSpace, masking_of, row_settings
+from trainer.data.samples import SampleSpace, row_settings
 from trainer.data.shard_set import WINDOW_SHARDS, Shard, ShardSet, Split, has_valid_split
 
 
@@ -111,14 +111,7 @@ def evaluation_batches(
     shards = [shard for part in sorted(parts, key=lambda part: part[0].record.sha256) for shard in part]
     samples = SampleSpace([shards], [1.0], row_settings(data, stage), seed, Purpose.EVALUATION)
     num_rows = stage.micro_batch_tokens // stage.sequence_length
-    batches = MicroBatches(
-        samples,
-        masking_of(data, shard_sets[0]),
-        num_rows,
-        seed,
-        Purpose.EVALUATION,
-        skip_corrupt_shards=data.on_corrupt_shard == "skip",
-    )
+    batches = MicroBatches(samples, data, shard_sets[0], num_rows)
     sources = _Sources(shard_sets)
     total = samples.open_epoch(epoch=0).num_rows
     if max_tokens is not None:

@@ -20,9 +20,8 @@ from trainer.data.assembly import MicroBatches
 from trainer.data.batch import Batch
 from trainer.data.pair_counts import KeptPairCounts
 from trainer.data.pair_rows import PairCounts
-from trainer.data.randomness import Purpose
 from trainer.data.sample_range import SampleRange
-from trainer.data.samples import check_enough_rows, masking_of, training_samples
+from trainer.data.samples import check_enough_rows, training_samples
 from trainer.data.shard_set import ShardSet
 from trainer.data.workers import next_or_stop, start_reading
 
@@ -104,22 +103,16 @@ class Loader:
         Raises:
             UserError: the data set is empty or smaller than one global batch.
         """
-        own, data = stage.select(shard_sets), stage.data
+        own = stage.select(shard_sets)
         self._stage = stage
         self._rank, self._world_size = ranks
         self._position = position
         self._step = step
         self._pin_memory = pin_memory
         self._should_stop = should_stop if any(is_remote(each.url) for each in own) else None
-        self._samples = training_samples(own, data, stage, seed, pair_counts)
-        self._dataset = MicroBatches(
-            self._samples,
-            masking_of(data, own[0]),
-            batch_arithmetic(stage, self._world_size).micro_batch_rows,
-            seed,
-            Purpose.TRAINING,
-            skip_corrupt_shards=data.on_corrupt_shard == "skip",
-        )
+        self._samples = training_samples(shard_sets, stage, seed, pair_counts)
+        num_rows = batch_arithmetic(stage, self._world_size).micro_batch_rows
+        self._dataset = MicroBatches(self._samples, stage.data, own[0], num_rows)
         check_enough_rows(self.num_samples(position.epoch), stage)
 
     @property

@@ -62,7 +62,7 @@ class PairCounting:
     ) -> None:
         """`mark` records what this rank does and for how many seconds it may (`Watchdog.mark`)."""
         self._stop_signal = stop_signal
-        self._samples = training_samples(stage.select(shard_sets), stage.data, stage, config.training.seed, pair_counts)
+        self._samples = training_samples(shard_sets, stage, config.training.seed, pair_counts)
         self._has_pairs = stage.data.sentence_pairs != "none"
         self._pair_counts, self._ranks, self._mark, self._settings = pair_counts, ranks, mark, config.distributed
         self._num_workers = stage.data.num_workers
