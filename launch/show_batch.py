@@ -119,7 +119,7 @@ def read_batch(config: RunConfig, arguments: argparse.Namespace) -> tuple[Batch,
     """
     from data_prep.tokenizer.tokenizer import Tokenizer
     from trainer.checkpoint.data_version import open_data
-    from trainer.data.loader import Position, open_loader
+    from trainer.data.loader import Loader, Position
 
     if arguments.stage >= len(config.stages):
         raise unknown_stage(arguments.stage, len(config.stages))
@@ -133,7 +133,7 @@ def read_batch(config: RunConfig, arguments: argparse.Namespace) -> tuple[Batch,
     )
     shard_sets = open_data(config)
     position = Position(arguments.stage, arguments.epoch, arguments.sample)
-    loader = open_loader(shard_sets, stage, position, config.training.seed, (0, 1), arguments.step)
+    loader = Loader(shard_sets, stage, position, config.training.seed, step=arguments.step)
     last = loader.num_samples(arguments.epoch)
     if last is not None and arguments.sample + arguments.rows > last:
         raise UsageError(

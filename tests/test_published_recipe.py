@@ -19,7 +19,7 @@ from trainer.config.data_settings import DataSettings
 from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import objectives_of
 from trainer.config.training_settings import OptimizerSettings, ScheduleSettings, TrainingSettings
-from trainer.data import mask_units
+from trainer.data import masking
 from trainer.data.batch import IGNORED, Batch
 from trainer.engine.optimizer import build_optimizer
 from trainer.finetuning.finetune_settings import FitSettings
@@ -146,7 +146,7 @@ TABLES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "optimizer": (OptimizerSettings, OPTIMIZER),
     "schedule": (ScheduleSettings, SCHEDULE),
     "clipping": (TrainingSettings, {"gradient_clipping": 1.0}),  # optimization.py: clip_norm=1.0
-    "spans": (lambda: mask_units, {"MAX_SPAN_WORDS": 10}),  # Joshi et al. 2019, section 3.1: l_max = 10
+    "spans": (lambda: masking, {"MAX_SPAN_WORDS": 10}),  # Joshi et al. 2019, section 3.1: l_max = 10
     "bert_large_phased": (preset("bert_large_phased"), BERT_LARGE_STAGED),
     "modern_large": (preset("modern_large"), MODERN_LARGE),
     "near-duplicates": (DeduplicationSettings, NEAR_DUPLICATES),

@@ -108,7 +108,7 @@ def _make_engine(side: str, mode: str, config: RunConfig, device: torch.device) 
 def our_steps(shard_set: ShardSet, config: RunConfig, device: torch.device, num_steps: int, seed: int) -> list[Step]:
     """Packed micro-batches of our loader."""
     (stage,) = config.stages
-    loader = Loader([shard_set], config.data, stage, Position(0, 0, 0), seed, 0, 1, lambda step: MLM_PROBABILITY, 0)
+    loader = Loader([shard_set], stage, Position(0, 0, 0), seed)
     batches = [step.micro_batches[0] for step in itertools.islice(loader, num_steps)]
     return [_our_step(batch, device) for batch in batches]
 

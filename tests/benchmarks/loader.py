@@ -37,8 +37,7 @@ from reports import Row, alone
 from data_prep.dataset.manifest import Manifest, write_manifest
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord, SplitRecord, TokenizerRecord
 from data_prep.dataset.shards import Record, write_shard
-from trainer.config.batch_arithmetic import StageShape
-from trainer.config.data_settings import DataSettings
+from trainer import load_config
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
 
@@ -143,10 +142,11 @@ def _block(generator: np.random.Generator, first_id: int) -> Record:
 
 def loader_of(folder: str, length: int, mode: str, position: Position = START, rows: int = 0, **data: Any) -> Loader:
     rows = rows or MICRO_BATCH_TOKENS // length
-    tokens = rows * length
-    stage = StageShape(steps=1, sequence_length=length, micro_batch_tokens=tokens, global_batch_tokens=tokens)
-    settings = DataSettings(shards=folder, sentence_pairs=mode, **{"num_workers": 0, **data})
-    return Loader([open_shard_set(folder)], settings, stage, position, 0, 0, 1, lambda step: 0.15, 0)
+    values = {"num_workers": 0, **data, "shards": folder, "sentence_pairs": mode, "sequence_length": length}
+    overrides = [f"training.{size}_batch_tokens={rows * length}" for size in ("micro", "global")]
+    overrides += [f"data.{name}={value}" for name, value in values.items()]
+    config = load_config("tiny_cpu", [*overrides, f"model.max_position_embeddings={length}"])
+    return Loader([open_shard_set(folder)], config.stages[0], position, 0)
 
 
 def throughput(folder: str, runs: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedConfig, Pre
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
 from trainer.config.run_config import RunConfig
-from trainer.config.schedule import learning_rate, masking_rate
+from trainer.config.schedule import learning_rate
 from trainer.data.batch import IGNORED
 from trainer.data.loader import Loader, Position
 from trainer.data.shard_set import open_shard_set
@@ -245,9 +245,7 @@ def main() -> None:
     (stage,) = config.stages
     shard_sets = [open_shard_set(str(config.data.shards))]
     start, seed = Position(0, 0, 0), config.training.seed
-    loader = Loader(
-        shard_sets, config.data, stage, start, seed, 0, 1, lambda step: masking_rate(step, steps, config.data), 0
-    )
+    loader = Loader(shard_sets, stage, start, seed)
     for step, batch in enumerate(itertools.islice(loader, steps)):
         padded = [to_padded(micro_batch) for micro_batch in batch.micro_batches]
         count = sum(int((inputs["labels"] != IGNORED).sum()) for inputs in padded)

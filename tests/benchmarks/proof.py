@@ -44,7 +44,7 @@ from matplotlib.figure import Figure
 
 from data_prep.base.errors import run_command
 from data_prep.storage.locks import IsHeld, hold_lock
-from trainer.data.minimal_pairs import MinimalPair, judge, pair_scores, read_minimal_pairs
+from trainer.data.minimal_pairs import EncodedPairs, MinimalPair, judge, pair_scores, read_minimal_pairs
 from trainer.distributed.allocator import keep_freed_memory
 from trainer.evaluation.masked_scorers import SentenceEncoder, scorer_of
 from trainer.inference.fill_mask import FillMask
@@ -253,7 +253,8 @@ def score(model: Path, minimal_pairs: Sequence[MinimalPair]) -> dict[str, Any]:
     pairs = [pair._replace(field=pair.field.replace("/", "_")) for pair in minimal_pairs]
     encode, scorer = SentenceEncoder(loaded.tokenizer), scorer_of(loaded, torch.device("cpu"), torch.float32)
     started_at = time.process_time()
-    scores = pair_scores(pairs, encode, loaded.tokenizer.mask_token_id, loaded.max_length, scorer)
+    encoded = EncodedPairs.encode(pairs, encode, loaded.tokenizer.mask_token_id, loaded.max_length)
+    scores = pair_scores(encoded, scorer)
     scoring_cpu_seconds = time.process_time() - started_at
     report = judge(pairs, scores)
     return {

@@ -36,7 +36,7 @@ from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.objective_settings import objectives_of
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
-from trainer.data.assembly import sequence_capacity
+from trainer.data.batch import sequence_capacity
 from trainer.model.attention import attention_layout
 from trainer.model.encoder import build_block
 from trainer.model.positions import rotation

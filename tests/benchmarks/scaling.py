@@ -195,9 +195,7 @@ def _train(job: dict[str, Any]) -> None:
     objectives = StageObjectives(model.objectives, {"masked_lm": 1.0})
     engine = build_engine(model, config, ranks)
     shards, stage = [open_shard_set(job["shards"])], config.stages[0]
-    loader = Loader(
-        shards, config.data, stage, Position(0, 0, 0), 0, ranks.rank, ranks.world_size, lambda step: 0.15, 0
-    )
+    loader = Loader(shards, stage, Position(0, 0, 0), 0, (ranks.rank, ranks.world_size))
     batches = list(itertools.islice(loader, _WARMUP_STEPS + job["steps"]))
     engine.warmup_step(lambda: engine.forward(batches[0].micro_batches[0])["masked_lm"]["loss"])
     engine.train()

@@ -195,7 +195,7 @@ def _cost(work: Callable[[], object], under: Path) -> Cost:
 def _count_alone(config: RunConfig, folder: Path) -> tuple[np.ndarray, Cost]:
     """The counts of all shards, and what it costs a rank that plans all of them to know its rows."""
     sets, stage = [_open(config)], config.stages[0]
-    samples = training_samples(sets, config.data, stage, config.training.seed)
+    samples = training_samples(sets, stage, config.training.seed)
     cost = _cost(lambda: samples.num_samples(0), folder / "shards")
     planner = samples.planner(ReadEpoch(0, 0))
     counts = [pieces_of for number in range(len(planner.shards)) for pieces_of in [_counts_of(planner, number)]]
@@ -218,7 +218,7 @@ def _count_together(config: RunConfig, folder: Path, rank: int, world_size: int,
     no_stop: Any = argparse.Namespace(is_requested=False)
     counting = PairCounting(config, config.stages[0], sets, kept, ranks, lambda doing, seconds: None, no_stop)
     cost = _cost(lambda: counting.open(START), folder / "shards")
-    planner = training_samples(sets, config.data, config.stages[0], config.training.seed).planner(ReadEpoch(0, 0))
+    planner = training_samples(sets, config.stages[0], config.training.seed).planner(ReadEpoch(0, 0))
     own = kept.find(planner)
     assert own is not None and np.array_equal(own[rank::world_size], counts[rank::world_size])
     torch.distributed.destroy_process_group()
@@ -251,7 +251,7 @@ def _hashed(config: RunConfig, caches: Sequence[Path], log: Path) -> int:
 
 def _read_window(config: RunConfig, cache: Path, log: Path, begin: Any) -> None:
     data = config.data.model_copy(update={"sentence_pairs": "none"})
-    samples = training_samples([_open(config, cache)], data, config.stages[0], config.training.seed)
+    samples = training_samples([_open(config, cache)], replace(config.stages[0], data=data), config.training.seed)
     original = storage.sha256_of
 
     def noted(path: Any) -> str:

@@ -149,7 +149,7 @@ def first_rows(folder: Path) -> dict[str, Any]:
     config = load_config(folder / "run.yaml")
     shard_sets = [open_shard_set(str(folder / "shards"))]
     seed = config.training.seed
-    loader = Loader(shard_sets, config.data, config.stages[0], Position(0, 0, 0), seed, 0, 1, lambda step: 0.15, 0)
+    loader = Loader(shard_sets, config.stages[0], Position(0, 0, 0), seed)
     micro = next(iter(loader)).micro_batches[0]
     return {
         "input_ids": micro.input_ids[:64].tolist(),

@@ -40,7 +40,7 @@ from data_prep.base.errors import UsageError, run_command
 from tests.benchmarks import kernel_trace
 from tests.gpu.mocked_h100 import mocked_h100
 from trainer import load_config
-from trainer.data.assembly import sequence_capacity
+from trainer.data.batch import sequence_capacity
 
 PRESETS = ("bert_large", "modern_large", "ettin_17m")
 SEQUENCES_PER_ROW = 3

@@ -21,7 +21,8 @@ import torch
 from packaging.requirements import Requirement
 
 from launch.benchmark import parse_arguments, read_config
-from trainer.data import assembly, loader
+from trainer.data import batch as batches
+from trainer.data import workers
 from trainer.data.batch import Batch
 
 FOLDER = Path(__file__).parent
@@ -279,7 +280,7 @@ def test_each_patch_brings_its_loss_back_and_takes_it_away_again(module: Callabl
             found.append(look())
         return [*found, look()]
 
-    near, far, again = seen_in(variants.full_capacity, lambda: assembly.sequence_capacity(70))
+    near, far, again = seen_in(variants.full_capacity, lambda: batches.sequence_capacity(70))
     assert near == again < 200 and far == 171 * 128
     none = torch.zeros(0, dtype=torch.int64)
     row = torch.zeros(8, dtype=torch.int64)
@@ -289,7 +290,7 @@ def test_each_patch_brings_its_loss_back_and_takes_it_away_again(module: Callabl
     made = seen_in(
         variants.short_prefetch,
         lambda: (
-            loader.DataLoader([1], num_workers=1, prefetch_factor=33, multiprocessing_context="fork").prefetch_factor
+            workers.DataLoader([1], num_workers=1, prefetch_factor=33, multiprocessing_context="fork").prefetch_factor
         ),
     )
     assert made == [33, 4, 33]

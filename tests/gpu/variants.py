@@ -31,7 +31,7 @@ from trainer.benchmark.measurement import Training, free_memory
 from trainer.config.families.modernbert import ModernBert
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import DistributedSettings
-from trainer.data import loader
+from trainer.data import workers
 from trainer.data.batch import Batch
 from trainer.distributed.process_group import Ranks, all_reduce_sum, initialize_distributed, shut_down
 from trainer.model.numerics import with_compilation_decided
@@ -49,7 +49,7 @@ def full_capacity(config: RunConfig) -> Iterator[None]:
     """Room for as many sequences as the rows could hold at worst."""
     (stage,) = config.stages
     most = WORST_SEQUENCES_PER_ROW * stage.micro_batch_tokens // 512
-    with patch("trainer.data.assembly.sequence_capacity", lambda num_sequences: max(num_sequences, most)):
+    with patch("trainer.data.batch.sequence_capacity", lambda num_sequences: max(num_sequences, most)):
         yield
 
 
@@ -70,12 +70,12 @@ def token_type_lookup(config: RunConfig) -> Iterator[None]:
 @contextlib.contextmanager
 def short_prefetch(config: RunConfig) -> Iterator[None]:
     """Four micro-batches per worker lie ready, however many a step takes."""
-    make = loader.DataLoader
+    make = workers.DataLoader
 
     def with_four(*arguments: Any, **options: Any) -> Any:
         return make(*arguments, **options | ({"prefetch_factor": 4} if options["num_workers"] else {}))
 
-    with patch.object(loader, "DataLoader", with_four):
+    with patch.object(workers, "DataLoader", with_four):
         yield
 
 

@@ -6,9 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from trainer.data.masking import Masking
+from trainer.data.masking import Masking, word_starts
 from trainer.data.randomness import fold, uniform
-from trainer.data.words import word_starts
 
 LETTERS = 4
 

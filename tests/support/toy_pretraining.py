@@ -94,10 +94,8 @@ def make_config(shards: str, job: dict[str, Any]) -> RunConfig:
 def make_loader(config: RunConfig, state: TrainState, ranks: Ranks) -> Loader:
     shard_sets = [open_shard_set(config.data.shards)]
     position = Position(state.stage, state.epoch, state.next_sample)
-    rank, world_size, seed = ranks.rank, ranks.world_size, config.training.seed
-    return Loader(
-        shard_sets, config.data, config.stages[0], position, seed, rank, world_size, lambda step: 0.15, state.step
-    )
+    own = ranks.rank, ranks.world_size
+    return Loader(shard_sets, config.stages[0], position, config.training.seed, own, state.step)
 
 
 def make_model(config: RunConfig) -> PretrainingModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from tests.support.preparations import trained
 from trainer import load_config
 from trainer.checkpoint.format import DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.checkpoint.tensors import write_tensors
+from trainer.config.batch_arithmetic import StageShape
+from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig
+from trainer.config.stages import Stage
 from trainer.objectives.pretraining import PretrainingModel
 
 TINY = Path(__file__).with_name("tiny.yaml")
@@ -25,6 +29,12 @@ def tiny_config(output_dir: str | Path = "elsewhere", **sections: Mapping[str, A
     """The smallest run there is; sections replace single settings of it, such as data={"sequence_length": 16}."""
     changes = {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
     return load_config(TINY, {"output_dir": str(output_dir), **changes})
+
+
+def stage_of(shape: StageShape, data: DataSettings, first_step: int = 0) -> Stage:
+    """A stage of that shape on those data; everything else is that of `tiny_config`."""
+    (stage,) = tiny_config().stages
+    return replace(stage, **vars(shape), data=data, data_sets=(*range(len(data.components)),), first_step=first_step)
 
 
 def preset_config(

@@ -155,7 +155,7 @@ def first_batch(continued: Continued) -> dict[str, torch.Tensor]:
     (stage,) = config.stages
     shard_sets = [open_shard_set(str(continued.shards))]
     seed, position = config.training.seed, Position(0, 0, 0)
-    loader = Loader(shard_sets, config.data, stage, position, seed, 0, 1, lambda step: 0.15, 0)
+    loader = Loader(shard_sets, stage, position, seed)
     (batch,) = next(iter(loader)).micro_batches
     return to_padded(batch)
 

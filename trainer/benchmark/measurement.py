@@ -16,7 +16,7 @@ from data_prep.base.garbage import exempt_what_is_loaded
 from trainer.benchmark.plain_engine import PlainEngine
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.data.loader import GlobalBatch, Position, open_loader
+from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.shard_set import ShardSet
 from trainer.distributed.memory import peak_memory_bytes
 from trainer.distributed.process_group import Ranks, gather_objects
@@ -82,7 +82,7 @@ class Training:
         """`config` has one stage."""
         self.config, self.ranks = config, ranks
         (self.stage,) = config.stages
-        self.loader = open_loader(
+        self.loader = Loader(
             shard_sets,
             self.stage,
             Position(0, 0, 0),

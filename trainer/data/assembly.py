@@ -1,54 +1,44 @@
-"""Assembly of segments and their tokens into the flat arrays of a micro-batch, before masking."""
+"""Assembly of a range of samples into a micro-batch: segments, their tokens, rows, masks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
+import torch
+from torch.utils.data import Dataset
 
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
-from trainer.config.objective_settings import PairTask
-from trainer.data.batch import IGNORED
-from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments
-from trainer.data.sentence_pairs import max_pairs_in_row
-from trainer.data.shard_set import Shard
-
-SEQUENCE_BUCKET = 64
-"""Sequence capacities are multiples of it, so that few allocation sizes occur."""
-LENGTH_BUCKET = 128
-"""Positions of a block of FlashAttention 2: a bound of the longest sequence between two multiples saves nothing."""
+from data_prep.tokenizer.tokenizer import Tokenizer
+from trainer.config.data_settings import DataSettings
+from trainer.data.batch import IGNORED, Batch
+from trainer.data.custom_masking import CustomMasking
+from trainer.data.masking import Masking, mask_rows, piece_kinds
+from trainer.data.packing import SEGMENT_A, SEGMENT_B, RowSettings, Segments
+from trainer.data.randomness import Purpose, fold, root_key
+from trainer.data.sample_range import SampleRange
+from trainer.data.samples import SampleSpace
+from trainer.data.shard_set import Shard, ShardSet
 
 _NOT_OURS = "prepare the text again"
 
 
 @dataclass(frozen=True)
-class RowSettings:
-    """Form of a row: the settings that the order of samples depends on."""
-
-    sequence_length: int
-    """L: positions."""
-    pair_task: PairTask | None = None
-    short_seq_probability: float = 0.0
-
-    @property
-    def max_pairs(self) -> int:
-        """Largest number of sentence pairs in a row; 0 without pairs."""
-        return max_pairs_in_row(self.sequence_length) if self.pair_task is not None else 0
-
-
-@dataclass(frozen=True)
 class Rows:
-    """R rows of L positions; the fields are those of `Batch`."""
+    """R rows of L positions before masking, as `Batch.of_sequences` takes them."""
 
     input_ids: np.ndarray
-    position_ids: np.ndarray
-    token_type_ids: np.ndarray
-    cu_seqlens: np.ndarray
+    starts: np.ndarray
+    """(N,) int64: first positions of the sequences, ascending, those of padding too."""
+    token_positions: np.ndarray
+    """(sum(lengths),) int64: position of each token of the segments, ascending."""
+    token_type_ids: np.ndarray | None
+    """None without sentence pairs."""
     cls_positions: np.ndarray
     next_sentence_labels: np.ndarray
-    longest_sequence: int
 
 
 def read_segments(segments: Segments, shards: Sequence[Shard]) -> np.ndarray:
@@ -93,8 +83,8 @@ def without_damaged(segments: Segments, shards: Sequence[Shard]) -> tuple[Segmen
     if not damaged:
         return segments, 0
     gone = np.isin(segments.shards, damaged)
-    kept = Segments(**{field.name: getattr(segments, field.name)[~gone] for field in fields(Segments)})
-    return kept, len(np.unique(segments.rows[gone]))
+    readable = Segments(**{field.name: getattr(segments, field.name)[~gone] for field in fields(Segments)})
+    return readable, len(np.unique(segments.rows[gone]))
 
 
 def assemble_rows(
@@ -122,41 +112,22 @@ def assemble_rows(
 
     input_ids = np.full(num_rows * length, special_tokens.pad)
     shifts = token_firsts - (np.cumsum(segments.lengths) - segments.lengths)
-    input_ids[np.repeat(shifts, segments.lengths) + np.arange(len(tokens))] = tokens
+    token_positions = np.repeat(shifts, segments.lengths) + np.arange(len(tokens))
+    input_ids[token_positions] = tokens
     input_ids[firsts[opens]] = special_tokens.cls
     input_ids[token_firsts + segments.lengths] = special_tokens.sep
 
     padded = np.flatnonzero(used < length)
     starts = np.sort(np.concatenate([firsts[opens], padded * length + used[padded]]))
-    lengths = np.diff(starts, append=num_rows * length)
     cls_positions, labels = _pairs(firsts, segments.labels, num_rows * settings.max_pairs)
     return Rows(
         input_ids=input_ids,
-        position_ids=np.arange(num_rows * length) - np.repeat(starts, lengths),
-        token_type_ids=_token_types(firsts, segments, num_rows * length),
-        cu_seqlens=_filled(starts, sequence_capacity(len(starts)) + 1, num_rows * length).astype(np.int32),
+        starts=starts,
+        token_positions=token_positions,
+        token_type_ids=_token_types(firsts, segments, num_rows * length) if settings.max_pairs else None,
         cls_positions=cls_positions,
         next_sentence_labels=labels,
-        longest_sequence=longest_sequence(int(lengths.max()), length),
     )
-
-
-def sequence_capacity(num_sequences: int) -> int:
-    """Return the sequence capacity of a micro-batch: the number of sequences rounded up to `SEQUENCE_BUCKET`.
-
-    It is close to the real number, because variable-length attention also pays for an empty sequence: a block launch
-    per head, and 128 positions of fp32 scratch in the backward (FlashAttention 2).
-    """
-    return max(1, -(-num_sequences // SEQUENCE_BUCKET)) * SEQUENCE_BUCKET
-
-
-def longest_sequence(longest: int, sequence_length: int) -> int:
-    """Return the bound that attention gets: `longest` rounded up to `LENGTH_BUCKET`, at most a row.
-
-    Variable-length attention launches this many positions' blocks for each sequence, and those of shorter ones end at
-    once.
-    """
-    return min(sequence_length, -(-longest // LENGTH_BUCKET) * LENGTH_BUCKET)
 
 
 def _token_types(firsts: np.ndarray, segments: Segments, num_positions: int) -> np.ndarray:
@@ -181,3 +152,73 @@ def _filled(values: np.ndarray, capacity: int, filler: int) -> np.ndarray:
     result = np.full(capacity, filler)
     result[: len(values)] = values
     return result
+
+
+class MicroBatches(Dataset[torch.Tensor | UserError]):
+    """Builder of the micro-batch of any range of samples."""
+
+    def __init__(self, samples: SampleSpace, data: DataSettings, shard_set: ShardSet, num_rows: int) -> None:
+        """`shard_set` has the tokenizer that all components share."""
+        self._samples = samples
+        self._masking = masking = _masking_of(data, shard_set)
+        custom = None if masking.custom is None else CustomMasking(masking.custom, masking)
+        self._mask_rows = partial(mask_rows, masking=masking) if custom is None else custom.mask_rows
+        self._num_rows = num_rows
+        self._skip_corrupt_shards = data.on_corrupt_shard == "skip"
+        self._mask_key = root_key(samples.seed, samples.usage, Purpose.MASKING)
+
+    def __getitem__(self, which: tuple[SampleRange, float]) -> torch.Tensor | UserError:
+        """Return the packed batch, or the `UserError` as a value: `DataLoader` wraps a raised one in a traceback."""
+        try:
+            return self.build(*which)[0].pack()
+        except UserError as error:
+            return error
+
+    def build(self, which: SampleRange, mlm_probability: float) -> tuple[Batch, Segments, list[Shard], np.ndarray]:
+        """Return the micro-batch of `num_rows` rows: those of the samples, then padding rows.
+
+        Its segments, their shards, and the position (sum(lengths),) of each of their tokens come with it.
+        """
+        length = self._samples.settings.sequence_length
+        numbers = np.arange(which.first, which.first + self._num_rows)
+        segments, shards = self._samples.segments_of_samples(which.epoch, np.arange(which.first, which.stop))
+        num_unreadable_rows = 0
+        if self._skip_corrupt_shards:
+            segments, num_unreadable_rows = without_damaged(segments, shards)
+        special_tokens = self._masking.special_tokens
+        tokens = read_segments(segments, shards)
+        check_tokens(tokens, segments, shards, self._masking.vocab_size)
+        rows = assemble_rows(segments, tokens, self._num_rows, self._samples.settings, special_tokens)
+        keys = fold(fold(self._mask_key, which.epoch), numbers)
+        input_ids = rows.input_ids.reshape(self._num_rows, length)
+        masked = self._mask_rows(input_ids, keys, probability=mlm_probability)
+        batch = Batch.of_sequences(
+            masked.input_ids,
+            rows.starts,
+            length,
+            masked.masked_positions,
+            masked.labels,
+            token_type_ids=rows.token_type_ids,
+            cls_positions=rows.cls_positions,
+            next_sentence_labels=rows.next_sentence_labels,
+            num_unreadable_rows=num_unreadable_rows,
+            pad_token_id=special_tokens.pad,
+        )
+        return batch, segments, shards, rows.token_positions
+
+
+def _masking_of(data: DataSettings, shard_set: ShardSet) -> Masking:
+    needs_pieces = data.masking is not None or data.mask_unit != "token"
+    pieces = tuple(Tokenizer.load(shard_set.tokenizer_folder).pieces) if needs_pieces else None
+    return Masking(
+        data.max_mlm_probability,
+        data.mask_share,
+        data.random_share,
+        shard_set.manifest.tokenizer.vocab_size,
+        data.mask_unit,
+        None if pieces is None else piece_kinds(pieces),
+        data.mean_span_words,
+        shard_set.manifest.tokenizer.special_tokens,
+        data.masking,
+        None if data.masking is None else pieces,
+    )

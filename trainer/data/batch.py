@@ -6,12 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 
+import numpy as np
 import torch
 
 from data_prep.tokenizer.special_tokens import PAD_TOKEN_ID
 
 IGNORED = -100
 """Label of a position without a prediction, as in `torch.nn.functional.cross_entropy`."""
+SEQUENCE_BUCKET = 64
+"""Sequence capacities are multiples of it, so that few allocation sizes occur."""
+LENGTH_BUCKET = 128
+"""Positions of a block of FlashAttention 2: a bound of the longest sequence between two multiples saves nothing."""
 
 
 def _nothing() -> torch.Tensor:
@@ -24,9 +29,9 @@ class Batch:
 
     Sequences (part of a document, a sentence pair, or the padding that closes a row) never cross a row, never
     attend to each other, and each counts its positions from 0. The capacity S of `cu_seqlens` follows the number of
-    sequences in the micro-batch (`assembly.sequence_capacity`); unused entries repeat T. The other
-    capacities are per row, so nothing overflows: P = R * ceil(mlm_probability * L) predictions, C pairs (0 without
-    sentence pairs). An unused entry of `masked_positions` or `cls_positions` is 0 and its label -100.
+    sequences in the micro-batch (`sequence_capacity`); unused entries repeat T. The other capacities are per row, so
+    nothing overflows: P = R * ceil(mlm_probability * L) predictions, C pairs (0 without sentence pairs). An unused
+    entry of `masked_positions` or `cls_positions` is 0 and its label -100.
     """
 
     input_ids: torch.Tensor
@@ -54,7 +59,50 @@ class Batch:
     has_segment_b: bool = True
     """False if all `token_type_ids` are known to be 0, so that models need not check."""
     longest_sequence: int = 0
-    """Positions, at least those of the longest sequence, padding too (`assembly.longest_sequence`); 0: unknown."""
+    """Positions, at least those of the longest sequence, padding too (`longest_sequence`); 0: unknown."""
+
+    @classmethod
+    def of_sequences(
+        cls,
+        input_ids: np.ndarray,
+        starts: np.ndarray,
+        sequence_length: int,
+        masked_positions: np.ndarray,
+        labels: np.ndarray,
+        *,
+        token_type_ids: np.ndarray | None = None,
+        cls_positions: np.ndarray | None = None,
+        next_sentence_labels: np.ndarray | None = None,
+        num_unreadable_rows: int = 0,
+        pad_token_id: int = PAD_TOKEN_ID,
+    ) -> Batch:
+        """Return the batch of the sequences that begin at `starts` (N,), ascending from 0; padding is a sequence too.
+
+        Args:
+            token_type_ids: None where all sequences are of one segment.
+        """
+        num_positions = len(input_ids)
+        lengths = np.diff(starts, append=num_positions)
+        cu_seqlens = np.full(sequence_capacity(len(starts)) + 1, num_positions, np.int32)
+        cu_seqlens[: len(starts)] = starts
+        arrays = {
+            "input_ids": input_ids,
+            "position_ids": np.arange(num_positions) - np.repeat(starts, lengths),
+            "token_type_ids": np.zeros(num_positions, np.int64) if token_type_ids is None else token_type_ids,
+            "cu_seqlens": cu_seqlens,
+            "masked_positions": masked_positions,
+            "labels": labels,
+            "cls_positions": cls_positions,
+            "next_sentence_labels": next_sentence_labels,
+        }
+        return cls(
+            **{name: torch.from_numpy(array) for name, array in arrays.items() if array is not None},
+            sequence_length=sequence_length,
+            num_unreadable_rows=num_unreadable_rows,
+            pad_token_id=pad_token_id,
+            has_segment_b=token_type_ids is not None,
+            longest_sequence=longest_sequence(int(lengths.max()), sequence_length),
+        )
 
     @property
     def num_rows(self) -> int:
@@ -127,6 +175,24 @@ def _as_int64(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype == torch.int64:
         return tensor
     return torch.nn.functional.pad(tensor, (0, tensor.numel() % 2)).view(torch.int64)
+
+
+def sequence_capacity(num_sequences: int) -> int:
+    """Return the sequence capacity of a micro-batch: the number of sequences rounded up to `SEQUENCE_BUCKET`.
+
+    It is close to the real number, because variable-length attention also pays for an empty sequence: a block launch
+    per head, and 128 positions of fp32 scratch in the backward (FlashAttention 2).
+    """
+    return max(1, -(-num_sequences // SEQUENCE_BUCKET)) * SEQUENCE_BUCKET
+
+
+def longest_sequence(longest: int, sequence_length: int) -> int:
+    """Return the bound that attention gets: `longest` rounded up to `LENGTH_BUCKET`, at most a row.
+
+    Variable-length attention launches this many positions' blocks for each sequence, and those of shorter ones end at
+    once.
+    """
+    return min(sequence_length, -(-longest // LENGTH_BUCKET) * LENGTH_BUCKET)
 
 
 def on_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:

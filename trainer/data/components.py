@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from data_prep.base.errors import UsageError, UserError
 from data_prep.storage import storage
 from trainer.config.data_settings import DataSettings
-from trainer.data.assembly import RowSettings
-from trainer.data.epochs import num_shard_rows
+from trainer.data.order import num_shard_rows
+from trainer.data.packing import RowSettings
 from trainer.data.shard_set import Shard, ShardSet, Split
 
 BUDGET_TOLERANCE = 0.01

@@ -40,8 +40,7 @@ class CustomMasking:
             UserError: the function fails, depends on more than a row and its key, or returns what is no masked row.
         """
         seen, labels = self._call(input_ids, keys, probability)
-        self._check_input(input_ids, seen)
-        self._check_labels(input_ids, labels)
+        self._check(input_ids, seen, labels)
         if not self._is_repeatable:
             self._check_repeatable(input_ids, keys, probability, seen, labels)
             self._is_repeatable = True
@@ -87,34 +86,27 @@ class CustomMasking:
                 code="masking-not-repeatable",
             )
 
-    def _check_input(self, input_ids: np.ndarray, seen: np.ndarray) -> None:
+    def _check(self, input_ids: np.ndarray, seen: np.ndarray, labels: np.ndarray) -> None:
         special = self._settings.special_tokens
-        changed = seen != input_ids
-        for wrong, what in (
-            (changed & ~special.are_ordinary(input_ids), "in place of a special token or padding"),
-            (changed & ~self._is_ordinary(seen) & (seen != special.mask), "which is no token of text and not [MASK]"),
+        is_text, changed, predicted = special.are_ordinary(input_ids), seen != input_ids, labels != IGNORED
+        fix_ids = (
+            "replace tokens of the text alone, by [MASK] or by other tokens of the text (settings.special_tokens, "
+            "settings.ordinary_ids)"
+        )
+        fix_labels = f"return the original ids of the predicted tokens as labels, and {IGNORED} elsewhere"
+        replaced = changed & ~self._is_ordinary(seen) & (seen != special.mask)
+        for wrong, name, made, what, fix in (
+            (changed & ~is_text, "input id", seen, "in place of a special token or padding", fix_ids),
+            (replaced, "input id", seen, "which is no token of text and not [MASK]", fix_ids),
+            (predicted & ~is_text, "label", labels, "where no token of the text is", fix_labels),
+            (predicted & ~self._is_ordinary(labels), "label", labels, "which is no token of the text", fix_labels),
         ):
             if wrong.any():
                 row, column = np.argwhere(wrong)[0]
                 raise self._wrong(
-                    f"returned the input id {seen[row, column]} at position {column} of a row, {what} (the vocabulary "
+                    f"returned the {name} {made[row, column]} at position {column} of a row, {what} (the vocabulary "
                     f"has {self._settings.vocab_size} tokens)",
-                    "replace tokens of the text alone, by [MASK] or by other tokens of the text "
-                    "(settings.special_tokens, settings.ordinary_ids)",
-                )
-
-    def _check_labels(self, input_ids: np.ndarray, labels: np.ndarray) -> None:
-        predicted = labels != IGNORED
-        for wrong, what in (
-            (predicted & ~self._settings.special_tokens.are_ordinary(input_ids), "where no token of the text is"),
-            (predicted & ~self._is_ordinary(labels), "which is no token of the text"),
-        ):
-            if wrong.any():
-                row, column = np.argwhere(wrong)[0]
-                raise self._wrong(
-                    f"returned the label {labels[row, column]} at position {column} of a row, {what} (the vocabulary "
-                    f"has {self._settings.vocab_size} tokens)",
-                    f"return the original ids of the predicted tokens as labels, and {IGNORED} elsewhere",
+                    fix,
                 )
         most, limit = int(predicted.sum(1).max(initial=0)), self._settings.max_masked(labels.shape[1])
         if most > limit:

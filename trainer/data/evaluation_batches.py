@@ -10,20 +10,18 @@ import numpy as np
 import torch
 
 from data_prep.storage import storage
-from data_prep.tokenizer.special_tokens import SpecialTokens
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.measurements import Measurement
 from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS
-from trainer.data.assembly import RowSettings, assemble_rows
+from trainer.data.assembly import MicroBatches
 from trainer.data.batch import Batch
 from trainer.data.components import shards_of
-from trainer.data.micro_batches import MicroBatches, Slice
-from trainer.data.order import WINDOW_SHARDS
 from trainer.data.packing import Segments, document_starts
 from trainer.data.randomness import Purpose
-from trainer.data.samples import SampleSpace, masking_of, row_settings
-from trainer.data.shard_set import Shard, ShardSet, Split, has_valid_split
+from trainer.data.sample_range import SampleRange
+from trainer.data.samples import SampleSpace, row_settings
+from trainer.data.shard_set import WINDOW_SHARDS, Shard, ShardSet, Split, has_valid_split
 
 
 @dataclass(frozen=True)
@@ -106,42 +104,25 @@ def evaluation_batches(
     Raises:
         UserError: the split is empty (of a mixture: of every component).
     """
-    held_out = [shard_set for shard_set in shard_sets if shard_set.shards(split)] or list(shard_sets[:1])
-    parts = [shards_of(shard_set, split) for shard_set in held_out]
+    sets_of_split = [shard_set for shard_set in shard_sets if shard_set.shards(split)] or list(shard_sets[:1])
+    parts = [shards_of(shard_set, split) for shard_set in sets_of_split]
     if split == "train":
         parts = [[max(part, key=lambda shard: shard.record.tokens)] for part in parts]
     shards = [shard for part in sorted(parts, key=lambda part: part[0].record.sha256) for shard in part]
-    settings = row_settings(data, stage)
-    samples = SampleSpace([shards], [1.0], settings, seed, Purpose.EVALUATION)
+    samples = SampleSpace([shards], [1.0], row_settings(data, stage), seed, Purpose.EVALUATION)
     num_rows = stage.micro_batch_tokens // stage.sequence_length
-    batches = MicroBatches(
-        samples,
-        masking_of(data, shard_sets[0]),
-        num_rows,
-        seed,
-        Purpose.EVALUATION,
-        skip_corrupt_shards=data.on_corrupt_shard == "skip",
-    )
+    batches = MicroBatches(samples, data, shard_sets[0], num_rows)
     sources = _Sources(shard_sets)
     total = samples.open_epoch(epoch=0).num_rows
     if max_tokens is not None:
         total = min(total, max(1, max_tokens // stage.sequence_length))
     for first in range(0, total, num_rows * world_size):
         own = min(first + rank * num_rows, total)
-        which = Slice(0, own, min(own + num_rows, total), data.evaluated_mlm_probability)
-        segments, held_in, _ = batches.plan(which)
-        origins = scatter_to_positions(sources.of(segments, held_in), segments, num_rows, settings)
-        yield EvaluationBatch(batches.build(which), torch.from_numpy(origins))
-
-
-def scatter_to_positions(values: np.ndarray, segments: Segments, num_rows: int, settings: RowSettings) -> np.ndarray:
-    """Return the value of each segment, (N,), at the positions of its tokens, (T,) int64; -1 elsewhere."""
-    tokens = np.repeat(values + 1, segments.lengths)
-    return assemble_rows(segments, tokens, num_rows, settings, NO_TOKENS).input_ids - 1
-
-
-NO_TOKENS = SpecialTokens(pad=0, unk=None, cls=0, sep=0, mask=0)
-"""For rows of flags or numbers in place of tokens."""
+        which = SampleRange(stage=0, epoch=0, first=own, stop=min(own + num_rows, total))
+        batch, segments, read_from, token_positions = batches.build(which, data.evaluated_mlm_probability)
+        origins = np.full(len(batch.input_ids), -1)
+        origins[token_positions] = np.repeat(sources.of(segments, read_from), segments.lengths)
+        yield EvaluationBatch(batch, torch.from_numpy(origins))
 
 
 class _Sources:

@@ -30,10 +30,10 @@ import torch
 from data_prep.tokenizer.special_tokens import SpecialTokens
 from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.measurements import WORD_ROW_LENGTH, WORDS
-from trainer.data.assembly import RowSettings, assemble_rows
+from trainer.data.assembly import assemble_rows
 from trainer.data.batch import IGNORED, Batch
-from trainer.data.evaluation_batches import NO_TOKENS, EvaluationBatch
-from trainer.data.packing import SEGMENT_A, Segments, document_starts
+from trainer.data.evaluation_batches import EvaluationBatch
+from trainer.data.packing import SEGMENT_A, RowSettings, Segments, document_starts
 from trainer.data.randomness import Purpose, fold, root_key, uniform
 from trainer.data.shard_set import Shard, ShardSet
 
@@ -122,7 +122,7 @@ def _batch(
     words: HiddenWords, which: slice, token_starts: np.ndarray, num_rows: int, first_row: int
 ) -> EvaluationBatch:
     inside = slice(token_starts[which.start], token_starts[which.stop])
-    number, settings = which.stop - which.start, RowSettings(words.row_length)
+    number = which.stop - which.start
     zeros = np.zeros(number, np.int64)
     segments = Segments(
         words.rows[which] - first_row,
@@ -132,29 +132,16 @@ def _batch(
         np.full(number, SEGMENT_A),
         np.full(number, IGNORED),
     )
-    rows = assemble_rows(segments, words.tokens[inside], num_rows, settings, words.special_tokens)
-    flags = assemble_rows(segments, words.hidden[inside], num_rows, settings, NO_TOKENS).input_ids
-    positions = np.flatnonzero(flags)
+    rows = assemble_rows(segments, words.tokens[inside], num_rows, RowSettings(words.row_length), words.special_tokens)
+    positions = rows.token_positions[words.hidden[inside] == 1]
     labels = rows.input_ids[positions]
     rows.input_ids[positions] = words.special_tokens.mask
-    unused = [] if len(positions) else [0]  # a prediction that does not count, so that no head gets an empty batch
-    batch = Batch(
-        input_ids=torch.from_numpy(rows.input_ids),
-        position_ids=torch.from_numpy(rows.position_ids),
-        token_type_ids=torch.from_numpy(rows.token_type_ids),
-        cu_seqlens=torch.from_numpy(rows.cu_seqlens),
-        masked_positions=torch.from_numpy(np.append(positions, unused).astype(np.int64)),
-        labels=torch.from_numpy(np.append(labels, [IGNORED] * len(unused)).astype(np.int64)),
-        cls_positions=torch.from_numpy(rows.cls_positions),
-        next_sentence_labels=torch.from_numpy(rows.next_sentence_labels),
-        sequence_length=words.row_length,
-        pad_token_id=words.special_tokens.pad,
-        has_segment_b=False,
-        longest_sequence=rows.longest_sequence,
-    )
+    if not len(positions):  # a prediction that does not count, so that no head gets an empty batch
+        positions, labels = np.zeros(1, np.int64), np.array([IGNORED])
+    pad = words.special_tokens.pad
     return EvaluationBatch(
-        batch,
-        torch.zeros(len(flags), dtype=torch.int64),
+        Batch.of_sequences(rows.input_ids, rows.starts, words.row_length, positions, labels, pad_token_id=pad),
+        torch.zeros(len(rows.input_ids), dtype=torch.int64),
         frozenset({WORDS}),
         num_words=int(words.words[which].sum()),
         num_bytes=int(words.num_bytes[which].sum()),

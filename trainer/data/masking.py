@@ -5,22 +5,30 @@ are single tokens, whole words, or spans (Joshi et al. 2019, "SpanBERT"). A row 
 tokens, u in [0, 1) from the row's key, so the expectation is exactly p and k never exceeds the fixed capacity. A pure
 function of the rows and their keys, for a whole micro-batch at once. A masking of the user's own takes its place
 (`trainer/data/custom_masking.py`).
+
+Words follow from token ids alone. A word is the text between two spaces: its first token begins with the metaspace
+(U+2581), the others do not. In scripts without spaces that would be an entire clause, so there every token is a word. A
+character that the vocabulary lacks is several byte tokens, which stay together. Tokens of a foreign vocabulary have the
+same form (`data_prep.tokenizer.foreign_files`); they can contain other white space, which counts like the metaspace.
+Units (words, spans) are runs of positions, taken in the order of their hashes until the row's budget is spent.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
+import regex
 
+from data_prep.text.cleaning import METASPACE
 from data_prep.tokenizer.special_tokens import OWN_SPECIAL_TOKENS, SpecialTokens
 from trainer.data.batch import IGNORED
-from trainer.data.mask_units import choose_parts, choose_tokens, choose_whole, split_spans
 from trainer.data.randomness import below, fold, high_bits, low_bits, uniform
-from trainer.data.words import word_starts
 
 # Counters under a row's key: 0 to L - 1 choose positions, these draw the rest.
 _TREATMENT = 1 << 32
@@ -132,3 +140,187 @@ def _choose(
     cuts = uniform(fold(keys[:, None], np.arange(input_ids.shape[1]) + _SPANS))
     starts = split_spans(maskable, starts, cuts, masking.mean_span_words)
     return choose_parts(maskable, starts, hashes, budgets)
+
+
+MAX_SPAN_WORDS = 10
+"""Longer spans are cut, as in Joshi et al. 2019."""
+
+
+@dataclass(frozen=True)
+class _Units:
+    """U units of R rows, row by row and within a row in the order of their hashes."""
+
+    rows: np.ndarray
+    """(U,) row of each unit."""
+    sizes: np.ndarray
+    """(U,) number of its tokens."""
+    numbers: np.ndarray
+    """(U,) its index in the order of positions."""
+    of_position: np.ndarray
+    """(maskable positions,) index of the unit of each maskable position."""
+    firsts: np.ndarray
+    """(U,) by index: flat position of the first token."""
+
+
+def choose_tokens(maskable: np.ndarray, hashes: np.ndarray, budgets: np.ndarray) -> np.ndarray:
+    """Choose the `budgets` (R,) maskable positions (R, L) with the smallest hashes of each row; (R, L) bool."""
+    num_rows, sequence_length = maskable.shape
+    # The lowest bits hold the position: hashes of a row are never equal, so the number is exact.
+    position_bits = np.uint64((sequence_length - 1).bit_length())
+    hashes = hashes >> position_bits << position_bits
+    hashes |= np.arange(sequence_length, dtype=np.uint64)
+    hashes[~maskable] = np.iinfo(np.uint64).max
+    thresholds = np.sort(hashes, axis=1)[np.arange(num_rows), np.maximum(budgets - 1, 0)]
+    chosen: np.ndarray = maskable & (hashes <= thresholds[:, None]) & (budgets > 0)[:, None]
+    return chosen
+
+
+def choose_whole(maskable: np.ndarray, starts: np.ndarray, hashes: np.ndarray, budgets: np.ndarray) -> np.ndarray:
+    """Choose whole units in the order of their hashes, if they still fit into the budget of their row; (R, L) bool.
+
+    A unit is never taken in part, so a row misses its budget if no remaining unit is small enough.
+    """
+    units = _units(maskable, starts, hashes)
+    left = budgets.copy()
+    taken = np.zeros(len(units.sizes), bool)
+    waiting = np.flatnonzero(units.sizes <= left[units.rows])
+    while len(waiting):
+        rows, sizes = units.rows[waiting], units.sizes[waiting]
+        used = _cumulated(sizes, rows)
+        fits = used <= left[rows]
+        # Take all units before the first that does not fit; skip that one and start the next round after it.
+        misses = np.flatnonzero(~fits)
+        first_miss = np.full(len(left), len(waiting))
+        np.minimum.at(first_miss, rows[misses], misses)
+        here = np.arange(len(waiting)) < first_miss[rows]
+        taken[waiting[here]] = True
+        left -= np.bincount(rows[here], weights=sizes[here], minlength=len(left)).astype(np.int64)
+        later = ~here & (sizes <= left[rows])
+        waiting = waiting[later]
+    by_number = np.zeros(len(units.sizes), bool)
+    by_number[units.numbers] = taken
+    chosen = np.zeros(maskable.shape, bool)
+    chosen[maskable] = by_number[units.of_position]
+    return chosen
+
+
+def choose_parts(
+    maskable: np.ndarray, starts: np.ndarray, hashes: np.ndarray, budgets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose units in the order of their hashes until the budget is spent exactly; the last is cut at its end.
+
+    Returns:
+        The chosen positions, (R, L) bool; the position in the row at which the unit of each begins, (R, L) int64.
+    """
+    units = _units(maskable, starts, hashes)
+    used = _cumulated(units.sizes, units.rows)
+    allowed = np.clip(budgets[units.rows] - (used - units.sizes), 0, units.sizes)
+    by_number = np.zeros(len(units.sizes), np.int64)
+    by_number[units.numbers] = allowed
+    first_of_position = units.firsts[units.of_position]
+    chosen = np.zeros(maskable.shape, bool)
+    chosen[maskable] = np.flatnonzero(maskable) - first_of_position < by_number[units.of_position]
+    unit_starts = np.zeros(maskable.shape, np.int64)
+    unit_starts[maskable] = first_of_position % maskable.shape[1]
+    return chosen, unit_starts
+
+
+def split_spans(maskable: np.ndarray, starts: np.ndarray, cuts: np.ndarray, mean_words: float) -> np.ndarray:
+    """Return where spans begin, (R, L) bool, if every word opens a new one with probability 1 / `mean_words`.
+
+    So lengths are geometric, in words; the first word after a special token opens one, and none has more than
+    `MAX_SPAN_WORDS`.
+
+    Args:
+        starts: (R, L) bool, where words begin.
+        cuts: (R, L) float64 in [0, 1), one draw per position.
+    """
+    follows = np.roll(maskable, 1, axis=1)
+    follows[:, 0] = False
+    begins: np.ndarray = starts & (~follows | (cuts < 1.0 / mean_words))
+    words = np.cumsum(starts.reshape(-1))
+    since = words - np.maximum.accumulate(np.where(begins.reshape(-1), words, 0))
+    begins |= starts & (since.reshape(starts.shape) % MAX_SPAN_WORDS == 0)
+    return begins
+
+
+def _units(maskable: np.ndarray, starts: np.ndarray, hashes: np.ndarray) -> _Units:
+    """Return every run of maskable positions between starts as a unit, with the hash of its first position."""
+    of_position = np.cumsum(starts[maskable]) - 1
+    firsts = np.flatnonzero(starts)
+    sizes = np.bincount(of_position, minlength=len(firsts))
+    rows = firsts // maskable.shape[1]
+    order = np.lexsort((hashes.reshape(-1)[firsts], rows))
+    return _Units(rows[order], sizes[order], order, of_position, firsts)
+
+
+def _cumulated(sizes: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return cumulative sums of sizes per row; rows ascend."""
+    sums: np.ndarray = np.cumsum(sizes)
+    opens = np.flatnonzero(np.diff(rows, prepend=-1))
+    sums -= np.repeat(sums[opens] - sizes[opens], np.diff(opens, append=len(rows)))
+    return sums
+
+
+_WITHOUT_SPACES = regex.compile(
+    r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Yi}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}\p{Javanese}"
+    r"\u3000-\u303f\uff00-\uffef]"
+)
+_BYTES = regex.compile(r"<0x([0-9A-F]{2})>(?:<0x[0-9A-F]{2}>)*")
+_FIRST_LEAD_OF_THREE_BYTES = 0xE0  # of characters from U+0800 on: hardly ever one of a script with spaces
+
+
+class PieceKind(IntEnum):
+    """Effect of a token on word boundaries."""
+
+    JOINS = 0
+    """Continues the previous word, unless that is `ALONE`."""
+    OPENS = 1
+    """Begins a word: it begins with the metaspace."""
+    ALONE = 2
+    """A single word: a token of a script without spaces, or the first byte of such a character."""
+    CONTINUES = 3
+    """A later byte of a character: never separated from the byte before it."""
+    SPACE = 4
+    """The metaspace alone: begins a word that the next token continues."""
+
+
+def piece_kinds(pieces: Sequence[str]) -> np.ndarray:
+    """Return the `PieceKind` of every id of a vocabulary, (vocab_size,) int8; those of special tokens are not used."""
+    return np.array([_kind(piece) for piece in pieces], np.int8)
+
+
+def word_starts(input_ids: np.ndarray, maskable: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    """Return whether a word begins at each position, (R, L) bool; False at positions that cannot be masked.
+
+    Args:
+        input_ids: (R, L) int64.
+        maskable: (R, L) bool, False at special tokens: no word reaches across them.
+        kinds: (vocab_size,) as `piece_kinds` returns them.
+    """
+    here = kinds[input_ids]
+    positions = np.arange(input_ids.shape[1])
+    # A byte that continues a character has the kind of its first byte.
+    leads = np.maximum.accumulate(np.where(here == PieceKind.CONTINUES, 0, positions), axis=1)
+    before = np.roll(np.take_along_axis(here, leads, axis=1), 1, axis=1)
+    follows = np.roll(maskable, 1, axis=1)
+    follows[:, 0] = False
+    opens = (here == PieceKind.OPENS) | (here == PieceKind.SPACE)
+    opens |= (here == PieceKind.ALONE) & (before != PieceKind.SPACE)
+    opens |= (here == PieceKind.JOINS) & (before == PieceKind.ALONE)
+    begins: np.ndarray = maskable & (opens | ~follows)
+    return begins
+
+
+def _kind(piece: str) -> PieceKind:
+    byte = _BYTES.fullmatch(piece)
+    if byte:
+        value = int(byte[1], 16)
+        if 0x80 <= value < 0xC0:
+            return PieceKind.CONTINUES
+        return PieceKind.ALONE if value >= _FIRST_LEAD_OF_THREE_BYTES else PieceKind.JOINS
+    if all(character == METASPACE or character.isspace() for character in piece):
+        return PieceKind.SPACE
+    if _WITHOUT_SPACES.search(piece):
+        return PieceKind.ALONE
+    return PieceKind.OPENS if piece[0] == METASPACE or piece[0].isspace() else PieceKind.JOINS

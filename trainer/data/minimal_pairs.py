@@ -170,90 +170,118 @@ def _read_pair(line: bytes, name: str, location: str) -> MinimalPair:
     return pair
 
 
+@dataclass(frozen=True)
+class EncodedPairs:
+    """Minimal pairs whose sentences are encoded and numbered, each text once, and the masked copies to score."""
+
+    pairs: tuple[MinimalPair, ...]
+    sentences: tuple[EncodedSentence, ...]
+    numbers: np.ndarray
+    """(num_pairs, 2) int64: the sentences of each pair, the good one first."""
+    mask_token_id: int
+    owners: np.ndarray
+    """(num_copies,) int64: the sentence of each masked copy, the shortest sentences first."""
+    positions: np.ndarray
+    """(num_copies,) int64: the masked position of each copy."""
+
+    @classmethod
+    def encode(
+        cls,
+        pairs: Sequence[MinimalPair],
+        encode: Callable[[str], EncodedSentence],
+        mask_token_id: int,
+        max_length: int,
+        limit: str = "the model takes",
+        fix: str = "remove the pair",
+    ) -> EncodedPairs:
+        """Encode the sentences; `limit` and `fix` are of the error for those with more than `max_length` tokens.
+
+        Raises:
+            UsageError: a sentence has no token, whose score would be the highest there is, or too many.
+        """
+        sentences: dict[str, EncodedSentence] = {}
+        for pair in pairs:
+            for text in (pair.good, pair.bad):
+                if text in sentences:
+                    continue
+                sentences[text] = encode(text)
+                if not len(sentences[text].own):
+                    raise UsageError(
+                        f"{pair.location}: the tokenizer finds no token in {text[:_SHOWN_CHARACTERS]!r}",
+                        fix="remove the pair",
+                        code="text-without-token",
+                    )
+                if (length := len(sentences[text].ids)) > max_length:
+                    raise UsageError(
+                        f"{pair.location}: the sentence has {length:,} tokens, and {limit} {max_length:,}",
+                        fix=fix,
+                        code="text-too-long",
+                    )
+        numbers = {text: number for number, text in enumerate(sentences)}
+        encoded = tuple(sentences.values())
+        order = sorted(range(len(encoded)), key=lambda number: len(encoded[number].ids))
+        return cls(
+            tuple(pairs),
+            encoded,
+            np.array([[numbers[pair.good], numbers[pair.bad]] for pair in pairs]),
+            mask_token_id,
+            np.repeat(order, [len(encoded[number].own) for number in order]),
+            np.concatenate([encoded[number].own for number in order]),
+        )
+
+    @property
+    def num_copies(self) -> int:
+        return len(self.owners)
+
+    def batches(self, most_copies: Callable[[int], int]) -> Iterator[tuple[int, int]]:
+        """Yield the first copy of each batch and the one after its last: copies of sentences of one length.
+
+        Args:
+            most_copies: the largest number of copies of a batch, by the length of their sentences.
+        """
+        lengths = np.array([len(each.ids) for each in self.sentences])[self.owners]
+        bounds = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
+        for first, stop in zip(bounds, bounds[1:], strict=False):
+            size = most_copies(int(lengths[first]))
+            yield from ((start, min(start + size, stop)) for start in range(first, stop, size))
+
+    def copies(self, first: int, stop: int) -> MaskedCopies:
+        """Return the masked copies `first` to `stop` - 1, whose sentences have one length."""
+        positions, rows = self.positions[first:stop], np.arange(stop - first)
+        input_ids = np.stack([self.sentences[number].ids for number in self.owners[first:stop]])  # (N, length)
+        targets = input_ids[rows, positions]
+        input_ids[rows, positions] = self.mask_token_id
+        return MaskedCopies(input_ids, positions, targets)
+
+    def scores(self, log_likelihoods: np.ndarray) -> np.ndarray:
+        """Return the pseudo-log-likelihoods (num_pairs, 2) float64 from those of the copies (num_copies,), in nats."""
+        scores: np.ndarray = np.bincount(self.owners, log_likelihoods, minlength=len(self.sentences))[self.numbers]
+        return scores
+
+
 def pair_scores(
-    pairs: Sequence[MinimalPair],
-    encode: Callable[[str], EncodedSentence],
-    mask_token_id: int,
-    max_length: int,
-    scorer: Scorer,
-    advance: Callable[[int], None] = lambda num_sentences: None,
+    encoded: EncodedPairs, scorer: Scorer, advance: Callable[[int], None] = lambda num_copies: None
 ) -> np.ndarray:
     """Pseudo-log-likelihoods (num_pairs, 2) float64 of the good and the bad sentences, in nats.
 
     `advance` is called with the number of masked copies after each batch. A sentence that occurs twice is scored once.
 
     Raises:
-        UserError: a sentence has no token or more than `max_length`, or a score is not finite.
+        UserError: a score is not finite.
     """
-    encoded = encode_pairs(pairs, encode, max_length, "the model takes", fix="remove the pair")
-    sentences, numbers = list(encoded.values()), {text: number for number, text in enumerate(encoded)}
-    scores = np.zeros(len(sentences))
-    for owners, copies in masked_copies(sentences, mask_token_id):
-        np.add.at(scores, owners, scorer(copies))
-        advance(len(owners))
+    log_likelihoods = np.zeros(encoded.num_copies)
+    for first, stop in encoded.batches(lambda length: max(1, BATCH_TOKENS // length)):
+        log_likelihoods[first:stop] = scorer(encoded.copies(first, stop))
+        advance(stop - first)
+    scores = encoded.scores(log_likelihoods)
     if not np.isfinite(scores).all():
-        text = list(numbers)[int(np.flatnonzero(~np.isfinite(scores))[0])]
+        pair, side = np.argwhere(~np.isfinite(scores))[0]
         raise UserError(
-            f"the model gives a score that is not finite to {text[:_SHOWN_CHARACTERS]!r}",
+            f"the model gives a score that is not finite to {encoded.pairs[pair][side][:_SHOWN_CHARACTERS]!r}",
             fix="use a model whose weights are finite",
             code="weights-not-finite",
         )
-    return np.array([[scores[numbers[pair.good]], scores[numbers[pair.bad]]] for pair in pairs])
-
-
-def encode_pairs(
-    pairs: Sequence[MinimalPair], encode: Callable[[str], EncodedSentence], max_length: int, limit: str, fix: str
-) -> dict[str, EncodedSentence]:
-    """Encode each sentence of the pairs once, by its text; `limit` and `fix` are of the error for long ones.
-
-    Raises:
-        UsageError: a sentence has no token, whose score would be the highest there is, or more than `max_length`.
-    """
-    sentences: dict[str, EncodedSentence] = {}
-    for pair in pairs:
-        for text in (pair.good, pair.bad):
-            if text in sentences:
-                continue
-            sentences[text] = encode(text)
-            if not len(sentences[text].own):
-                raise UsageError(
-                    f"{pair.location}: the tokenizer finds no token in {text[:_SHOWN_CHARACTERS]!r}",
-                    fix="remove the pair",
-                    code="text-without-token",
-                )
-            if (length := len(sentences[text].ids)) > max_length:
-                raise UsageError(
-                    f"{pair.location}: the sentence has {length:,} tokens, and {limit} {max_length:,}",
-                    fix=fix,
-                    code="text-too-long",
-                )
-    return sentences
-
-
-def num_masked_copies(pairs: Sequence[MinimalPair], encode: Callable[[str], EncodedSentence]) -> int:
-    """How many masked copies `pair_scores` scores."""
-    texts = dict.fromkeys(text for pair in pairs for text in (pair.good, pair.bad))
-    return sum(len(encode(text).own) for text in texts)
-
-
-def masked_copies(
-    sentences: Sequence[EncodedSentence], mask_token_id: int, batch_tokens: int = BATCH_TOKENS
-) -> Iterator[tuple[np.ndarray, MaskedCopies]]:
-    """All masked copies in batches of one length and at most `batch_tokens` tokens, with the sentence (N,) of each."""
-    by_length: dict[int, list[int]] = {}
-    for number, sentence in enumerate(sentences):
-        by_length.setdefault(len(sentence.ids), []).append(number)
-    for length, numbers in sorted(by_length.items()):
-        owners = np.concatenate([np.full(len(sentences[number].own), number) for number in numbers])
-        positions = np.concatenate([sentences[number].own for number in numbers])
-        size = max(1, batch_tokens // length)
-        for start in range(0, len(owners), size):
-            some, masked = owners[start : start + size], positions[start : start + size]
-            input_ids = np.stack([sentences[number].ids for number in some])  # (N, length)
-            rows = np.arange(len(some))
-            targets = input_ids[rows, masked]
-            input_ids[rows, masked] = mask_token_id
-            yield some, MaskedCopies(input_ids, masked, targets)
+    return scores
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Rows of documents for masked language modeling, in closed form from document lengths alone.
+"""Form of a row, and rows of documents for masked language modeling in closed form from document lengths alone.
 
 A shard is one stream in which a document of n tokens takes n + 2 positions. Row r holds the positions r(L - 2) to
 (r + 1)(L - 2) of the stream, each part of a document between its own [CLS] and [SEP]: a part that is cut at its front
@@ -15,9 +15,28 @@ from typing import Protocol
 import numpy as np
 
 from data_prep.dataset.shard_index import ShardIndex
+from trainer.config.objective_settings import PairTask
 from trainer.data.batch import IGNORED
 
 SEGMENT_A, SEGMENT_B = 0, 1
+SPECIAL_POSITIONS = 3
+"""Of a sentence pair: [CLS] A [SEP] B [SEP]."""
+SHORTEST_PAIR = SPECIAL_POSITIONS + 2
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """Form of a row: the settings that the order of samples depends on."""
+
+    sequence_length: int
+    """L: positions."""
+    pair_task: PairTask | None = None
+    short_seq_probability: float = 0.0
+
+    @property
+    def max_pairs(self) -> int:
+        """Largest number of sentence pairs in a row; 0 without pairs."""
+        return self.sequence_length // SHORTEST_PAIR if self.pair_task is not None else 0
 
 
 @dataclass(frozen=True)
@@ -97,8 +116,8 @@ class DocumentRows:
         token_starts = self._stream_starts[documents] + 1
         begins = np.maximum(row_starts[of_rows] - token_starts, 0)
         ends = np.minimum(row_ends[of_rows] - token_starts, self._lengths[documents])
-        kept = ends > begins
-        of_rows, documents, begins, ends = of_rows[kept], documents[kept], begins[kept], ends[kept]
+        is_used = ends > begins
+        of_rows, documents, begins, ends = of_rows[is_used], documents[is_used], begins[is_used], ends[is_used]
         return Segments(
             rows=of_rows,
             shards=self._shards[documents],

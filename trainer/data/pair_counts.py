@@ -21,8 +21,8 @@ import numpy as np
 from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from data_prep.storage import storage
-from trainer.data import bin_packing, randomness, sentence_pairs
-from trainer.data.assembly import RowSettings
+from trainer.data import pair_rows, randomness, sentence_pairs
+from trainer.data.packing import RowSettings
 from trainer.data.pair_rows import PairCounts, PairPlan
 from trainer.data.randomness import Purpose, fold
 from trainer.data.shard_set import Shard
@@ -149,14 +149,14 @@ class KeptPairCounts:
             self._is_failing = True
             return
         with contextlib.suppress(OSError):  # another node may remove them too
-            self._remove_oldest(kept=name)
+            self._remove_oldest(except_for=name)
 
-    def _remove_oldest(self, kept: str) -> None:
+    def _remove_oldest(self, except_for: str) -> None:
         newest_first = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         left = _MOST_BYTES
         for path in newest_first:
             left -= path.stat().st_size
-            if left < 0 and path.name != kept:
+            if left < 0 and path.name != except_for:
                 path.unlink()
 
     def _remember(self, name: str, counts: np.ndarray) -> np.ndarray:
@@ -177,6 +177,6 @@ def _digest(counts: np.ndarray) -> str:
 @functools.cache
 def _digest_of_source() -> str:
     """Return a digest of the code that plans: another version may plan other pairs."""
-    modules = (bin_packing, randomness, sentence_pairs)
+    modules = (pair_rows, randomness, sentence_pairs)
     digests = [storage.sha256_of(Path(str(module.__file__))) for module in modules]
     return hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -15,20 +15,15 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.storage import storage
-from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.stages import Stage
-from trainer.data.assembly import RowSettings
 from trainer.data.components import check_budgets, components_of
-from trainer.data.epochs import ComponentEpoch, merge_segments, num_shard_rows
-from trainer.data.masking import Masking
-from trainer.data.order import MIXTURE_SLOTS, Mixture
-from trainer.data.packing import Segments
+from trainer.data.order import MIXTURE_SLOTS, ComponentEpoch, Mixture, merge_segments, num_shard_rows
+from trainer.data.packing import RowSettings, Segments
 from trainer.data.pair_counts import KeptPairCounts, PairPlanner
 from trainer.data.randomness import Purpose, root_key
 from trainer.data.shard_set import Shard, ShardSet
-from trainer.data.words import piece_kinds
 
 _PLAINLY_ENOUGH = 8
 """A data set with so many times the tokens of a global batch has enough rows for one, whatever sentence pairs omit; the
@@ -63,7 +58,7 @@ class SampleSpace:
         self._pair_counts = pair_counts
         self._components = components
         self.settings = settings
-        self._usage = usage
+        self.seed, self.usage = seed, usage
         self._mixture = Mixture(weights, root_key(seed, usage, Purpose.MIXTURE)) if len(components) > 1 else None
         self._key = root_key(seed, usage, Purpose.EPOCH)
         # A micro-batch may cross the end of an epoch.
@@ -155,8 +150,10 @@ class SampleSpace:
 
     def _open_epoch(self, epoch: int, component: int, number: int) -> ComponentEpoch:
         shards = self._components[component]
-        planner, kept = self.planner(ReadEpoch(epoch, component, number)), self._pair_counts
-        counts = kept.find(planner) if kept is not None and self.settings.pair_task is not None else None
+        planner = self.planner(ReadEpoch(epoch, component, number))
+        counts = None
+        if self._pair_counts is not None and self.settings.pair_task is not None:
+            counts = self._pair_counts.find(planner)
         opened = ComponentEpoch(shards, self.settings, planner.key, counts)
         if not opened.num_rows or self._lacks_pairs(epoch, opened):
             raise UserError(
@@ -170,7 +167,7 @@ class SampleSpace:
     def _lacks_pairs(self, epoch: int, opened: ComponentEpoch) -> bool:
         """Return whether the samples contain no labeled pair; single components of a mixture may have none."""
         counts = opened.pair_counts
-        is_first_epoch = self._usage is Purpose.TRAINING and epoch == 0 and self._mixture is None
+        is_first_epoch = self.usage is Purpose.TRAINING and epoch == 0 and self._mixture is None
         return is_first_epoch and counts is not None and not counts.pairs
 
 
@@ -181,42 +178,21 @@ def row_settings(data: DataSettings, stage: StageShape) -> RowSettings:
 
 
 def training_samples(
-    shard_sets: Sequence[ShardSet],
-    data: DataSettings,
-    stage: StageShape,
-    seed: int,
-    pair_counts: KeptPairCounts | None = None,
+    shard_sets: Sequence[ShardSet], stage: Stage, seed: int, pair_counts: KeptPairCounts | None = None
 ) -> SampleSpace:
     """Return the samples of the split 'train', or of a mixture of data sets and sources.
 
     Args:
+        shard_sets: all data sets of the run (`RunConfig.data_sets`).
         pair_counts: counts of sentence pairs that are known; others are counted here.
 
     Raises:
         UserError: a data set contains no training document.
     """
-    settings = row_settings(data, stage)
-    components = components_of(data, shard_sets, settings)
+    settings = row_settings(stage.data, stage)
+    components = components_of(stage.data, stage.select(shard_sets), settings)
     shards, weights = [each.shards for each in components], [each.weight for each in components]
     return SampleSpace(shards, weights, settings, seed, Purpose.TRAINING, pair_counts)
-
-
-def masking_of(data: DataSettings, shard_set: ShardSet) -> Masking:
-    """Return the settings of masking; `shard_set` has the tokenizer that all components share."""
-    needs_pieces = data.masking is not None or data.mask_unit != "token"
-    pieces = tuple(Tokenizer.load(shard_set.tokenizer_folder).pieces) if needs_pieces else None
-    return Masking(
-        data.max_mlm_probability,
-        data.mask_share,
-        data.random_share,
-        shard_set.manifest.tokenizer.vocab_size,
-        data.mask_unit,
-        None if pieces is None else piece_kinds(pieces),
-        data.mean_span_words,
-        shard_set.manifest.tokenizer.special_tokens,
-        data.masking,
-        None if data.masking is None else pieces,
-    )
 
 
 def check_enough_rows(num_rows: int | None, stage: StageShape) -> None:
@@ -249,7 +225,7 @@ def check_enough_data(shard_sets: Sequence[ShardSet], stages: Sequence[Stage], s
     for stage in stages:
         own = stage.select(shard_sets)
         if sum(shard_set.manifest.train.tokens for shard_set in own) < _PLAINLY_ENOUGH * stage.global_batch_tokens:
-            check_enough_rows(training_samples(own, stage.data, stage, seed).num_samples(0), stage)
+            check_enough_rows(training_samples(shard_sets, stage, seed).num_samples(0), stage)
     if any(shard_set.manifest.has_source_budgets for shard_set in shard_sets):
         mixtures = [
             components_of(stage.data, stage.select(shard_sets), row_settings(stage.data, stage)) for stage in stages

@@ -26,18 +26,14 @@ import numpy as np
 from data_prep.dataset.shard_index import ShardIndex
 from trainer.config.objective_settings import PairTask
 from trainer.data.batch import IGNORED
-from trainer.data.bin_packing import pack_rows
-from trainer.data.packing import document_starts
-from trainer.data.pair_rows import PairCounts, PairPlan
+from trainer.data.packing import SPECIAL_POSITIONS, document_starts
+from trainer.data.pair_rows import PairCounts, PairPlan, pack_rows
 from trainer.data.randomness import below, fold, high_bits, low_bits
 
 IS_NEXT, IS_RANDOM = 0, 1
 """Labels as in Hugging Face's `next_sentence_label`."""
 IN_ORDER, IS_SWAPPED = 0, 1
 """Labels as in Hugging Face's `sentence_order_label`."""
-SPECIAL_POSITIONS = 3
-"""[CLS] A [SEP] B [SEP]."""
-SHORTEST_PAIR = SPECIAL_POSITIONS + 2
 
 _NEXT_SENTENCE_BITS = (5, 4, 3, 2, 1, 0)
 """Lengths of Bs that agree in so many leading bits are cut to the shorter one; 0 bits match any two."""
@@ -88,11 +84,6 @@ class _Text:
     def tokens(self, firsts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         counts: np.ndarray = self.offsets[ends] - self.offsets[firsts]
         return counts
-
-
-def max_pairs_in_row(sequence_length: int) -> int:
-    """Return the maximum number of pairs in a row."""
-    return sequence_length // SHORTEST_PAIR
 
 
 def plan_pairs(

@@ -115,15 +115,15 @@ class ShardCache:
         finally:
             partial.unlink(missing_ok=True)
 
-    def _evict(self, num_bytes: int, kept: Path) -> None:
-        """Remove files other than `kept` until `num_bytes` more are within the limit, or none is left."""
+    def _evict(self, num_bytes: int, except_for: Path) -> None:
+        """Remove files other than `except_for` until `num_bytes` more are within the limit, or none is left."""
         with self._locked("room", wait=True):
             files = self._files()
             left = sum(size for _, size, _ in files) + num_bytes - self._max_bytes
             for _, size, path in files:
                 if left <= 0:
                     return
-                if path != kept:
+                if path != except_for:
                     path.unlink(missing_ok=True)
                     left -= size
 
@@ -158,9 +158,9 @@ class ShardCache:
     @contextlib.contextmanager
     def _locked(self, name: str, wait: bool) -> Iterator[bool]:
         """Hold the lock of that name; yield False if another process holds it."""
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             try:
-                mine = held.enter_context(_lock(self._folder / _LOCKS / name, wait)) is not None
+                mine = stack.enter_context(_lock(self._folder / _LOCKS / name, wait)) is not None
             except OSError as error:
                 raise UserError(
                     f"the cache {self._folder} cannot be written: {error.strerror}",
@@ -277,9 +277,9 @@ def is_sound(path: Path, sha256: str, marks: Path, wait: bool = True) -> bool:
     with contextlib.suppress(OSError):
         if mark.stat().st_size:
             return True
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # without locks the other processes read the file too
-            locked = held.enter_context(_lock(mark, wait))
+            locked = stack.enter_context(_lock(mark, wait))
             if locked is None or os.fstat(locked).st_size:
                 return locked is not None
         if storage.sha256_of(path) != sha256:

@@ -22,11 +22,12 @@ from data_prep.dataset.shard_index import ShardIndex, read_index
 from data_prep.storage import storage
 from data_prep.storage.hub import download_from_hub, hub_name
 from data_prep.tokenizer.tokenizer import Tokenizer
-from trainer.data.order import WINDOW_SHARDS
 from trainer.data.shard_cache import CachedFile, DamagedFile, Prefetcher, ShardCache, is_sound
 
 LOG = logger(__name__)
 
+WINDOW_SHARDS = 16
+"""Shards whose rows the sample order mixes (`trainer/data/order.py`)."""
 _CACHE_BYTES = 100_000_000_000
 _COPY_BYTES = 8 << 20
 _VERIFIED = ".verified"

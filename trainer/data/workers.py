@@ -11,9 +11,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 from data_prep.base.errors import print_traceback
 from data_prep.storage.storage_options import with_these_options
@@ -34,6 +37,46 @@ _POLL_SECONDS = 0.5
 
 class ReadingStopped(Exception):
     """A stop was requested before a batch was read."""
+
+
+def start_reading(
+    data: Dataset[Item],
+    order: Iterable[Any],
+    num_workers: int,
+    prefetch: int,
+    *,
+    begin: Callable[[int], None] | None = None,
+    pin_memory: bool = False,
+) -> Iterator[Item]:
+    """Start worker processes that read the items of `data` in an order; with `num_workers=0` this process reads them.
+
+    Args:
+        prefetch: items that each worker reads ahead.
+        begin: called in each worker with its number, instead of `initialize_worker`.
+    """
+    with block_scheduler_signals():
+        return iter(
+            DataLoader(
+                data,
+                batch_size=None,
+                sampler=order,
+                num_workers=num_workers,
+                prefetch_factor=prefetch if num_workers else None,
+                # A forked worker starts at once and inherits the plans. It uses neither CUDA nor torch's threads
+                # (DataLoader sets one thread), which do not survive a fork.
+                multiprocessing_context="fork" if num_workers else None,
+                worker_init_fn=begin or initialize_worker,
+                collate_fn=_unchanged,
+                pin_memory=pin_memory,
+                # Starting a DataLoader draws a seed: from this generator, so that the run's random state is unchanged.
+                generator=torch.Generator(),
+            )
+        )
+
+
+def _unchanged(item: Any) -> Any:
+    """Return the item: without a batch size `DataLoader` passes single ones."""
+    return item
 
 
 def next_or_stop(batches: Iterator[Item], should_stop: Callable[[], bool] | None) -> Item:

@@ -139,10 +139,10 @@ def only_training(output_dir: str, ranks: Ranks, mark: Callable[[str], None]) ->
     path = Path(output_dir)
     made = [folder for folder in (path, *path.parents) if ranks.is_first and not folder.exists()]
     try:
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             looks = round(LOCK_PATIENCE_SECONDS / LOCK_LOOK_SECONDS)
             for looks_left in range(looks, -1, -1):
-                error = broadcast_object(_take(held, output_dir) if ranks.is_first else None, ranks)
+                error = broadcast_object(_take(stack, output_dir) if ranks.is_first else None, ranks)
                 if error is None:
                     break
                 if not isinstance(error, IsHeld) or not looks_left:
@@ -158,10 +158,10 @@ def only_training(output_dir: str, ranks: Ranks, mark: Callable[[str], None]) ->
                 folder.rmdir()
 
 
-def _take(held: contextlib.ExitStack, output_dir: str) -> UserError | None:
-    """Take the lock and keep it in `held`; return the error instead of raising it."""
+def _take(stack: contextlib.ExitStack, output_dir: str) -> UserError | None:
+    """Take the lock and keep it in `stack`; return the error instead of raising it."""
     try:
-        held.enter_context(hold_lock(output_dir))
+        stack.enter_context(hold_lock(output_dir))
     except IsHeld as error:
         process, _, host = error.holder.rpartition(" on ")
         kind = IsHeldElsewhere if process and host != socket.gethostname() else IsHeld

@@ -14,11 +14,11 @@ from data_prep.text.cleaning import replace_surrogates
 from data_prep.tokenizer.untrusted_file import library_errors
 from trainer.data.batch import Batch
 from trainer.data.minimal_pairs import (
+    EncodedPairs,
     EncodedSentence,
     MaskedCopies,
     MinimalPair,
     Scorer,
-    num_masked_copies,
     pair_scores,
 )
 from trainer.distributed.allocator import keep_freed_memory
@@ -44,15 +44,15 @@ def score_pairs(model: FillMask, pairs: Sequence[MinimalPair], precision: str = 
     """Pseudo-log-likelihoods (num_pairs, 2) float64 of the good and the bad sentences, with a progress line.
 
     Raises:
-        UserError: as `trainer.data.minimal_pairs.pair_scores`.
+        UserError: as `EncodedPairs.encode` and `pair_scores` (`trainer/data/minimal_pairs.py`).
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
         keep_freed_memory()
-    encode = SentenceEncoder(model.tokenizer)
-    with Progress("scoring masked copies", num_masked_copies(pairs, encode), "copies") as progress:
-        scorer = scorer_of(model, device, DTYPES[precision])
-        return pair_scores(pairs, encode, model.tokenizer.mask_token_id, model.max_length, scorer, progress.add)
+    tokenizer, scorer = model.tokenizer, scorer_of(model, device, DTYPES[precision])
+    encoded = EncodedPairs.encode(pairs, SentenceEncoder(tokenizer), tokenizer.mask_token_id, model.max_length)
+    with Progress("scoring masked copies", encoded.num_copies, "copies") as progress:
+        return pair_scores(encoded, scorer, progress.add)
 
 
 class TransformersScorer:
@@ -106,21 +106,13 @@ class PretrainingScorer:
     def __call__(self, copies: MaskedCopies) -> np.ndarray:
         """Log-probabilities (N,) float64 of the masked tokens, in nats."""
         num_copies, length = copies.input_ids.shape
-        starts = torch.arange(0, (num_copies + 1) * length, length)  # (N + 1,)
-        targets = torch.from_numpy(copies.targets)
-        batch = Batch(
-            input_ids=torch.from_numpy(copies.input_ids).reshape(-1),
-            position_ids=torch.arange(length).repeat(num_copies),
-            token_type_ids=torch.zeros(num_copies * length, dtype=torch.int64),
-            cu_seqlens=starts.to(torch.int32),
-            masked_positions=starts[:-1] + torch.from_numpy(copies.positions),
-            labels=targets,
-            sequence_length=length,
-            has_segment_b=False,
-        ).to(self._device)
+        starts = np.arange(num_copies) * length
+        masked = starts + copies.positions
+        batch = Batch.of_sequences(copies.input_ids.reshape(-1), starts, length, masked, copies.targets)
+        batch = batch.to(self._device)
         with torch.inference_mode():
             logits = self._model.predict(batch).mlm_logits  # (N, padded_vocab_size)
-        return _log_probabilities(logits, targets.to(self._device))
+        return _log_probabilities(logits, batch.labels)
 
 
 class SentenceEncoder:

@@ -190,7 +190,7 @@ class ScoreMinimalPairs:
     def __call__(self, model: Path, settings: Mapping[str, Any]) -> Metrics:
         import torch
 
-        from trainer.data.minimal_pairs import CHANCE, judge, pair_scores, read_minimal_pairs
+        from trainer.data.minimal_pairs import CHANCE, EncodedPairs, judge, pair_scores, read_minimal_pairs
         from trainer.evaluation.masked_scorers import SentenceEncoder, scorer_of
         from trainer.inference.fill_mask import FillMask
 
@@ -199,9 +199,9 @@ class ScoreMinimalPairs:
         scorer = scorer_of(
             filler, device, getattr(torch, {"fp32": "float32"}.get(self._precision(settings), "float64"))
         )
-        encode = SentenceEncoder(filler.tokenizer)
-        scores = pair_scores(pairs, encode, filler.tokenizer.mask_token_id, filler.max_length, scorer)
-        report = judge(pairs, scores)
+        tokenizer = filler.tokenizer
+        encoded = EncodedPairs.encode(pairs, SentenceEncoder(tokenizer), tokenizer.mask_token_id, filler.max_length)
+        report = judge(pairs, pair_scores(encoded, scorer))
         return {
             "accuracy": report.overall.share,
             f"{BASELINE}accuracy": CHANCE,

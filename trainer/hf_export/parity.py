@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 import torch
 import transformers
@@ -265,20 +265,17 @@ def pack_rows(sequences: Sequence[EncodedSequence], sequence_length: int, pad_to
         starts.append(used)
         lay(sequence)
     close_row()
-    lengths = [len(piece.input_ids) for piece in pieces]
-    input_ids = torch.tensor([token for piece in pieces for token in piece.input_ids])
-    masked_positions = torch.cat(
-        [torch.arange(start, start + len(each.input_ids)) for start, each in zip(starts, sequences, strict=True)]
-    )
-    return Batch(
-        input_ids=input_ids,
-        position_ids=torch.cat([torch.arange(length) for length in lengths]),
-        token_type_ids=torch.tensor([kind for piece in pieces for kind in piece.token_type_ids]),
-        cu_seqlens=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
-        masked_positions=masked_positions,
-        labels=input_ids[masked_positions],
-        cls_positions=torch.tensor(starts),
-        next_sentence_labels=torch.zeros(len(sequences), dtype=torch.int64),
-        sequence_length=sequence_length,
+    input_ids = np.array([token for piece in pieces for token in piece.input_ids])
+    lengths = [len(sequence.input_ids) for sequence in sequences]
+    masked_positions = np.concatenate([np.arange(length) for length in lengths]) + np.repeat(starts, lengths)
+    return Batch.of_sequences(
+        input_ids,
+        np.cumsum([0, *(len(piece.input_ids) for piece in pieces)])[:-1],
+        sequence_length,
+        masked_positions,
+        input_ids[masked_positions],
+        token_type_ids=np.array([kind for piece in pieces for kind in piece.token_type_ids]),
+        cls_positions=np.array(starts),
+        next_sentence_labels=np.zeros(len(sequences), np.int64),
         pad_token_id=pad_token_id,
     )

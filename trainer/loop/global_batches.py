@@ -12,7 +12,7 @@ from pathlib import Path
 from trainer.checkpoint.format import TrainState
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.data.loader import GlobalBatch, Position, open_loader
+from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.pair_counts import KeptPairCounts
 from trainer.data.pair_rows import PairCounts
 from trainer.data.sample_range import SampleRange
@@ -23,12 +23,6 @@ from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
 from trainer.loop.pair_counting import PAIR_COUNTS, PairCounting
 from trainer.loop.run import Run
-
-
-def samples_of(batch: GlobalBatch) -> SampleRange:
-    """Return the range of global samples of a step."""
-    position = batch.position
-    return SampleRange(stage=position.stage, epoch=position.epoch, first=batch.first_sample, stop=batch.last_sample + 1)
 
 
 def first_position(config: RunConfig, number: int, position: Position) -> Position:
@@ -52,11 +46,11 @@ def batches_from(
         start, steps = stage.first_step, stage.taken_steps
         first = min(max(step - start, 0), steps)
         if first:
-            passed = open_loader(shard_sets, stage, position, seed, ranks, start)
-            for spec in itertools.islice(passed.specs(), first):
-                position = spec.next_position
+            passed = Loader(shard_sets, stage, position, seed, ranks, start)
+            for batch in itertools.islice(passed.planned(), first):
+                position = batch.next_position
         if first < steps:
-            loader = open_loader(shard_sets, stage, position, seed, ranks, start + first)
+            loader = Loader(shard_sets, stage, position, seed, ranks, start + first)
             for batch in itertools.islice(loader, steps - first):
                 position = batch.next_position
                 yield batch
@@ -77,18 +71,18 @@ def count_first_epoch(
     Raises:
         UserError: a shard cannot be planned.
     """
-    kept = KeptPairCounts(Path(config.output_dir) / PAIR_COUNTS)
+    pair_counts = KeptPairCounts(Path(config.output_dir) / PAIR_COUNTS)
     position = Position(state.stage, state.epoch, state.next_sample)
     for number, stage in enumerate(config.stages):
         if state.step < min(stage.last_step, config.max_steps):
             start = first_position(config, number, position) if position.stage != number else position
             if stage.data.sentence_pairs != "none":
-                counting = PairCounting(config, stage, shard_sets, kept, ranks, watchdog.mark, stop_signal)
+                counting = PairCounting(config, stage, shard_sets, pair_counts, ranks, watchdog.mark, stop_signal)
                 lost = explain_lost_workers(ranks.rank, stage.data.num_workers, watchdog.end_run)
                 with contextlib.suppress(ReadingStopped), lost:
                     counting.open(start)
             break
-    return kept
+    return pair_counts
 
 
 @dataclass(frozen=True)
@@ -129,26 +123,24 @@ class GlobalBatches:
                 arithmetic = batch_arithmetic(stage, run.ranks.world_size)
                 data = "continuing the epoch" if position.epoch == before.epoch else "starting a new epoch"
                 notes.append(f"{stage.label}: {arithmetic}; {data}")
-            pin_memory = run.ranks.device.type == "cuda"
-            ranks = run.ranks.rank, run.ranks.world_size
             counting = PairCounting(
                 config, stage, run.data.shard_sets, run.data.pair_counts, run.ranks, run.watchdog.mark, run.stop_signal
             )
             counting.open(position)
-            loader = open_loader(
+            loader = Loader(
                 run.data.shard_sets,
                 stage,
                 position,
                 config.training.seed,
-                ranks,
+                (run.ranks.rank, run.ranks.world_size),
                 step,
-                pin_memory,
+                pin_memory=run.ranks.device.type == "cuda",
                 should_stop=lambda: self._run.stop_signal.is_requested,
                 pair_counts=run.data.pair_counts,
             )
             described = -1
             for batch in itertools.islice(loader, stop - step):
-                if (epoch := batch.position.epoch) != described:
+                if (epoch := batch.samples.epoch) != described:
                     notes += describe_epoch(batch, loader.pair_counts(epoch) if run.ranks.is_first else None)
                     described = epoch
                 position, step = batch.next_position, step + 1
@@ -160,7 +152,7 @@ class GlobalBatches:
 
 def describe_epoch(first: GlobalBatch, counts: PairCounts | None) -> Iterator[str]:
     """Yield the lines of the log about an epoch, of which this is the first batch that is read."""
-    epoch = first.position.epoch
+    epoch = first.samples.epoch
     if counts is not None:
         yield f"epoch {epoch}: {counts}"
     if first.skipped_samples:
@@ -173,13 +165,16 @@ def without_skipped(batch: GlobalBatch, skipped: Sequence[SampleRange]) -> Globa
     The rows keep their positions in the order, so every rank still gets the same batches and a resume stays exact. A
     global batch whose rows are all skipped changes nothing (`trainer/loop/step.py`).
     """
-    position = batch.position
-    ranges = [r for r in skipped if (r.stage, r.epoch) == (position.stage, position.epoch)]
-    if not any(r.first <= batch.last_sample and batch.first_sample < r.stop for r in ranges):
+    samples = batch.samples
+    ranges = [r for r in skipped if (r.stage, r.epoch) == (samples.stage, samples.epoch)]
+    if not any(r.first < samples.stop and samples.first < r.stop for r in ranges):
         return batch
     micro_batches = []
-    for number, micro_batch in enumerate(batch.micro_batches, start=batch.first_slice):
-        first, stop = (batch.first_sample + row for row in batch.arithmetic.slice_of(number))
-        rows = [sample - first for sample in range(first, stop) if any(r.first <= sample < r.stop for r in ranges)]
+    for own, micro_batch in zip(batch.slices(), batch.micro_batches, strict=True):
+        rows = [
+            sample - own.first
+            for sample in range(own.first, own.stop)
+            if any(r.first <= sample < r.stop for r in ranges)
+        ]
         micro_batches.append(micro_batch.without_predictions(rows))
     return replace(batch, micro_batches=tuple(micro_batches))

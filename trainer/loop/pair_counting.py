@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
@@ -25,7 +25,7 @@ from trainer.data.loader import Position
 from trainer.data.pair_counts import NUM_COUNTS, KeptPairCounts, PairPlanner
 from trainer.data.samples import ReadEpoch, training_samples
 from trainer.data.shard_set import ShardSet
-from trainer.data.workers import ReadingStopped, block_scheduler_signals, initialize_worker, next_or_stop
+from trainer.data.workers import ReadingStopped, initialize_worker, next_or_stop, start_reading
 from trainer.distributed.agreement import raise_error_of_any
 from trainer.distributed.process_group import Ranks, all_reduce_sum, broadcast_object, patient_collectives
 from trainer.distributed.stop_poll import StopPoll
@@ -55,16 +55,16 @@ class PairCounting:
         config: RunConfig,
         stage: Stage,
         shard_sets: Sequence[ShardSet],
-        kept: KeptPairCounts,
+        pair_counts: KeptPairCounts,
         ranks: Ranks,
         mark: Callable[[str, int], object],
         stop_signal: StopSignal,
     ) -> None:
         """`mark` records what this rank does and for how many seconds it may (`Watchdog.mark`)."""
         self._stop_signal = stop_signal
-        self._samples = training_samples(stage.select(shard_sets), stage.data, stage, config.training.seed, kept)
+        self._samples = training_samples(shard_sets, stage, config.training.seed, pair_counts)
         self._has_pairs = stage.data.sentence_pairs != "none"
-        self._kept, self._ranks, self._mark, self._settings = kept, ranks, mark, config.distributed
+        self._pair_counts, self._ranks, self._mark, self._settings = pair_counts, ranks, mark, config.distributed
         self._num_workers = stage.data.num_workers
         self._global_rows = stage.global_batch_tokens // stage.sequence_length
         # Each node keeps the counts where nodes have disks of their own.
@@ -102,7 +102,7 @@ class PairCounting:
         Raises:
             UserError, ReadingStopped: as `open`.
         """
-        self._kept.write_late()
+        self._pair_counts.write_late()
         samples = self._samples
         for component, read in self._reading.items() if num_steps else ():
             while samples.is_over(read, position.epoch, position.next_sample):
@@ -124,9 +124,9 @@ class PairCounting:
     def _find(self, read: ReadEpoch) -> bool:
         """Whether rank 0 knows the counts, which all ranks know then."""
         planner = self._samples.planner(read)
-        counts = broadcast_object(self._kept.find(planner) if self._ranks.is_first else None, self._ranks)
+        counts = broadcast_object(self._pair_counts.find(planner) if self._ranks.is_first else None, self._ranks)
         if counts is not None:
-            self._kept.keep(planner, counts, writes=self._writes and not self._ranks.is_first)
+            self._pair_counts.keep(planner, counts, writes=self._writes and not self._ranks.is_first)
             self._counted.add(read)
         return counts is not None
 
@@ -144,7 +144,7 @@ class PairCounting:
         with patient_collectives(seconds, self._settings, self._ranks):
             counts = self._sum(planner, iter(ahead))
             if counts is not None:
-                self._kept.keep(planner, counts, self._writes)
+                self._pair_counts.keep(planner, counts, self._writes)
         self._mark("counted sentence pairs", 0)
         if counts is None:
             raise ReadingStopped
@@ -178,19 +178,8 @@ class PairCounting:
     def _begin(self, planner: PairPlanner, num_workers: int) -> Iterable[Counted]:
         """Begin to plan this rank's share, in so many processes; with 0 it is planned where the result is used."""
         share = range(self._ranks.rank, len(planner.shards), self._ranks.world_size)
-        loader = DataLoader(
-            _ShardCounts(planner),
-            batch_size=None,
-            sampler=share,
-            num_workers=num_workers,
-            prefetch_factor=-(-len(share) // num_workers) or 1 if num_workers else None,
-            multiprocessing_context="fork" if num_workers else None,
-            worker_init_fn=_begin_worker,
-            collate_fn=_as_it_is,
-            generator=torch.Generator(),
-        )
-        with block_scheduler_signals():
-            return iter(loader)
+        prefetch = -(-len(share) // max(num_workers, 1)) or 1
+        return start_reading(_ShardCounts(planner), share, num_workers, prefetch, begin=_begin_worker)
 
 
 @dataclass(frozen=True)
@@ -207,7 +196,3 @@ class _ShardCounts(Dataset[Counted]):
 def _begin_worker(worker: int) -> None:
     os.nice(10)  # the step and the workers that build its batches come first
     initialize_worker(worker)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value

@@ -24,7 +24,7 @@ from trainer.data.workers import ReadingStopped
 from trainer.distributed.agreement import raise_error_of_any
 from trainer.loop.checkpoints import Due, Progress
 from trainer.loop.evaluating import evaluate_if_due
-from trainer.loop.global_batches import FetchedBatch, GlobalBatches, samples_of
+from trainer.loop.global_batches import FetchedBatch, GlobalBatches
 from trainer.loop.run import Run
 from trainer.loop.step import Counting, GlobalCounts, StepRequests, StepResult, take_step
 from trainer.metrics.health import NonFiniteSteps
@@ -51,7 +51,7 @@ def training_loop(run: Run, state: TrainState, progress: Progress) -> tuple[Stat
         upcoming = fetch(run, batches, state, progress)
         result = step(run, fetched, counts, state)
         state = advanced(state, fetched.batch, result)
-        reporter.add_step(state.step, samples_of(fetched.batch), rate_of_step(run.config, state.step), result)
+        reporter.add_step(state.step, fetched.batch.samples, rate_of_step(run.config, state.step), result)
         progress = replace(progress, nonfinite=counted(run, fetched.batch, result, state, progress))
         due = what_is_due(run.config, state, progress, result, upcoming.counting.requests, run.data.can_evaluate)
         progress = with_evaluation(run.config, progress, due)
@@ -216,7 +216,7 @@ def counted(run: Run, batch: GlobalBatch, result: StepResult, state: TrainState,
     losses, engine = run.reporter.recorder.global_losses(result), run.engine
     if nonfinite.is_probe(losses, engine.loss_scale_can_fall, is_first_update=engine.optimizer_steps == 0):
         return nonfinite.after_probe()
-    nonfinite = nonfinite.after(state.step, samples_of(batch), losses)
+    nonfinite = nonfinite.after(state.step, batch.samples, losses)
     if not nonfinite.is_too_long:
         run.reporter.warn(nonfinite.warning())
     return nonfinite

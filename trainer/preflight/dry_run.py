@@ -22,8 +22,7 @@ from trainer.config.run_config import RunConfig, without_secrets
 from trainer.config.schedule import global_batch_sizes, tokens_of_stage
 from trainer.config.stages import Stage
 from trainer.config.training_settings import BranchSettings, ZeroStage
-from trainer.data.order import WINDOW_SHARDS
-from trainer.data.shard_set import check_is_data_set
+from trainer.data.shard_set import WINDOW_SHARDS, check_is_data_set
 from trainer.metrics.throughput import flops_per_position
 from trainer.model.sizes import activation_bytes
 from trainer.objectives.pretraining import PretrainingModel, parameter_counts

@@ -8,7 +8,7 @@ computed: the run's losses are bitwise those of a run without minimal pairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +18,12 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
-from trainer.data.assembly import sequence_capacity
 from trainer.data.batch import IGNORED, Batch
 from trainer.data.minimal_pairs import (
+    EncodedPairs,
     EncodedSentence,
-    MinimalPair,
+    MaskedCopies,
     digest_of_pairs,
-    encode_pairs,
     judge,
     read_minimal_pairs,
 )
@@ -40,17 +39,13 @@ PREFIX = "valid/minimal_pairs"
 class MinimalPairs:
     """The pairs of a folder, encoded once by the run's tokenizer."""
 
-    pairs: tuple[MinimalPair, ...]
-    sentences: tuple[EncodedSentence, ...]
-    numbers: np.ndarray
-    """(num_pairs, 2) int64: the sentences of each pair, the good one first."""
-    mask_token_id: int
+    encoded: EncodedPairs
     pad_token_id: int
 
     @property
     def digest(self) -> str:
         """sha256 of the pairs' texts and names."""
-        return digest_of_pairs(self.pairs)
+        return digest_of_pairs(self.encoded.pairs)
 
     def evaluate(
         self,
@@ -65,9 +60,9 @@ class MinimalPairs:
         All ranks call it alike. `mark` is called before each micro-batch, and `should_stop`, the same on all ranks:
         nothing is returned after it was true.
         """
-        owners, positions = _copies(self.sentences)
-        log_likelihoods = torch.zeros(len(owners), dtype=torch.float64, device=ranks.device)
-        plan = list(_micro_batches(self.sentences, owners, stage))
+        encoded, length = self.encoded, stage.sequence_length
+        log_likelihoods = torch.zeros(encoded.num_copies, dtype=torch.float64, device=ranks.device)
+        plan = list(encoded.batches(lambda own: stage.micro_batch_tokens // length * (length // own)))
         engine.eval()
         with torch.no_grad():
             for turn in range(-(-len(plan) // ranks.world_size)):
@@ -77,49 +72,32 @@ class MinimalPairs:
                 number = turn * ranks.world_size + ranks.rank
                 mark(f"evaluating minimal pairs: micro-batch {number:,} of {len(plan):,}")
                 first, stop = plan[min(number, len(plan) - 1)]
-                batch = self._batch(owners[first:stop], positions[first:stop], stage).to(ranks.device)
+                batch = self._batch(encoded.copies(first, stop), stage).to(ranks.device)
                 losses = engine.forward(batch, scored=(MASKED_LM,))[MASKED_LM].values["loss"]
                 if number < len(plan):  # beyond it, ranks only keep each other company in collectives
                     log_likelihoods[first:stop] = -losses[: stop - first].double()
         engine.train()
-        scores = np.bincount(
-            owners, all_reduce_sum(log_likelihoods, ranks).cpu().numpy(), minlength=len(self.sentences)
-        )
-        report = judge(self.pairs, scores[self.numbers])
+        report = judge(encoded.pairs, encoded.scores(all_reduce_sum(log_likelihoods, ranks).cpu().numpy()))
         metrics = {f"{PREFIX}_accuracy": report.overall.share}
         names = metric_names(list(report.fields))
         return metrics | {
             f"{PREFIX}/field/{name}": each.share for name, each in zip(names, report.fields.values(), strict=True)
         }
 
-    def _batch(self, owners: np.ndarray, positions: np.ndarray, stage: StageShape) -> Batch:
-        """A micro-batch of the masked copies of sentences (N,) of one length, each at a position (N,)."""
-        length, row = len(self.sentences[owners[0]].ids), stage.sequence_length
+    def _batch(self, copies: MaskedCopies, stage: StageShape) -> Batch:
+        """Return a micro-batch of masked copies, as many in a row as fit."""
+        (num_copies, length), row = copies.input_ids.shape, stage.sequence_length
         num_rows, per_row = stage.micro_batch_tokens // row, row // length
-        copies = np.full((num_rows * per_row, length), self.pad_token_id)
-        copies[: len(owners)] = np.stack([self.sentences[owner].ids for owner in owners])
-        labels = np.full(len(copies), IGNORED)
-        labels[: len(owners)] = copies[np.arange(len(owners)), positions]
-        copies[np.arange(len(owners)), positions] = self.mask_token_id
+        filled = np.full((num_rows * per_row, length), self.pad_token_id)
+        filled[:num_copies] = copies.input_ids
         rows = np.full((num_rows, row), self.pad_token_id)
-        rows[:, : per_row * length] = copies.reshape(num_rows, -1)
-        slots = np.arange(0, row, length)  # of what is left behind the last copy, too
-        starts = (np.arange(0, num_rows * row, row)[:, None] + slots).ravel()
-        capacity = sequence_capacity(len(starts)) + 1
-        cu_seqlens = np.concatenate([starts, np.full(capacity - len(starts), num_rows * row)])
-        copy_starts = (np.arange(0, num_rows * row, row)[:, None] + slots[:per_row]).ravel()
-        masked = np.zeros(len(copies), np.int64)
-        masked[: len(owners)] = copy_starts[: len(owners)] + positions
-        return Batch(
-            input_ids=torch.from_numpy(rows.ravel()),
-            position_ids=torch.from_numpy(np.tile(np.arange(row) % length, num_rows)),
-            token_type_ids=torch.zeros(num_rows * row, dtype=torch.int64),
-            cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
-            masked_positions=torch.from_numpy(masked),
-            labels=torch.from_numpy(labels),
-            sequence_length=row,
-            pad_token_id=self.pad_token_id,
-        )
+        rows[:, : per_row * length] = filled.reshape(num_rows, -1)
+        # What is left of a row behind its last copy is a sequence, too.
+        starts = np.arange(0, num_rows * row, row)[:, None] + np.arange(0, row, length)
+        masked, labels = np.zeros(len(filled), np.int64), np.full(len(filled), IGNORED)
+        masked[:num_copies] = starts[:, :per_row].ravel()[:num_copies] + copies.positions
+        labels[:num_copies] = copies.targets
+        return Batch.of_sequences(rows.ravel(), starts.ravel(), row, masked, labels, pad_token_id=self.pad_token_id)
 
 
 def minimal_pairs_of(config: RunConfig, shard_set: ShardSet) -> MinimalPairs | None:
@@ -148,27 +126,5 @@ def open_minimal_pairs(path: str, tokenizer: Tokenizer, longest: int) -> Minimal
         return EncodedSentence(ids, np.arange(1, len(ids) - 1))
 
     fix = "remove the pair, or raise data.sequence_length"
-    encoded = encode_pairs(pairs, encode, longest, "a row of the run has", fix)
-    numbers = {text: number for number, text in enumerate(encoded)}
-    of_pairs = np.array([[numbers[pair.good], numbers[pair.bad]] for pair in pairs])
-    return MinimalPairs(tuple(pairs), tuple(encoded.values()), of_pairs, special.mask, special.pad)
-
-
-def _copies(sentences: Sequence[EncodedSentence]) -> tuple[np.ndarray, np.ndarray]:
-    """The sentence (num_copies,) and the masked position (num_copies,) of every copy, by length of the sentence."""
-    order = sorted(range(len(sentences)), key=lambda number: len(sentences[number].ids))
-    owners = np.concatenate([np.full(len(sentences[number].own), number) for number in order])
-    return owners, np.concatenate([sentences[number].own for number in order])
-
-
-def _micro_batches(
-    sentences: Sequence[EncodedSentence], owners: np.ndarray, stage: StageShape
-) -> Iterator[tuple[int, int]]:
-    """First and last copy (exclusive) of each micro-batch, whose copies have one length."""
-    lengths = np.array([len(each.ids) for each in sentences])[owners]
-    bounds = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
-    for first, stop in zip(bounds, bounds[1:], strict=False):
-        num_rows = stage.micro_batch_tokens // stage.sequence_length
-        size = num_rows * (stage.sequence_length // int(lengths[first]))
-        for start in range(first, stop, size):
-            yield start, min(start + size, stop)
+    encoded = EncodedPairs.encode(pairs, encode, special.mask, longest, "a row of the run has", fix)
+    return MinimalPairs(encoded, special.pad)

@@ -10,6 +10,7 @@ import torch
 from transformers import BertConfig, BertForPreTraining
 
 from tests.benchmarks.padded_batches import to_padded
+from tests.support.toy_run import stage_of
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.families.bert import Bert
@@ -33,7 +34,7 @@ def shard_set(small_shards) -> ShardSet:
 
 def batches(shard_set: ShardSet, mode: str, count: int) -> list[Batch]:
     data = DataSettings(shards=shard_set.url, sentence_pairs=mode, num_workers=0)
-    loader = Loader([shard_set], data, STAGE, Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
+    loader = Loader([shard_set], stage_of(STAGE, data), Position(0, 0, 0), 0)
     return [step.micro_batches[0] for step in itertools.islice(loader, count)]
 
 

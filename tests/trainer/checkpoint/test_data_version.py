@@ -68,7 +68,7 @@ def remove_some(shards: Path) -> None:
 
 def rows(config: RunConfig) -> list[np.ndarray]:
     """What the loader gives out in an epoch, global batch by global batch."""
-    loader = Loader(open_data(config), config.data, config.stages[0], Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
+    loader = Loader(open_data(config), config.stages[0], Position(0, 0, 0), 0)
     batches = []
     for batch in loader:
         if batch.position.epoch:

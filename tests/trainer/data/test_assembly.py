@@ -6,23 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.tokenizer import CLS_TOKEN_ID, PAD_TOKEN_ID, SEP_TOKEN_ID
 from tests.support.error_codes import coded
-from trainer.data.assembly import (
-    SEQUENCE_BUCKET,
-    RowSettings,
-    assemble_rows,
-    check_tokens,
-    longest_sequence,
-    read_segments,
-    sequence_capacity,
-)
-from trainer.data.batch import IGNORED
-from trainer.data.packing import SEGMENT_A, SEGMENT_B, Segments
+from trainer.data.assembly import assemble_rows, check_tokens, read_segments
+from trainer.data.batch import IGNORED, SEQUENCE_BUCKET, Batch, longest_sequence, sequence_capacity
+from trainer.data.packing import SEGMENT_A, SEGMENT_B, RowSettings, Segments
 
 C, S, P = CLS_TOKEN_ID, SEP_TOKEN_ID, PAD_TOKEN_ID
 
@@ -33,12 +26,28 @@ def segments_of(*columns: tuple[int, int, int, int]) -> Segments:
     return Segments(rows, np.zeros_like(rows), np.zeros_like(rows), lengths, types, labels)
 
 
+def batch_of(segments: Segments, tokens: np.ndarray, num_rows: int, settings: RowSettings) -> Batch:
+    """The rows as a micro-batch without predictions."""
+    rows, nothing = assemble_rows(segments, tokens, num_rows, settings), np.empty(0, np.int64)
+    assert rows.input_ids[rows.token_positions].tolist() == tokens.tolist()
+    return Batch.of_sequences(
+        rows.input_ids,
+        rows.starts,
+        settings.sequence_length,
+        nothing,
+        nothing,
+        token_type_ids=rows.token_type_ids,
+        cls_positions=rows.cls_positions,
+        next_sentence_labels=rows.next_sentence_labels,
+    )
+
+
 def test_document_rows_worked_out_by_hand() -> None:
     segments = segments_of(
         (0, 2, SEGMENT_A, IGNORED), (0, 1, SEGMENT_A, IGNORED), (1, 6, SEGMENT_A, IGNORED), (3, 1, SEGMENT_A, IGNORED)
     )
     tokens = np.array([10, 11, 12, 20, 21, 22, 23, 24, 25, 30], np.uint16)
-    rows = assemble_rows(segments, tokens, num_rows=4, settings=RowSettings(8))
+    rows = batch_of(segments, tokens, 4, RowSettings(8))
     assert rows.input_ids.reshape(4, 8).tolist() == [
         [C, 10, 11, S, C, 12, S, P],
         [C, 20, 21, 22, 23, 24, 25, S],
@@ -52,8 +61,8 @@ def test_document_rows_worked_out_by_hand() -> None:
         [0, 1, 2, 0, 1, 2, 3, 4],
     ]
     assert rows.cu_seqlens.tolist() == [0, 4, 7, 8, 16, 24, 27] + [32] * 58
-    assert rows.cu_seqlens.dtype == np.int32
-    assert not rows.token_type_ids.any()
+    assert rows.cu_seqlens.dtype == torch.int32
+    assert not rows.token_type_ids.any() and not rows.has_segment_b
     assert len(rows.cls_positions) == len(rows.next_sentence_labels) == 0
 
 
@@ -63,7 +72,7 @@ def test_pair_rows_worked_out_by_hand() -> None:
         (1, 3, SEGMENT_A, 1), (1, 6, SEGMENT_B, IGNORED),
     )  # fmt: skip
     tokens = np.array([10, 11, 12, 13, 14, *range(20, 29)], np.uint32)
-    rows = assemble_rows(segments, tokens, num_rows=2, settings=RowSettings(12, "next_sentence"))
+    rows = batch_of(segments, tokens, 2, RowSettings(12, "next_sentence"))
     assert rows.input_ids.reshape(2, 12).tolist() == [
         [C, 10, S, 11, S, C, 12, 13, S, 14, S, P],
         [C, 20, 21, 22, S, 23, 24, 25, 26, 27, 28, S],
@@ -75,7 +84,7 @@ def test_pair_rows_worked_out_by_hand() -> None:
     assert rows.position_ids.reshape(2, 12).tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 0], list(range(12))]
     assert rows.cu_seqlens.tolist() == [0, 5, 11, 12] + [24] * 61
     assert rows.cls_positions.tolist() == [0, 5, 12, 0]
-    assert rows.next_sentence_labels.tolist() == [0, 1, 1, IGNORED]
+    assert rows.next_sentence_labels.tolist() == [0, 1, 1, IGNORED] and rows.has_segment_b
 
 
 @given(st.integers(0, 100_000))
@@ -99,8 +108,8 @@ def test_the_bound_counts_padding_too_and_follows_what_the_rows_hold(documents: 
     """The padding that closes a row is a sequence: of 128 positions after seven of 128, of a whole row without any."""
     columns = [(0, tokens, SEGMENT_A, IGNORED) for tokens in documents]
     segments = segments_of(*columns) if columns else Segments(*(np.empty(0, np.int64) for _ in range(6)))
-    rows = assemble_rows(segments, np.full(sum(documents), 7), 1, RowSettings(1024))
-    assert rows.longest_sequence == bound >= np.diff(rows.cu_seqlens).max()
+    rows = batch_of(segments, np.full(sum(documents), 7), 1, RowSettings(1024))
+    assert rows.longest_sequence == bound >= rows.cu_seqlens.diff().max()
 
 
 @pytest.mark.long
@@ -111,7 +120,7 @@ def test_no_row_has_more_sequences_than_there_is_room_for(rows: list[list[int]])
     columns = [(row, tokens, SEGMENT_A, IGNORED) for row, documents in enumerate(rows) for tokens in documents]
     segments = segments_of(*columns) if columns else Segments(*(np.empty(0, np.int64) for _ in range(6)))
     tokens = np.full(int(segments.lengths.sum()), 7)
-    boundaries = assemble_rows(segments, tokens, len(rows), RowSettings(length)).cu_seqlens
+    boundaries = batch_of(segments, tokens, len(rows), RowSettings(length)).cu_seqlens.numpy()
     real = sum(len(documents) + (sum(documents) + 2 * len(documents) < length) for documents in rows)
     assert len(np.unique(boundaries)) == real + 1
     assert len(boundaries) - 1 <= 2 * real + SEQUENCE_BUCKET

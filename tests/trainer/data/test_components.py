@@ -16,6 +16,7 @@ from data_prep import prepare
 from data_prep.base.errors import UserError
 from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.error_codes import coded
+from tests.support.toy_run import stage_of
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.data.batch import IGNORED
@@ -58,7 +59,7 @@ def natural_tokens(shard_set: ShardSet) -> dict[str, int]:
 
 def used_tokens(corpus: Any, shard_set: ShardSet, data: DataSettings, steps: int) -> dict[str, int]:
     """Tokens of each source in the batches of a run, by the id that every token has for itself."""
-    loader = Loader([shard_set], data, STAGE, Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
+    loader = Loader([shard_set], stage_of(STAGE, data), Position(0, 0, 0), 0)
     counts: dict[str, int] = dict.fromkeys(NAMES, 0)
     for global_batch in itertools.islice(loader, steps):
         for batch in global_batch.micro_batches:
@@ -142,7 +143,7 @@ def test_a_run_over_a_total_uses_each_source_as_the_yaml_says(small_tokenizer: P
     for number in range(3):
         source_of[[tokenizer.encode_text(word)[0] for word in words[number::3]]] = number
     counts = np.zeros(3, np.int64)
-    loader = Loader([shard_set], data, STAGE, Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
+    loader = Loader([shard_set], stage_of(STAGE, data), Position(0, 0, 0), 0)
     for global_batch in itertools.islice(loader, steps):
         for batch in global_batch.micro_batches:
             ids = batch.input_ids.numpy().copy()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from data_prep.tokenizer.tokenizer import Tokenizer
+from tests.support.toy_run import stage_of
 from trainer.config.batch_arithmetic import StageShape, batch_arithmetic
 from trainer.config.data_settings import DataSettings
 from trainer.data.batch import Batch
@@ -28,7 +29,7 @@ def batch_of(shard_set: ShardSet, rows: int = 6, **data: object) -> Batch:
     )
     assert batch_arithmetic(stage, 1).global_rows == rows
     settings = DataSettings(shards=shard_set.url, num_workers=0, **data)
-    loader = Loader([shard_set], settings, stage, Position(0, 0, 0), 0, 0, 1, lambda step: settings.mlm_probability, 0)
+    loader = Loader([shard_set], stage_of(stage, settings), Position(0, 0, 0), 0)
     return next(iter(loader)).micro_batches[0]
 
 

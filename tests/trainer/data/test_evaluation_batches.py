@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
+from trainer.data import assembly
 from trainer.data.batch import IGNORED
 from trainer.data.evaluation_batches import evaluation_batches, origins_of
+from trainer.data.samples import SampleSpace
 from trainer.data.shard_set import open_shard_set
 from trainer.validation.facts import valid_digest
 
@@ -52,6 +56,24 @@ def test_every_token_of_a_text_is_of_its_documents_source(corpora: list, mode: s
                 assert origin == true_origin(corpora, int(originals[position]))
                 seen.add(origin)
     assert seen == {0, 1, 2, 3}
+
+
+def test_each_micro_batch_is_planned_and_assembled_once(corpora: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Counter[str]()
+
+    def counted(call: Callable) -> Callable:
+        def count(*given: Any) -> Any:
+            calls[call.__name__] += 1
+            return call(*given)
+
+        return count
+
+    monkeypatch.setattr(SampleSpace, "segments_of_samples", counted(SampleSpace.segments_of_samples))
+    monkeypatch.setattr(assembly, "assemble_rows", counted(assembly.assemble_rows))
+    data = DataSettings(shards=[{"url": corpus.shard_set.url} for corpus in corpora])
+    batches = list(evaluation_batches([corpus.shard_set for corpus in corpora], data, STAGE, 0, 0, 1, None))
+    assert len(batches) > 2
+    assert calls == {"segments_of_samples": len(batches), "assemble_rows": len(batches)}
 
 
 def test_sources_are_counted_through_and_a_folder_without_names_is_one(corpora: list) -> None:

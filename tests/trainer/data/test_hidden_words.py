@@ -11,8 +11,7 @@ from data_prep.tokenizer.tokenizer import Tokenizer
 from tests.support.foreign_tokenizers import write_byte_level, write_wordpiece
 from tests.support.preparations import prepared, read_texts, trained, write_texts
 from trainer.data import hidden_words
-from trainer.data.assembly import longest_sequence
-from trainer.data.batch import IGNORED
+from trainer.data.batch import IGNORED, longest_sequence
 from trainer.data.hidden_words import HiddenWords, hide_words, word_batches
 from trainer.data.shard_set import ShardSet, open_shard_set
 from trainer.distributed.process_group import Ranks

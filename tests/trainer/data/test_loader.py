@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
+from tests.support.toy_run import stage_of
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.config.training_settings import BatchWarmup
-from trainer.data.assembly import longest_sequence
-from trainer.data.batch import IGNORED
+from trainer.data.batch import IGNORED, longest_sequence
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.sentence_pairs import IN_ORDER, IS_SWAPPED
@@ -37,7 +37,7 @@ START = Position(stage=0, epoch=0, next_sample=0)
 MODES = ["none", "next_sentence", "sentence_order"]
 
 
-def stage_of(micro_rows: int = 4, global_rows: int = GLOBAL_ROWS, length: int = LENGTH) -> StageShape:
+def shape_of(micro_rows: int = 4, global_rows: int = GLOBAL_ROWS, length: int = LENGTH) -> StageShape:
     return StageShape(
         steps=1,
         sequence_length=length,
@@ -55,7 +55,7 @@ def loader_of(
     world_size: int = 1, **stage: int,
 ) -> Loader:  # fmt: skip
     data = data_of(corpus, mode, num_workers)
-    return Loader([corpus.shard_set], data, stage_of(**stage), position, seed, rank, world_size, lambda step: 0.15, 0)
+    return Loader([corpus.shard_set], stage_of(shape_of(**stage), data), position, seed, (rank, world_size))
 
 
 def rows_of_batches(batches: list[GlobalBatch], rows_of: Callable) -> list[list]:
@@ -265,7 +265,7 @@ def test_slices_of_many_ranks_are_disjoint_complete_and_equal(corpus) -> None:
     slices = []
     for rank in range(ranks):
         loader = loader_of(corpus, rank=rank, world_size=ranks, micro_rows=1, global_rows=global_rows)
-        slices.append(next(loader.slices()))
+        slices += next(loader.planned()).slices()
         assert loader.accumulation_steps == 1
     assert [piece.first for piece in slices[1:]] == [piece.stop for piece in slices[:-1]]
     assert (slices[0].first, slices[-1].stop) == (0, global_rows)
@@ -294,7 +294,7 @@ def test_a_data_set_smaller_than_a_global_batch_is_refused(corpus) -> None:
 def test_an_empty_split_is_refused(tmp_path, corpus_at: Callable) -> None:
     corpus = corpus_at(tmp_path, [[[9], [9]]])
     with pytest.raises(UserError, match="no document in the split 'valid'"):
-        next(evaluation_batches([corpus.shard_set], data_of(corpus), stage_of(), 0, 0, 1, None))
+        next(evaluation_batches([corpus.shard_set], data_of(corpus), shape_of(), 0, 0, 1, None))
 
 
 @pytest.mark.parametrize("mode", ["next_sentence", "sentence_order"])
@@ -358,7 +358,7 @@ def test_an_evaluation_is_the_same_on_any_ranks_and_every_time(corpus, rows_of: 
     def evaluate(world_size: int, max_tokens: int | None = None, micro_rows: int = 4) -> list:
         by_rank = [
             list(evaluation_batches(
-                [corpus.shard_set], data_of(corpus, mode), stage_of(micro_rows), 0, rank, world_size, max_tokens
+                [corpus.shard_set], data_of(corpus, mode), shape_of(micro_rows), 0, rank, world_size, max_tokens
             ))
             for rank in range(world_size)
         ]  # fmt: skip
@@ -395,7 +395,7 @@ def test_a_mixture_takes_its_shares_and_every_component_runs_through_its_own_epo
     shard_sets = [corpus.shard_set for corpus in mixed]
 
     def batches(position: Position, rank: int, world_size: int, count: int) -> list[GlobalBatch]:
-        loader = Loader(shard_sets, data, stage_of(8, 128), position, 0, rank, world_size, lambda step: 0.15, 0)
+        loader = Loader(shard_sets, stage_of(shape_of(8, 128), data), position, 0, (rank, world_size))
         assert loader.num_samples(0) is None
         return list(itertools.islice(loader, count))
 
@@ -420,7 +420,7 @@ def test_a_mixture_takes_its_shares_and_every_component_runs_through_its_own_epo
 def test_a_mixture_is_evaluated_on_all_its_valid_text(mixed: tuple, rows_of: Callable) -> None:
     shard_sets = [corpus.shard_set for corpus in mixed]
     data = DataSettings(shards=[{"url": shard_set.url} for shard_set in shard_sets])
-    batches = evaluation_batches(shard_sets, data, stage_of(), 0, 0, 1, None)
+    batches = evaluation_batches(shard_sets, data, shape_of(), 0, 0, 1, None)
     tokens = sorted(token for batch in batches for row in rows_of(batch.batch) for token in row.tokens)
     assert tokens == [*mixed[0].valid_ids.tolist(), *mixed[1].valid_ids.tolist()]
 
@@ -449,7 +449,7 @@ def test_a_mixture_without_weights_is_drawn_by_tempered_tokens(mixed: tuple, alp
         {"mask_share": 1.0, "random_share": 0.0},
     )
     data = DataSettings(shards=shards, sampling_alpha=alpha, num_workers=0, **no_random_ids)
-    loader = Loader(shard_sets, data, stage_of(8, 128), START, 0, 0, 1, lambda step: 0.15, 0)
+    loader = Loader(shard_sets, stage_of(shape_of(8, 128), data), START, 0)
     rows = [
         bool((batch.input_ids.reshape(-1, batch.sequence_length)[row] >= 10_000).any())
         for step in itertools.islice(loader, 32)
@@ -478,7 +478,7 @@ def test_rows_of_a_damaged_shard_keep_their_places_without_predictions(
     sound = list(itertools.islice(loader_of(corpus), 30))
 
     def batches(position: Position, rank: int, world_size: int, count: int) -> list[GlobalBatch]:
-        loader = Loader([shard_set], data, stage_of(), position, 0, rank, world_size, lambda step: 0.15, 0)
+        loader = Loader([shard_set], stage_of(shape_of(), data), position, 0, (rank, world_size))
         return list(itertools.islice(loader, count))
 
     alone = batches(START, 0, 1, 30)
@@ -504,7 +504,7 @@ def test_a_damaged_shard_is_an_error_by_default(corpus, tmp_path: Path) -> None:
         update={"on_corrupt_shard": "error"}
     )
     shard_set = open_shard_set(data.shards, tmp_path / "cache")
-    loader = Loader([shard_set], data, stage_of(), START, 0, 0, 1, lambda step: 0.15, 0)
+    loader = Loader([shard_set], stage_of(shape_of(), data), START, 0)
     with pytest.raises(UserError, match=r"train-000003\.tar is damaged"):
         list(itertools.islice(loader, 30))
 
@@ -522,7 +522,7 @@ def test_remote_shards_give_the_same_batches_through_a_cache_that_holds_few(
     size = max(shard.bytes for shard in corpus.shard_set.manifest.train.shards)
     remote = open_shard_set(f"memory://loader-{mode}", tmp_path / "cache", cache_bytes=3 * size)
     data = DataSettings(shards=remote.url, num_workers=0, sentence_pairs=mode)
-    loader = Loader([remote], data, stage_of(), START, 0, 0, 1, lambda step: 0.15, 0)
+    loader = Loader([remote], stage_of(shape_of(), data), START, 0)
     expected = rows_of_batches(list(itertools.islice(loader_of(corpus, mode), 20)), rows_of)
     assert rows_of_batches(list(itertools.islice(loader, 20)), rows_of) == expected
     deadline = time.monotonic() + 30  # the thread that fetches ahead may be at it still
@@ -555,12 +555,9 @@ def test_a_growing_batch_is_the_same_samples_on_any_ranks_from_any_step(
     stage_start = 100  # the warm-up counts from the stage's first step
 
     def batches(rank: int, ranks: int, rows: int, start: int, position: Position) -> list[GlobalBatch]:
-        stage = replace(stage_of(rows), batch_warmup=WARMUP)
-        data = data_of(corpus, num_workers=num_workers)
-        loader = Loader(
-            [corpus.shard_set], data, stage, position, 0, rank, ranks, lambda step: 0.15, stage_start + start,
-            stage_start=stage_start,
-        )  # fmt: skip
+        shape, data = replace(shape_of(rows), batch_warmup=WARMUP), data_of(corpus, num_workers=num_workers)
+        stage = stage_of(shape, data, first_step=stage_start)
+        loader = Loader([corpus.shard_set], stage, position, 0, (rank, ranks), stage_start + start)
         return list(itertools.islice(loader, len(SIZES) - start))
 
     whole = batches(0, 1, 4, 0, START)

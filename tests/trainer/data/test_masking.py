@@ -15,11 +15,24 @@ from data_prep.tokenizer.tokenizer import (
     SEP_TOKEN_ID,
     SPECIAL_TOKENS,
     SpecialTokens,
+    Tokenizer,
 )
+from tests.support.foreign_tokenizers import WRITERS
+from tests.support.preparations import normalized
 from trainer.data.batch import IGNORED
-from trainer.data.masking import Masking, mask_rows
-from trainer.data.randomness import fold, root_key
-from trainer.data.words import PieceKind, word_starts
+from trainer.data.masking import (
+    MAX_SPAN_WORDS,
+    Masking,
+    PieceKind,
+    choose_parts,
+    choose_tokens,
+    choose_whole,
+    mask_rows,
+    piece_kinds,
+    split_spans,
+    word_starts,
+)
+from trainer.data.randomness import fold, root_key, uniform
 
 VOCAB_SIZE = 1000
 BERT = Masking(max_mlm_probability=0.15, mask_share=0.8, random_share=0.1, vocab_size=VOCAB_SIZE)
@@ -216,3 +229,171 @@ def test_foreign_special_tokens_are_never_predicted_nor_put_in_a_tokens_place(sp
     untouched[masked.masked_positions[used]] = False
     assert np.array_equal(masked.input_ids[untouched], ids.reshape(-1)[untouched])
     assert replaced.min() < 5 if special.pad else replaced.min() < 100
+
+
+SHAPES = {"rows": st.integers(1, 5), "length": st.integers(4, 60), "seed": st.integers(0, 10_000)}
+
+
+def draw(rows: int, length: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Maskable positions with holes, starts of units, hashes and budgets."""
+    generator = np.random.default_rng(seed)
+    maskable = generator.random((rows, length)) < 0.9
+    starts = maskable & ((generator.random((rows, length)) < 0.5) | ~np.roll(maskable, 1, axis=1))
+    starts[:, 0] = maskable[:, 0]
+    hashes = fold(fold(root_key(seed), np.arange(rows))[:, None], np.arange(length))
+    return maskable, starts, hashes, generator.integers(0, length // 2, rows)
+
+
+def units_of(maskable: np.ndarray, starts: np.ndarray) -> list[list[int]]:
+    """The positions of each unit of one row, by hand."""
+    units: list[list[int]] = []
+    for position in np.flatnonzero(maskable).tolist():
+        if starts[position]:
+            units.append([])
+        units[-1].append(position)
+    return units
+
+
+@settings(max_examples=100, deadline=None)
+@given(**SHAPES)
+def test_whole_units_are_those_that_one_by_one_still_fit(rows: int, length: int, seed: int) -> None:
+    maskable, starts, hashes, budgets = draw(rows, length, seed)
+    chosen = choose_whole(maskable, starts, hashes, budgets)
+    for row in range(rows):
+        expected, left = np.zeros(length, bool), budgets[row]
+        for unit in sorted(units_of(maskable[row], starts[row]), key=lambda unit: int(hashes[row][unit[0]])):
+            if len(unit) <= left:
+                expected[unit] = True
+                left -= len(unit)
+        assert np.array_equal(chosen[row], expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(**SHAPES)
+def test_parts_spend_the_budget_exactly_and_cut_one_unit_at_most(rows: int, length: int, seed: int) -> None:
+    maskable, starts, hashes, budgets = draw(rows, length, seed)
+    chosen, firsts = choose_parts(maskable, starts, hashes, budgets)
+    assert chosen.sum(1).tolist() == np.minimum(budgets, maskable.sum(1)).tolist()
+    assert not (chosen & ~maskable).any()
+    for row in range(rows):
+        units = units_of(maskable[row], starts[row])
+        cut = [unit for unit in units if 0 < chosen[row][unit].sum() < len(unit)]
+        assert len(cut) <= 1
+        for unit in units:
+            assert (firsts[row][unit] == unit[0]).all()
+            assert chosen[row][unit].tolist() == sorted(chosen[row][unit].tolist(), reverse=True)  # cut at its end
+
+
+@settings(max_examples=50, deadline=None)
+@given(**SHAPES)
+def test_single_tokens_are_units_of_one(rows: int, length: int, seed: int) -> None:
+    maskable, _, hashes, budgets = draw(rows, length, seed)
+    budgets = np.minimum(budgets, maskable.sum(1))
+    hashes = hashes >> np.uint64(6) << np.uint64(6) | np.arange(length, dtype=np.uint64)
+    tokens = choose_tokens(maskable, hashes, budgets)
+    assert np.array_equal(tokens, choose_whole(maskable, maskable, hashes, budgets))
+    assert np.array_equal(tokens, choose_parts(maskable, maskable, hashes, budgets)[0])
+
+
+def test_spans_have_geometric_lengths_and_an_end() -> None:
+    rows, length, mean = 200, 1000, 3.0
+    every = np.ones((rows, length), bool)
+    cuts = uniform(fold(fold(root_key(3), np.arange(rows))[:, None], np.arange(length)))
+    starts = split_spans(every, every, cuts, mean)
+    lengths = np.concatenate([np.diff(np.flatnonzero(row)) for row in starts])
+    assert starts[:, 0].all() and lengths.max() == MAX_SPAN_WORDS
+    shares = np.bincount(lengths, minlength=MAX_SPAN_WORDS + 1)[1:] / len(lengths)
+    geometric = (1 / mean) * (1 - 1 / mean) ** np.arange(MAX_SPAN_WORDS)
+    geometric[-1] = 1 - geometric[:-1].sum()  # longer ones are cut there
+    assert np.abs(shares - geometric).max() < 5 * np.sqrt(0.25 / len(lengths))
+
+
+def test_spans_start_at_words_and_after_special_tokens() -> None:
+    maskable = np.array([[0, 1, 1, 1, 1, 0, 0, 1, 1, 1]], bool)
+    words = np.array([[0, 1, 0, 1, 0, 0, 0, 1, 1, 0]], bool)
+    never, always = np.ones((1, 10)), np.zeros((1, 10))
+    assert np.flatnonzero(split_spans(maskable, words, never, 4.0)).tolist() == [1, 7]
+    assert np.flatnonzero(split_spans(maskable, words, always, 4.0)).tolist() == [1, 3, 7, 8]
+
+
+def test_a_draw_equal_to_the_probability_opens_no_span() -> None:
+    """Draws are of [0, 1): with `<` exactly one in `mean_words` is below the probability."""
+    words = np.ones((1, 4), bool)
+    assert np.flatnonzero(split_spans(words, words, np.array([[0.0, 0.25, 0.24, 0.75]]), 4.0)).tolist() == [0, 2]
+
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def starts_of(pieces: list[str]) -> list[bool]:
+    vocabulary = [*SPECIAL, *dict.fromkeys(piece for piece in pieces if piece not in SPECIAL)]
+    ids = np.array([[vocabulary.index(piece) for piece in pieces]])
+    return word_starts(ids, ids >= len(SPECIAL), piece_kinds(vocabulary))[0].tolist()
+
+
+def words_of(pieces: list[str]) -> list[list[str]]:
+    words: list[list[str]] = []
+    for piece, starts in zip(pieces, starts_of(pieces), strict=True):
+        if starts:
+            words.append([])
+        if piece not in SPECIAL:
+            words[-1].append(piece)
+    return words
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        ("▁a ▁wo rd ▁end .", "▁a|▁wo rd|▁end ."),
+        ("[CLS] rd ▁a [SEP] [CLS] x y", "rd|▁a|x y"),  # a document's piece may begin within a word
+        ("▁ 中 国人 。 好", "▁ 中|国人|。|好"),
+        ("▁中国 人 ▁and ▁so", "▁中国|人|▁and|▁so"),
+        ("▁ 中 abc d ▁e", "▁ 中|abc d|▁e"),
+        ("▁caf <0xC3> <0xA9> s ▁x", "▁caf <0xC3> <0xA9> s|▁x"),
+        ("▁ <0xE4> <0xB8> <0xAD> <0xE5> <0x9B> <0xBD> a b", "▁ <0xE4> <0xB8> <0xAD>|<0xE5> <0x9B> <0xBD>|a b"),
+        ("▁안 녕 ▁하 세요", "▁안 녕|▁하 세요"),
+        ("▁ ▁a", "▁|▁a"),
+    ],
+)
+def test_words_are_distinguished_from_pieces(pieces: str, words: str) -> None:
+    assert words_of(pieces.split(" ")) == [word.split(" ") for word in words.split("|")]
+
+
+def test_words_of_a_real_tokenizer_are_those_between_spaces(small_tokenizer) -> None:
+    tokenizer = Tokenizer.load(small_tokenizer)
+    text = normalized(
+        "Every word, however long-winded or strange (xylographically speaking), stays whole.", tokenizer.normalization
+    )
+    ids = tokenizer.encode(text).astype(np.int64)[None]
+    starts = word_starts(ids, ids >= len(SPECIAL), piece_kinds(tokenizer.pieces))[0]
+    words = [tokenizer.decode(part) for part in np.split(ids[0], np.flatnonzero(starts)[1:])]
+    assert words == [f" {word}" for word in text.split()]
+
+
+def test_every_byte_has_a_kind() -> None:
+    kinds = piece_kinds([f"<0x{value:02X}>" for value in range(256)])
+    assert (kinds[0x80:0xC0] == PieceKind.CONTINUES).all() and (kinds[0xE0:] == PieceKind.ALONE).all()
+    assert (kinds[:0x80] == PieceKind.JOINS).all() and (kinds[0xC0:0xE0] == PieceKind.JOINS).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        ("wordpiece", "The unhomable river, s東京!", [" the", " unhomable", " river", " ,", " s", " 東", " 京", " !"]),
+        (
+            "byte level",
+            "The unhomable river,\n\nsé   東京!",
+            ["The", " unhomable", " river,", "\n", "\nsé", "   東", "京", "!"],
+        ),
+    ],
+)
+def test_words_of_a_foreign_vocabulary(tmp_path, kind, text, expected):
+    """Continuations stay with their word, and white space of any kind begins one; a piece may be half a character."""
+    known = ["the river , s é 東 京 !"] * 20 + ["un hom unhom able homable"]
+    tokenizer = Tokenizer.load(WRITERS[kind](tmp_path, known, vocab_size=320))
+    ids = tokenizer.encode_text(text).astype(np.int64)[None]
+    maskable = tokenizer.special_tokens.are_ordinary(ids)
+    starts = word_starts(ids, maskable, piece_kinds(tokenizer.pieces))[0]
+    words = np.split(ids[0], np.flatnonzero(starts)[1:])
+    assert maskable.all() and any(len(word) > 1 for word in words)
+    assert [tokenizer.decode(word) for word in words] == expected

@@ -21,12 +21,12 @@ from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from tests.support.foreign_tokenizers import write_byte_level, write_wordpiece
 from trainer.data.minimal_pairs import (
+    EncodedPairs,
     EncodedSentence,
     MaskedCopies,
     MinimalPair,
     as_json,
     judge,
-    masked_copies,
     pair_scores,
     read_minimal_pairs,
     report_lines,
@@ -107,16 +107,23 @@ def test_a_path_that_does_not_exist_is_said_not_to_exist(tmp_path: Path) -> None
         read_minimal_pairs(tmp_path / "none")
 
 
-@given(lengths=st.lists(st.integers(1, 9), max_size=12), batch_tokens=st.integers(1, 60))
-def test_every_own_token_is_masked_once_and_nothing_else_changes(lengths: list[int], batch_tokens: int) -> None:
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12), most=st.integers(1, 9))
+def test_every_own_token_is_masked_once_and_nothing_else_changes(lengths: list[int], most: int) -> None:
     sentences = [
         EncodedSentence(np.array([2, *range(10 * n + 10, 10 * n + 10 + length), 3]), np.arange(1, length + 1))
         for n, length in enumerate(lengths)
     ]
+    pairs = [pair(str(number), str(len(lengths) - 1 - number)) for number in range(len(lengths))]
+    encoded = EncodedPairs.encode(pairs, lambda text: sentences[int(text)], MASK, 11)
+    texts = list(dict.fromkeys(text for each in pairs for text in each[:2]))
     seen = []
-    for owners, copies in masked_copies(sentences, MASK, batch_tokens):
-        assert len(owners) == 1 or copies.input_ids.size <= batch_tokens
-        for owner, ids, position, target in zip(owners, *copies, strict=True):
+    for first, stop in encoded.batches(lambda length: most):
+        assert stop - first <= most
+        copies = encoded.copies(first, stop)
+        for text, ids, position, target in zip(
+            [texts[number] for number in encoded.owners[first:stop]], *copies, strict=True
+        ):
+            owner = int(text)
             expected = sentences[owner].ids.copy()
             assert target == expected[position]
             expected[position] = MASK
@@ -137,18 +144,21 @@ def letters(text: str) -> EncodedSentence:
 
 def test_a_score_is_the_sum_over_the_sentence() -> None:
     pairs = [pair("ab", "abc"), pair("c", "ab")]
-    scores = pair_scores(pairs, letters, MASK, 10, counting_scorer)
+    encoded = EncodedPairs.encode(pairs, letters, MASK, 10)
+    assert (len(encoded.sentences), encoded.num_copies) == (3, 6), "a sentence that occurs twice is encoded once"
+    scores = pair_scores(encoded, counting_scorer)
     assert scores.tolist() == [[-3.0, -6.0], [-3.0, -3.0]]
 
 
 def test_a_sentence_without_token_or_too_long_and_a_score_that_is_not_finite_are_refused() -> None:
     """A sum over no token would be 0, above every score."""
     with pytest.raises(UserError, match="line 1: ", check=coded("text-without-token")):
-        pair_scores([pair("ab", "")], letters, MASK, 4, counting_scorer)
+        EncodedPairs.encode([pair("ab", "")], letters, MASK, 4)
     with pytest.raises(UserError, match="line 1: .* 5 tokens.* 4", check=coded("text-too-long")):
-        pair_scores([pair("ab", "abc")], letters, MASK, 4, counting_scorer)
+        EncodedPairs.encode([pair("ab", "abc")], letters, MASK, 4)
+    encoded = EncodedPairs.encode([pair("ab", "c")], letters, MASK, 9)
     with pytest.raises(UserError, match="'ab'", check=coded("weights-not-finite")):
-        pair_scores([pair("ab", "c")], letters, MASK, 9, lambda copies: np.where(copies.targets == 2, np.nan, 0.0))
+        pair_scores(encoded, lambda copies: np.where(copies.targets == 2, np.nan, 0.0))
 
 
 def test_a_tie_is_wrong_and_groups_are_counted_apart() -> None:
@@ -181,9 +191,9 @@ def exported() -> FillMask:
 
 
 def scores_of(model: FillMask, pairs: list[MinimalPair], dtype: torch.dtype = torch.float32) -> np.ndarray:
-    encode = SentenceEncoder(model.tokenizer)
-    scorer = scorer_of(model, torch.device("cpu"), dtype)
-    return pair_scores(pairs, encode, model.tokenizer.mask_token_id, model.max_length, scorer)
+    scorer, tokenizer = scorer_of(model, torch.device("cpu"), dtype), model.tokenizer
+    encoded = EncodedPairs.encode(pairs, SentenceEncoder(tokenizer), tokenizer.mask_token_id, model.max_length)
+    return pair_scores(encoded, scorer)
 
 
 def test_only_the_sentence_itself_is_masked(exported: FillMask) -> None:
@@ -322,7 +332,8 @@ def test_a_head_that_reads_something_else_is_scored_in_full_and_other_inputs_are
     config = transformers.BertConfig(vocab_size=20, **sizes)
     plain, other, more = (kind(config) for kind in (transformers.BertForMaskedLM, HeadOnAnotherModule, NeedsMore))
     other.load_state_dict(plain.state_dict())
-    ((_, copies),) = masked_copies([EncodedSentence(np.array([2, 7, 8, 9, 3]), np.array([1, 2, 3]))], MASK)
+    sentence = EncodedSentence(np.array([2, 7, 8, 9, 3]), np.array([1, 2, 3]))
+    copies = EncodedPairs.encode([pair("a", "a")], lambda text: sentence, MASK, 5).copies(0, 3)
     cpu, dtype = torch.device("cpu"), torch.float64
     expected = TransformersScorer(plain, cpu, dtype)(copies)
     np.testing.assert_allclose(TransformersScorer(other, cpu, dtype)(copies), expected, atol=1e-12)

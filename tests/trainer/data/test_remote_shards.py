@@ -13,6 +13,7 @@ from data_prep.base.errors import UserError
 from data_prep.storage import storage
 from tests.support.fault_proxy import Fault, FaultProxy, run_store_proxy
 from tests.support.s3_server import S3Bucket
+from tests.support.toy_run import stage_of
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
 from trainer.data.loader import Loader, Position
@@ -45,7 +46,7 @@ def url(corpus, s3_bucket: S3Bucket, proxy: FaultProxy) -> str:
 def batches(url: str, cache: Path, num_workers: int = 0, **options: object) -> list[list]:
     data = DataSettings(shards=url, num_workers=num_workers, **options)
     shard_set = open_shard_set(url, cache)
-    loader = Loader([shard_set], data, STAGE, Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
+    loader = Loader([shard_set], stage_of(STAGE, data), Position(0, 0, 0), 0)
     return [[part.input_ids.tolist() for part in batch.micro_batches] for batch in itertools.islice(loader, STEPS)]
 
 

@@ -15,9 +15,7 @@ from tests.support.error_codes import coded
 from trainer import load_config
 from trainer.checkpoint.data_version import open_data
 from trainer.config.batch_arithmetic import batch_arithmetic
-from trainer.config.schedule import masking_rate
 from trainer.data.loader import Loader, Position
-from trainer.loop.global_batches import samples_of
 
 COMPARED = ("input_ids", "position_ids", "token_type_ids", "masked_positions", "labels")
 MIXTURE = "data.shards=[{{url: {shards}, weight: 0.3}}, {{url: {shards}, weight: 0.7}}]"
@@ -46,12 +44,11 @@ def test_the_rows_of_a_step_are_shown_exactly(case: list[str], small_shards: Pat
     ]
     config = load_config("tiny_cpu", overrides)
     stage, start, step = config.stages[0], Position(0, 0, 30), 3
-    rate = lambda number: masking_rate(number, config.max_steps, config.data)  # noqa: E731
-    loader = Loader(open_data(config), config.data, stage, start, config.training.seed, 0, 1, rate, step)
+    loader = Loader(open_data(config), stage, start, config.training.seed, step=step)
     for number, batch in enumerate(itertools.islice(loader, 3), start=step + 1):  # completed steps, as in the log
         assert batch_arithmetic(stage, 1).accumulation_steps == 1
         (trained,) = batch.micro_batches
-        options = shlex.split(samples_of(batch).as_options(number))
+        options = shlex.split(batch.samples.as_options(number))
         arguments = show_batch.parse_arguments(["--config", "tiny_cpu", *overrides, *options])
         show_batch.choose_rows(arguments)
         shown, _ = show_batch.read_batch(config, arguments)

@@ -16,7 +16,7 @@ from trainer.config.data_settings import DataSettings
 from trainer.config.run_config import RunConfig
 from trainer.config.stages import Stage
 from trainer.config.training_settings import StageSettings, TrainingSettings
-from trainer.data.assembly import RowSettings
+from trainer.data.packing import RowSettings
 from trainer.data.randomness import Purpose
 from trainer.data.samples import SampleSpace, check_enough_data, training_samples
 
@@ -82,7 +82,7 @@ def stages_of(data: DataSettings, *rows: int) -> tuple[Stage, ...]:
 @pytest.mark.parametrize("mode", ["none", "next_sentence", "sentence_order"])
 def test_data_for_less_than_a_global_batch_is_refused_before_anything_is_built(corpus, mode: str) -> None:
     data = DataSettings(shards=corpus.shard_set.url, sentence_pairs=mode)
-    rows = training_samples([corpus.shard_set], data, stages_of(data, 1)[0], 0).num_samples(0)
+    rows = training_samples([corpus.shard_set], stages_of(data, 1)[0], 0).num_samples(0)
     assert rows is not None
     check_enough_data([corpus.shard_set], stages_of(data, 1, rows), 0)
     with pytest.raises(UserError, check=coded("less-than-one-batch"), match=f" {rows} .*{rows + 1} .*={rows * 32} "):

@@ -12,17 +12,15 @@ from hypothesis import strategies as st
 from data_prep.dataset.shard_index import ShardIndex
 from trainer.data import sentence_pairs
 from trainer.data.batch import IGNORED
-from trainer.data.packing import SEGMENT_A, SEGMENT_B
+from trainer.data.packing import SEGMENT_A, SEGMENT_B, SPECIAL_POSITIONS, RowSettings
 from trainer.data.pair_rows import PairPlan, PairRows
 from trainer.data.randomness import root_key
 from trainer.data.sentence_pairs import (
     IS_NEXT,
     IS_RANDOM,
     IS_SWAPPED,
-    SPECIAL_POSITIONS,
     PairTask,
     fit_pairs,
-    max_pairs_in_row,
     plan_pairs,
 )
 
@@ -143,7 +141,7 @@ def test_rows_hold_whole_pairs(index_of: IndexMaker, documents: list[list[int]],
     assert len(used) == rows.num_rows
     assert ((used > 0) & (used <= sequence_length)).all()
     num_pairs = np.bincount(segments.rows, weights=segments.types == SEGMENT_B)
-    assert num_pairs.max() <= max_pairs_in_row(sequence_length)
+    assert num_pairs.max() <= RowSettings(sequence_length, "next_sentence").max_pairs
     assert num_pairs.sum() + num_singles == (segments.types == SEGMENT_A).sum()
     assert (segments.types[np.flatnonzero(segments.types == SEGMENT_B) - 1] == SEGMENT_A).all()
     assert used.sum() == sum(plan.counts.filled_positions for plan in plans)

@@ -15,13 +15,18 @@ from tests.support.error_codes import coded
 from tests.support.preparations import read_texts, trained
 from trainer.data import shard_cache
 from trainer.data import shard_set as shard_set_module
-from trainer.data.assembly import RowSettings
-from trainer.data.epochs import ComponentEpoch
-from trainer.data.order import WINDOW_SHARDS
-from trainer.data.packing import document_starts
+from trainer.data.order import ComponentEpoch
+from trainer.data.packing import RowSettings, document_starts
 from trainer.data.randomness import root_key
 from trainer.data.shard_cache import DamagedFile
-from trainer.data.shard_set import Shard, check_own_tokenizer, check_tokenizer, open_shard_set, tokenizer_of_run
+from trainer.data.shard_set import (
+    WINDOW_SHARDS,
+    Shard,
+    check_own_tokenizer,
+    check_tokenizer,
+    open_shard_set,
+    tokenizer_of_run,
+)
 
 DOCUMENTS = [[[4, 3], [5]], [[2], [2, 2], [9], [1]]]
 

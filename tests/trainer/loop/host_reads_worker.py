@@ -65,7 +65,7 @@ def main() -> int:
     config = load_config("tiny_cpu", [f"data.shards={folder}", *SETTINGS, *overrides])
     ranks = initialize_distributed(config.distributed)
     shard_sets = [open_shard_set(folder)]
-    loader = Loader(shard_sets, config.data, config.stages[0], Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
+    loader = Loader(shard_sets, config.stages[0], Position(0, 0, 0), 0)
     batches = list(itertools.islice(loader, STEPS))
     model = PretrainingModel(config.model)
     model.initialize(0)

@@ -20,9 +20,7 @@ def batches(shards: Path, rank: int, world_size: int, micro_rows: int, steps: in
     sizes = ["training.global_batch_tokens=832", f"training.micro_batch_tokens={micro_rows * 64}"]  # 13 rows a step
     config = load_config("tiny_cpu", [f"data.shards={shards}", *sizes])
     stage = config.stages[0]
-    loader = Loader(
-        [open_shard_set(str(shards))], config.data, stage, Position(0, 0, 0), 1, rank, world_size, lambda step: 0.15, 0
-    )
+    loader = Loader([open_shard_set(str(shards))], stage, Position(0, 0, 0), 1, (rank, world_size))
     skipped = [
         SampleRange(stage=0, epoch=0, first=5, stop=16),
         SampleRange(stage=0, epoch=0, first=26, stop=39),
@@ -59,13 +57,13 @@ def test_no_loader_is_opened_for_a_stage_without_steps(small_shards, monkeypatch
     stage = "{steps: 2, sequence_length: 64, micro_batch_tokens: 256, global_batch_tokens: 512}"
     sizes = ["training.max_steps=4", "data.num_workers=0", f"training.stages=[{stage}, {stage}, {stage}]"]
     config = load_config("tiny_cpu", [f"data.shards={small_shards}", *sizes])
-    opened, open_loader = [], global_batches.open_loader
+    opened = []
 
     def noted(shard_sets, stage, position, seed, ranks, start):
         opened.append((config.stages.index(stage), start))
-        return open_loader(shard_sets, stage, position, seed, ranks, start)
+        return Loader(shard_sets, stage, position, seed, ranks, start)
 
-    monkeypatch.setattr(global_batches, "open_loader", noted)
+    monkeypatch.setattr(global_batches, "Loader", noted)
     shard_sets = [open_shard_set(str(small_shards))]
     every = [batch.first_sample for batch in global_batches.batches_from(config, shard_sets, 0, (0, 1))]
     assert len(every) == 4 and opened == [(0, 0), (1, 2)]

@@ -99,16 +99,13 @@ def opened(
 
 def planner_of(config: RunConfig, epoch: int = 0) -> PairPlanner:
     sets = [open_shard_set(url) for url in config.data_sets]
-    return training_samples(sets, config.data, config.stages[0], config.training.seed).planner(ReadEpoch(epoch, 0))
+    return training_samples(sets, config.stages[0], config.training.seed).planner(ReadEpoch(epoch, 0))
 
 
 def rows_of(config: RunConfig, kept: KeptPairCounts | None, steps: int, position: Position = START) -> list[bytes]:
     """The tokens, labels and pairs of each global batch."""
     sets = [open_shard_set(url) for url in config.data_sets]
-    loader = Loader(
-        sets, config.data, config.stages[0], position, config.training.seed, 0, 1, lambda step: 0.15, 0,
-        pair_counts=kept,
-    )  # fmt: skip
+    loader = Loader(sets, config.stages[0], position, config.training.seed, pair_counts=kept)
     return [
         b"".join(batch.pack().numpy().tobytes() for batch in step.micro_batches)
         for step in itertools.islice(loader, steps)
@@ -333,7 +330,7 @@ def test_ranks_plan_no_shard_alone_to_know_what_they_count_together(
     monkeypatch.setattr(PairCounting, "_few_rows", lambda self, component: few_rows[component])
     config, plan, group = config_of(data), PairPlanner.plan, ThreadedRanks(2, TOGETHER, monkeypatch)
     sets = [open_shard_set(url) for url in config.data_sets]
-    samples = training_samples(sets, config.data, config.stages[0], config.training.seed)
+    samples = training_samples(sets, config.stages[0], config.training.seed)
     counted = [samples.planner(ReadEpoch(0, 1, number)) for number in range(9)]
     keys = {int(planner.key) for planner in counted}
     failed = threading.Lock()
@@ -359,7 +356,7 @@ def test_ranks_plan_no_shard_alone_to_know_what_they_count_together(
 def test_the_rows_of_an_epoch_are_counted_once(data: list[Path], planned: list) -> None:
     config = config_of(data[:1])
     sets = [open_shard_set(url) for url in config.data_sets]
-    samples = training_samples(sets, config.data, config.stages[0], config.training.seed)
+    samples = training_samples(sets, config.stages[0], config.training.seed)
     found = [samples.num_samples(epoch) for epoch in (0, 1, 2, 3, 0, 1)]
     assert found[4:] == found[:2] and len(planned) == len(set(planned)) == 4 * NUM_SHARDS
 
@@ -377,7 +374,7 @@ def test_the_next_epoch_is_counted_before_the_present_one_ends(
     monkeypatch.setattr(pair_counting, "_SHORTEST_EPOCH", 1)
     config = config_of(data[:1], f"data.num_workers={num_workers}")
     sets = [open_shard_set(config.data_sets[0])]
-    rows = training_samples(sets, config.data, config.stages[0], config.training.seed).num_samples(0)
+    rows = training_samples(sets, config.stages[0], config.training.seed).num_samples(0)
     assert rows is not None
     following, group = planner_of(config, epoch=1), ThreadedRanks(world_size, TOGETHER, monkeypatch)
 
@@ -405,7 +402,7 @@ def test_a_start_late_in_an_epoch_does_not_wait_for_the_next_ones_count_unless_l
 ) -> None:
     monkeypatch.setattr(pair_counting, "_SHORTEST_EPOCH", shortest)
     config = config_of(data[:1])
-    rows = training_samples([open_shard_set(config.data_sets[0])], config.data, config.stages[0], 1).num_samples(0)
+    rows = training_samples([open_shard_set(config.data_sets[0])], config.stages[0], 1).num_samples(0)
     assert rows is not None and rows > 20
     ((counting, kept),) = opened(config, tmp_path, monkeypatch, position=Position(0, 0, rows - 13))
     for left in range(12, 0, -1):

@@ -113,7 +113,7 @@ def config(small_shards: Path, request: pytest.FixtureRequest) -> RunConfig:
     given = ["data.num_workers=0", getattr(request, "param", "data.sentence_pairs=none")]
     any_batch = preset_config(*given, shards=small_shards)
     sets = [open_shard_set(str(small_shards))]
-    rows = training_samples(sets, any_batch.data, any_batch.stages[0], any_batch.training.seed).num_samples(0)
+    rows = training_samples(sets, any_batch.stages[0], any_batch.training.seed).num_samples(0)
     assert rows is not None
     length = any_batch.data.sequence_length
     tokens = int(rows / 2.5) * length

@@ -66,7 +66,7 @@ def main() -> int:
     config = load_config("tiny_cpu", SETTINGS)
     (stage,) = config.stages
     shard_sets = [open_shard_set(folder)]
-    loader = Loader(shard_sets, config.data, stage, Position(0, 0, 0), 0, 0, 1, lambda step: 0.15, 0)
+    loader = Loader(shard_sets, stage, Position(0, 0, 0), 0)
     batches = list(itertools.islice(loader, STEPS))
     assert len({tuple(batch.micro_batches[0].cu_seqlens.tolist()) for batch in batches}) == STEPS, "equal documents"
     ranks = initialize_distributed(config.distributed)

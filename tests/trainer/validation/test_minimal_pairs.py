@@ -17,7 +17,7 @@ from tests.support.error_codes import coded
 from trainer.checkpoint.writer import ALONE
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.run_config import RunConfig
-from trainer.data.minimal_pairs import judge, pair_scores
+from trainer.data.minimal_pairs import EncodedPairs, judge, pair_scores
 from trainer.distributed.process_group import Ranks
 from trainer.evaluation.masked_scorers import PretrainingScorer, SentenceEncoder
 from trainer.inference.checkpoint_model import load_checkpoint
@@ -81,8 +81,8 @@ def test_shares_are_those_of_the_command(trained: Any, pairs: MinimalPairs, stag
     engine = PlainEngine(trained.model.model)
     found = pairs.evaluate(engine, stage, ALONE)  # type: ignore[arg-type]
     encode, scorer = SentenceEncoder(trained.tokenizer), PretrainingScorer(trained.model.model.eval())
-    scores = pair_scores(pairs.pairs, encode, trained.tokenizer.mask_token_id, 64, scorer)
-    report = judge(pairs.pairs, scores)
+    encoded = EncodedPairs.encode(pairs.encoded.pairs, encode, trained.tokenizer.mask_token_id, 64)
+    report = judge(encoded.pairs, pair_scores(encoded, scorer))
     assert found == {
         "valid/minimal_pairs_accuracy": report.overall.share,
         **{f"valid/minimal_pairs/field/{name}": each.share for name, each in report.fields.items()},
@@ -126,8 +126,8 @@ def test_scores_agree_with_those_of_the_command(
     monkeypatch.setattr(module, "judge", keep)
     pairs.evaluate(PlainEngine(trained.model.model), stage_of(3), ALONE)  # type: ignore[arg-type]
     encode, scorer = SentenceEncoder(trained.tokenizer), PretrainingScorer(trained.model.model.eval())
-    expected = pair_scores(pairs.pairs, encode, trained.tokenizer.mask_token_id, 64, scorer)
-    assert seen[0] == pytest.approx(expected, abs=1e-4)
+    encoded = EncodedPairs.encode(pairs.encoded.pairs, encode, trained.tokenizer.mask_token_id, 64)
+    assert seen[0] == pytest.approx(pair_scores(encoded, scorer), abs=1e-4)
 
 
 def test_a_sentence_that_fits_into_no_row_is_refused_with_its_line(folder: Path) -> None:

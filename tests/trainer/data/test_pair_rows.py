@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.bin_packing import pack_rows
+from trainer.data.pair_rows import pack_rows
 
 
 def test_small_items_fill_what_large_ones_leave() -> None:
