@@ -148,7 +148,7 @@ class RunConfig(Settings):
 
     @property
     def steps_by_stage(self) -> tuple[int, ...]:
-        """Optimizer steps of the run in each stage; `max_steps` may end the run before the stages do."""
+        """Optimizer steps of the run in each stage; `training.duration` may end the run before the stages do."""
         return tuple(stage.taken_steps for stage in self.stages)
 
     def tokens_after(self, step: int = 0) -> int:
@@ -166,7 +166,7 @@ class RunConfig(Settings):
     @property
     def max_steps(self) -> int:
         """Optimizer steps of the whole run, with those before a branch."""
-        return self.training.max_steps or self.stages[-1].last_step
+        return self.stages[0].run_steps
 
 
 def _sequence_length(values: Mapping[str, Any], name: str) -> int | None:

@@ -58,7 +58,9 @@ class Stage(StageShape):
     first_step: int
     """Completed steps of the run where it begins."""
     taken_steps: int
-    """Steps of it that the run takes; `training.max_steps` may end the run earlier."""
+    """Steps of it that the run takes; `training.duration` may end the run earlier."""
+    run_steps: int
+    """Steps of the whole run, with those before a branch."""
     data: DataSettings
     """Its data and its masking."""
     objectives: Objectives
@@ -137,7 +139,14 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
     Raises:
         SettingError: a required setting is missing, or a stage contradicts itself or the run.
     """
-    settings = config.training.stages or (StageSettings(steps=config.training.max_steps or 1),)
+    training = config.training
+    if not training.stages and training.duration is None:
+        raise SettingError(
+            "training.duration is required and not set",
+            fix='set training.duration, such as "1000 steps" or "5e9 tokens"',
+            code="missing-setting",
+        )
+    settings = training.stages or (StageSettings(duration=training.duration),)
     shapes = [_shape(config, item, number) for number, item in enumerate(settings)]
     history: list[StageShape] = []
     numbers = [*range(len(settings))]
@@ -146,10 +155,12 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
         history = _cut(shapes, config.branch.step)
         settings, shapes, numbers = (settings[number],), [shapes[number]], [number]
     begin = sum(shape.steps for shape in history)
-    max_steps = config.training.max_steps or begin + sum(shape.steps for shape in shapes)
+    planned = [*history, *shapes]
+    max_steps = begin + sum(shape.steps for shape in shapes)
+    if training.stages and training.duration is not None:
+        max_steps = training.duration.in_steps(max_steps, lambda tokens: steps_for_tokens(tokens, planned))
     run_clock = Clock(0, max_steps)
-    taken = _cut([*history, *shapes], max_steps)
-    run_schedule = with_schedule_steps(config.schedule, taken, [*history, *shapes])
+    run_schedule = with_schedule_steps(config.schedule, _cut(planned, max_steps), planned)
     stages, first_step = [], begin
     for number, (item, shape) in enumerate(zip(settings, shapes, strict=True)):
         own_clock = Clock(first_step, shape.steps)
@@ -170,6 +181,7 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
                 prefix=f"training.stages.{numbers[number]}." if config.training.stages else None,
                 first_step=first_step,
                 taken_steps=min(max(max_steps - first_step, 0), shape.steps),
+                run_steps=max_steps,
                 data=_data(config.data, item, {"sequence_length": shape.sequence_length, **masks}, stage_name),
                 objectives=objectives,
                 objectives_of_run=config.all_objectives,
@@ -230,20 +242,15 @@ def _shape(config: RunConfig, item: StageSettings, number: int) -> StageShape:
                 code="missing-setting",
             )
         sizes[name] = value
-    if not training.stages and training.max_steps is None:
-        raise SettingError(
-            "training.max_steps is required and not set", fix="set training.max_steps", code="missing-setting"
-        )
     warmup = item.batch_warmup or (training.batch_warmup if number == 0 else None)
     shape = StageShape(
-        steps=item.steps or 1,
+        steps=1,
         sequence_length=item.sequence_length or config.data.sequence_length,
         batch_warmup=warmup and with_ramp_steps(warmup, sizes["global_batch_tokens"]),
         **sizes,
     )
-    if item.tokens is None:
-        return shape
-    return replace(shape, steps=steps_for_tokens(item.tokens, [replace(shape, steps=item.tokens)]))
+    of_tokens = lambda tokens: steps_for_tokens(tokens, [replace(shape, steps=tokens)])  # noqa: E731
+    return replace(shape, steps=item.duration.in_steps(1, of_tokens))
 
 
 def _cut(shapes: Sequence[StageShape], steps: int) -> list[StageShape]:

@@ -261,7 +261,7 @@ def log_run_summary(run: Run, state: TrainState, changes: list[str], new_branch:
     run.log(f"{run.num_parameters:,} parameters | {batch_arithmetic(stage, run.ranks.world_size)}")
     if (warmup := stage.batch_warmup) is not None:
         grows = f"{warmup.initial_tokens:,} to {stage.global_batch_tokens:,} tokens"
-        run.log(f"batch-size ramp-up: {grows} over the first {warmup.num_steps:,} steps of the stage")
+        run.log(f"batch-size ramp-up: {grows} over the first {warmup.duration.steps:,} steps of the stage")
     start = f"starting training: {config.max_steps:,} steps, output_dir {config.output_dir}"
     if new_branch is not None:
         start = f"starting from step {new_branch.step:,} of {redact(new_branch.run)}: up to step {config.max_steps:,}, "
