@@ -114,12 +114,13 @@ class DurationSettings(Settings):
         if not isinstance(values, Mapping):
             return values
         read = {name: value for name, value in values.items() if name not in cls.earlier_names}
-        for today in set(cls.earlier_names.values()):
+        for today in dict.fromkeys(cls.earlier_names.values()):
             given = cls._given(today, values)
             if len(given) > 1:
                 both = " and ".join(f"{cls.section}{each}={display(value)}" for each, value in given.items())
                 raise SettingError(f"{both} are both set", fix="remove one of them", code="steps-or-tokens")
-            read |= {today: cls._read(name, value) for name, value in given.items()}
+            for name, value in given.items():
+                read[today] = cls._read(name, value)
         return read
 
     @classmethod

@@ -59,10 +59,8 @@ _IN_STAGE = {
     "data.mask_unit": "mask_unit",
     "optimizer.learning_rate": "learning_rate",
     "optimizer.weight_decay": "weight_decay",
-    **{
-        f"schedule.{name}": f"schedule.{name}"
-        for name in ("name", "warmup", "warmup_steps", "warmup_ratio", "decay_steps", "final_ratio")
-    },
+    **{f"schedule.{name}": f"schedule.{name}" for name in ("name", "warmup", "warmup_steps", "warmup_ratio")},
+    **{f"schedule.{name}": f"schedule.{name}" for name in ("decay_duration", "decay_steps", "final_ratio")},
     "model.global_rope_theta": "global_rope_theta",
     "training.gradient_clipping": "gradient_clipping",
     "evaluation.every_steps": "evaluation.every_steps",
