@@ -147,9 +147,8 @@ def _set(schema: Any, values: dict[str, Any], name: str, read: Any, override: st
 
 def _drop_other_names(wanted: Any, section: Any, above: Mapping[Any, Any]) -> None:
     """Remove from a section of the type `wanted` what `above` sets by another name (`Settings.earlier_names`)."""
-    given = {name for name, value in above.items() if getattr(value, "value", value) is not None}
     for earlier, today in earlier_names_of(wanted).items():
-        for name in {earlier} if today in given else {today} if earlier in given else ():
+        for name in {earlier} if today in above else {today} if earlier in above else ():
             section.pop(name, None)
 
 

@@ -136,7 +136,7 @@ def test_the_lengths_of_stages_are_tokens_or_steps_by_either_name() -> None:
         ("warmup_steps: 9", "schedule={warmup: 5%}", "5%"),
         ("warmup: 6%", "schedule.warmup_steps=4", "4 steps"),
         ("warmup: 6%", "schedule={warmup_tokens: 4}", "4 tokens"),
-        ("warmup: 6%", "schedule.warmup_tokens=null", "6%"),
+        ("warmup: 6%", "schedule.warmup_tokens=null", "0 steps"),
         ("warmup_steps: 9", "schedule.warmup=0", "0 steps"),
     ],
 )
