@@ -98,6 +98,14 @@ RUNS = [
         ),
         has_stages=True,
     ),
+    Run(
+        "durations",
+        (
+            *FP32,
+            "schedule={name: warmup_stable_decay, warmup_tokens: 3000, decay_ratio: 0.3}",
+            "training.batch_warmup={initial_tokens: 256, tokens: 4000}",
+        ),
+    ),
     Run("span_masking", (*FP32, "data.mask_unit=span")),
     Run("sentence_order", (*FP32, "data.sentence_pairs=sentence_order")),
     Run("muon", (*FP32, "optimizer.name=muon")),
