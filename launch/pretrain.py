@@ -30,6 +30,7 @@ from data_prep.base.settings import describe, setting_names, to_yaml
 from launch.options import command_parser
 from trainer.config.load import check_output_dir, load_config
 from trainer.config.run_config import RunConfig, without_secrets
+from trainer.config.stages import epochs_of
 from trainer.config.synonyms import explain_synonym
 from trainer.data.sample_range import Branch, parse_ranges
 from trainer.distributed import rank_environment as environment
@@ -153,7 +154,14 @@ def main() -> None:
     check_output_dir(config.output_dir, config.checkpoint.upload_to)
     config = with_deepspeed_file(config, arguments.deepspeed_config)
     branch = branch_of(arguments)
-    if explains or world_size(arguments) == 1:  # several ranks compare first, and fail together
+    if arguments.dry_run and epochs_of(config.training):
+        from data_prep.storage import storage
+        from trainer.checkpoint.data_version import with_epochs_counted
+
+        storage.configure(config.storage_options)
+        config = with_epochs_counted(config)
+    # Several ranks compare first, and fail together; a run in epochs counts them first.
+    if (explains or world_size(arguments) == 1) and not epochs_of(config.training):
         deepspeed_config(config, world_size(arguments))
     if explains:
         if is_first_rank():

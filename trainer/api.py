@@ -160,13 +160,14 @@ def open_loader(
     """
     config = resolve_config(config, overrides)
     storage.configure(config.storage_options)
-    from trainer.checkpoint.data_version import open_data
+    from trainer.checkpoint.data_version import open_data, with_epochs_counted
     from trainer.config.custom_code import check_code
     from trainer.data.shard_set import check_tokenizer
     from trainer.loop.global_batches import batches_from
 
     check_code(config)
     shard_sets = open_data(config)
+    config = with_epochs_counted(config, opened=shard_sets)
     check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
     return batches_from(config, shard_sets, step, (rank, world_size))
 

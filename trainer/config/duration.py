@@ -1,4 +1,4 @@
-"""How long a part of a run lasts: steps, tokens, or a share of the steps around it, in one type and with one rule.
+"""How long a part of a run lasts, in one type: steps, tokens, epochs of its data, or a share of the steps around it.
 
 `DurationSettings` is the base of the sections that have such settings. It also reads the names of earlier releases,
 whose ending is the unit: `warmup_ratio: 0.06` is `warmup: "6%"`.
@@ -17,10 +17,10 @@ from pydantic_core import CoreSchema, core_schema
 
 from data_prep.base.settings import LARGEST_INTEGER, SettingError, Settings, display
 
-Unit = Literal["steps", "tokens", "share"]
-_TEXT = re.compile(r"(-?\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?) ?(step|token|%)s?", re.ASCII)
-_UNITS: dict[str, Unit] = {"step": "steps", "token": "tokens", "%": "share", "steps": "steps", "tokens": "tokens"}
-_UNITS["ratio"] = "share"
+Unit = Literal["steps", "tokens", "epochs", "share"]
+_TEXT = re.compile(r"(-?\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?) ?(step|token|epoch|%)s?", re.ASCII)
+_UNITS: dict[str, Unit] = {"step": "steps", "token": "tokens", "epoch": "epochs", "%": "share"}
+_EXAMPLES = {"steps": '"1000 steps"', "tokens": '"5e9 tokens"', "epochs": '"3 epochs"', "share": '"6%"'}
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Duration:
     """A length of a run, a stage, a warmup, a decay or a ramp-up; equal if number and unit are."""
 
     number: int | float
-    """Whole for steps and tokens; at least 0 and less than 1 for a share."""
+    """Whole for steps and tokens; less than 1 for a share."""
     unit: Unit = "steps"
     setting: str = field(default="", compare=False)
     """What the user wrote, such as `warmup_ratio=0.06`."""
@@ -59,7 +59,7 @@ class Duration:
         if self.unit == "tokens":
             assert steps_of_tokens is not None, f"{self} needs the tokens of each step"
             return steps_of_tokens(int(self.number))
-        return self.steps
+        return self.steps  # epochs become steps once the data are opened (`trainer/checkpoint/data_version.py`)
 
     def resolved(self, num_steps: int, steps_of_tokens: Callable[[int], int] | None = None) -> Duration:
         """Return the duration in steps, which keeps its setting; the arguments are those of `in_steps`."""
@@ -67,7 +67,7 @@ class Duration:
 
     @classmethod
     def of(cls, value: object) -> Duration:
-        """Read `1000`, `"1000 steps"`, `"5e9 tokens"` or `"6%"`.
+        """Read `1000`, `"1000 steps"`, `"5e9 tokens"`, `"3 epochs"` or `"6%"`.
 
         Raises:
             ValueError: it is none of them.
@@ -81,7 +81,10 @@ class Duration:
         unit, number = _UNITS[match[2]], Decimal(match[1])
         if unit == "share":
             return cls(float(number.scaleb(-2)), unit) if number else cls(0)
-        if number != number.to_integral_value():
+        is_whole = number == number.to_integral_value()
+        if unit == "epochs" and not is_whole:
+            return cls(float(number), unit)
+        if not is_whole:
             raise ValueError(f"must be a whole number of {unit}")
         if number > LARGEST_INTEGER:
             raise ValueError(f"must be at most {LARGEST_INTEGER:,}, the largest 64-bit integer")
@@ -98,8 +101,8 @@ class DurationSettings(Settings):
 
     section: ClassVar[str]
     """What leads to the settings in messages, such as `schedule.`."""
-    takes_shares: ClassVar[bool] = False
-    """Whether its durations are parts of the run or the stage: they may be shares, and 0."""
+    units: ClassVar[tuple[Unit, ...]] = ("steps", "tokens")
+    """What its durations may be; those that may be shares are parts of a run or a stage, and may be 0."""
 
     @classmethod
     def type_of(cls, name: str, section: Mapping[str, Any]) -> Any:
@@ -144,15 +147,15 @@ class DurationSettings(Settings):
         """
         try:
             duration = Duration.of(_with_unit(name, value) if name in cls.earlier_names else value)
-            if duration.number < 0 or not (duration.number or cls.takes_shares):
-                raise ValueError(f"must be {'at least' if cls.takes_shares else 'greater than'} 0")
-            if duration.unit == "share" and not cls.takes_shares:
-                raise ValueError("must be in steps or tokens")
+            if duration.number < 0 or not (duration.number or "share" in cls.units):
+                raise ValueError(f"must be {'at least' if 'share' in cls.units else 'greater than'} 0")
+            if duration.unit not in cls.units:
+                raise ValueError(f"must be in {' or '.join(cls.units).replace('share', '%')}")
             if duration.unit == "share" and duration.number >= 1:
                 raise ValueError("must be less than the whole")
         except ValueError as error:
             problem = f"{cls.section}{name}={display(value)} {error}"
-            examples = '"1000 steps", "5e9 tokens" or "6%"' if cls.takes_shares else '"1000 steps" or "5e9 tokens"'
+            examples = " or ".join(_EXAMPLES[unit] for unit in cls.units)
             fix = "write a number such as 1000" if name in cls.earlier_names else f"write such as {examples}"
             raise SettingError(problem, fix=fix, code="invalid-setting") from None
         return replace(duration, setting=duration.setting or f"{name}={value}")

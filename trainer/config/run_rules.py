@@ -19,7 +19,7 @@ from trainer.config.registry_settings import check_kept
 from trainer.config.run_settings import (
     BEST_METRICS,
 )
-from trainer.config.stages import Stage
+from trainer.config.stages import Stage, epochs_of
 from trainer.config.training_settings import (
     BatchWarmup,
     ScheduleSettings,
@@ -52,11 +52,19 @@ def _check_stages(config: RunConfig) -> None:
             fix="set another output_dir for the branch",
             code="branch-into-its-own-run",
         )
+    if training.stages and training.duration is not None and training.duration.unit == "epochs":
+        raise SettingError(
+            f"training.{training.duration.setting} is no length of a run with training.stages, whose data may differ",
+            fix="set the duration of each stage in epochs",
+            code="epochs-of-all-stages",
+        )
     names = [stage.name for stage in training.stages if stage.name]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise SettingError(
             f"two of training.stages have the name {twice!r}", fix="rename one of them", code="duplicate-stage"
         )
+    if epochs_of(training):  # checked again with their steps, once the data are opened
+        return
     last = config.stages[-1].last_step
     if training.duration is not None and config.max_steps > last:
         raise SettingError(
@@ -76,7 +84,7 @@ def _check_stages(config: RunConfig) -> None:
 
 def _check_schedules(config: RunConfig) -> None:
     """Check that warmup and decay fit into the run, and those of a stage into the stage."""
-    for stage in config.stages:
+    for stage in () if epochs_of(config.training) else config.stages:
         prefix, span = (f"{stage.prefix}schedule", "stage") if stage.has_own_schedule else ("schedule", "run")
         _check_schedule(stage.schedule, stage.rate_clock.steps, prefix, span)
 
@@ -180,7 +188,7 @@ def _check_kept(config: RunConfig) -> None:
             fix="set it to a multiple",
             code="suite-steps",
         )
-    if config.registry.when == "kept":
+    if config.registry.when == "kept" and not epochs_of(config.training):
         for stage in config.stages:
             check_kept(config.registry, config.checkpoint, stage.evaluation.every_steps, config.max_steps)
 

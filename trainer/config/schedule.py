@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
@@ -138,6 +139,27 @@ def steps_for_tokens(tokens: int, stages: Sequence[StageShape]) -> int:
             continue
         return steps + bisect.bisect_left(range(stage.steps), tokens, key=lambda step: tokens_of_stage(stage, 0, step))
     return steps + 1
+
+
+def steps_of_epochs(epochs: float, num_rows: int, is_mixture: bool, stage: StageShape) -> int:
+    """Return the steps of so many epochs of `num_rows` sequences, which the stage reads from the start of an epoch on.
+
+    What is left of an epoch and fills no global batch is dropped. Epochs of a mixture do not end, so that its steps are
+    rounded up.
+    """
+    length = stage.sequence_length
+    if is_mixture:
+        tokens = math.ceil(epochs * num_rows) * length
+        return steps_for_tokens(tokens, [replace(stage, steps=tokens)])
+    step, ramp = 0, stage.batch_warmup.duration.steps if stage.batch_warmup else 0
+    left = float(epochs)
+    while left > 0:
+        rows = num_rows if left >= 1 else int(left * num_rows)
+        ends = range(step, step + rows + 1)
+        inside = bisect.bisect_right(ends, rows * length, key=lambda end: tokens_of_stage(stage, step, end)) - 1
+        alike = int(left) if step >= ramp and left >= 1 else 1  # epochs of equally many steps
+        step, left = step + alike * inside, left - alike
+    return step
 
 
 def steps_of_last_tokens(tokens: int, stages: Sequence[StageShape]) -> int:

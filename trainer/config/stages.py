@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +13,7 @@ from data_prep.base.setting_errors import within_item
 from data_prep.base.settings import SettingError
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings, WeightedShards
+from trainer.config.duration import Duration
 from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import Objectives, check_objectives, sentence_pairs_of
 from trainer.config.run_settings import EvaluationSettings
@@ -24,7 +25,7 @@ from trainer.config.schedule import (
     with_ramp_steps,
     with_schedule_steps,
 )
-from trainer.config.training_settings import ScheduleSettings, StageSettings
+from trainer.config.training_settings import ScheduleSettings, StageSettings, TrainingSettings
 
 if TYPE_CHECKING:
     from trainer.config.run_config import RunConfig
@@ -204,6 +205,30 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
     members = iter(_data_sets([stage.data.components for stage in stages])[0])
     last = stages[-1].data
     return tuple(replace(stage, data_sets=next(members), evaluation_data=last) for stage in stages)
+
+
+def epochs_of(training: TrainingSettings) -> dict[int, Duration]:
+    """Return the lengths that are set in epochs, by the number of their stage; 0 is that of a run without stages."""
+    lengths = [item.duration for item in training.stages] or [training.duration]
+    return {number: each for number, each in enumerate(lengths) if each is not None and each.unit == "epochs"}
+
+
+def with_steps(config: RunConfig, steps: Mapping[int, int]) -> RunConfig:
+    """Return the configuration, not checked, with steps in place of epochs, by the number of the stage."""
+    lengths = {
+        number: replace(each, number=steps[number], unit="steps")
+        for number, each in epochs_of(config.training).items()
+        if number in steps
+    }
+    changes: dict[str, Any] = {"duration": lengths.get(0)}
+    if items := config.training.stages:
+        changes = {
+            "stages": tuple(
+                item.model_copy(update={"duration": lengths.get(number, item.duration)})
+                for number, item in enumerate(items)
+            )
+        }
+    return config.model_copy(update={"training": config.training.model_copy(update=changes)}) if lengths else config
 
 
 def data_sets_of(stages: Sequence[Stage]) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ class ScheduleSettings(DurationSettings):
     """The learning rate as a pure function of the step."""
 
     section = "schedule."
-    takes_shares = True
+    units = ("steps", "tokens", "share")
     earlier_names: ClassVar = {
         "warmup_steps": "warmup",
         "warmup_tokens": "warmup",
@@ -121,10 +121,11 @@ class StageSettings(DurationSettings):
     """An item of `training.stages`: what differs in a part of the run; the run's settings hold for the rest."""
 
     section = ""
+    units = ("steps", "tokens", "epochs")
     earlier_names: ClassVar = {"steps": "duration", "tokens": "duration"}
 
     name: str | None = Field(None, description="name for logs and --stage; letters, digits, - and _")
-    duration: Duration = Field(description="length of this stage: steps, or tokens (rounded up to steps)")
+    duration: Duration = Field(description="length of this stage: steps, tokens (rounded up to steps) or epochs")
     data: StageData | None = Field(None, description="{shards, sampling_alpha}: other data than data.shards")
     sequence_length: PositiveInt | None = Field(None, description="tokens per sequence (row)")
     micro_batch_tokens: PositiveInt | None = Field(
@@ -191,11 +192,12 @@ class TrainingSettings(DurationSettings):
     """Length, batch sizes, precision and determinism of the run."""
 
     section = "training."
+    units = ("steps", "tokens", "epochs")
     earlier_names: ClassVar = {"max_steps": "duration"}
 
     duration: Duration | None = Field(
         None,
-        description="length of the run: steps, or tokens (rounded up to steps); by default the sum over "
+        description="length of the run: steps, tokens (rounded up to steps) or epochs; by default the sum over "
         "training.stages. training.max_steps=N means N steps",
     )
     seed: NonNegativeInt = Field(0, description="seed of initialization, data order, masking and dropout")

@@ -28,7 +28,7 @@ REQUIRED = ["output_dir=x", "data.shards=y", "training.max_steps=1"]
         ("batch_size=64", "training.micro_batch_tokens"),
         ("training.batch_size=64", "training.global_batch_tokens"),
         ("gradient_accumulation_steps=4", "4 x training.micro_batch_tokens x (number of ranks)"),
-        ("num_train_epochs=3", "training.max_steps (optimizer steps) to 3 x (training tokens"),
+        ("num_train_epochs=3", 'write training.duration="3 epochs"'),
         ("warmup_steps=500", "schedule.warmup_steps=500 (steps)"),
         ("warmup_ratio=0.1", "schedule.warmup_ratio=0.1 (share"),
         ("bf16=true", "write training.precision=bf16"),
