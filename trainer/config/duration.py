@@ -20,6 +20,7 @@ from data_prep.base.settings import LARGEST_INTEGER, SettingError, Settings, dis
 Unit = Literal["steps", "tokens", "epochs", "share"]
 _TEXT = re.compile(r"(-?\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?) ?(step|token|epoch|%)s?", re.ASCII)
 _UNITS: dict[str, Unit] = {"step": "steps", "token": "tokens", "epoch": "epochs", "%": "share"}
+_MOST_EPOCHS = 1_000_000
 _EXAMPLES = {"steps": '"1000 steps"', "tokens": '"5e9 tokens"', "epochs": '"3 epochs"', "share": '"6%"'}
 
 
@@ -151,12 +152,14 @@ class DurationSettings(Settings):
                 raise ValueError(f"must be {'at least' if 'share' in cls.units else 'greater than'} 0")
             if duration.unit not in cls.units:
                 raise ValueError(f"must be in {' or '.join(cls.units).replace('share', '%')}")
+            if duration.unit == "epochs" and duration.number > _MOST_EPOCHS:
+                raise ValueError(f"must be at most {_MOST_EPOCHS:,} epochs")
             if duration.unit == "share" and duration.number >= 1:
                 raise ValueError("must be less than the whole")
         except ValueError as error:
             problem = f"{cls.section}{name}={display(value)} {error}"
-            examples = " or ".join(_EXAMPLES[unit] for unit in cls.units)
-            fix = "write a number such as 1000" if name in cls.earlier_names else f"write such as {examples}"
+            examples = ", ".join(_EXAMPLES[unit] for unit in cls.units)
+            fix = "write a number such as 1000" if name in cls.earlier_names else f"write it as in {examples}"
             raise SettingError(problem, fix=fix, code="invalid-setting") from None
         return replace(duration, setting=duration.setting or f"{name}={value}")
 

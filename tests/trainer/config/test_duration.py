@@ -159,7 +159,7 @@ def test_an_override_replaces_a_duration_that_the_file_writes_by_another_name(
     ("written", "code", "shown"),
     [
         ("schedule.warmup=0.06", "invalid-setting", "schedule.warmup=0.06 must be a number of steps"),
-        ("schedule.warmup=5 minutes", "invalid-setting", 'Fix: write such as "1000 steps", "5e9 tokens" or "6%"'),
+        ("schedule.warmup=5 minutes", "invalid-setting", 'Fix: write it as in "1000 steps", "5e9 tokens", "6%"'),
         ("schedule.warmup=-1", "invalid-setting", "schedule.warmup=-1 must be at least 0"),
         ("schedule.warmup=100%", "invalid-setting", 'schedule.warmup="100%" must be less than the whole'),
         ("schedule.warmup=1.5 steps", "invalid-setting", "must be a whole number of steps"),
