@@ -102,8 +102,8 @@ RUNS = [
         "durations",
         (
             *FP32,
-            "schedule={name: warmup_stable_decay, warmup_tokens: 3000, decay_ratio: 0.3}",
-            "training.batch_warmup={initial_tokens: 256, tokens: 4000}",
+            "schedule={name: warmup_stable_decay, warmup_tokens: 700, decay_ratio: 0.1}",
+            "training.batch_warmup={initial_tokens: 256, tokens: 768}",
         ),
     ),
     Run("span_masking", (*FP32, "data.mask_unit=span")),

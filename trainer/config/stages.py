@@ -209,7 +209,7 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
 
 def epochs_of(training: TrainingSettings) -> dict[int, Duration]:
     """Return the lengths that are set in epochs, by the number of their stage; 0 is that of a run without stages."""
-    lengths = [item.duration for item in training.stages] or [training.duration]
+    lengths = (item.duration for item in training.stages) if training.stages else (training.duration,)
     return {number: each for number, each in enumerate(lengths) if each is not None and each.unit == "epochs"}
 
 
