@@ -18,6 +18,7 @@ from data_prep.base.errors import UsageError, run_command
 from data_prep.base.load_settings import load_settings
 from launch.options import add_config, add_dry_run, command_parser, unknown_stage
 from trainer.config.run_config import RunConfig
+from trainer.config.stages import epochs_of, with_steps
 from trainer.distributed import rank_environment as environment
 
 SYNTHETIC = "synthetic"
@@ -97,6 +98,7 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
     if arguments.peak_tflops is not None:
         overrides.append(f"logging.peak_flops_per_device={arguments.peak_tflops * 1e12}")
     config = load_settings(RunConfig, arguments.config, overrides)
+    config = with_steps(config, dict.fromkeys(epochs_of(config.training), 1000))  # synthetic documents have no epochs
     if not 0 <= arguments.stage < len(config.stages):
         raise unknown_stage(arguments.stage, len(config.stages))
     if arguments.steps < 1 or arguments.warmup_steps < 0:

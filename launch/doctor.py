@@ -64,6 +64,7 @@ def main() -> None:
     import torch
 
     from data_prep.storage import storage
+    from trainer.checkpoint.data_version import with_epochs_counted
     from trainer.distributed.process_group import device_type
     from trainer.engine.deepspeed_config import with_deepspeed_file
     from trainer.model.numerics import with_own_precision
@@ -74,6 +75,7 @@ def main() -> None:
     storage.configure(config.storage_options)
     hosts = read_hostfile(arguments.hostfile) if arguments.hostfile else {}
     device = torch.device(device_type(), 0)
+    config = with_epochs_counted(config)
     config = with_own_precision(config, device.type)
     world_size = arguments.ranks or sum(hosts.values()) or (torch.cuda.device_count() if device.type == "cuda" else 1)
     levels = set()

@@ -22,7 +22,7 @@ import torch
 from data_prep.base.errors import UsageError, run_command
 from launch.options import add_config, command_parser
 from trainer.api import open_loader
-from trainer.checkpoint.data_version import open_data
+from trainer.checkpoint.data_version import open_data, with_epochs_counted
 from trainer.config.load import load_config
 from trainer.config.run_config import RunConfig
 from trainer.metrics.unigram import training_counts
@@ -110,7 +110,7 @@ def main() -> None:
     parser = command_parser("minimal.py", __doc__)
     add_config(parser)
     arguments = parser.parse_intermixed_args()
-    config = load_config(arguments.config, arguments.overrides)
+    config = with_epochs_counted(load_config(arguments.config, arguments.overrides))
     check_settings(config)
     for step, loss, norm in train(config):
         print(f"step {step}/{config.max_steps} | loss {loss:.3f} | gradient norm {norm:.2f}")

@@ -30,6 +30,7 @@ from launch.options import command_parser
 from trainer.api import EXTENSIONS, Training, start
 from trainer.config.load import check_output_dir, load_config
 from trainer.config.run_config import RunConfig, without_secrets
+from trainer.config.stages import epochs_of
 from trainer.config.synonyms import explain_synonym
 from trainer.data.sample_range import Branch, parse_ranges
 from trainer.distributed import rank_environment as environment
@@ -151,7 +152,14 @@ def main() -> None:
     config, branch = with_deepspeed_file(config, arguments.deepspeed_config), branch_of(arguments)
     if explains:  # which starts no rank, and takes the number of ranks alone from the environment
         check_output_dir(config.output_dir, config.checkpoint.upload_to)
-        deepspeed_config(config, world_size(arguments))
+        if arguments.dry_run and epochs_of(config.training):
+            from data_prep.storage import storage
+            from trainer.checkpoint.data_version import with_epochs_counted
+
+            storage.configure(config.storage_options)
+            config = with_epochs_counted(config)
+        if not epochs_of(config.training):
+            deepspeed_config(config, world_size(arguments))
         if is_first_rank():
             _explain(config, arguments)
         return
@@ -166,7 +174,8 @@ def main() -> None:
 
     finished = start(config, arguments.allow_change, branch, begin)
     if is_first_rank():
-        print(finished_text(finished, config.max_steps), flush=True)
+        last = finished.step if epochs_of(config.training) else config.max_steps
+        print(finished_text(finished, last), flush=True)
 
 
 def finished_text(result: RunResult, max_steps: int) -> str:

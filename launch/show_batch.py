@@ -71,9 +71,11 @@ def main() -> None:
     choose_rows(arguments)
     config = load_settings(RunConfig, arguments.config, arguments.overrides)
     from data_prep.storage import storage
+    from trainer.checkpoint.data_version import with_epochs_counted
     from trainer.data.description import LEGEND, describe_batch, rows_as_data
 
     storage.configure(config.storage_options)
+    config = with_epochs_counted(config)
     batch, tokenizer = read_batch(config, arguments)
     pair_labels = PAIR_LABELS[config.stages[arguments.stage].data.sentence_pairs]
     if arguments.json:

@@ -94,7 +94,7 @@ def recipes() -> Iterator[str]:
         decays = dict.fromkeys(f"{stage.weight_decay:g}" for stage in config.stages)
         masks = dict.fromkeys(_masks(stage) for stage in config.stages)
         optimizer, schedule = config.optimizer, config.schedule
-        warmup = config.stages[0].schedule.warmup_steps
+        warmup = config.stages[0].schedule.warmup.steps
         yield (
             f"| `{path.stem}` | {config.max_steps:,} | {' then '.join(batches)} | {' then '.join(peaks)} | "
             f"{schedule.name}, {warmup:,} | {optimizer.name}, {optimizer.beta1:g}, {optimizer.beta2:g} | "

@@ -98,6 +98,14 @@ RUNS = [
         ),
         has_stages=True,
     ),
+    Run(
+        "durations",
+        (
+            *FP32,
+            "schedule={name: warmup_stable_decay, warmup_tokens: 700, decay_ratio: 0.1}",
+            "training.batch_warmup={initial_tokens: 256, tokens: 768}",
+        ),
+    ),
     Run("span_masking", (*FP32, "data.mask_unit=span")),
     Run("sentence_order", (*FP32, "data.sentence_pairs=sentence_order")),
     Run("modernbert", (*FP32, "model.family=modernbert", "model.local_attention=8", "data.sentence_pairs=none")),

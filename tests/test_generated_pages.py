@@ -30,7 +30,7 @@ def test_every_setting_is_listed_with_its_default_and_meaning() -> None:
     rows = {name: (default, meaning) for name, default, meaning in generated_pages.settings_of(RunConfig)}
     assert rows["schedule.name"][0].startswith('`"linear"` (or `"cosine"`')
     assert rows["data.shards"][0] == "required"
-    assert {"training.batch_warmup.steps", "registry.only_if", "deepspeed"} <= rows.keys()
+    assert {"training.batch_warmup.duration", "registry.only_if", "deepspeed"} <= rows.keys()
     assert "training.stages.steps" not in rows, "a list is one setting"
     for schema in (RunConfig, PreparationConfig):
         rows = {name: meaning for name, _, meaning in generated_pages.settings_of(schema)}

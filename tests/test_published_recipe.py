@@ -91,7 +91,7 @@ OPTIMIZER = {
     "eps": 1e-6,  # optimization.py: epsilon=1e-6
     "weight_decay": 0.01,  # appendix A.2
 }
-SCHEDULE = {"name": "linear", "final_ratio": 0.0, "warmup_ratio": 0.0, "warmup_steps": None, "decay_steps": 0}
+SCHEDULE = {"name": "linear", "final_ratio": 0.0, "warmup.number": 0, "decay_duration.number": 0}
 # Devlin et al. 2018, appendix A.2: 256 sequences, 1,000,000 steps of which 90% at length 128, 10,000 steps of warmup
 BERT_LARGE_STAGED = {
     "optimizer.learning_rate": 1e-4,
@@ -173,7 +173,7 @@ def test_the_published_stages_are_those_of_the_preset() -> None:
     config = preset("bert_large_phased")()
     stages = [(stage.steps, stage.sequence_length, stage.global_batch_tokens) for stage in config.stages]
     assert stages == [(900_000, 128, 256 * 128), (100_000, 512, 256 * 512)]
-    assert config.schedule.num_warmup_steps(config.max_steps) == 10_000
+    assert config.schedule.warmup.in_steps(config.max_steps) == 10_000
 
 
 ONE_PREDICTION = Batch(

@@ -18,6 +18,7 @@ from data_prep.storage import storage
 from trainer.config.load import Overrides, check_output_dir, resolve_config
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import EvaluationSettings
+from trainer.config.stages import epochs_of
 from trainer.data.sample_range import Branch
 from trainer.distributed.rank_environment import RANK_VARIABLES, check_rank_environment, is_launched, world_size
 from trainer.distributed.stacks import log_environment
@@ -90,7 +91,7 @@ def start(
     """
     check_rank_environment()
     check_output_dir(config.output_dir, config.checkpoint.upload_to)
-    if world_size() == 1:  # several ranks compare first, and fail together
+    if world_size() == 1 and not epochs_of(config.training):  # several ranks, and epochs, are checked later
         deepspeed_config(config, world_size())
     if branch is None and not allow_change and (finished := find_finished_run(config)) is not None:
         return finished
@@ -151,13 +152,14 @@ def open_loader(
     """
     config = resolve_config(config, overrides)
     storage.configure(config.storage_options)
-    from trainer.checkpoint.data_version import open_data
+    from trainer.checkpoint.data_version import open_data, with_epochs_counted
     from trainer.config.custom_code import check_code
     from trainer.data.shard_set import check_tokenizer
     from trainer.loop.global_batches import batches_from
 
     check_code(config)
     shard_sets = open_data(config)
+    config = with_epochs_counted(config, opened=shard_sets)
     check_tokenizer(shard_sets, config.data.tokenizer, config.model.vocab_size)
     return batches_from(config, shard_sets, step, (rank, world_size))
 

@@ -6,7 +6,7 @@ import json
 import os
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -32,6 +32,9 @@ class Settings(BaseModel):
     """Base of every section of a configuration: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    earlier_names: ClassVar[Mapping[str, str]] = {}
+    """Names of earlier releases that the section still reads, and the setting that each sets."""
 
     @classmethod
     def explain_unknown(cls, name: str, value: object, values: Mapping[str, Any]) -> str | None:
@@ -73,8 +76,8 @@ class Settings(BaseModel):
     @field_validator("*")
     @classmethod
     def _check_integer_size(cls, value: object) -> object:
-        if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
-            raise ValueError(f"must be at most {_LARGEST_INTEGER:,}, the largest 64-bit integer")
+        if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+            raise ValueError(f"must be at most {LARGEST_INTEGER:,}, the largest 64-bit integer")
         return value
 
 
@@ -83,7 +86,7 @@ PathText = Annotated[str, AfterValidator(expand_home)]
 Weight = Annotated[float, Field(gt=0.0, le=1e9)]
 """Share of a mixture's samples relative to its other components: data sets of a run, sources of a data set."""
 LISTS = (tuple, list, set, frozenset, Sequence)
-_LARGEST_INTEGER = 2**63 - 1
+LARGEST_INTEGER = 2**63 - 1
 
 
 def to_yaml(settings: Settings) -> str:
@@ -115,6 +118,7 @@ def describe(schema: type[BaseModel], prefix: str = "", required: str = "require
 
 def setting_names(schema: type[BaseModel], prefix: str = "", with_items: bool = True) -> Iterator[str]:
     """Yield the dotted names of all settings and sections; those in a list have no index, in a mapping `*`."""
+    yield from (f"{prefix}{name}" for name in getattr(schema, "earlier_names", ()))
     for name, field in schema.model_fields.items():
         yield f"{prefix}{name}"
         nested = _nested_model(field.annotation)

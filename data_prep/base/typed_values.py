@@ -64,6 +64,12 @@ def type_within(wanted: Any, key: str, section: Mapping[str, Any]) -> Any:
     return Any
 
 
+def earlier_names_of(wanted: Any) -> Mapping[str, str]:
+    """Return `Settings.earlier_names` of a section whose type is `wanted`; none where it is open."""
+    sections = (each for each in alternatives(wanted) if isinstance(each, type) and issubclass(each, Settings))
+    return next((section.earlier_names for section in sections), {})
+
+
 def type_of_items(wanted: Any) -> Any:
     """Return the type of the items of a list of the type `wanted`; Any where it is open."""
     lists = [each for each in alternatives(wanted) if get_origin(each) in LISTS]

@@ -19,6 +19,7 @@ from data_prep.base.settings import is_list, merged, plain
 from data_prep.base.typed_values import (
     NULLS,
     Scalar,
+    earlier_names_of,
     takes_null,
     takes_text,
     type_of_items,
@@ -143,10 +144,22 @@ def _set(schema: Any, values: dict[str, Any], name: str, read: Any, override: st
         if not isinstance(following, dict | list):
             within[key] = following = [] if is_list(wanted) else {}
         within = following
-    key, wanted = _step(wanted, within, last, ".".join(path), override)
+    section = wanted
+    key, wanted = _step(section, within, last, ".".join(path), override)
     value = read(wanted)
+    _drop_other_names(section, within, {key: value})
     before = within[key] if isinstance(within, list) else within.get(key)
-    within[key] = merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    if isinstance(before, dict) and isinstance(value, dict):
+        _drop_other_names(wanted, before, value)
+        value = merged(before, value)
+    within[key] = value
+
+
+def _drop_other_names(wanted: Any, section: Any, above: Mapping[Any, Any]) -> None:
+    """Remove from a section of the type `wanted` what `above` sets by another name (`Settings.earlier_names`)."""
+    for earlier, today in earlier_names_of(wanted).items():
+        for name in {earlier} if today in above else {today} if earlier in above else ():
+            section.pop(name, None)
 
 
 def _step(wanted: Any, within: Any, part: str, where: str, override: str) -> tuple[Any, Any]:

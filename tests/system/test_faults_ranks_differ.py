@@ -49,7 +49,7 @@ def test_row_49_a_rank_with_other_settings_is_refused_on_all_ranks(training, obs
         "training.seed": ("7", "8"),
         "optimizer.learning_rate": ("0.002", "0.001"),
         "training.global_batch_tokens": ("1024", "2048"),
-        "training.max_steps": ("4", "5"),
+        "training.duration": ('"4 steps"', '"5 steps"'),
         "zero.stage": ("1", "2"),
         "training.precision": ('"fp32"', '"fp16"'),
     }

@@ -219,3 +219,15 @@ def test_an_export_has_the_bases_of_its_step(straight, tmp_path) -> None:
         config = json.loads((export / "config.json").read_text())
         bases.append((config["global_rope_theta"], config["local_rope_theta"]))
     assert bases == [(160_000.0, 10_000.0), tuple(BASES.values())]
+
+
+def test_a_run_in_epochs_ends_with_its_last_batch_on_any_ranks_and_is_finished_then(training) -> None:
+    run = training("training.duration=1 epoch", "data.sentence_pairs=none", "schedule.warmup=10%")
+    output = plain_ranks.run(run, 2)
+    recorded = read_status(run.output_dir)
+    assert recorded is not None and recorded.state == "finished" and recorded.max_steps > 3
+    steps = recorded.max_steps
+    assert f"duration=1 epoch: {steps:,} steps with these data" in output
+    saved = CheckpointFolder(step_folder(run.output_dir, steps)).read_state()
+    assert (saved.config["training"]["duration"], saved.state.epoch) == (f"{steps} steps", 0)
+    assert f"is finished: step {steps}/{steps}" in plain_ranks.run(run, 1)

@@ -15,6 +15,7 @@ import torch
 from data_prep.base.garbage import exempt_what_is_loaded
 from trainer.benchmark.plain_engine import PlainEngine
 from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.duration import Duration
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import GlobalBatch, Loader, Position
 from trainer.data.shard_set import ShardSet
@@ -200,7 +201,7 @@ def with_micro_batch(config: RunConfig, stage_number: int, micro_batch_tokens: i
         update={
             "stages": (),
             "batch_warmup": None,
-            "max_steps": config.max_steps,
+            "duration": Duration(config.max_steps),
             "gradient_clipping": stage.gradient_clipping,
             "micro_batch_tokens": micro_batch_tokens,
             "global_batch_tokens": -(-stage.global_batch_tokens // at_once) * at_once,

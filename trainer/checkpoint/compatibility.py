@@ -213,7 +213,7 @@ def _saved_config(saved: SavedState) -> RunConfig:
 
 def _comparable(config: RunConfig) -> dict[str, Any]:
     """Settings by dotted name; batch sizes and lengths by stage, wherever they were set; addresses of data left out."""
-    by_stage = {"stages", "micro_batch_tokens", "global_batch_tokens", "batch_warmup", "max_steps"}
+    by_stage = {"stages", "micro_batch_tokens", "global_batch_tokens", "batch_warmup", "duration"}
     left_out: Any = {"deepspeed": True, "registry": True, "objectives": True, "training": by_stage}
     dumped = config.model_dump(mode="json", exclude=left_out)
     values = {name: value for name, value in flatten(dumped) if value != {}}
@@ -236,7 +236,7 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
 def _stage_values(config: RunConfig, stage: Stage) -> dict[str, Any]:
     """Lengths and batch sizes of a stage, and what else of it differs from the settings of the run."""
     values: dict[str, Any] = {field.name: getattr(stage, field.name) for field in dataclasses.fields(StageShape)}
-    values["batch_warmup"] = stage.batch_warmup and stage.batch_warmup.model_dump(include={"initial_tokens", "steps"})
+    values["batch_warmup"] = stage.batch_warmup and stage.batch_warmup.model_dump()
     own = {
         "learning_rate": (stage.peak_learning_rate, config.optimizer.learning_rate),
         "weight_decay": (stage.weight_decay, config.optimizer.weight_decay),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from data_prep.base.errors import UserError
+from data_prep.base.errors import UsageError, UserError
+from data_prep.base.settings import SettingError
 from data_prep.dataset.manifest import UnknownVersion, read_manifest
 from data_prep.storage import storage
 from trainer.checkpoint.format import CheckpointFolder, checkpoints_folder, step_folder, steps_in
+from trainer.config.duration import Duration
 from trainer.config.run_config import RunConfig, without_registry, without_secrets
+from trainer.config.run_rules import check_run
+from trainer.config.schedule import steps_of_epochs
+from trainer.config.stages import epochs_of, with_steps
 from trainer.config.training_settings import BranchSettings
 from trainer.data.shard_set import ShardSet, open_shard_set
 
@@ -39,6 +44,63 @@ def open_data(config: RunConfig, allow_change: bool = False) -> list[ShardSet]:
             fix="restore it, start a new run in another output_dir, or give --allow-change to use the current version",
             code="missing-data-version",
         ) from None
+
+
+def with_epochs_counted(
+    config: RunConfig, allow_change: bool = False, opened: Sequence[ShardSet] | None = None
+) -> RunConfig:
+    """Return the configuration with steps in place of epochs: those of the data version that the run reads.
+
+    An epoch of a mixture has as many sequences as its data sets have together. One of sentence pairs, of which each
+    epoch has its own number, is as long as the first.
+
+    Args:
+        opened: the data sets of `open_data`, where they are opened already.
+
+    Raises:
+        UserError: a data set cannot be opened, or an epoch is shorter than a global batch.
+    """
+    epochs = epochs_of(config.training)
+    if not epochs:
+        return config
+    from trainer.data.samples import check_enough_rows, training_samples  # here: few runs are as long as epochs
+
+    sources = [config] if config.branch is None else [config, config.model_copy(update={"branch": None})]
+    steps: dict[int, int] = {}
+    for source in sources:  # a branch has one stage of its own; those before it are counted too
+        shard_sets = _open_to_count(source, allow_change, epochs) if opened is None or steps else opened
+        for stage in with_steps(source, dict.fromkeys(epochs, 1)).stages:
+            number = int(stage.prefix.split(".")[2]) if stage.prefix else 0
+            if number not in epochs.keys() - steps.keys():
+                continue
+            samples = training_samples(shard_sets, stage, config.training.seed)
+            num_rows = samples.num_rows_of_first_epochs()
+            check_enough_rows(num_rows, stage)
+            steps[number] = steps_of_epochs(epochs[number].number, num_rows, samples.is_mixture, stage)
+            if not steps[number]:
+                raise UsageError(
+                    f"{epochs[number].setting} is less than one step of {num_rows:,} sequences an epoch",
+                    fix="raise it",
+                    code="less-than-one-batch",
+                )
+        if steps.keys() == epochs.keys():
+            break
+    counted = with_steps(config, steps)
+    try:
+        check_run(counted)
+    except SettingError as error:
+        raise UsageError(str(error), fix=error.fix, code=error.code) from None
+    return counted
+
+
+def _open_to_count(config: RunConfig, allow_change: bool, epochs: Mapping[int, Duration]) -> list[ShardSet]:
+    """Open the data whose sequences are counted; the error for missing data names the setting that needs them."""
+    try:
+        return open_data(config, allow_change)
+    except UserError as error:
+        written = " and ".join(each.setting for each in epochs.values())
+        fix = f"{error.fix}; or set the length in steps or tokens"
+        raise UserError(f"{written} cannot be counted: {error.problem}", fix=fix, code=error.code) from None
 
 
 def _of_branch(config: RunConfig, branch: BranchSettings) -> list[str | None]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from data_prep.base.errors import UsageError
 from data_prep.base.settings import PathText, Settings
 from data_prep.storage import storage
 from trainer.config.data_settings import DataSettings
@@ -33,7 +34,7 @@ from trainer.config.run_settings import (
     TrackingSettings,
 )
 from trainer.config.schedule import tokens_of_stage
-from trainer.config.stages import Stage, data_sets_of, resolve_stages
+from trainer.config.stages import Stage, data_sets_of, epochs_of, resolve_stages, with_steps
 from trainer.config.synonyms import explain_synonym, length_names
 from trainer.config.training_settings import (
     BranchSettings,
@@ -129,13 +130,23 @@ class RunConfig(Settings):
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """Stages of the run, resolved; one without `training.stages`, and that of `branch` alone in a branch."""
+        """Stages of the run, resolved; one without `training.stages`, and that of `branch` alone in a branch.
+
+        Raises:
+            UsageError: a length is set in epochs, which the data have not been opened for.
+        """
+        for length in epochs_of(self.training).values():
+            raise UsageError(
+                f"{length.setting} has no number of steps before the data are opened",
+                fix="set it in steps or tokens",
+                code="epochs-not-counted",
+            )
         return resolve_stages(self)
 
     @cached_property
     def data_sets(self) -> tuple[str, ...]:
         """URLs of all data sets that the stages read, each once."""
-        return data_sets_of(self.stages)
+        return data_sets_of(with_steps(self, dict.fromkeys(epochs_of(self.training), 1)).stages)
 
     def stage_of(self, step: int) -> Stage:
         """Return the stage of a step, counted from 1; the first stage for step 0."""
@@ -148,7 +159,7 @@ class RunConfig(Settings):
 
     @property
     def steps_by_stage(self) -> tuple[int, ...]:
-        """Optimizer steps of the run in each stage; `max_steps` may end the run before the stages do."""
+        """Optimizer steps of the run in each stage; `training.duration` may end the run before the stages do."""
         return tuple(stage.taken_steps for stage in self.stages)
 
     def tokens_after(self, step: int = 0) -> int:
@@ -166,7 +177,7 @@ class RunConfig(Settings):
     @property
     def max_steps(self) -> int:
         """Optimizer steps of the whole run, with those before a branch."""
-        return self.training.max_steps or self.stages[-1].last_step
+        return self.stages[0].run_steps
 
 
 def _sequence_length(values: Mapping[str, Any], name: str) -> int | None:

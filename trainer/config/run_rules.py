@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from data_prep.base.settings import SettingError
 from data_prep.storage import storage
+from trainer.config.duration import Duration
 from trainer.config.families.registry import FAMILIES
 from trainer.config.objective_settings import (
     MASKED_LM,
@@ -18,7 +20,7 @@ from trainer.config.registry_settings import check_kept
 from trainer.config.run_settings import (
     BEST_METRICS,
 )
-from trainer.config.stages import Stage
+from trainer.config.stages import Stage, epochs_of
 from trainer.config.training_settings import (
     BatchWarmup,
     ScheduleSettings,
@@ -51,22 +53,30 @@ def _check_stages(config: RunConfig) -> None:
             fix="set another output_dir for the branch",
             code="branch-into-its-own-run",
         )
+    if training.stages and training.duration is not None and training.duration.unit == "epochs":
+        raise SettingError(
+            f"training.{training.duration.setting} is no length of a run with training.stages, whose data may differ",
+            fix="set the duration of each stage in epochs",
+            code="epochs-of-all-stages",
+        )
     names = [stage.name for stage in training.stages if stage.name]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise SettingError(
             f"two of training.stages have the name {twice!r}", fix="rename one of them", code="duplicate-stage"
         )
+    if epochs_of(training):  # checked again with their steps, once the data are opened
+        return
     last = config.stages[-1].last_step
-    if training.max_steps is not None and training.max_steps > last:
+    if training.duration is not None and config.max_steps > last:
         raise SettingError(
-            f"training.max_steps={training.max_steps} exceeds the {last} steps of training.stages",
-            fix="lengthen a stage or lower training.max_steps",
+            f"training.{training.duration.setting} exceeds the {last} steps of training.stages",
+            fix="lengthen a stage, or shorten or remove that setting",
             code="more-steps-than-stages",
         )
-    if training.max_steps is not None and training.max_steps <= config.first_step:
+    if training.duration is not None and config.max_steps <= config.first_step:
         raise SettingError(
-            f"training.max_steps={training.max_steps} ends before branch.step={config.first_step}",
-            fix="raise or remove training.max_steps, which counts the steps before the branch",
+            f"training.{training.duration.setting} ends before branch.step={config.first_step}",
+            fix="raise or remove it; it counts the steps before the branch",
             code="no-step-in-branch",
         )
     for stage in config.stages:
@@ -75,26 +85,28 @@ def _check_stages(config: RunConfig) -> None:
 
 def _check_schedules(config: RunConfig) -> None:
     """Check that warmup and decay fit into the run, and those of a stage into the stage."""
-    for stage in config.stages:
+    for stage in () if epochs_of(config.training) else config.stages:
         prefix, span = (f"{stage.prefix}schedule", "stage") if stage.has_own_schedule else ("schedule", "run")
         _check_schedule(stage.schedule, stage.rate_clock.steps, prefix, span)
 
 
 def _check_schedule(schedule: ScheduleSettings, steps: int, section: str, span: str) -> None:
-    for name, part in (("warmup_steps", schedule.warmup_steps or 0), ("decay_steps", schedule.decay_steps)):
-        if part > steps:
+    parts = (schedule.warmup, schedule.decay_duration)
+    for too_long in ([part for part in parts if part.steps > steps][:1], parts):
+        total = sum(part.steps for part in too_long)
+        if total > steps:
+            settings = " plus ".join(f"{section}.{part.setting}{_steps_of(part)}" for part in too_long)
             raise SettingError(
-                f"{section}.{name}={part} exceeds the {steps} steps of the {span}",
-                fix=f"lower {section}.{name}",
+                f"{settings} exceeds the {steps} steps of the {span}",
+                fix="lower one of them" if len(too_long) > 1 else f"lower {settings.partition('=')[0]}",
                 code="schedule-longer-than-run",
             )
-    if (schedule.warmup_steps or 0) + schedule.decay_steps > steps:
-        raise SettingError(
-            f"{section}.warmup_steps={schedule.warmup_steps} plus {section}.decay_steps={schedule.decay_steps} exceeds "
-            f"the {steps} steps of the {span}",
-            fix="lower one of them",
-            code="schedule-longer-than-run",
-        )
+
+
+def _steps_of(duration: Duration) -> str:
+    """Return the steps of a resolved duration that was not written in steps."""
+    is_written = re.search(rf"={duration.steps}( steps?)?$", duration.setting)
+    return "" if is_written else f" ({duration.steps} steps)"
 
 
 def _check_task(config: RunConfig) -> None:
@@ -177,7 +189,7 @@ def _check_kept(config: RunConfig) -> None:
             fix="set it to a multiple",
             code="suite-steps",
         )
-    if config.registry.when == "kept":
+    if config.registry.when == "kept" and not epochs_of(config.training):
         for stage in config.stages:
             check_kept(config.registry, config.checkpoint, stage.evaluation.every_steps, config.max_steps)
 
@@ -263,9 +275,10 @@ def _check_batch_warmup(stage: Stage, warmup: BatchWarmup, section: str, span: s
             fix=f"lower it, or remove {section}batch_warmup",
             code="batch-warmup-without-growth",
         )
-    if warmup.num_steps > stage.steps:
+    if warmup.duration.steps > stage.steps:
         raise SettingError(
-            f"{section}batch_warmup.steps={warmup.num_steps} exceeds the {stage.steps} steps of the {span}",
+            f"{section}batch_warmup.{warmup.duration.setting}{_steps_of(warmup.duration)} exceeds the {stage.steps} "
+            f"steps of the {span}",
             fix=f"lower the length of {section}batch_warmup",
             code="batch-warmup-longer-than-stage",
         )

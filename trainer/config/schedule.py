@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings
@@ -19,11 +20,11 @@ def learning_rate(step: int, max_steps: int, peak: float, schedule: ScheduleSett
     `warmup_stable_decay` stays at the peak and falls over the steps of its decay (Hu et al. 2024, MiniCPM, section 4;
     Haegele et al. 2024, section 3, compare the shapes).
     """
-    warmup_steps = schedule.num_warmup_steps(max_steps)
+    warmup_steps = schedule.warmup.in_steps(max_steps)
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     is_stable = schedule.name == "warmup_stable_decay"
-    decay_steps = schedule.num_decay_steps(max_steps) if is_stable else max_steps - warmup_steps
+    decay_steps = schedule.decay_duration.in_steps(max_steps) if is_stable else max_steps - warmup_steps
     elapsed = step - (max_steps - decay_steps)
     if elapsed <= 0:
         return peak
@@ -64,7 +65,7 @@ def rate_jump_warning(
         f"{new:.1e} at step {step + 1} (schedule.name={schedule.name})"
     )
     if schedule.name == "warmup_stable_decay":
-        last = old_max_steps - old_schedule.decay_steps
+        last = old_max_steps - old_schedule.decay_duration.steps
         return f"{problem}. Extend the run from a checkpoint before the decay: --resume-from STEP with STEP <= {last}"
     return (
         f"{problem}. For runs that may be extended use schedule.name=warmup_stable_decay, and extend them from a "
@@ -89,9 +90,9 @@ def global_batch_tokens(step: int, stage: StageShape) -> int:
     one step more; see `BatchWarmup`.
     """
     warmup = stage.batch_warmup
-    if warmup is None or step >= warmup.num_steps:
+    if warmup is None or step >= warmup.duration.steps:
         return stage.global_batch_tokens
-    return warmup.initial_tokens * (1 + step * _num_ramp_sizes(stage) // warmup.num_steps)
+    return warmup.initial_tokens * (1 + step * _num_ramp_sizes(stage) // warmup.duration.steps)
 
 
 def global_batch_sizes(stage: StageShape) -> list[tuple[int, int]]:
@@ -100,8 +101,8 @@ def global_batch_sizes(stage: StageShape) -> list[tuple[int, int]]:
     if warmup is not None:
         num_sizes = _num_ramp_sizes(stage)
         # Of sizes that begin at one step, in a ramp-up of fewer steps than sizes, the last counts.
-        sizes = {-(-n * warmup.num_steps // num_sizes): warmup.initial_tokens * (n + 1) for n in range(num_sizes)}
-        sizes[warmup.num_steps] = stage.global_batch_tokens
+        sizes = {-(-n * warmup.duration.steps // num_sizes): warmup.initial_tokens * (n + 1) for n in range(num_sizes)}
+        sizes[warmup.duration.steps] = stage.global_batch_tokens
     return list(sizes.items()) or [(0, stage.global_batch_tokens)]
 
 
@@ -140,13 +141,40 @@ def steps_for_tokens(tokens: int, stages: Sequence[StageShape]) -> int:
     return steps + 1
 
 
+def steps_of_epochs(epochs: float, num_rows: int, is_mixture: bool, stage: StageShape) -> int:
+    """Return the steps of so many epochs of `num_rows` sequences, which the stage reads from the start of an epoch on.
+
+    What is left of an epoch and fills no global batch is dropped. Epochs of a mixture do not end, so that its steps are
+    rounded up.
+    """
+    length = stage.sequence_length
+    if is_mixture:
+        tokens = math.ceil(epochs * num_rows) * length
+        return steps_for_tokens(tokens, [replace(stage, steps=tokens)])
+    step, ramp = 0, stage.batch_warmup.duration.steps if stage.batch_warmup else 0
+    left = float(epochs)
+    while left > 0:
+        rows = num_rows if left >= 1 else int(left * num_rows)
+        ends = range(step, step + rows + 1)
+        inside = bisect.bisect_right(ends, rows * length, key=lambda end: tokens_of_stage(stage, step, end)) - 1
+        alike = int(left) if step >= ramp and left >= 1 else 1  # epochs of equally many steps
+        step, left = step + alike * inside, left - alike
+    return step
+
+
+def steps_of_last_tokens(tokens: int, stages: Sequence[StageShape]) -> int:
+    """Return the fewest last steps of `stages` with at least so many tokens; one more than all if they have fewer."""
+    max_steps = sum(stage.steps for stage in stages)
+    before = tokens_of_run(stages, [stage.steps for stage in stages]) - tokens
+    return max_steps - (steps_for_tokens(before + 1, stages) - 1 if before >= 0 else -1)
+
+
 def with_ramp_steps(warmup: BatchWarmup, global_batch_tokens: int) -> BatchWarmup:
     """Return the ramp-up with its length in steps: each of its sizes has the same number of steps."""
-    if warmup.tokens is None:
-        return warmup
     num_sizes = max(1, -(-global_batch_tokens // warmup.initial_tokens) - 1)
     mean_tokens = warmup.initial_tokens * (num_sizes + 1) / 2
-    return BatchWarmup(initial_tokens=warmup.initial_tokens, steps=max(1, round(warmup.tokens / mean_tokens)))
+    duration = warmup.duration.resolved(0, lambda tokens: max(1, round(tokens / mean_tokens)))
+    return warmup.model_copy(update={"duration": duration})
 
 
 def with_schedule_steps(
@@ -159,15 +187,6 @@ def with_schedule_steps(
         planned: the stages that the warmup is counted in, where the run ends before they do.
     """
     max_steps = sum(stage.steps for stage in stages)
-    changes = {
-        "warmup_steps": schedule.num_warmup_steps(max_steps),
-        "decay_steps": schedule.num_decay_steps(max_steps),
-    }
-    if schedule.warmup_tokens is not None:
-        changes["warmup_steps"] = steps_for_tokens(schedule.warmup_tokens, planned or stages)
-    if schedule.decay_tokens is not None:
-        before = tokens_of_run(stages, [stage.steps for stage in stages]) - schedule.decay_tokens
-        stable_steps = steps_for_tokens(before + 1, stages) - 1 if before >= 0 else -1
-        changes["decay_steps"] = max_steps - stable_steps
-    no_others = {"warmup_tokens": None, "decay_tokens": None, "warmup_ratio": 0.0, "decay_ratio": 0.0}
-    return schedule.model_copy(update={**no_others, **changes})
+    warmup = schedule.warmup.resolved(max_steps, lambda tokens: steps_for_tokens(tokens, planned or stages))
+    decay = schedule.decay_duration.resolved(max_steps, lambda tokens: steps_of_last_tokens(tokens, stages))
+    return schedule.model_copy(update={"warmup": warmup, "decay_duration": decay})

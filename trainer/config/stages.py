@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +13,7 @@ from data_prep.base.setting_errors import within_item
 from data_prep.base.settings import SettingError
 from trainer.config.batch_arithmetic import StageShape
 from trainer.config.data_settings import DataSettings, WeightedShards
+from trainer.config.duration import Duration
 from trainer.config.model_settings import ModelSettings
 from trainer.config.objective_settings import Objectives, check_objectives, sentence_pairs_of
 from trainer.config.run_settings import EvaluationSettings
@@ -24,7 +25,7 @@ from trainer.config.schedule import (
     with_ramp_steps,
     with_schedule_steps,
 )
-from trainer.config.training_settings import ScheduleSettings, StageSettings
+from trainer.config.training_settings import ScheduleSettings, StageSettings, TrainingSettings
 
 if TYPE_CHECKING:
     from trainer.config.run_config import RunConfig
@@ -58,7 +59,9 @@ class Stage(StageShape):
     first_step: int
     """Completed steps of the run where it begins."""
     taken_steps: int
-    """Steps of it that the run takes; `training.max_steps` may end the run earlier."""
+    """Steps of it that the run takes; `training.duration` may end the run earlier."""
+    run_steps: int
+    """Steps of the whole run, with those before a branch."""
     data: DataSettings
     """Its data and its masking."""
     objectives: Objectives
@@ -137,7 +140,14 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
     Raises:
         SettingError: a required setting is missing, or a stage contradicts itself or the run.
     """
-    settings = config.training.stages or (StageSettings(steps=config.training.max_steps or 1),)
+    training = config.training
+    if not training.stages and training.duration is None:
+        raise SettingError(
+            "training.duration is required and not set",
+            fix='set training.duration, such as "1000 steps" or "5e9 tokens"',
+            code="missing-setting",
+        )
+    settings = training.stages or (StageSettings(duration=training.duration),)
     shapes = [_shape(config, item, number) for number, item in enumerate(settings)]
     history: list[StageShape] = []
     numbers = [*range(len(settings))]
@@ -146,10 +156,12 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
         history = _cut(shapes, config.branch.step)
         settings, shapes, numbers = (settings[number],), [shapes[number]], [number]
     begin = sum(shape.steps for shape in history)
-    max_steps = config.training.max_steps or begin + sum(shape.steps for shape in shapes)
+    planned = [*history, *shapes]
+    max_steps = begin + sum(shape.steps for shape in shapes)
+    if training.stages and training.duration is not None:
+        max_steps = training.duration.in_steps(max_steps, lambda tokens: steps_for_tokens(tokens, planned))
     run_clock = Clock(0, max_steps)
-    taken = _cut([*history, *shapes], max_steps)
-    run_schedule = with_schedule_steps(config.schedule, taken, [*history, *shapes])
+    run_schedule = with_schedule_steps(config.schedule, _cut(planned, max_steps), planned)
     stages, first_step = [], begin
     for number, (item, shape) in enumerate(zip(settings, shapes, strict=True)):
         own_clock = Clock(first_step, shape.steps)
@@ -170,6 +182,7 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
                 prefix=f"training.stages.{numbers[number]}." if config.training.stages else None,
                 first_step=first_step,
                 taken_steps=min(max(max_steps - first_step, 0), shape.steps),
+                run_steps=max_steps,
                 data=_data(config.data, item, {"sequence_length": shape.sequence_length, **masks}, stage_name),
                 objectives=objectives,
                 objectives_of_run=config.all_objectives,
@@ -192,6 +205,30 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
     members = iter(_data_sets([stage.data.components for stage in stages])[0])
     last = stages[-1].data
     return tuple(replace(stage, data_sets=next(members), evaluation_data=last) for stage in stages)
+
+
+def epochs_of(training: TrainingSettings) -> dict[int, Duration]:
+    """Return the lengths that are set in epochs, by the number of their stage; 0 is that of a run without stages."""
+    lengths = (item.duration for item in training.stages) if training.stages else (training.duration,)
+    return {number: each for number, each in enumerate(lengths) if each is not None and each.unit == "epochs"}
+
+
+def with_steps(config: RunConfig, steps: Mapping[int, int]) -> RunConfig:
+    """Return the configuration, not checked, with steps in place of epochs, by the number of the stage."""
+    lengths = {
+        number: replace(each, number=steps[number], unit="steps")
+        for number, each in epochs_of(config.training).items()
+        if number in steps
+    }
+    changes: dict[str, Any] = {"duration": lengths.get(0)}
+    if items := config.training.stages:
+        changes = {
+            "stages": tuple(
+                item.model_copy(update={"duration": lengths.get(number, item.duration)})
+                for number, item in enumerate(items)
+            )
+        }
+    return config.model_copy(update={"training": config.training.model_copy(update=changes)}) if lengths else config
 
 
 def data_sets_of(stages: Sequence[Stage]) -> tuple[str, ...]:
@@ -230,20 +267,15 @@ def _shape(config: RunConfig, item: StageSettings, number: int) -> StageShape:
                 code="missing-setting",
             )
         sizes[name] = value
-    if not training.stages and training.max_steps is None:
-        raise SettingError(
-            "training.max_steps is required and not set", fix="set training.max_steps", code="missing-setting"
-        )
     warmup = item.batch_warmup or (training.batch_warmup if number == 0 else None)
     shape = StageShape(
-        steps=item.steps or 1,
+        steps=1,
         sequence_length=item.sequence_length or config.data.sequence_length,
         batch_warmup=warmup and with_ramp_steps(warmup, sizes["global_batch_tokens"]),
         **sizes,
     )
-    if item.tokens is None:
-        return shape
-    return replace(shape, steps=steps_for_tokens(item.tokens, [replace(shape, steps=item.tokens)]))
+    of_tokens = lambda tokens: steps_for_tokens(tokens, [replace(shape, steps=tokens)])  # noqa: E731
+    return replace(shape, steps=item.duration.in_steps(1, of_tokens))
 
 
 def _cut(shapes: Sequence[StageShape], steps: int) -> list[StageShape]:

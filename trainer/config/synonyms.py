@@ -49,6 +49,7 @@ def length_names() -> tuple[str, ...]:
 
 _IN_STAGE = {
     "training.max_steps": "steps",
+    "training.duration": "duration",
     "data.shards": "data.shards",
     "data.sequence_length": "sequence_length",
     "training.micro_batch_tokens": "micro_batch_tokens",
@@ -58,8 +59,8 @@ _IN_STAGE = {
     "data.mask_unit": "mask_unit",
     "optimizer.learning_rate": "learning_rate",
     "optimizer.weight_decay": "weight_decay",
-    **{f"schedule.{name}": f"schedule.{name}" for name in ("name", "warmup_steps", "warmup_ratio", "final_ratio")},
-    "schedule.decay_steps": "schedule.decay_steps",
+    **{f"schedule.{name}": f"schedule.{name}" for name in ("name", "warmup", "warmup_steps", "warmup_ratio")},
+    **{f"schedule.{name}": f"schedule.{name}" for name in ("decay_duration", "decay_steps", "final_ratio")},
     "model.global_rope_theta": "global_rope_theta",
     "training.gradient_clipping": "gradient_clipping",
     "evaluation.every_steps": "evaluation.every_steps",

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from data_prep.base.settings import PathText, SettingError, Settings
 from trainer.config.custom_code import is_custom
 from trainer.config.data_settings import Shards
+from trainer.config.duration import Duration, DurationSettings
 from trainer.config.objective_settings import Objectives
 from trainer.config.setting_types import MaskingRate, MaskUnit, NonNegativeInt, Probability, Seconds
 
 
-class BatchWarmup(Settings):
+class BatchWarmup(DurationSettings):
     """Batch-size ramp-up: the global batch grows in multiples of its first size, each for the same number of steps.
 
     ModernBERT grew from 768 to 4,608 rows in this way (Warner et al. 2024, section 3.2: every size has the same number
@@ -22,28 +23,14 @@ class BatchWarmup(Settings):
     step alone, on any number of ranks; the learning rate does not depend on it.
     """
 
+    section = "batch_warmup."
+    earlier_names: ClassVar = {"steps": "duration", "tokens": "duration"}
+
     initial_tokens: PositiveInt = Field(
         description="tokens in the first global batches; a multiple of sequence_length, at least "
         "micro_batch_tokens and less than global_batch_tokens"
     )
-    steps: PositiveInt | None = Field(None, description="optimizer steps until the global batch has its full size")
-    tokens: PositiveInt | None = Field(None, description="tokens until the global batch has its full size, not steps")
-
-    @model_validator(mode="after")
-    def _one_length(self) -> BatchWarmup:
-        if (self.steps is None) == (self.tokens is None):
-            raise SettingError(
-                f"batch_warmup sets {'both steps and tokens' if self.steps else 'neither steps nor tokens'}",
-                fix="set one of batch_warmup.steps and batch_warmup.tokens",
-                code="steps-or-tokens",
-            )
-        return self
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of the ramp-up; tokens were converted (`trainer/config/schedule.py`, `with_ramp_steps`)."""
-        assert self.steps is not None, "with_ramp_steps comes first"
-        return self.steps
+    duration: Duration = Field(description="steps or tokens until the global batch has its full size")
 
 
 SCHEDULE_ALIASES = {
@@ -54,35 +41,34 @@ SCHEDULE_ALIASES = {
 """Names of other projects, and the schedule that each means."""
 
 
-_DECAY_DEFAULTS = {"decay_steps": "0", "decay_tokens": "null", "decay_ratio": "0", "decay": "linear"}
-"""Settings of the final decay of warmup_stable_decay, with their defaults as they are typed."""
-
-
-class ScheduleSettings(Settings):
+class ScheduleSettings(DurationSettings):
     """The learning rate as a pure function of the step."""
+
+    section = "schedule."
+    units = ("steps", "tokens", "share")
+    earlier_names: ClassVar = {
+        "warmup_steps": "warmup",
+        "warmup_tokens": "warmup",
+        "warmup_ratio": "warmup",
+        "decay_steps": "decay_duration",
+        "decay_tokens": "decay_duration",
+        "decay_ratio": "decay_duration",
+    }
 
     name: Literal["linear", "cosine", "one_minus_sqrt", "warmup_stable_decay"] = Field(
         "linear",
         description="learning-rate schedule after the warmup: a decay until the end, or warmup_stable_decay (constant, "
-        "then `decay` over the last decay_steps); extend a run only with warmup_stable_decay",
+        "then `decay` over decay_duration); extend a run only with warmup_stable_decay",
     )
-    warmup_steps: NonNegativeInt | None = Field(
-        None, description="steps of linear learning-rate warmup; overrides warmup_ratio"
+    warmup: Duration = Field(
+        Duration(0),
+        description="linear learning-rate warmup: steps, tokens (rounded up to steps), or a share of the steps of the "
+        "run",
     )
-    warmup_tokens: PositiveInt | None = Field(
-        None, description="tokens of linear learning-rate warmup, rounded up to steps; instead of warmup_steps"
-    )
-    warmup_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        0.0, description="learning-rate warmup as a share of the steps of the run"
-    )
-    decay_steps: NonNegativeInt = Field(
-        0, description="steps of the final decay with schedule.name=warmup_stable_decay; overrides decay_ratio"
-    )
-    decay_tokens: PositiveInt | None = Field(
-        None, description="tokens of the final decay, rounded up to steps; instead of decay_steps"
-    )
-    decay_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        0.0, description="final decay of warmup_stable_decay as a share of the steps of the run"
+    decay_duration: Duration = Field(
+        Duration(0),
+        description="length of the final decay with schedule.name=warmup_stable_decay: steps, tokens, or a share of "
+        "the steps of the run",
     )
     decay: Literal["linear", "cosine", "one_minus_sqrt"] = Field(
         "linear", description="shape of the final decay with schedule.name=warmup_stable_decay"
@@ -98,37 +84,23 @@ class ScheduleSettings(Settings):
 
     @model_validator(mode="after")
     def _check_decay(self) -> ScheduleSettings:
-        unused = [name for name in _DECAY_DEFAULTS if getattr(self, name) != type(self).model_fields[name].default]
+        unused = {"decay_duration": "0"} if self.decay_duration.number else {}
+        unused |= {"decay": "linear"} if self.decay != "linear" else {}
         if unused and self.name != "warmup_stable_decay":
-            given = ", ".join(f"schedule.{name}={getattr(self, name)}" for name in unused)
-            defaults = (f"schedule.{name}={_DECAY_DEFAULTS[name]}" for name in unused)
+            given = {"decay_duration": self.decay_duration.setting, "decay": f"decay={self.decay}"}
+            defaults = (f"schedule.{given[name].partition('=')[0]}={unused[name]}" for name in unused)
             raise SettingError(
-                f"{given} has no effect with schedule.name={self.name}, which decays from the end of the warmup",
+                f"{', '.join(f'schedule.{given[name]}' for name in unused)} has no effect with "
+                f"schedule.name={self.name}, which decays from the end of the warmup",
                 fix=f"set {' '.join(defaults)}, or schedule.name=warmup_stable_decay",
                 code="setting-without-effect",
             )
-        for part, steps in (("warmup", self.warmup_steps), ("decay", self.decay_steps or None)):
-            tokens = getattr(self, f"{part}_tokens")
-            if steps is not None and tokens is not None:
-                raise SettingError(
-                    f"schedule.{part}_steps={steps} and schedule.{part}_tokens={tokens} are both set",
-                    fix="remove one of them",
-                    code="steps-or-tokens",
-                )
         return self
 
     @property
     def shape(self) -> str:
         """Shape of the decay: linear, cosine or one_minus_sqrt."""
         return self.decay if self.name == "warmup_stable_decay" else self.name
-
-    def num_warmup_steps(self, max_steps: int) -> int:
-        """Return the warmup steps of a run of `max_steps` steps; tokens were converted (`with_schedule_steps`)."""
-        return self.warmup_steps if self.warmup_steps is not None else round(self.warmup_ratio * max_steps)
-
-    def num_decay_steps(self, max_steps: int) -> int:
-        """Return the steps of the final decay of a run of `max_steps` steps; tokens were converted."""
-        return self.decay_steps or round(self.decay_ratio * max_steps)
 
 
 class StageData(Settings):
@@ -145,12 +117,15 @@ class StageEvaluation(Settings):
     max_tokens: PositiveInt | None = Field(None, description="as evaluation.max_tokens")
 
 
-class StageSettings(Settings):
+class StageSettings(DurationSettings):
     """An item of `training.stages`: what differs in a part of the run; the run's settings hold for the rest."""
 
+    section = ""
+    units = ("steps", "tokens", "epochs")
+    earlier_names: ClassVar = {"steps": "duration", "tokens": "duration"}
+
     name: str | None = Field(None, description="name for logs and --stage; letters, digits, - and _")
-    steps: PositiveInt | None = Field(None, description="optimizer steps of this stage")
-    tokens: PositiveInt | None = Field(None, description="tokens of this stage, rounded up to steps; instead of steps")
+    duration: Duration = Field(description="length of this stage: steps, tokens (rounded up to steps) or epochs")
     data: StageData | None = Field(None, description="{shards, sampling_alpha}: other data than data.shards")
     sequence_length: PositiveInt | None = Field(None, description="tokens per sequence (row)")
     micro_batch_tokens: PositiveInt | None = Field(
@@ -161,7 +136,7 @@ class StageSettings(Settings):
     )
     batch_warmup: BatchWarmup | None = Field(
         None,
-        description="{initial_tokens, steps or tokens}: batch-size ramp-up in the first steps of this stage; the first "
+        description="{initial_tokens, duration}: batch-size ramp-up in the first steps of this stage; the first "
         "stage inherits training.batch_warmup",
     )
     mlm_probability: MaskingRate | None = Field(
@@ -195,25 +170,14 @@ class StageSettings(Settings):
         return name
 
     @model_validator(mode="after")
-    def _one_length(self) -> StageSettings:
-        if (self.steps is None) == (self.tokens is None):
-            raise SettingError(
-                f"{self._who} sets {'both steps and tokens' if self.steps else 'neither steps nor tokens'}",
-                fix="set one of them",
-                code="steps-or-tokens",
-            )
+    def _check_masking_rate(self) -> StageSettings:
         if self.final_mlm_probability is not None and self.mlm_probability is None:
             raise SettingError(
-                f"{self._who} sets final_mlm_probability={self.final_mlm_probability} without mlm_probability, its "
-                "start",
+                f"final_mlm_probability={self.final_mlm_probability} is set without mlm_probability, its start",
                 fix="set mlm_probability in the same stage",
                 code="masking-rate-without-start",
             )
         return self
-
-    @property
-    def _who(self) -> str:
-        return f"stage {self.name!r}" if self.name else "a stage without a name"
 
 
 class BranchSettings(Settings):
@@ -224,11 +188,17 @@ class BranchSettings(Settings):
     stage: str = Field(min_length=1, description="name of the one stage of training.stages that this run trains")
 
 
-class TrainingSettings(Settings):
+class TrainingSettings(DurationSettings):
     """Length, batch sizes, precision and determinism of the run."""
 
-    max_steps: PositiveInt | None = Field(
-        None, description="optimizer steps of the run; by default the sum over training.stages"
+    section = "training."
+    units = ("steps", "tokens", "epochs")
+    earlier_names: ClassVar = {"max_steps": "duration"}
+
+    duration: Duration | None = Field(
+        None,
+        description="length of the run: steps, tokens (rounded up to steps) or epochs; by default the sum over "
+        "training.stages. training.max_steps=N means N steps",
     )
     seed: NonNegativeInt = Field(0, description="seed of initialization, data order, masking and dropout")
     micro_batch_tokens: PositiveInt | None = Field(
@@ -240,11 +210,11 @@ class TrainingSettings(Settings):
         None, description="tokens in one optimizer step over all ranks (rows x data.sequence_length)"
     )
     batch_warmup: BatchWarmup | None = Field(
-        None, description="{initial_tokens, steps or tokens}: batch-size ramp-up in the first steps of the run"
+        None, description="{initial_tokens, duration}: batch-size ramp-up in the first steps of the run"
     )
     stages: tuple[StageSettings, ...] = Field(
         (),
-        description="list of {name, steps or tokens, data, sequence_length, ...}: parts of the run one after another "
+        description="list of {name, duration, data, sequence_length, ...}: parts of the run one after another "
         "(settings of an item: configs/README.md)",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(

@@ -72,6 +72,15 @@ class SampleSpace:
         """Return the number of samples of an epoch; None for a mixture, whose epochs do not end."""
         return None if self._mixture else self.num_rows(ReadEpoch(epoch, 0))
 
+    @property
+    def is_mixture(self) -> bool:
+        """Whether there are several components, whose epochs do not end together."""
+        return self._mixture is not None
+
+    def num_rows_of_first_epochs(self) -> int:
+        """Return the number of samples in the first epoch of every component."""
+        return sum(self.num_rows(ReadEpoch(0, component)) for component in range(len(self._components)))
+
     def open_epoch(self, epoch: int, component: int = 0, number: int = 0) -> ComponentEpoch:
         """Return epoch `number` of a component within `epoch`; without a mixture `number` is 0."""
         return self._opened(epoch, component, number)

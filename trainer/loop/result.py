@@ -8,6 +8,7 @@ from pathlib import Path
 
 from data_prep.base.errors import UserError
 from trainer.checkpoint.compatibility import check_compatible
+from trainer.checkpoint.data_version import with_epochs_counted
 from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder
 from trainer.checkpoint.late_scores import read_late_scores
 from trainer.config.run_config import RunConfig
@@ -54,6 +55,7 @@ def find_finished_run(config: RunConfig) -> RunResult | None:
         return None
     output_dir = Path(config.output_dir)
     try:
+        config = with_epochs_counted(config)
         status = read_status(output_dir)
         steps, _ = list_steps(output_dir)
         if status is None or status.state != "finished" or not steps or steps[0] < config.max_steps:

@@ -239,7 +239,7 @@ def log_run_summary(run: Run, state: TrainState, changes: list[str], start: Star
     LOG.info(f"{run.reporter.num_parameters:,} parameters | {batch_arithmetic(stage, run.ranks.world_size)}")
     if (warmup := stage.batch_warmup) is not None:
         grows = f"{warmup.initial_tokens:,} to {stage.global_batch_tokens:,} tokens"
-        LOG.info(f"batch-size ramp-up: {grows} over the first {warmup.num_steps:,} steps of the stage")
+        LOG.info(f"batch-size ramp-up: {grows} over the first {warmup.duration.steps:,} steps of the stage")
     how = f"starting training: {config.max_steps:,} steps, output_dir {config.output_dir}"
     if start.branch is not None and start.branch.run is not None:
         how = f"starting from step {state.step:,} of {redact(start.branch.run)}: up to step {config.max_steps:,}, "

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from data_prep.base.errors import UserError
 from data_prep.base.log_file import LogFile
 from data_prep.base.logs import logger
 from data_prep.storage import storage
+from trainer.checkpoint.data_version import with_epochs_counted
 from trainer.checkpoint.format import step_folder
 from trainer.config.run_config import RunConfig
+from trainer.config.stages import epochs_of
 from trainer.data.sample_range import Branch
 from trainer.data.shard_set import ShardSet
 from trainer.data.workers import explain_lost_workers
@@ -80,6 +83,10 @@ def train(
     with contextlib.ExitStack() as held:
         with watchdog.report_lost_ranks():
             shard_sets = agreed(config, allow_change, branch, opened, ranks)
+            written, config = config, with_epochs_counted(config, allow_change, shard_sets)
+            if written is not config and ranks.is_first:
+                lengths = " and ".join(each.setting for each in epochs_of(written.training).values())
+                LOG.info(f"{lengths}: {config.max_steps:,} steps with these data")
             failure.status = take_output_dir(config, ranks, watchdog, held)
         with failure.recorded():
             with watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "while it was set up"):
@@ -139,6 +146,7 @@ def open_or_explain(config: RunConfig, extensions: Extensions, allow_change: boo
     planned = PlannedRun(config, world_size, torch.device(device_type()), extensions, allow_change, is_first)
     try:
         storage.configure(config.storage_options)  # first: it makes its secrets known, which messages hide
+        planned = replace(planned, config=with_epochs_counted(config, allow_change))
         refuse(planned)
         return planned.shard_sets
     except UserError as error:

@@ -138,13 +138,13 @@ def _stage_row(stage: Stage, tokens_per_second: float | None) -> tuple[str, ...]
     unit = "" if stage.data.mask_unit == "token" else f", {stage.data.mask_unit}s"
     unit = unit if stage.data.masking is None else f", {stage.data.masking}"
     schedule = stage.schedule
-    warm = stage.rate_clock.first_step + (schedule.warmup_steps or 0)  # completed steps; the rate only falls from here
+    warm = stage.rate_clock.first_step + schedule.warmup.steps  # completed steps; the rate only falls from here
     parts = [f"{stage.learning_rate(min(max(first, warm - 1), last)):.3g} at most"]
     if stage.taken_steps:
         parts.append(f"{stage.learning_rate(last):.2g} at the end")
     if stage.first_step < warm:
-        parts.append(f"{schedule.warmup_steps:,} warmup steps")
-    if schedule.name != "warmup_stable_decay" or schedule.decay_steps:
+        parts.append(f"{schedule.warmup.steps:,} warmup steps")
+    if schedule.name != "warmup_stable_decay" or schedule.decay_duration.steps:
         parts.append(schedule.shape if schedule.name != "warmup_stable_decay" else f"{schedule.shape} decay")
     tokens = stage.tokens
     hours = "-" if tokens_per_second is None else f"{tokens / tokens_per_second / 3600:,.1f}"
@@ -174,7 +174,9 @@ def warmup_lines(stage: Stage, world_size: int) -> list[str]:
     warmup = stage.batch_warmup
     if warmup is None:
         return []
-    lines = [f"  batch-size ramp-up over {warmup.num_steps:,} steps; the learning rate follows the step, not the batch"]
+    lines = [
+        f"  batch-size ramp-up over {warmup.duration.steps:,} steps; the learning rate follows the step, not the batch"
+    ]
     for step, tokens in global_batch_sizes(stage):
         arithmetic = batch_arithmetic(stage, world_size, tokens)
         line = f"  from step {step + 1:,}: {tokens:,} tokens, {arithmetic.accumulation_steps} accumulation"

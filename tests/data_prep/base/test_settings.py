@@ -127,7 +127,7 @@ def test_an_override_reaches_an_item_of_a_list_by_index_and_by_name(tmp_path, it
     path = written(tmp_path, STAGES)
     overrides = [f"training.stages.{item}.tokens=80000", f"training.stages.{item}.schedule.name=cosine"]
     stages = load_settings(RunConfig, path, [*overrides, "training.seed=3"]).training.stages
-    assert (stages[0].steps, stages[1].tokens, stages[1].name) == (5, 80000, "decay")
+    assert (str(stages[0].duration), str(stages[1].duration), stages[1].name) == ("5 steps", "80000 tokens", "decay")
     assert stages[1].schedule is not None and stages[1].schedule.name == "cosine"
 
 

@@ -164,7 +164,7 @@ def test_an_index_in_brackets_is_an_index() -> None:
     sizes = ["training.micro_batch_tokens=512", "training.global_batch_tokens=512", "output_dir=x", "data.shards=y"]
     for item in ("training.stages[1]", "training.stages.1", "training.stages.on", "training.stages[on]"):
         stages = load_settings(RunConfig, None, [*sizes, *overrides, f"{item}.steps=9"]).training.stages
-        assert [(stage.name, stage.steps) for stage in stages] == [(None, 5), ("on", 9)]
+        assert [(stage.name, stage.duration.steps) for stage in stages] == [(None, 5), ("on", 9)]
 
 
 def test_settings_of_a_fine_tuning_in_a_suite_are_texts_as_typed(tmp_path: Path) -> None:

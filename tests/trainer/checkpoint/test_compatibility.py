@@ -14,6 +14,7 @@ from trainer.checkpoint.compatibility import (
 )
 from trainer.checkpoint.format import DataIdentity, SavedState, TrainState
 from trainer.config.custom_code import versions_of
+from trainer.config.duration import Duration
 from trainer.config.gradient_sum import BY_NODES, SUM_OVER_RANKS
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BatchWarmup, StageSettings, TrainingSettings
@@ -51,7 +52,7 @@ BRANCH = {"run": "runs/stable", "step": 5, "stage": "decay"}
 
 def branch_with(optimizer: str = "tests.support.toy_optimizers:lion", **settings) -> RunConfig:
     values = CONFIG.model_dump(mode="json") | {"branch": BRANCH}
-    values["training"] |= {"stages": [{"name": "decay", "steps": 9}], "max_steps": None}
+    values["training"] |= {"stages": [{"name": "decay", "steps": 9}], "duration": None}
     values["optimizer"] |= {"name": optimizer} | settings
     return RunConfig.model_validate(values)
 
@@ -97,7 +98,7 @@ def test_the_same_run_has_no_differences():
         ("zero", {"stage": 3}, "zero.stage was 1 and is 3"),
         ("data", {"num_workers": 4}, "data.num_workers was 1 and is 4"),
         ("training", {"micro_batch_tokens": 64}, "stage 0 micro_batch_tokens was 16 and is 64"),
-        ("training", {"max_steps": 200}, "training.max_steps was 100 and is 200"),
+        ("training", {"duration": Duration(200)}, "training.max_steps was 100 and is 200"),
         ("training", {"activation_checkpointing": True}, "training.activation_checkpointing was False and is True"),
     ],
 )
@@ -115,11 +116,11 @@ def test_harmless_differences_are_listed(section, values, line):
         (
             "training",
             {"batch_warmup": BatchWarmup(initial_tokens=16, steps=9)},
-            "stage 0 batch_warmup was None and is {'initial_tokens': 16, 'steps': 9}",
+            "stage 0 batch_warmup was None and is {'initial_tokens': 16, 'duration': '9 steps'}",
         ),
         ("data", {"mlm_probability": 0.3}, "data.mlm_probability was 0.15 and is 0.3"),
         ("optimizer", {"learning_rate": 1.0}, "optimizer.learning_rate was 0.0001 and is 1.0"),
-        ("schedule", {"warmup_steps": 5}, "schedule.warmup_steps was None and is 5"),
+        ("schedule", {"warmup": Duration(5)}, "schedule.warmup was '0 steps' and is '5 steps'"),
     ],
 )
 def test_dangerous_differences_are_refused_unless_allowed(section, values, name):
@@ -214,7 +215,7 @@ MASKED = {"name": "masked_lm"}
 def with_stages(*objectives: list[dict] | None) -> RunConfig:
     values = CONFIG.model_dump(mode="json")
     values["model"] |= {"family": "bert"}
-    values["training"] |= {"max_steps": None}
+    values["training"] |= {"duration": None}
     values["training"]["stages"] = [{"steps": 5} | ({"objectives": each} if each else {}) for each in objectives]
     return RunConfig.model_validate(values)
 

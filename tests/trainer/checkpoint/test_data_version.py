@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
 from pathlib import Path
 
@@ -16,10 +17,12 @@ from data_prep.dataset.versions import delete_older_versions
 from tests.support.error_codes import coded
 from tests.support.living_data_sets import records_of, remove
 from tests.support.toy_run import tiny_config
-from trainer.checkpoint.data_version import describe_versions, open_data, run_digests
+from trainer.checkpoint.data_version import describe_versions, open_data, run_digests, with_epochs_counted
 from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.config.run_config import RunConfig
-from trainer.data.loader import Loader, Position
+from trainer.config.training_settings import BranchSettings, ScheduleSettings
+from trainer.data.loader import Loader, Position, open_loader
+from trainer.data.samples import training_samples
 
 
 @pytest.fixture
@@ -150,3 +153,87 @@ def test_a_store_that_cannot_be_read_leaves_it_to_the_search_for_a_checkpoint(
 def test_another_mixture_is_left_to_the_check_of_the_checkpoint(config: RunConfig, shards: Path) -> None:
     save_checkpoint(config, 3, ("a" * 64, "b" * 64))
     assert [shard_set.manifest for shard_set in open_data(config)] == [open_dataset(shards).manifest]
+
+
+def in_epochs(shards: Path, run: Path, duration: str | None, pairs: str = "none", **training: object) -> RunConfig:
+    return tiny_config(
+        run,
+        model={"vocab_size": 800, "max_position_embeddings": 512, "type_vocab_size": 2},
+        data={"shards": str(shards), "sequence_length": 64, "num_workers": 0, "sentence_pairs": pairs},
+        training={"duration": duration, "micro_batch_tokens": 256, "global_batch_tokens": 512} | training,
+        schedule={"name": "warmup_stable_decay", "warmup": "10%", "decay_duration": "20%"},
+    )
+
+
+@pytest.mark.parametrize("pairs", ["none", "next_sentence"])
+@pytest.mark.parametrize("ramp", [None, {"initial_tokens": 256, "duration": 5}])
+def test_whole_epochs_end_where_the_loader_begins_the_next_one(
+    pairs: str, ramp: dict[str, int] | None, small_shards: Path, tmp_path: Path
+) -> None:
+    config = in_epochs(small_shards, tmp_path / "run", "2 epochs", pairs, batch_warmup=ramp)
+    counted = with_epochs_counted(config)
+    (stage,) = counted.stages
+    loader = open_loader(open_data(config), stage, Position(0, 0, 0), config.training.seed, (0, 1))
+    epochs = [spec.position.epoch for spec in itertools.islice(loader.specs(), counted.max_steps + 1)]
+    assert counted.max_steps > 20 and epochs[-1] == 2, "the step after the last one"
+    # Every epoch of sentence pairs has its own number of sequences.
+    assert epochs[-2] == 1 if pairs == "none" else 1 in epochs[-5:]
+    assert counted.training.duration is not None and str(counted.training.duration) == f"{counted.max_steps} steps"
+    assert stage.schedule.warmup.steps == round(0.1 * counted.max_steps)
+
+
+def test_part_of_an_epoch_has_its_part_of_the_steps(small_shards: Path, tmp_path: Path) -> None:
+    half, one, more = (
+        with_epochs_counted(in_epochs(small_shards, tmp_path, f"{n} epochs")).max_steps for n in ("0.5", "1", "1.5")
+    )
+    assert abs(2 * half - one) <= 1 and more == one + half
+    with pytest.raises(UserError, check=coded("less-than-one-batch")):
+        with_epochs_counted(in_epochs(small_shards, tmp_path, "0.001 epochs"))
+
+
+def test_an_epoch_of_a_mixture_has_the_sequences_of_all_its_data_sets(small_shards: Path, tmp_path: Path) -> None:
+    alone = in_epochs(small_shards, tmp_path, "1 epoch")
+    (shard_set,) = open_data(alone)
+    num_rows = training_samples([shard_set], alone.data, with_epochs_counted(alone).stages[0], 0).num_samples(0)
+    assert num_rows is not None
+    twice = [{"url": str(small_shards), "weight": 1}, {"url": str(small_shards), "weight": 3}]
+    stages = [{"duration": "2 epochs", "data": {"shards": twice}}, {"duration": "1 epoch"}, {"steps": 5}]
+    mixed = with_epochs_counted(in_epochs(small_shards, tmp_path, None, stages=stages))
+    assert mixed.steps_by_stage == (-(-2 * 2 * num_rows // 8), num_rows // 8, 5)
+
+
+def test_epochs_are_counted_in_the_data_version_of_the_run(shards: Path, tmp_path: Path) -> None:
+    config = in_epochs(shards, tmp_path / "run", "1 epoch", global_batch_tokens=256)
+    counted = with_epochs_counted(config)
+    save_checkpoint(counted, 3, (open_dataset(shards).manifest.digest,))
+    for number in range(4):
+        record, *_ = records_of(shards / f"train-{number:06}.tar")
+        remove(shards, ids=record.document_ids)
+    assert with_epochs_counted(config) == counted
+    assert with_epochs_counted(config, allow_change=True).max_steps < counted.max_steps
+
+
+def test_a_branch_of_a_recipe_in_epochs_counts_all_its_stages(small_shards: Path, tmp_path: Path) -> None:
+    decay = {"name": "decay", "duration": "1 epoch", "sequence_length": 32}
+    stages = [{"name": "stable", "duration": "2 epochs"}, decay]
+    recipe = in_epochs(small_shards, tmp_path / "run", None, stages=stages)
+    whole = with_epochs_counted(recipe)
+    branch = BranchSettings(run="runs/stable", step=7, stage="decay")
+    (stage,) = with_epochs_counted(recipe.model_copy(update={"branch": branch})).stages
+    assert (stage.first_step, stage.steps) == (7, whole.stages[1].steps)
+    assert whole.stages[0].steps > 20
+
+
+def test_epochs_without_data_say_what_is_missing_and_rules_hold_for_their_steps(shards: Path, tmp_path: Path) -> None:
+    config = in_epochs(tmp_path / "nothing", tmp_path / "run", "3 epochs")
+    assert config.data_sets == (str(tmp_path / "nothing"),)
+    with pytest.raises(UserError, check=coded("missing-path"), match="duration=3 epochs cannot be counted"):
+        with_epochs_counted(config)
+    with pytest.raises(UserError, check=coded("epochs-not-counted")):
+        config.max_steps  # noqa: B018
+    too_short = in_epochs(shards, tmp_path / "run", "1 epoch")
+    too_short = too_short.model_copy(update={"schedule": ScheduleSettings(warmup="1000000 steps")})
+    with pytest.raises(UserError, check=coded("schedule-longer-than-run")):
+        with_epochs_counted(too_short)
+    with pytest.raises(UserError, check=coded("epochs-of-all-stages")):
+        in_epochs(shards, tmp_path / "run", "1 epoch", stages=[{"steps": 5}])

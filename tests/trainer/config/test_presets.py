@@ -114,7 +114,7 @@ def test_the_batch_of_modernbert_base_grows_over_50_billion_tokens() -> None:
     """From 768 to 4,608 rows, each size for the same number of steps (Warner et al. 2024, section 2.2)."""
     stage = load_config("modernbert_base").stages[0]
     assert stage.batch_warmup is not None
-    sizes = [global_batch_tokens(step, stage) // 1024 for step in range(stage.batch_warmup.num_steps)]
+    sizes = [global_batch_tokens(step, stage) // 1024 for step in range(stage.batch_warmup.duration.steps)]
     assert sorted(set(sizes)) == [768, 1536, 2304, 3072, 3840]
     assert sum(sizes) * 1024 == pytest.approx(50e9, rel=1e-3)
 

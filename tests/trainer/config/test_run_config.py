@@ -28,7 +28,7 @@ def test_bert_large_64gpu_is_bert_large_with_robertas_batch_and_schedule():
     assert config.model == large.model
     (stage,) = config.stages
     assert (stage.global_batch_tokens, stage.sequence_length) == (8192 * 512, 512)
-    assert (config.max_steps, config.schedule.num_warmup_steps(config.max_steps)) == (500_000, 30_000)
+    assert (config.max_steps, config.schedule.warmup.steps) == (500_000, 30_000)
     assert (config.optimizer.learning_rate, config.optimizer.beta2, config.optimizer.eps) == (4e-4, 0.98, 1e-6)
     assert (config.optimizer.beta1, config.optimizer.weight_decay, config.training.gradient_clipping) == (0.9, 0.01, 0)
     assert batch_arithmetic(stage, 64).accumulation_steps == 1
@@ -251,7 +251,7 @@ def test_steps_are_required_without_stages():
         "data": {"shards": "s"},
         "training": {"global_batch_tokens": 512, "micro_batch_tokens": 512},
     }
-    with pytest.raises(UsageError, check=coded("missing-setting"), match="training.max_steps is required"):
+    with pytest.raises(UsageError, check=coded("missing-setting"), match="training.duration is required"):
         validated(RunConfig, values)
 
 

@@ -104,10 +104,10 @@ def test_lengths_may_be_tokens_of_steps_that_grow() -> None:
         schedule={"name": "warmup_stable_decay", "warmup_tokens": 4 * row * 10 + 1, "decay_tokens": 8 * row * 6},
     )
     first, second = config.stages
-    assert first.batch_warmup is not None and first.batch_warmup.num_steps == 10
+    assert first.batch_warmup is not None and first.batch_warmup.duration.steps == 10
     assert first.steps == 105 and first.tokens == tokens_of_stage(first, 0, 105) == 8 * row * 100
     assert second.steps == 1 and second.tokens == 8 * row
-    assert (first.schedule.warmup_steps, first.schedule.decay_steps) == (11, 6)
+    assert (first.schedule.warmup.steps, first.schedule.decay_duration.steps) == (11, 6)
 
 
 def test_a_stage_continues_with_the_samples_of_the_one_before_where_they_are_the_same() -> None:
@@ -134,7 +134,7 @@ def test_a_mixture_may_name_one_data_set_twice() -> None:
 def test_the_run_may_end_within_a_stage_whose_own_schedule_stays() -> None:
     stage = {"steps": 10, "schedule": {"name": "linear"}}
     whole = staged({"steps": 2}, stage)
-    cut = staged({"steps": 2}, stage, training={**whole.training.model_dump(), "max_steps": 4})
+    cut = staged({"steps": 2}, stage, training={**whole.training.model_dump(), "duration": "4 steps"})
     assert [each.taken_steps for each in cut.stages] == [2, 2]
     assert cut.stages[1].learning_rate(3) == whole.stages[1].learning_rate(3)
     assert cut.tokens_after() == 4 * 8 * LENGTH and cut.tokens_after(3) == 8 * LENGTH
@@ -165,9 +165,9 @@ OF_STAGE = "training.stages.1"
 @pytest.mark.parametrize(
     ("stage", "code", "shown"),
     [
-        ({"name": "x"}, "steps-or-tokens", "'x' sets neither steps nor tokens"),
-        ({"name": "x", "steps": 1, "tokens": 1}, "steps-or-tokens", "'x' sets both steps and tokens"),
-        ({"name": "x", "steps": 1, "final_mlm_probability": 0.1}, "masking-rate-without-start", "stage 'x'"),
+        ({"name": "x"}, "missing-setting", f"{OF_STAGE}.duration is required"),
+        ({"name": "x", "steps": 1, "tokens": 1}, "steps-or-tokens", f"{OF_STAGE}: steps=1 and tokens=1 are both set"),
+        ({"name": "x", "steps": 1, "final_mlm_probability": 0.1}, "masking-rate-without-start", OF_STAGE),
         ({"steps": 1, "name": "stable"}, "duplicate-stage", "'stable'"),
         ({"steps": 1, "name": "a b"}, "invalid-setting", f"{OF_STAGE}.name"),
         ({"steps": 1, "sequence_length": 60}, "tokens-not-whole-rows", f"{OF_STAGE}.micro_batch_tokens=256"),
@@ -191,11 +191,11 @@ OF_STAGE = "training.stages.1"
         (
             {"steps": 5, "schedule": {"name": "warmup_stable_decay", "decay_tokens": 6 * 8 * LENGTH}},
             "schedule-longer-than-run",
-            f"{OF_STAGE}.schedule.decay_steps=6 exceeds",
+            f"{OF_STAGE}.schedule.decay_tokens={6 * 8 * LENGTH} (6 steps) exceeds",
         ),
         ({"steps": 5, "schedule": {"decay": "cosine"}}, "setting-without-effect", "schedule.decay=cosine"),
         ({"steps": 5, "schedule": {"warmup_steps": 1, "warmup_tokens": 9}}, "steps-or-tokens", "warmup_tokens=9"),
-        ({"steps": 5, "batch_warmup": {"initial_tokens": 256}}, "steps-or-tokens", "batch_warmup sets neither"),
+        ({"steps": 5, "batch_warmup": {"initial_tokens": 256}}, "missing-setting", f"{OF_STAGE}.batch_warmup.duration"),
         (
             {"steps": 5, "batch_warmup": {"initial_tokens": 256, "steps": 6}},
             "batch-warmup-longer-than-stage",

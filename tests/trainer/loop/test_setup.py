@@ -205,7 +205,7 @@ def branching(config: RunConfig, output_dir: Path, **changes: Any) -> RunConfig:
     """A branch from step 2 of the run, to a stage that differs in its learning rate."""
     values = config.model_dump()
     stages = [{"name": "stable", "steps": 10}, {"name": "decay", "steps": 3, "learning_rate": 1e-5} | changes]
-    values["training"] |= {"stages": stages, "max_steps": None}
+    values["training"] |= {"stages": stages, "duration": None}
     branch = {"run": config.output_dir, "step": 2, "stage": "decay"}
     return RunConfig.model_validate(values | {"output_dir": str(output_dir), "branch": branch})
 
@@ -447,7 +447,7 @@ def test_branches_compare_the_source_with_that_of_their_checkpoint(config, track
         "output_dir": str(tmp_path / "branch"),
         "branch": {"run": config.output_dir, "step": 2, "stage": "decay"},
     }
-    values["training"] |= {"max_steps": None, "stages": [{"name": "decay", "steps": 2}]}
+    values["training"] |= {"duration": None, "stages": [{"name": "decay", "steps": 2}]}
     set_up(RunConfig.model_validate(values))
     assert len(warnings_of_sources(caplog)) == 1
 
