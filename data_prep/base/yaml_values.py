@@ -7,6 +7,7 @@ file from elsewhere reads no environment.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any, ClassVar
 import yaml
 
 from data_prep.base.errors import UsageError
-from data_prep.base.settings import is_list, merged, plain
+from data_prep.base.setting_errors import MIN_LIKENESS
+from data_prep.base.settings import is_list, plain
 from data_prep.base.typed_values import (
     NULLS,
     Scalar,
@@ -89,7 +91,7 @@ def read_settings(
         UsageError: as `read_yaml`; an override is not `a.b=value`; YAML would drop a part of a value; or there is no
             such base.
     """
-    values = {} if path is None else _with_base(path, find)
+    values = {} if path is None else _with_base(schema, path, find)
     if isinstance(overrides, Mapping):
         for name, value in overrides.items():
             _set(schema, values, name, lambda wanted, value=value: plain(value), f"{name}={value!r}")
@@ -149,16 +151,27 @@ def _set(schema: Any, values: dict[str, Any], name: str, read: Any, override: st
     value = read(wanted)
     _drop_other_names(section, within, {key: value})
     before = within[key] if isinstance(within, list) else within.get(key)
-    if isinstance(before, dict) and isinstance(value, dict):
-        _drop_other_names(wanted, before, value)
-        value = merged(before, value)
-    within[key] = value
+    within[key] = _merged(wanted, before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+
+
+def _merged(wanted: Any, below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section of the type `wanted` in which values of `above` replace those of `below`, under any name."""
+    values = dict(below)
+    _drop_other_names(wanted, values, above)
+    for name, value in above.items():
+        before = values.get(name)
+        if isinstance(before, dict) and isinstance(value, dict):
+            value = _merged(type_within(wanted, name, values), before, value)
+        values[name] = value
+    return values
 
 
 def _drop_other_names(wanted: Any, section: Any, above: Mapping[Any, Any]) -> None:
     """Remove from a section of the type `wanted` what `above` sets by another name (`Settings.earlier_names`)."""
-    for earlier, today in earlier_names_of(wanted).items():
-        for name in {earlier} if today in above else {today} if earlier in above else ():
+    earlier_names = earlier_names_of(wanted)
+    replaced = {earlier_names.get(name, name) for name in above}
+    for name in {*earlier_names, *earlier_names.values()} - {*above}:
+        if earlier_names.get(name, name) in replaced:
             section.pop(name, None)
 
 
@@ -178,8 +191,10 @@ def _index(items: list[Any], part: str, where: str, override: str) -> int:
     if part in names:
         return names.index(part)
     known = ", ".join(f"{number} ({name})" if name else str(number) for number, name in enumerate(names))
+    near = difflib.get_close_matches(part.casefold(), [name for name in names if name], 1, MIN_LIKENESS)
+    meant = f" (did you mean {near[0]}?)" if near else ""
     raise UsageError(
-        f"override {override!r}: {where} has no item {part}",
+        f"override {override!r}: {where} has no item {part}{meant}",
         fix=f"use one of its items: {known}" if known else f"write {where}=[{{SETTING: VALUE, ...}}, ...] first",
         code="invalid-override",
     )
@@ -252,7 +267,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def _with_base(path: Path, find: Callable[[str], Path], above: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _with_base(schema: Any, path: Path, find: Callable[[str], Path], above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read a file over its base, over the base of that, and so on; `above` are the files that led to it."""
     values = _read_file(path)
     base = values.pop(BASE, None)
@@ -269,7 +284,7 @@ def _with_base(path: Path, find: Callable[[str], Path], above: tuple[Path, ...] 
     found = beside if beside.is_file() else find(name)
     if any(found.samefile(other) for other in (*above, path)):
         raise UsageError(f"{path}: {BASE}={name} leads back to itself", fix="name another base", code="invalid-base")
-    return merged(_with_base(found, find, (*above, path)), values)
+    return _merged(schema, _with_base(schema, found, find, (*above, path)), values)
 
 
 def _is_scalar_with_anchor(event: Any) -> bool:

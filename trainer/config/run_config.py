@@ -35,7 +35,7 @@ from trainer.config.run_settings import (
 )
 from trainer.config.schedule import tokens_of_stage
 from trainer.config.stages import Stage, data_sets_of, epochs_of, resolve_stages, with_steps
-from trainer.config.synonyms import explain_synonym, length_names
+from trainer.config.synonyms import explain_stage, explain_synonym, length_names
 from trainer.config.training_settings import (
     BranchSettings,
     DistributedSettings,
@@ -86,8 +86,11 @@ class RunConfig(Settings):
 
     @classmethod
     def explain_unknown(cls, name: str, value: object, values: Mapping[str, Any]) -> str | None:
-        """Answer names of Hugging Face and Megatron (`synonyms.py`)."""
-        return explain_synonym(name, value, _sequence_length(values, name))
+        """Answer names of stages, and those of Hugging Face and Megatron (`synonyms.py`)."""
+        training = values.get("training")
+        stages = training.get("stages") if isinstance(training, Mapping) else None
+        names = [str(each.get("name")) for each in stages or () if isinstance(each, Mapping)]
+        return explain_stage(name, value, names) or explain_synonym(name, value, _sequence_length(values, name))
 
     @model_validator(mode="after")
     def _check_between_settings(self) -> RunConfig:

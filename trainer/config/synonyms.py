@@ -6,7 +6,7 @@ A wrong guess is worse than none: each name is answered with a setting, its unit
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -92,6 +92,28 @@ def explain_synonym(name: str, value: object, sequence_length: int | None = None
     if stage is None:
         return answer
     return re.sub(r"\b[a-z]+\.[a-z_]+\b", lambda mention: _of_stage(mention[0], stage[0]), answer)
+
+
+def explain_stage(name: str, value: object, stages: Sequence[str]) -> str | None:
+    """Say how a setting of one stage is written, where an unknown section is called like a stage, or stage or stages.
+
+    Args:
+        name: dotted name of the section.
+        value: what was written in it.
+        stages: names of the stages of the run.
+    """
+    last = name.rpartition(".")[2]
+    if not isinstance(value, Mapping) or not value:
+        return None
+    if last in ("stage", "stages"):
+        last, value = next(iter(value.items()))
+    elif last not in stages:
+        return None
+    path = f"training.stages.{last}"
+    while isinstance(value, Mapping) and len(value) == 1:
+        part, value = next(iter(value.items()))
+        path += f".{part}"
+    return f"write {path}" + (".SETTING=VALUE" if isinstance(value, Mapping) else f"={value}")
 
 
 _OFF = {

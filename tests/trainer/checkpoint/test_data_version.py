@@ -21,7 +21,7 @@ from trainer.checkpoint.data_version import describe_versions, open_data, run_di
 from trainer.checkpoint.format import MARKER_NAME, STATE_NAME, DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BranchSettings, ScheduleSettings
-from trainer.data.loader import Loader, Position, open_loader
+from trainer.data.loader import Loader, Position
 from trainer.data.samples import training_samples
 
 
@@ -173,8 +173,8 @@ def test_whole_epochs_end_where_the_loader_begins_the_next_one(
     config = in_epochs(small_shards, tmp_path / "run", "2 epochs", pairs, batch_warmup=ramp)
     counted = with_epochs_counted(config)
     (stage,) = counted.stages
-    loader = open_loader(open_data(config), stage, Position(0, 0, 0), config.training.seed, (0, 1))
-    epochs = [spec.position.epoch for spec in itertools.islice(loader.specs(), counted.max_steps + 1)]
+    loader = Loader(open_data(config), stage, Position(0, 0, 0), config.training.seed)
+    epochs = [batch.position.epoch for batch in itertools.islice(loader.planned(), counted.max_steps + 1)]
     assert counted.max_steps > 20 and epochs[-1] == 2, "the step after the last one"
     # Every epoch of sentence pairs has its own number of sequences.
     assert epochs[-2] == 1 if pairs == "none" else 1 in epochs[-5:]
@@ -194,7 +194,7 @@ def test_part_of_an_epoch_has_its_part_of_the_steps(small_shards: Path, tmp_path
 def test_an_epoch_of_a_mixture_has_the_sequences_of_all_its_data_sets(small_shards: Path, tmp_path: Path) -> None:
     alone = in_epochs(small_shards, tmp_path, "1 epoch")
     (shard_set,) = open_data(alone)
-    num_rows = training_samples([shard_set], alone.data, with_epochs_counted(alone).stages[0], 0).num_samples(0)
+    num_rows = training_samples([shard_set], with_epochs_counted(alone).stages[0], 0).num_samples(0)
     assert num_rows is not None
     twice = [{"url": str(small_shards), "weight": 1}, {"url": str(small_shards), "weight": 3}]
     stages = [{"duration": "2 epochs", "data": {"shards": twice}}, {"duration": "1 epoch"}, {"steps": 5}]

@@ -6,6 +6,7 @@ from data_prep.base.errors import UsageError
 from data_prep.config.preparation_config import PreparationConfig
 from tests.support.error_codes import coded
 from tests.support.settings import names_of, settings_of
+from trainer.config.load import load_config
 from trainer.config.run_config import RunConfig
 from trainer.config.synonyms import _IN_STAGE, explain_synonym, markdown_table, synonyms
 
@@ -176,3 +177,32 @@ def test_the_markdown_table_has_a_line_for_each_row_and_four_columns():
     lines = list(markdown_table())
     assert len(lines) == len(synonyms()) + 2
     assert all(line.replace("\\|", "").count("|") == 5 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("stages.decay.tokens=5", "Fix: write training.stages.decay.tokens=5"),
+        ("training.stage.decay.tokens=5", "Fix: write training.stages.decay.tokens=5"),
+        ("stage.decay.data.shards=x", "Fix: write training.stages.decay.data.shards=x"),
+        ("training.decay.duration=5e9 tokens", "Fix: write training.stages.decay.duration=5e9 tokens"),
+        ("decay.mlm_probability=0.1", "Fix: write training.stages.decay.mlm_probability=0.1"),
+        ("training.stages.Decay.tokens=5", "(did you mean decay?)"),
+        ("training.stages.deca.tokens=5", "(did you mean decay?)"),
+        ("training.stages.decay.tokns=5", "Fix: write training.stages.2.tokens=5"),
+        ("training.decays=5", "did you mean schedule.decay?"),
+    ],
+)
+def test_a_setting_of_one_stage_is_answered_with_its_path(typed, answer):
+    with pytest.raises(UsageError, match=re.escape(answer)):
+        load_config("modernbert_base", [typed])
+
+
+def test_a_file_replaces_a_duration_of_its_base_under_any_name(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("base: bert_large\nschedule: {warmup_steps: 70}\ntraining: {duration: 5e9 tokens}\n")
+    config = load_config(path)
+    assert config.stages[0].schedule.warmup.steps == 70
+    assert config.max_steps == -(-5_000_000_000 // config.training.global_batch_tokens)
+    both = ["training.max_steps=90"]
+    assert (load_config(path, both).max_steps, load_config("bert_large", both).max_steps) == (90, 90)
