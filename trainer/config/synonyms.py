@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 ROWS_TO_TOKENS = "{value} sequences are {value} x data.sequence_length tokens"
@@ -113,7 +114,7 @@ def explain_stage(name: str, value: object, stages: Sequence[str]) -> str | None
     while isinstance(value, Mapping) and len(value) == 1:
         part, value = next(iter(value.items()))
         path += f".{part}"
-    return f"write {path}" + (".SETTING=VALUE" if isinstance(value, Mapping) else f"={value}")
+    return "write " + (f"{path}.SETTING=VALUE" if isinstance(value, Mapping) else quote(f"{path}={value}"))
 
 
 _OFF = {

@@ -300,7 +300,7 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class Report:
+class Accuracies:
     """Accuracies over all pairs, by field and by paradigm."""
 
     overall: Accuracy
@@ -314,7 +314,7 @@ class Report:
         return fmean(each.share for each in self.paradigms.values())
 
 
-def judge(pairs: Sequence[MinimalPair], scores: np.ndarray) -> Report:
+def judge(pairs: Sequence[MinimalPair], scores: np.ndarray) -> Accuracies:
     """Accuracies from the scores (num_pairs, 2) of `pair_scores`.
 
     The interval resamples the pairs within each paradigm, `NUM_RESAMPLES` times with a fixed seed. The number of right
@@ -333,14 +333,14 @@ def judge(pairs: Sequence[MinimalPair], scores: np.ndarray) -> Report:
         low, high = np.quantile(drawn / chosen.sum(), (0.025, 0.975)).tolist()
         return Accuracy(int(chosen.sum()), int(right[chosen].sum()), int(tied[chosen].sum()), low, high)
 
-    return Report(
+    return Accuracies(
         accuracy(np.ones(len(pairs), bool)),
         {name: accuracy(fields == name) for name in dict.fromkeys(fields.tolist()) if name},
         {name: accuracy(paradigms == name) for name in dict.fromkeys(paradigms.tolist())},
     )
 
 
-def report_lines(report: Report) -> Iterator[str]:
+def report_lines(report: Accuracies) -> Iterator[str]:
     """The table for people: paradigms, fields, and all pairs, in percent."""
     width = max(len(printable(name)) for name in ("minimal pairs", *report.fields, *report.paradigms))
     yield f"{'':<{width}}  {'pairs':>7}  {'right %':>7}  {'95% interval':>12}  {'ties':>5}"
@@ -360,7 +360,7 @@ def report_lines(report: Report) -> Iterator[str]:
         yield f"The intervals of rows with fewer than {FEWEST_PAIRS} pairs are not meaningful."
 
 
-def as_json(pairs: Sequence[MinimalPair], scores: np.ndarray, report: Report) -> dict[str, Any]:
+def as_json(pairs: Sequence[MinimalPair], scores: np.ndarray, report: Accuracies) -> dict[str, Any]:
     """For programs: shares of right pairs (`overall`, `fields`, `paradigms`), counts, and every pair's scores."""
     groups = {"fields": report.fields, "paradigms": report.paradigms}
     return {

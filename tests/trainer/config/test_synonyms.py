@@ -185,12 +185,11 @@ def test_the_markdown_table_has_a_line_for_each_row_and_four_columns():
         ("stages.decay.tokens=5", "Fix: write training.stages.decay.tokens=5"),
         ("training.stage.decay.tokens=5", "Fix: write training.stages.decay.tokens=5"),
         ("stage.decay.data.shards=x", "Fix: write training.stages.decay.data.shards=x"),
-        ("training.decay.duration=5e9 tokens", "Fix: write training.stages.decay.duration=5e9 tokens"),
+        ("training.decay.duration=5e9 tokens", "Fix: write 'training.stages.decay.duration=5e9 tokens'"),
         ("decay.mlm_probability=0.1", "Fix: write training.stages.decay.mlm_probability=0.1"),
         ("training.stages.Decay.tokens=5", "(did you mean decay?)"),
         ("training.stages.deca.tokens=5", "(did you mean decay?)"),
         ("training.stages.decay.tokns=5", "Fix: write training.stages.2.tokens=5"),
-        ("training.decays=5", "did you mean schedule.decay?"),
     ],
 )
 def test_a_setting_of_one_stage_is_answered_with_its_path(typed, answer):
