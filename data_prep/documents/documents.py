@@ -63,7 +63,9 @@ class DocumentReader:
     """Iterator over the documents of a unit; `text_field` overrides that of the settings.
 
     Attributes:
-        dropped: number of documents left out, by reason; complete at the end, when it is also logged as a warning.
+        filtered: number of documents that a `FilterChain` leaves out, by reason.
+        dropped: number of all documents left out, by reason; complete at the end, when what reading left out is also
+            logged as a warning.
         languages: counts of the languages that documents name, where the settings have a field for it.
         sha256: digest of what was read, at the end: of a whole or compressed file its bytes, of a part of a text file
             the bytes of its range, of a format with an outline, such as Parquet, the ranges of that.
@@ -85,6 +87,7 @@ class DocumentReader:
         self.beyond = NOTHING_BEYOND
         self.num_rows: int | None = None
         self.bytes_read = 0
+        self.filtered: Counter[str] = Counter()
         self.languages = DocumentLanguages()
         self.is_quiet = False
         self.unit = unit
@@ -95,7 +98,7 @@ class DocumentReader:
 
     @property
     def dropped(self) -> Counter[str]:
-        return Counter(self._rejects.dropped)
+        return self._rejects.dropped + self.filtered
 
     @property
     def place(self) -> str:

@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import IO, Any
@@ -23,10 +23,11 @@ from data_prep.config.preparation_config import DocumentSettings
 from data_prep.dataset.manifest_records import FileRecord, step_of
 from data_prep.dataset.removed_names import files_of_removed_names
 from data_prep.documents.document import Document
+from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.executors.phases import PhaseRunner
-from data_prep.filters.filtered_reader import FilteredReader
+from data_prep.filters.chain import FilterChain
 from data_prep.filters.registry import fingerprint_of
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.map_task import excluded_names
@@ -178,6 +179,7 @@ def write_dropped(task: DroppedTask) -> None:
     Raises:
         UserError: an input changed since it was read.
     """
+    filters = FilterChain(task.settings, task.filters_fingerprint)
     with (
         storage.local_write(task.url) as path,
         open(path, "wb") as file,
@@ -186,21 +188,21 @@ def write_dropped(task: DroppedTask) -> None:
     ):
         for part, sha256 in zip(task.unit.parts, task.sha256, strict=True):
             with tempfile.TemporaryFile() as lines:
-                if _write_part(task, part, sha256, lines):
+                if _write_part(task, filters, part, sha256, lines):
                     lines.seek(0)
                     shutil.copyfileobj(lines, written)
 
 
-def _write_part(task: DroppedTask, part: InputUnit, sha256: str, lines: IO[bytes]) -> bool:
+def _write_part(task: DroppedTask, filters: FilterChain, part: InputUnit, sha256: str, lines: IO[bytes]) -> bool:
     """Write the lines of a part; return whether they count: a damaged file is dropped as a whole."""
 
     def write(document: Document, reason: str) -> None:
         lines.write((json.dumps(_record(document, reason), sort_keys=True) + "\n").encode())
 
-    reader = FilteredReader(part, task.settings, task.source, task.text_field, task.filters_fingerprint, on_drop=write)
+    reader = DocumentReader(part, task.settings, task.text_field, task.source)
     reader.is_quiet = True  # preparation has reported what it dropped
     try:
-        _write_short_and_long(task, reader, write)
+        _write_short_and_long(task, filters.apply(reader, write), part.name, write)
     except BadInput as error:
         if not error.spoils_file or task.settings.on_bad_input == "error":
             raise
@@ -214,12 +216,14 @@ def _write_part(task: DroppedTask, part: InputUnit, sha256: str, lines: IO[bytes
     return True
 
 
-def _write_short_and_long(task: DroppedTask, reader: FilteredReader, write: Callable[[Document, str], None]) -> None:
+def _write_short_and_long(
+    task: DroppedTask, documents: Iterator[Document], name: str, write: Callable[[Document, str], None]
+) -> None:
     """Write the documents that cleaning drops, with the rule of preparation; those of a takedown are not among them."""
     longest = task.settings.max_document_characters
     excluded = excluded_names(task.data_set, task.removed_names)
-    for document in reader:
-        if excluded is not None and excluded.excludes(document, reader.unit.name):
+    for document in documents:
+        if excluded is not None and excluded.excludes(document, name):
             continue
         batch = normalize_batch([document.text], task.normalization)
         num_characters = max(0, len(batch.document(0).decode()) - 1)  # without the space before the text

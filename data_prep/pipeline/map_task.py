@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,12 @@ from data_prep.dataset.removed_names import ExcludedNames, removed_names
 from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import SignatureWriter, open_signatures
 from data_prep.documents.document import Document
-from data_prep.documents.documents import beyond_sha256, unit_sha256
+from data_prep.documents.documents import DocumentReader, beyond_sha256, unit_sha256
 from data_prep.documents.formats.format_registry import check_formats
 from data_prep.documents.input_units import InputUnit, has_fields
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.documents.rejects import BadInput
-from data_prep.filters.filtered_reader import FilteredReader
+from data_prep.filters.chain import FilterChain
 from data_prep.pipeline.destinations import Destinations
 from data_prep.pipeline.encoding import document_id, encode_documents
 from data_prep.pipeline.sections import Section, SectionWriter, read_summary
@@ -191,15 +191,16 @@ def _write(task: MapTask, path: Path, spoiled: Mapping[int, str]) -> None:
             return num_cut
 
         excluded = excluded_names(task.data_set, task.removed_names)
+        filters = FilterChain(task.settings, task.filters_fingerprint)
         batches = _Batches(add, excluded)
         for number, part in enumerate(task.unit.parts):
             if number in spoiled:
                 dropped[spoiled[number]] += 1
                 reads.append(PartRead(unit_sha256(part, task.settings, task.text_field), *NOTHING_BEYOND))
                 continue
-            reader = FilteredReader(part, task.settings, task.source, task.text_field, task.filters_fingerprint)
+            reader = DocumentReader(part, task.settings, task.text_field, task.source)
             reader.is_quiet = number <= max(spoiled, default=-1)
-            num_read = batches.read(reader, number, task.settings)
+            num_read = batches.read(filters.apply(reader), part.name, number, task.settings)
             dropped.update(reader.dropped)
             if part.whole and not num_read and not reader.dropped:
                 num_empty_files += 1
@@ -251,8 +252,8 @@ class _Batches:
         self._characters = 0
         self._cut_words = 0
 
-    def read(self, reader: FilteredReader, number: int, settings: DocumentSettings) -> int:
-        """Add the documents of part `number`; return their number.
+    def read(self, documents: Iterator[Document], name: str, number: int, settings: DocumentSettings) -> int:
+        """Add the documents of part `number`, of the file `name`; return their number.
 
         Raises:
             BadInput: the policy is `error`.
@@ -260,9 +261,9 @@ class _Batches:
         """
         num_read = 0
         try:
-            for document in reader:
+            for document in documents:
                 num_read += 1
-                if self._excluded is not None and self._excluded.excludes(document, reader.unit.name):
+                if self._excluded is not None and self._excluded.excludes(document, name):
                     continue
                 self._batch.append(document)
                 self._characters += len(document.text)

@@ -20,10 +20,11 @@ from data_prep.base.errors import UserError
 from data_prep.base.terminal import counted
 from data_prep.config.preparation_config import DocumentSettings
 from data_prep.documents.document import Document
+from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import InputUnit, cannot_be_split, file_format, is_one_document
 from data_prep.documents.lines import Line, blank_line_blocks, bounded_lines, skip_to_line
 from data_prep.documents.rejects import BadInput
-from data_prep.filters.filtered_reader import FilteredReader
+from data_prep.filters.chain import FilterChain
 from data_prep.filters.registry import fingerprint_of
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.pipeline.map_phase import check_sources
@@ -118,9 +119,9 @@ def estimate(plan: Plan, tokenizer: Tokenizer) -> Estimate:
     few = max(1, SAMPLED_UNITS // max(len(groups), 1))
     chosen = {unit for units in groups.values() for unit in _spread(units, few)}
     most_characters = SAMPLE_CHARACTERS // max(len(chosen), 1)
-    fingerprint, seen = fingerprint_of(plan.filters), set[int]()
+    filters, seen = FilterChain(plan.config.documents, fingerprint_of(plan.filters)), set[int]()
     # In order, for the first of equal texts stays.
-    samples = {u: _sample(u, plan, tokenizer, most_characters, fingerprint, seen) for u in plan.parts if u in chosen}
+    samples = {u: _sample(u, plan, tokenizer, most_characters, filters, seen) for u in plan.parts if u in chosen}
     parts: dict[str, list[Figures]] = {source.name: [] for source in plan.config.sources}
     longest_seconds = 0.0
     for (source, (ending, _)), units in groups.items():
@@ -141,7 +142,7 @@ def estimate(plan: Plan, tokenizer: Tokenizer) -> Estimate:
 
 
 def _sample(
-    unit: InputUnit, plan: Plan, tokenizer: Tokenizer, most_characters: int, fingerprint: str, seen: set[int]
+    unit: InputUnit, plan: Plan, tokenizer: Tokenizer, most_characters: int, filters: FilterChain, seen: set[int]
 ) -> tuple[Figures, bool]:
     """Read and encode the unit's first documents; return their figures, and whether they are the whole unit.
 
@@ -150,12 +151,13 @@ def _sample(
     """
     config, source = plan.config, plan.config.sources[unit.source]
     settings, language = config.documents, source.language or config.documents.language
-    reader = FilteredReader(unit, settings, source.name, source.text_field, fingerprint)
+    reader = DocumentReader(unit, settings, source.text_field, source.name)
+    documents = _first(filters.apply(reader), most_characters)
     dropped: Counter[str] = Counter()
     num_documents, parts = 0, []
     started_at = time.perf_counter()
     try:
-        for batch in batches(_first(reader, most_characters), lambda each: len(each.text), _BATCH_CHARACTERS):
+        for batch in batches(documents, lambda each: len(each.text), _BATCH_CHARACTERS):
             num_documents += len(batch)
             parts.append(encode_documents(batch, tokenizer, settings, language, dropped)[0])
     except BadInput as error:
@@ -186,17 +188,17 @@ def _sample(
     return figures, is_whole
 
 
-def _first(reader: FilteredReader, most_characters: int) -> Iterator[Document]:
+def _first(documents: Iterator[Document], most_characters: int) -> Iterator[Document]:
     """Yield the first documents; one more is read, so that the end of the unit is noticed."""
     num_characters = 0
-    for document in reader:
+    for document in documents:
         if num_characters >= most_characters:
             break
         yield document
         num_characters += len(document.text)
 
 
-def _bytes_of(unit: InputUnit, num_documents: int, reader: FilteredReader, settings: DocumentSettings) -> float:
+def _bytes_of(unit: InputUnit, num_documents: int, reader: DocumentReader, settings: DocumentSettings) -> float:
     """About how many bytes of its file the unit's first documents take."""
     if reader.num_rows is not None:
         return unit.bytes * num_documents / max(reader.num_rows, 1)

@@ -26,10 +26,11 @@ from data_prep.base.errors import UsageError, UserError
 from data_prep.base.logs import logger
 from data_prep.base.progress import Progress
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
+from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.executors.executors import Executor, run_units
-from data_prep.filters.filtered_reader import FilteredReader
+from data_prep.filters.chain import FilterChain
 from data_prep.filters.registry import filters_fingerprint
 from data_prep.storage import storage
 from data_prep.text.cleaning import Normalization
@@ -256,9 +257,10 @@ def _read(task: SampleTask, take: Callable[[str, str], None]) -> CorpusCounts:
     """Give every cleaned document of the unit, with its language, to `take`, and count."""
     counts = CorpusCounts()
     settings = task.documents
-    reader = FilteredReader(task.unit, settings, task.source, task.text_field, task.filters_fingerprint)
+    reader = DocumentReader(task.unit, settings, task.text_field, task.source)
+    documents = FilterChain(settings, task.filters_fingerprint).apply(reader)
     try:
-        for batch in batches(reader, lambda document: len(document.text), _BATCH_CHARACTERS, _BATCH_DOCUMENTS):
+        for batch in batches(documents, lambda document: len(document.text), _BATCH_CHARACTERS, _BATCH_DOCUMENTS):
             texts = _cleaned([document.text for document in batch], task.settings.normalization)
             for document, cleaned in zip(batch, texts, strict=True):
                 language = language_label(document.language or task.language)
