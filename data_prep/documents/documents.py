@@ -37,7 +37,7 @@ from data_prep.text.cleaning import has_too_many_marks
 _HEAD_BYTES = 1 << 10
 
 
-def unit_sha256(unit: InputUnit, settings: DocumentSettings, text_field: str | None = None) -> str:
+def unit_sha256(unit: InputUnit, settings: DocumentSettings) -> str:
     """Compute `DocumentReader.sha256` of a unit without decoding its documents, which may be damaged."""
     use_formats(settings.formats)
     item, _, compression = format_of(unit.url, unit.format)
@@ -46,7 +46,7 @@ def unit_sha256(unit: InputUnit, settings: DocumentSettings, text_field: str | N
             return _hashing(raw, unit, b"").hexdigest()
         file = RangeHashingFile(raw, storage.redact(unit.url))
         try:
-            file.hash_ranges(item.outline(file, _part_of(unit), Fields.of(settings, text_field)).ranges)
+            file.hash_ranges(item.outline(file, _part_of(unit), Fields.of(settings)).ranges)
         except DamagedTable:
             return storage.sha256_of(unit.url)
         return file.hexdigest()
@@ -60,7 +60,7 @@ def beyond_sha256(unit: InputUnit, num_bytes: int) -> str:
 
 
 class DocumentReader:
-    """Iterator over the documents of a unit; `text_field` overrides that of the settings.
+    """Iterator over the documents of a unit; the settings are those of its source.
 
     Attributes:
         filtered: number of documents that a `FilterChain` leaves out, by reason.
@@ -80,9 +80,7 @@ class DocumentReader:
         UserError: the disk or the connection fails.
     """
 
-    def __init__(
-        self, unit: InputUnit, settings: DocumentSettings, text_field: str | None = None, source: str = ""
-    ) -> None:
+    def __init__(self, unit: InputUnit, settings: DocumentSettings, source: str = "") -> None:
         self.sha256 = ""
         self.beyond = NOTHING_BEYOND
         self.num_rows: int | None = None
@@ -93,7 +91,7 @@ class DocumentReader:
         self.unit = unit
         self._settings = settings
         use_formats(settings.formats)
-        self._fields = Fields.of(settings, text_field, source)
+        self._fields = Fields.of(settings, source)
         self._rejects = Rejects(unit.url, settings, is_part=not unit.whole, begins_file=unit.start == 0)
 
     @property

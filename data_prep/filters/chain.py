@@ -1,27 +1,110 @@
-"""The chain of filters behind a reader of documents; filters run nowhere else.
+"""How documents are read: the settings of each source, and the chain of filters behind a reader.
 
 Preparation, the tokenizer's sample, the estimate and the files of dropped documents read through it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import cast
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 from data_prep.base.errors import Stopped, UserError, failure
-from data_prep.config.preparation_config import DocumentSettings
+from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
 from data_prep.documents.document import Document, is_json, numbered, wrong_values
 from data_prep.documents.documents import DocumentReader
-from data_prep.documents.input_units import file_format, is_named_by_file, is_one_document
+from data_prep.documents.formats.format_registry import check_formats
+from data_prep.documents.input_units import InputUnit, file_format, is_named_by_file, is_one_document
 from data_prep.documents.rejects import BadInput
 from data_prep.filters.protocol import UNUSABLE, UnusableDocument, filter_reason
-from data_prep.filters.registry import Step, configured_filters, planned_filters
+from data_prep.filters.registry import Step, configured_filters, described_filters, fingerprint_of, planned_filters
 from data_prep.storage import storage
 from data_prep.text.cleaning import TOO_MANY_MARKS, has_too_many_marks
 
 _MOST_REASONS = 1_000  # of one filter in one unit
 _MOST_REASON_CHARACTERS = 100
+
+
+Identities = Mapping[int | None, Sequence[Mapping[str, Any]]]
+"""The identities of the filters of each source that has its own, by its number, and under None those of the others."""
+
+
+def filter_identities(config: PreparationConfig) -> Identities:
+    """Return the identities of all filters, which are made of the code and the files of now.
+
+    Raises:
+        UserError: as `configured_filters`; the message names a source that has its own filters.
+    """
+    found: dict[int | None, Sequence[Mapping[str, Any]]] = {None: described_filters(config.documents.filters)}
+    checked = set[tuple[str | None, ...]]()
+    for number, source in enumerate(config.sources):
+        settings = config.documents_of(source)
+        fields = (settings.id_field, settings.url_field, settings.language_field)
+        if source.filters is None and fields in checked:
+            continue
+        try:
+            steps = configured_filters(settings)
+        except UserError as error:
+            if source.filters is None:
+                raise
+            raise type(error)(f"source {source.name}: {error.problem}", fix=error.fix, code=error.code) from error
+        if source.filters is None:
+            checked.add(fields)
+        else:
+            found[number] = [step.identity for step in steps]
+    return found
+
+
+@dataclass(frozen=True)
+class SourceReading:
+    """How the documents of each source are read and filtered; the lists go by the number of the source.
+
+    Attributes:
+        settings: of its documents.
+        fingerprints: of its filters when the work began; a process whose filters have others is refused.
+        formats: identities of the custom formats when the work began, by ending; others are refused too.
+    """
+
+    names: tuple[str, ...]
+    settings: tuple[DocumentSettings, ...]
+    fingerprints: tuple[str, ...]
+    formats: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    _chains: dict[int, FilterChain] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls, config: PreparationConfig, identities: Identities, formats: Mapping[str, Mapping[str, str]]
+    ) -> SourceReading:
+        names = tuple(source.name for source in config.sources)
+        fingerprints = {number: fingerprint_of(each) for number, each in identities.items()}
+        of_source = tuple(fingerprints.get(number, fingerprints[None]) for number in range(len(names)))
+        return cls(names, tuple(map(config.documents_of, config.sources)), of_source, formats)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_chains": {}}
+
+    def identity(self, source: int) -> str:
+        """Return the sha256 of what a document of the source depends on besides its file and the tokenizer."""
+        settings = self.settings[source].model_dump(mode="json", exclude={"filters", "formats", "on_bad_input"})
+        values = [settings, self.fingerprints[source], {ending: dict(each) for ending, each in self.formats.items()}]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+    def reader(self, part: InputUnit) -> DocumentReader:
+        """Return a reader of a part of the source's files, without filters."""
+        return DocumentReader(part, self.settings[part.source], self.names[part.source])
+
+    def filters(self, source: int) -> FilterChain:
+        """Return the filters of a source, which this process makes once.
+
+        Raises:
+            UserError: one cannot be made; or one, or a custom format, is another than when the work began.
+        """
+        if source not in self._chains:
+            check_formats(self.settings[source].formats, self.formats)
+            self._chains[source] = FilterChain(self.settings[source], self.fingerprints[source])
+        return self._chains[source]
 
 
 class FilterChain:

@@ -5,6 +5,7 @@ document.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -18,13 +19,12 @@ from data_prep.dataset.counts import pack_counts, unpack_counts
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord
 from data_prep.dataset.shards import shard_name
 from data_prep.executors.phases import PhaseRunner, add_up_results
-from data_prep.pipeline.gather_task import GatherTask, gather_group, gathered_url
+from data_prep.pipeline.gather_task import gather_group, gathered_url
+from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.plan import Plan
-from data_prep.pipeline.reduce_task import ReduceTask, read_result, reduce_shard, result_url
+from data_prep.pipeline.reduce_task import Shard, read_result, reduce_shard, result_url
 from data_prep.pipeline.sections import read_summary
-from data_prep.storage import storage
-from data_prep.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -54,32 +54,24 @@ class ShardTotals:
         return [shard for shard in self.shards if shard.name.startswith(split)]
 
 
-def gather(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, runner: PhaseRunner) -> MapSummary:
+def gather(job: Job, summary: MapSummary, runner: PhaseRunner) -> MapSummary:
     """Gather the groups, if the plan has any; return the summary with the counts of each destination.
 
     Raises:
         UserError: a work file is damaged.
     """
-    destinations = plan.destinations
-    if not destinations.num_groups:
+    if not job.destinations.num_groups:
         return summary
-    tasks = [
-        GatherTask(
-            group=group,
-            num_units=len(plan.units),
-            destinations=destinations,
-            exact_deduplication=plan.config.deduplication.exact,
-            token_dtype=dtype_name(tokenizer),
-            work_folder=storage.absolute(plan.work_folder(output)),
-        )
-        for group in range(destinations.num_groups)  # a shard of a source reads every group that may hold it
-    ]
+    groups = range(job.destinations.num_groups)  # a shard of a source reads every group that may hold it
     sizes = summary.document_counts.tolist()
-    runner.run("gathering", gather_group, tasks, _gathered, lambda task: sizes[task.group], ("documents", 1.0))
-    counts = np.zeros(len(destinations), np.int64)
+
+    def url(group: int) -> str:
+        return gathered_url(job.work_folder, group)
+
+    runner.run("gathering", job.task(gather_group), groups, url, sizes.__getitem__, ("documents", 1.0))
+    counts = np.zeros(len(job.destinations), np.int64)
     dropped = tuple(Counter(of_source) for of_source in summary.dropped)
-    urls = [_gathered(task) for task in tasks]
-    for total in add_up_results(urls, _add_up_groups, tasks[0].work_folder, "groups", runner):
+    for total in add_up_results(list(map(url, groups)), _add_up_groups, job.work_folder, "groups", runner):
         for destination, count in total["counts"]:
             counts[destination] += count
         for source, reason, count in total["dropped"]:
@@ -87,14 +79,7 @@ def gather(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, r
     return dataclasses.replace(summary, document_counts=counts, dropped=dropped)
 
 
-def make_shards(
-    plan: Plan,
-    tokenizer: Tokenizer,
-    output: str,
-    summary: MapSummary,
-    first_shard: int,
-    runner: PhaseRunner,
-) -> ShardTotals:
+def make_shards(plan: Plan, job: Job, summary: MapSummary, first_shard: int, runner: PhaseRunner) -> ShardTotals:
     """Make every shard; shards of each split are numbered from `first_shard`.
 
     If all documents of a destination are dropped, its shard is empty and counts them. If train has documents and valid
@@ -107,8 +92,8 @@ def make_shards(
     Raises:
         UserError: the held-out document is the only one.
     """
-    tasks = _tasks(plan, tokenizer, output, summary, first_shard)
-    totals = _run(plan, tasks, runner, "shards")
+    shards = _shards(plan, summary, first_shard)
+    totals = _run(job, shards, runner, "shards")
     if plan.parent is not None or totals.of_split("valid"):
         return totals
     if totals.smallest is None:
@@ -116,8 +101,8 @@ def make_shards(
     if not plan.destinations.valid_fraction:
         return totals
     _report_hold_out(plan, summary)
-    tasks, written = _with_one_held_out(plan, tokenizer, output, summary, first_shard, totals), totals
-    totals = _run(plan, tasks, runner, f"shards-{totals.smallest[0]:016x}")
+    shards, written = _with_one_held_out(plan, summary, first_shard, totals), totals
+    totals = _run(job, shards, runner, f"shards-{totals.smallest[0]:016x}")
     if not totals.of_split("train"):
         raise nothing_to_train_on(plan)
     made = {shard.name for shard in totals.shards}
@@ -126,28 +111,22 @@ def make_shards(
     return dataclasses.replace(totals, empty=(*totals.empty, *sorted(surplus)))
 
 
-def _with_one_held_out(
-    plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, first_shard: int, totals: ShardTotals
-) -> list[ReduceTask]:
-    """Return the tasks of all shards, with the document of the smallest id in its own valid shard."""
+def _with_one_held_out(plan: Plan, summary: MapSummary, first_shard: int, totals: ShardTotals) -> list[Shard]:
+    """Return all shards, with the document of the smallest id in its own valid shard."""
     assert totals.smallest is not None
     identity, destination, num_documents = totals.smallest
     counts = summary.document_counts.copy()
     if num_documents == 1:
         counts[destination] = 0
-    tasks = _tasks(plan, tokenizer, output, dataclasses.replace(summary, document_counts=counts), first_shard)
-    (whole,) = _tasks(plan, tokenizer, output, summary, first_shard, destination)
-    number = first_shard + sum(task.name.startswith("valid") for task in tasks)
+    shards = _shards(plan, dataclasses.replace(summary, document_counts=counts), first_shard)
+    (whole,) = _shards(plan, summary, first_shard, destination)
+    number = first_shard + sum(shard.name.startswith("valid") for shard in shards)
     others = [
-        dataclasses.replace(task, without=identity) if task.destination == destination else task for task in tasks
+        dataclasses.replace(shard, without=identity) if shard.destination == destination else shard for shard in shards
     ]
-    # Count copies of the document if no other task of its destination counts them.
+    # Count copies of the document if no other shard of its destination counts them.
     alone = dataclasses.replace(whole, name=shard_name("valid", number), only=identity, counts_drops=num_documents == 1)
     return [*others, alone]
-
-
-def dtype_name(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
-    return "uint16" if np.dtype(tokenizer.token_dtype) == np.uint16 else "uint32"
 
 
 def nothing_to_train_on(plan: Plan) -> UserError:
@@ -160,50 +139,26 @@ def nothing_to_train_on(plan: Plan) -> UserError:
     )
 
 
-def _tasks(
-    plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, first_shard: int, only: int | None = None
-) -> list[ReduceTask]:
-    """Return one task for each destination with documents, or for destination `only`."""
-    destinations, settings, sources = plan.destinations, plan.config.shards, plan.config.sources
+def _shards(plan: Plan, summary: MapSummary, first_shard: int, only: int | None = None) -> list[Shard]:
+    """Return a shard for each destination with documents, or for destination `only`."""
     numbers = {"train": first_shard, "valid": first_shard}
-    tasks = []
+    shards = []
     for destination in np.flatnonzero(summary.document_counts).tolist():
-        split, source = destinations.split(destination), destinations.source(destination)
-        if only not in (None, destination):
-            continue
-        tasks.append(
-            ReduceTask(
-                name=shard_name(split, numbers[split]),
-                destination=destination,
-                destinations=destinations,
-                num_units=len(plan.units),
-                num_sources=plan.first_source + len(sources),
-                first_source=plan.first_source,
-                source=None if source is None else sources[source].name,
-                record_tokens=settings.record_tokens,
-                seed=settings.seed,
-                exact_deduplication=plan.config.deduplication.exact,
-                vocab_size=tokenizer.vocab_size,
-                token_dtype=dtype_name(tokenizer),
-                tokenizer_folder=storage.absolute(tokenizer.url),
-                tokenizer_fingerprint=tokenizer.fingerprint,
-                work_folder=storage.absolute(plan.work_folder(output)),
-                output_folder=storage.absolute(output),
-            )
-        )
-        numbers[split] += 1
-    return tasks
+        split = plan.destinations.split(destination)
+        if only in (None, destination):
+            shards.append(Shard(shard_name(split, numbers[split]), destination))
+            numbers[split] += 1
+    return shards
 
 
-def _run(plan: Plan, tasks: Sequence[ReduceTask], runner: PhaseRunner, name: str) -> ShardTotals:
-    """Run the unfinished tasks; return the totals of all."""
-    runner.run("writing", reduce_shard, tasks, result_url, lambda task: 1, ("shards", 1.0))
-    urls = [result_url(task) for task in tasks]
-    work_folder = tasks[0].work_folder if tasks else ""
-    sums = add_up_results(urls, _add_up_shards, work_folder, name, runner)
+def _run(job: Job, to_make: Sequence[Shard], runner: PhaseRunner, name: str) -> ShardTotals:
+    """Make the unfinished shards; return the totals of all."""
+    url_of = functools.partial(result_url, job)
+    runner.run("writing", job.task(reduce_shard), to_make, url_of, lambda shard: 1, ("shards", 1.0))
+    sums = add_up_results(list(map(url_of, to_make)), _add_up_shards, job.work_folder, name, runner)
     shards = [ShardRecord.model_validate(values) for each in sums for values in each["shards"]]
     empty = [ShardRecord.model_validate(values) for each in sums for values in each["empty"]]
-    dropped = tuple(Counter[str]() for _ in plan.config.sources)
+    dropped = tuple(Counter[str]() for _ in job.reading.names)
     for source, reason, count in (drop for each in sums for drop in each["dropped"]):
         dropped[source][reason] += count
     smallest = [(*each["smallest"],) for each in sums if each["smallest"] is not None]
@@ -264,10 +219,6 @@ def _add_up_groups(urls: Sequence[str]) -> dict[str, Any]:
         "counts": list(document_counts.items()),
         "dropped": [(source, reason, count) for (source, reason), count in sorted(dropped.items())],
     }
-
-
-def _gathered(task: GatherTask) -> str:
-    return gathered_url(task.work_folder, task.group)
 
 
 def _report_hold_out(plan: Plan, summary: MapSummary) -> None:

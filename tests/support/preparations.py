@@ -73,7 +73,7 @@ def filter_step(entry: Any, **parameters: Any) -> Step:
 
 def forget_filters() -> None:
     """Load filters again when they are used next, as another process would."""
-    registry._last.clear()
+    registry._steps.clear()
 
 
 def filter_identity(entry: Any, **parameters: Any) -> Mapping[str, Any]:

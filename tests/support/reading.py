@@ -27,12 +27,10 @@ def units_of(path: str | Path, settings: DocumentSettings = DEFAULTS, unit_bytes
     return split_into_units(str(path), Path(path).stat().st_size, unit_bytes, 0, settings.txt_documents)
 
 
-def reader_of(
-    source: str | Path | InputUnit, settings: DocumentSettings = DEFAULTS, text_field: str | None = None
-) -> DocumentReader:
+def reader_of(source: str | Path | InputUnit, settings: DocumentSettings = DEFAULTS) -> DocumentReader:
     """A reader of a file that is one unit, or of a unit."""
     (unit,) = [source] if isinstance(source, InputUnit) else units_of(source, settings)
-    return DocumentReader(unit, settings, text_field)
+    return DocumentReader(unit, settings)
 
 
 class Filtered:
