@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from data_prep import Document, Tokenizer
-from data_prep.executors.executors import Executor
+from data_prep.executors.executors import Executor, shared
 from data_prep.executors.process_executor import ProcessExecutor
 from tests.support.preparations import Planned, filter_settings, planned, write_texts
 
@@ -83,18 +83,22 @@ def test_a_long_list_of_a_filter_goes_to_each_of_two_processes_once_for_a_thousa
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"199999.example" in path.read_bytes()]
 
 
+def is_listed(listed: Listed, number: int) -> str | None:
+    return listed(Document(f"{number}.example.org"))
+
+
 @pytest.mark.long
 @pytest.mark.spawn
-def test_a_long_list_of_a_filter_goes_to_each_dask_worker_once(
-    files: Path, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_what_a_thousand_units_share_goes_to_each_dask_worker_once(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     from data_prep.executors.dask_executor import DaskExecutor
 
-    plan, _ = plan_of(files, tokenizer, tmp_path / "notes")
+    task = shared(is_listed, Listed(tmp_path / "notes"))
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         DaskExecutor(cluster.scheduler_address) as executor,
     ):
-        processes = make_and_count(plan, tmp_path / "out", executor, tmp_path / "notes")
-    assert 1 <= len(processes) <= 2 and set(processes.values()) == {1}
+        assert [result for _, result in executor.run(task, range(NUM_FILES))] == ["listed"] * NUM_FILES
+    processes = Counter((tmp_path / "notes").read_text().split())
+    assert set(processes.values()) == {1}
+    assert 1 <= len(processes.keys() - {str(os.getpid())}) <= 2, "besides the scheduler, which runs in this process"
