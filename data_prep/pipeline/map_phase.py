@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +15,7 @@ from data_prep.config.preparation_config import Source
 from data_prep.dataset.manifest_records import step_of
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.executors.phases import PhaseRunner, add_up_results, unfinished
+from data_prep.executors.tally import Counts, Tally
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_task import PartRead, map_unit, sections_url
 from data_prep.pipeline.plan import Plan
@@ -98,78 +97,45 @@ def summarize(plan: Plan, job: Job, runner: PhaseRunner) -> MapSummary:
     Raises:
         UserError: there is no document.
     """
-    dropped = tuple(Counter[str]() for _ in plan.config.sources)
-    languages = tuple(DocumentLanguages() for _ in plan.config.sources)
-    document_counts = np.zeros(plan.destinations.num_sections, np.int64)
-    digests: list[str] = []
-    cut_words = [0] * len(plan.config.sources)
-    num_documents, num_empty_files = Counter[int](), Counter[int]()
-    urls = list(map(unit_url(job), plan.units))
-    for total in add_up_results(urls, _add_up, job.work_folder, "units", runner) if urls else ():
-        for source, values in total["sources"]:
-            _check_reading(plan, source, values["readings"])
-            dropped[source].update(values["dropped"])
-            languages[source].merge(DocumentLanguages(**values["languages"]))
-            cut_words[source] += values["cut_words"]
-            num_documents[source] += values["documents"]
-            num_empty_files[source] += values["empty_files"]
-        document_counts += np.array(total["document_counts"], np.int64)
-        digests += total["digests"]
+    tally = add_up_results(list(map(unit_url(job), plan.units)), _of_unit, job.work_folder, "units", runner)
+    sources = range(len(plan.config.sources))
+    dropped, cut_words, num_documents = tally.dropped(len(sources)), tally.of("cut_words"), tally.of("documents")
+    num_empty_files, languages = tally.of("empty_files"), tuple(DocumentLanguages() for _ in sources)
+    for source, reading, found in tally.lists.get("units", ()):
+        _check_reading(plan, source, reading)
+        languages[source].merge(DocumentLanguages(**found))
+    document_counts = tally.arrays.get("documents", np.zeros(plan.destinations.num_sections, np.int64))
     if not document_counts.any():
         raise _nothing_left(plan, sum(dropped, Counter()), num_empty_files.total())
-    check_sources(plan, dropped, [num_documents[number] for number in range(len(plan.config.sources))], num_empty_files)
+    check_sources(plan, dropped, [num_documents[number] for number in sources], num_empty_files)
     _warn_of_empty_files(plan, num_documents, num_empty_files)
     _warn_of_languages(plan, languages)
     _warn_of_cut_words(plan, cut_words)
     _warn_of_takedowns(plan, dropped)
-    return MapSummary(dropped, document_counts, tuple(digests), tuple(cut_words))
+    digests = tuple(tally.lists.get("digests", ()))
+    return MapSummary(dropped, document_counts, digests, tuple(cut_words[number] for number in sources))
 
 
-def _add_up(urls: Sequence[str]) -> dict[str, Any]:
-    """Return the sum of the summaries of units."""
-    document_counts: np.ndarray | int = 0
-    dropped: dict[int, Counter[str]] = {}
-    languages: dict[int, DocumentLanguages] = {}
-    cut_words, num_documents, num_empty_files = Counter[int](), Counter[int](), Counter[int]()
-    digests: list[str] = []
-    readings: dict[int, set[str]] = {}
-    for url in urls:
-        values, counts = read_summary(url)
-        source: int = values["source"]
-        dropped.setdefault(source, Counter()).update(values["dropped"])
-        languages.setdefault(source, DocumentLanguages()).merge(DocumentLanguages(**values["languages"]))
-        readings.setdefault(source, set()).add(values.get("reading", ""))  # earlier releases had none
-        cut_words[source] += values["cut_words"]
-        num_documents[source] += int(counts.sum())
-        num_empty_files[source] += values.get("empty_files", 0)
-        digests += [PartRead(*part).sha256 for part in values["parts"]]
-        document_counts = document_counts + counts
-    sources = [
-        [
-            source,
-            {
-                "dropped": dropped[source],
-                "languages": dataclasses.asdict(languages[source]),
-                "cut_words": cut_words[source],
-                "documents": num_documents[source],
-                "empty_files": num_empty_files[source],
-                "readings": sorted(readings[source]),
-            },
-        ]
-        for source in dropped
-    ]
-    return {"document_counts": np.asarray(document_counts).tolist(), "digests": digests, "sources": sources}
+def _of_unit(url: str) -> Tally:
+    values, document_counts = read_summary(url)
+    source: int = values["source"]
+    counts: Counts = Counter({("dropped", source, reason): count for reason, count in values["dropped"].items()})
+    counts["documents", source] = int(document_counts.sum())
+    counts["cut_words", source], counts["empty_files", source] = values["cut_words"], values.get("empty_files", 0)
+    digests = [PartRead(*part).sha256 for part in values["parts"]]
+    unit = [source, values.get("reading"), values["languages"]]  # earlier releases did not write how it was read
+    return Tally(counts, {"documents": document_counts}, {"digests": digests, "units": [unit]})
 
 
-def _check_reading(plan: Plan, source: int, readings: Sequence[str]) -> None:
-    """Check how the units of a source were read.
+def _check_reading(plan: Plan, source: int, reading: str | None) -> None:
+    """Check how a unit of a source was read.
 
     Raises:
-        UserError: not as the plan says: a worker of an earlier run wrote one after the settings were changed.
+        UserError: not as the plan says: a worker of an earlier run wrote it after the settings were changed.
     """
-    if set(readings) - {"", plan.reading.identity(source)}:
+    if reading not in (None, plan.reading.identity(source)):
         raise UserError(
-            f"units of source {plan.config.sources[source].name} were read with other settings, by a worker of an "
+            f"a unit of source {plan.config.sources[source].name} was read with other settings, by a worker of an "
             "earlier run that was still running",
             fix="end all workers of earlier runs, and run the command again with --fresh",
             code="other-preparation",
@@ -238,9 +204,9 @@ def _warn_of_empty_files(plan: Plan, num_documents: Mapping[int, int], num_empty
             warn_of_source(source, f"{counted(num_empty_files[number], 'file')} without a document")
 
 
-def _warn_of_cut_words(plan: Plan, cut_words: Sequence[int]) -> None:
-    for source, count in zip(plan.config.sources, cut_words, strict=True):
-        if count:
+def _warn_of_cut_words(plan: Plan, cut_words: Mapping[int, int]) -> None:
+    for number, source in enumerate(plan.config.sources):
+        if count := cut_words.get(number):
             what = f"{counted(count, 'word')} of over {MAX_WORD_BYTES:,} bytes without a space, encoded in parts"
             warn_of_source(source, what)
 

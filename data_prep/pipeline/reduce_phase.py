@@ -6,25 +6,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.counts import pack_counts, unpack_counts
+from data_prep.dataset.counts import SOURCE_COLUMNS
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord
 from data_prep.dataset.shards import shard_name
 from data_prep.executors.phases import PhaseRunner, add_up_results
+from data_prep.executors.tally import Counts, Tally, unpack_counts
 from data_prep.pipeline.gather_task import gather_group, gathered_url
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.plan import Plan
-from data_prep.pipeline.reduce_task import Shard, read_result, reduce_shard, result_url
+from data_prep.pipeline.reduce_task import Shard, reduce_shard, result_url
 from data_prep.pipeline.sections import read_summary
+from data_prep.storage.work_files import read_state
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,10 @@ def gather(job: Job, summary: MapSummary, runner: PhaseRunner) -> MapSummary:
         return gathered_url(job.work_folder, group)
 
     runner.run("gathering", job.task(gather_group), groups, url, sizes.__getitem__, ("documents", 1.0))
-    counts = np.zeros(len(job.destinations), np.int64)
-    dropped = tuple(Counter(of_source) for of_source in summary.dropped)
-    for total in add_up_results(list(map(url, groups)), _add_up_groups, job.work_folder, "groups", runner):
-        for destination, count in total["counts"]:
-            counts[destination] += count
-        for source, reason, count in total["dropped"]:
-            dropped[source][reason] += count
+    tally = add_up_results(list(map(url, groups)), _of_group, job.work_folder, "groups", runner)
+    found = tally.of("documents")
+    counts = np.array([found[destination] for destination in range(len(job.destinations))], np.int64)
+    dropped = tuple(map(operator.add, summary.dropped, tally.dropped(len(summary.dropped))))
     return dataclasses.replace(summary, document_counts=counts, dropped=dropped)
 
 
@@ -155,70 +155,42 @@ def _run(job: Job, to_make: Sequence[Shard], runner: PhaseRunner, name: str) -> 
     """Make the unfinished shards; return the totals of all."""
     url_of = functools.partial(result_url, job)
     runner.run("writing", job.task(reduce_shard), to_make, url_of, lambda shard: 1, ("shards", 1.0))
-    sums = add_up_results(list(map(url_of, to_make)), _add_up_shards, job.work_folder, name, runner)
-    shards = [ShardRecord.model_validate(values) for each in sums for values in each["shards"]]
-    empty = [ShardRecord.model_validate(values) for each in sums for values in each["empty"]]
-    dropped = tuple(Counter[str]() for _ in job.reading.names)
-    for source, reason, count in (drop for each in sums for drop in each["dropped"]):
-        dropped[source][reason] += count
-    smallest = [(*each["smallest"],) for each in sums if each["smallest"] is not None]
+    tally = add_up_results(list(map(url_of, to_make)), _of_shard, job.work_folder, name, runner)
+    records = sorted(map(ShardRecord.model_validate, tally.lists.get("shards", ())), key=lambda shard: shard.name)
+    empty = [shard for shard in records if not shard.documents]
+    no_sources = np.zeros((job.first_source + len(job.reading.names), len(SOURCE_COLUMNS)), np.int64)
+    no_tokens = np.zeros(job.vocab_size, np.int64)
     return ShardTotals(
-        shards=tuple(sorted(shards, key=lambda shard: shard.name)),
+        shards=tuple(shard for shard in records if shard.documents),
         empty=tuple(file.name for shard in empty for file in (shard, shard.index)),
         detached_provenance=tuple(shard.provenance for shard in empty if shard.provenance is not None),
-        dropped=dropped,
-        source_counts=sum(np.array(each["source_counts"], np.int64) for each in sums),  # type: ignore[arg-type]  # sum begins with 0
-        token_counts={
-            split: sum(unpack_counts(each["token_counts"][split]) for each in sums)  # type: ignore[misc]  # sum begins with 0
-            for split in ("train", "valid")
-        },
-        smallest=min(smallest, default=None),
+        dropped=tally.dropped(len(job.reading.names)),
+        source_counts=tally.arrays.get("sources", no_sources),
+        token_counts={split: tally.arrays.get(split, no_tokens) for split in ("train", "valid")},
+        smallest=min(map(tuple, tally.lists.get("smallest", ())), default=None),
     )
 
 
-def _add_up_shards(urls: Sequence[str]) -> dict[str, Any]:
-    """Return the sum of the results of shards; the first one has the shapes of the counts."""
-    token_counts: dict[str, Any] = {"train": 0, "valid": 0}
-    source_counts: Any = 0
-    dropped = Counter[tuple[int, str]]()
-    shards: list[Any] = []
-    empty: list[Any] = []
-    smallest: list[tuple[int, int, int]] = []
-    for url in urls:
-        result = read_result(url)
-        split = result.shard.name.partition("-")[0]
-        for name in token_counts:
-            token_counts[name] = token_counts[name] + (
-                result.token_counts if name == split else 0 * result.token_counts
-            )
-        source_counts = source_counts + result.source_counts
-        for source, reason, count in result.dropped:
-            dropped[source, reason] += count
-        (shards if result.shard.documents else empty).append(result.shard.model_dump(mode="json"))
-        if split == "train" and result.smallest_id is not None:
-            smallest.append((result.smallest_id, result.destination, result.shard.documents))
-    return {
-        "shards": shards,
-        "empty": empty,
-        "dropped": [(source, reason, count) for (source, reason), count in sorted(dropped.items())],
-        "source_counts": np.asarray(source_counts).tolist(),
-        "token_counts": {name: pack_counts(np.asarray(counts)) for name, counts in token_counts.items()},
-        "smallest": min(smallest, default=None),
-    }
+def _of_shard(url: str) -> Tally:
+    values = read_state(url)
+    shard, smallest = values["shard"], values["smallest_id"]
+    split = shard["name"].partition("-")[0]
+    arrays = {"sources": np.array(values["source_counts"], np.int64), split: unpack_counts(values["token_counts"])}
+    lists = {"shards": [shard]}
+    if split == "train" and smallest is not None:
+        lists["smallest"] = [[smallest, values["destination"], shard["documents"]]]
+    return Tally(_drops(values), arrays, lists)
 
 
-def _add_up_groups(urls: Sequence[str]) -> dict[str, Any]:
-    """Return the sums over groups: documents of each destination, and dropped documents."""
-    document_counts, dropped = Counter[int](), Counter[tuple[int, str]]()
-    for url in urls:
-        values, counts = read_summary(url)
-        document_counts.update(dict(zip(values["members"], counts.tolist(), strict=True)))
-        for source, reason, count in values["dropped"]:
-            dropped[source, reason] += count
-    return {
-        "counts": list(document_counts.items()),
-        "dropped": [(source, reason, count) for (source, reason), count in sorted(dropped.items())],
-    }
+def _of_group(url: str) -> Tally:
+    values, counts = read_summary(url)
+    tally, held = Tally(_drops(values)), zip(values["members"], counts.tolist(), strict=True)
+    tally.counts.update({("documents", destination): count for destination, count in held})
+    return tally
+
+
+def _drops(values: Mapping[str, Any]) -> Counts:
+    return Counter({("dropped", source, reason): count for source, reason, count in values["dropped"]})
 
 
 def _report_hold_out(plan: Plan, summary: MapSummary) -> None:

@@ -11,18 +11,18 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.counts import PieceText, RecordCounts, pack_counts, unpack_counts
-from data_prep.dataset.manifest_records import ShardRecord
+from data_prep.dataset.counts import PieceText, RecordCounts
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, write_provenance
 from data_prep.dataset.shard_index import starts_of
 from data_prep.dataset.shards import Record, write_shard
 from data_prep.deduplication.similarity_search import mix
+from data_prep.executors.tally import pack_counts
 from data_prep.pipeline.gather_task import gathered_url, selection_of, unit_sections
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.provenance_rows import unpack_provenance
 from data_prep.pipeline.sections import Section, read_sections, select_documents, take_runs
 from data_prep.storage import storage
-from data_prep.storage.work_files import read_state, write_state
+from data_prep.storage.work_files import write_state
 
 HELD_BYTES = 64 << 20
 """Tokens of a shard that are held in memory, in bytes; those of a larger shard lie in a temporary file."""
@@ -46,43 +46,11 @@ class Shard:
     counts_drops: bool = True
 
 
-@dataclass(frozen=True)
-class ReduceResult:
-    """A finished shard and its facts for the manifest.
-
-    Attributes:
-        dropped: source in the plan, reason, and number of dropped documents.
-        source_counts: (num_sources, 5) documents, sentences, tokens, words and bytes of text of each source.
-        token_counts: (vocab_size,) int64 how often each token id occurs.
-        smallest_id: of its documents; None if it is empty.
-    """
-
-    shard: ShardRecord
-    destination: int
-    dropped: tuple[tuple[int, str, int], ...]
-    source_counts: np.ndarray
-    token_counts: np.ndarray
-    smallest_id: int | None
-
-
 def result_url(job: Job, shard: Shard) -> str:
     """Return the URL of the file that marks the shard as done."""
     variants = {"only": shard.only, "without": shard.without}
     variant = "".join(f".{name}-{value:016x}" for name, value in variants.items() if value is not None)
     return storage.join(job.work_folder, f"{shard.name}.{shard.destination:06d}{variant}.done.json")
-
-
-def read_result(url: str) -> ReduceResult:
-    """Return the result of a finished task."""
-    values = read_state(url)
-    return ReduceResult(
-        shard=ShardRecord.model_validate(values["shard"]),
-        destination=values["destination"],
-        dropped=tuple((source, reason, count) for source, reason, count in values["dropped"]),
-        source_counts=np.array(values["source_counts"], np.int64),
-        token_counts=unpack_counts(values["token_counts"]),
-        smallest_id=values["smallest_id"],
-    )
 
 
 def reduce_shard(job: Job, shard: Shard) -> int:

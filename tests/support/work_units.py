@@ -29,10 +29,11 @@ from data_prep.pipeline.destinations import Destinations as Destinations
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_task import map_unit, sections_url
-from data_prep.pipeline.reduce_task import Shard, read_result, reduce_shard, result_url
+from data_prep.pipeline.reduce_task import Shard, reduce_shard, result_url
 from data_prep.pipeline.sections import Section as Section
 from data_prep.pipeline.sections import SectionWriter, join_sections, read_sections, read_summary
 from data_prep.pipeline.units import Unit
+from data_prep.storage.work_files import read_state
 from data_prep.tokenizer import word_cache
 from tests.support.reading import digest_of, units_of
 
@@ -137,7 +138,7 @@ class OneShard:
     @property
     def dropped(self) -> list[tuple[int, str, int]]:
         """Source, reason and number of dropped documents."""
-        return list(read_result(result_url(self.job, self.shard)).dropped)
+        return [(*each,) for each in read_state(result_url(self.job, self.shard))["dropped"]]
 
 
 def encoded(
