@@ -103,23 +103,16 @@ class SourceReading:
         """
         if source not in self._chains:
             check_formats(self.settings[source].formats, self.formats)
-            self._chains[source] = FilterChain(self.settings[source], self.fingerprints[source])
+            settings, fingerprint = self.settings[source], self.fingerprints[source]
+            self._chains[source] = FilterChain(settings, planned_filters(settings, fingerprint))
         return self._chains[source]
 
 
 class FilterChain:
-    """The filters and transforms of `settings.filters` in order, ready to run in this process.
+    """The filters and transforms of a source in order; the settings are those of its documents."""
 
-    Args:
-        fingerprint: `filters_fingerprint` of the plan; None makes the filters of the code and files of now.
-
-    Raises:
-        UserError: a filter cannot be made, or differs from that of the plan.
-    """
-
-    def __init__(self, settings: DocumentSettings, fingerprint: str | None = None) -> None:
-        self._settings = settings
-        self._steps = configured_filters(settings) if fingerprint is None else planned_filters(settings, fingerprint)
+    def __init__(self, settings: DocumentSettings, steps: Sequence[Step]) -> None:
+        self._settings, self._steps = settings, steps
 
     def apply(
         self, reader: DocumentReader, on_drop: Callable[[Document, str], None] = lambda document, reason: None

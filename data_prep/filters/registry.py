@@ -223,11 +223,6 @@ def described_filters(entries: Sequence[FilterSettings]) -> list[dict[str, Any]]
     return [dict(step.identity) for step in load_filters(entries)]
 
 
-def filters_fingerprint(entries: Sequence[FilterSettings]) -> str:
-    """Return the `fingerprint_of` the steps that are made now."""
-    return fingerprint_of(described_filters(entries))
-
-
 def fingerprint_of(described: Sequence[Mapping[str, Any]]) -> str:
     """Return the sha256 of the identities of all steps; empty without filters."""
     plain = list(map(dict, described))

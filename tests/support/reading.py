@@ -17,6 +17,7 @@ from data_prep.documents.input_files import relative_name as relative_name
 from data_prep.documents.input_units import InputUnit, split_into_units
 from data_prep.documents.rejects import BadInput as BadInput
 from data_prep.filters.chain import FilterChain
+from data_prep.filters.registry import configured_filters, planned_filters
 
 DEFAULTS = DocumentSettings()
 SKIP = DocumentSettings(on_bad_input="skip")
@@ -39,7 +40,8 @@ class Filtered:
     def __init__(self, path: Path, settings: DocumentSettings, fingerprint: str | None = None, **options: Any) -> None:
         (unit,) = units_of(path)
         self.reader = DocumentReader(unit, settings, source="web")
-        self._chain, self._options = FilterChain(settings, fingerprint), options
+        steps = configured_filters(settings) if fingerprint is None else planned_filters(settings, fingerprint)
+        self._chain, self._options = FilterChain(settings, steps), options
 
     def __iter__(self) -> Iterator[Document]:
         return self._chain.apply(self.reader, **self._options)

@@ -21,12 +21,11 @@ from data_prep.filters.chain import SourceReading, filter_identities
 from data_prep.filters.registry import (
     described_filters,
     filter_settings,
-    filters_fingerprint,
     load_filters,
 )
 from data_prep.storage import remote_reader, storage
 from tests.support.error_codes import coded
-from tests.support.preparations import config_of
+from tests.support.preparations import config_of, filters_fingerprint
 
 SHORT, LONG = Document("short"), Document("x" * 100)
 LIMIT = 10
@@ -137,9 +136,8 @@ def test_the_identity_has_name_parameters_version_and_source(module: Path) -> No
     assert fingerprint != filters_fingerprint([filter_settings("own_filters:shorter", characters=11)])
     assert fingerprint != filters_fingerprint([filter_settings("own_filters:shorter", version="2")])
     module.write_text(MODULE + "# changed\n")
-    command = (
-        "from data_prep.filters.registry import *; print(filters_fingerprint([filter_settings('own_filters:shorter')]))"
-    )
+    described = "described_filters([filter_settings('own_filters:shorter')])"
+    command = f"from data_prep.filters.registry import *; print(fingerprint_of({described}))"
     path = {"PYTHONPATH": f"{module.parent}:{Path(__file__).parents[3]}"}
     changed = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, env=path)
     assert changed.stdout.strip() not in ("", fingerprint)
