@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from types import TracebackType
@@ -101,7 +102,9 @@ class DaskExecutor:
             return
         call = functools.partial(_run_unit, options=storage.options(), folder=os.getcwd())
         # A result of its own, which every worker fetches once, and which Dask makes again if its workers are killed.
-        shared = self._client.submit(_same, task, pure=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sending large graph", UserWarning)  # once, which is the least
+            shared = self._client.submit(_same, task, pure=False)
         # Not pure: a unit runs again if its result was removed. No retries: storage has its own, and a user's mistake
         # stays one.
         futures = self._client.map(call, units, task=shared, pure=False, retries=0, key=task.__name__)
