@@ -10,7 +10,7 @@ from typing import Any
 from data_prep.base.errors import UsageError
 from data_prep.base.load_settings import check_texts, load_settings, validate_settings
 from data_prep.base.settings import merged, plain
-from data_prep.config.preparation_config import COMMAND_LINE_SOURCE, PreparationConfig, Source
+from data_prep.config.preparation_config import COMMAND_LINE_SOURCE, FilterSettings, PreparationConfig, Source
 from data_prep.storage import storage
 
 Config = str | Path | Mapping[str, Any] | PreparationConfig | None
@@ -67,27 +67,46 @@ def resolve_config(
         named_paths = {"name": source_name or COMMAND_LINE_SOURCE, "input": [os.fspath(path) for path in paths]}
         changes["sources"] = [named_paths if input_format is None else {**named_paths, "format": input_format}]
     elif sources:
-        changes["sources"] = plain(list(sources))
+        changes["sources"] = [_without_filters(source) for source in sources]
     if changes:
         named = validate_settings(
             PreparationConfig, {**changes, "total_tokens": resolved.total_tokens}, "the arguments"
         )
-        resolved = resolved.model_copy(update={"sources": named.sources})
+        own = zip(named.sources, sources or [{}], strict=True)
+        resolved = resolved.model_copy(update={"sources": tuple(_with_filters(*each) for each in own)})
     if not resolved.sources:
         raise UsageError(
             "no input is given",
             fix="give --input FILES (in Python: inputs=), or sources in the configuration",
             code="missing-input",
         )
-    added = (filters,) if callable(filters) or isinstance(filters, (str, Mapping)) else tuple(filters)
-    if added:
-        from data_prep.filters.registry import filter_settings
-
-        entries = (*resolved.documents.filters, *map(filter_settings, added))
+    if added := _entries(filters):
+        entries = (*resolved.documents.filters, *added)
         documents = resolved.documents.model_copy(update={"filters": entries})
         resolved = resolved.model_copy(update={"documents": documents})
     storage.configure(resolved.storage_options)
     return resolved
+
+
+def _entries(filters: Filters) -> tuple[FilterSettings, ...]:
+    """Return the entries of filters that may be functions."""
+    given = (filters,) if callable(filters) or isinstance(filters, (str, Mapping)) else tuple(filters)
+    if not given:
+        return ()
+    from data_prep.filters.registry import filter_settings
+
+    return tuple(map(filter_settings, given))
+
+
+def _without_filters(source: Source | Mapping[str, Any]) -> Any:
+    return plain({**source, "filters": None} if isinstance(source, Mapping) and "filters" in source else source)
+
+
+def _with_filters(source: Source, given: Source | Mapping[str, Any]) -> Source:
+    """Return a source with its own filters, which may be functions and are no plain values then."""
+    if not isinstance(given, Mapping) or given.get("filters") is None:
+        return source
+    return source.model_copy(update={"filters": _entries(given["filters"])})
 
 
 def _load(config: Config, overrides: Sequence[str]) -> PreparationConfig:

@@ -14,7 +14,7 @@ from data_prep.executors.executors import Executor, ExecutorOptions, num_workers
 from data_prep.executors.process_executor import ProcessExecutor
 from data_prep.executors.worker_server import default_num_workers
 from data_prep.pipeline.inheritance import Inherited, inherit
-from data_prep.pipeline.map_task import load_tokenizer
+from data_prep.pipeline.job import load_tokenizer
 from data_prep.pipeline.plan import Plan, make_plan, text_bytes
 from data_prep.storage import storage
 from data_prep.storage.hub import download_from_hub, hub_name

@@ -51,7 +51,8 @@ def prepare(
         add_to: data set to add the sources to, instead of `output`; they pass its filters and deduplication. Functions
             among its filters must be given again.
         allow_other_filters: with `add_to`, allow other filters or deduplication; the data card states the differences.
-        sources: named sources instead of `inputs`, such as `{"name": "wiki", "input": "wiki/*.jsonl.gz"}`.
+        sources: named sources instead of `inputs`, such as `{"name": "wiki", "input": "wiki/*.jsonl.gz"}`; `filters` of
+            one of them are as the argument of this name, and hold instead of it.
         filters: functions `Document -> str | None` (the reason for dropping) or `Document -> Document`, names, or
             entries as in YAML; functions of a notebook reach workers by value.
         config: YAML file or nested mapping, such as `{"shards": {"min_shards": 2}}`; its `storage_options` hold

@@ -26,6 +26,7 @@ from data_prep.tokenizer_training.sampling import draw_sample
 from data_prep.tokenizer_training.training import check_vocab_size, train_on_sample
 
 _WORK_FOLDER = ".sampling"
+_OWN_FIELDS = {"language_field", "id_field", "url_field"}
 
 
 class TokenizerRequest(NamedTuple):
@@ -170,7 +171,7 @@ def train(request: TokenizerRequest, executor: str | Executor, scheduler: str | 
 def _described(request: TokenizerRequest) -> dict[str, Any]:
     """Return what the tokenizer depends on, apart from its own settings."""
     config, sources = request.config, request.config.sources
-    documents = config.documents.model_dump(mode="json")
+    documents = config.documents.model_dump(mode="json", exclude={"format"})
     documents["filters"] = described_filters(config.documents.filters)
     documents["formats"] = described_formats((file.url, file.format) for file in request.inputs)
     return {
@@ -180,7 +181,12 @@ def _described(request: TokenizerRequest) -> dict[str, Any]:
             for file in request.inputs
         ],
         "sources": {
-            source.name: source.model_dump(mode="json", include={"language", "text_field"}) for source in sources
+            source.name: {
+                **source.model_dump(mode="json", include={"language", "text_field"}),
+                **source.model_dump(mode="json", include=_OWN_FIELDS, exclude_none=True),
+                **({} if source.filters is None else {"filters": described_filters(source.filters)}),
+            }
+            for source in sources
         },
         "documents": documents,
     }

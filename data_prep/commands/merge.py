@@ -10,7 +10,8 @@ import argparse
 
 from data_prep.api.preparation_request import plan_preparation
 from data_prep.commands.shards import add_shard_making, executor, print_result, requested, stopping_on_signals
-from data_prep.pipeline.map_phase import map_tasks, units_left
+from data_prep.pipeline.job import Job
+from data_prep.pipeline.map_phase import units_left
 from data_prep.pipeline.preparation import clear, merge_ranges
 from data_prep.pipeline.work_folder import refuse_to_undo_changes
 from data_prep.storage import storage
@@ -42,5 +43,5 @@ def run(arguments: argparse.Namespace, overrides: list[str]) -> None:
             clear(preparation.plan, preparation.tokenizer, preparation.output)
         print(f"{'would clear' if arguments.dry_run else 'cleared'} {output}; now run all of its ranges")
         return
-    left = units_left(map_tasks(preparation.plan, preparation.tokenizer, preparation.output))
+    left = units_left(Job.of(preparation.plan, preparation.tokenizer, preparation.output), preparation.plan.units)
     print(f"would write the shards of {output}; {left} of {len(preparation.plan.units)} units are not done yet")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field, PositiveInt, PrivateAttr, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, PositiveInt, PrivateAttr, field_validator, model_validator
 
 from data_prep.base.settings import PathText, SettingError, Settings, Weight, plain
 from data_prep.tokenizer.tokenizer_info import TokenizerSettings
@@ -17,54 +17,17 @@ COMMAND_LINE_SOURCE = "corpus"
 WITHOUT_EFFECT = frozenset({"tokenizer", "storage_options", "keep_dropped", "num_workers"})
 """Sections and settings on which the shards do not depend; all others are part of a data set's identity."""
 
+INHERITED_BY_SOURCES = ("text_field", "language", "language_field", "id_field", "url_field", "format", "filters")
+"""Settings of a source whose default is that of `documents`."""
+
 WORKER_BASE_BYTES, WORKER_DOCUMENT_COPIES = 256 << 20, 20
 
 
-class Source(Settings):
-    """A named source of text and what its license asks to state."""
+def _one_spelling(value: str) -> str:
+    return value if ":" in value else value.lower().removeprefix(".")
 
-    name: Annotated[str, Field(min_length=1)] = Field(description="name in the manifest")
-    input: tuple[PathText, ...] = Field(
-        min_length=1, description="files, URLs or glob patterns such as corpus/*.jsonl.gz"
-    )
-    format: Annotated[str, Field(min_length=1)] | None = Field(
-        None,
-        description="format of its files whatever their names end in, such as jsonl, jsonl.gz or module:function; by "
-        "default that of each file's ending",
-    )
-    url: str | None = Field(None, description="where the text comes from")
-    license: str | None = Field(None, description="license of the text, such as CC-BY-SA-4.0")
-    date: str | None = Field(None, description="date of the text, such as 2026-05-01")
-    language: str | None = Field(None, description="language of its sentences; by default documents.language")
-    text_field: str | None = Field(None, description="field or column of its text; by default documents.text_field")
-    weight: Weight | None = Field(
-        None, description="its share of training samples relative to the other sources' weights; by default its tokens"
-    )
-    max_tokens: PositiveInt | None = Field(None, description="tokens of it that a training run uses at most")
-    epochs: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
-        None, description="how often a training run uses each of its documents"
-    )
 
-    @property
-    def has_own_budget(self) -> bool:
-        """Whether its tokens in a run are set; it takes no part of the rest of `total_tokens`."""
-        return (self.max_tokens, self.epochs) != (None, None)
-
-    @field_validator("input", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
-
-    @field_validator("format")
-    @classmethod
-    def _one_spelling(cls, value: str | None) -> str | None:
-        return value if value is None or ":" in value else value.lower().removeprefix(".")
-
-    @field_validator("date", mode="before")
-    @classmethod
-    def _date_as_text(cls, value: Any) -> Any:
-        """YAML makes a date of 2026-05-01."""
-        return value.isoformat() if isinstance(value, datetime.date) else value
+FormatName = Annotated[str, Field(min_length=1), AfterValidator(_one_spelling)]
 
 
 class FilterFunction(NamedTuple):
@@ -103,7 +66,7 @@ class FilterSettings(Settings):
     def _is_a_mapping(cls, value: Any) -> Any:
         if isinstance(value, str):
             raise SettingError(
-                f"documents.filters holds {value!r}, not a mapping with the name of a filter",
+                f"a list of filters holds {value!r}, not a mapping with the name of a filter",
                 fix=f"write {{name: {value}}} and its parameters",
                 code="invalid-setting",
             )
@@ -161,6 +124,9 @@ class DocumentSettings(Settings):
     metadata_fields: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), description="fields or columns that filters read, such as [score, date]"
     )
+    format: FormatName | None = Field(
+        None, description="format of all files, as sources[].format; by default that of each file's ending"
+    )
     formats: dict[str, str] = Field(
         {}, description="custom input formats by file extension, such as {.xml: mypackage.dumps:read}"
     )
@@ -197,6 +163,54 @@ class DocumentSettings(Settings):
         Measured with documents of 60 MB: the wide string of a text with an emoji, its bytes, a token for every byte.
         """
         return WORKER_BASE_BYTES + WORKER_DOCUMENT_COPIES * self.max_document_bytes
+
+
+class Source(Settings):
+    """A named source of text and what its license asks to state."""
+
+    name: Annotated[str, Field(min_length=1)] = Field(description="name in the manifest")
+    input: tuple[PathText, ...] = Field(
+        min_length=1, description="files, URLs or glob patterns such as corpus/*.jsonl.gz"
+    )
+    format: FormatName | None = Field(
+        None,
+        description="format of its files whatever their names end in, such as jsonl, jsonl.gz or module:function; by "
+        "default documents.format",
+    )
+    url: str | None = Field(None, description="where the text comes from")
+    license: str | None = Field(None, description="license of the text, such as CC-BY-SA-4.0")
+    date: str | None = Field(None, description="date of the text, such as 2026-05-01")
+    language: str | None = Field(None, description="language of its sentences; by default documents.language")
+    text_field: str | None = Field(None, description="field or column of its text; by default documents.text_field")
+    language_field: str | None = Field(None, description="as documents.language_field, which is the default")
+    id_field: str | None = Field(None, description="as documents.id_field, which is the default")
+    url_field: str | None = Field(None, description="as documents.url_field, which is the default")
+    filters: tuple[FilterSettings, ...] | None = Field(
+        None, description="filters and transforms of its documents instead of documents.filters; [] for none"
+    )
+    weight: Weight | None = Field(
+        None, description="its share of training samples relative to the other sources' weights; by default its tokens"
+    )
+    max_tokens: PositiveInt | None = Field(None, description="tokens of it that a training run uses at most")
+    epochs: Annotated[float, Field(gt=0.0, le=1e6)] | None = Field(
+        None, description="how often a training run uses each of its documents"
+    )
+
+    @property
+    def has_own_budget(self) -> bool:
+        """Whether its tokens in a run are set; it takes no part of the rest of `total_tokens`."""
+        return (self.max_tokens, self.epochs) != (None, None)
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _date_as_text(cls, value: Any) -> Any:
+        """YAML makes a date of 2026-05-01."""
+        return value.isoformat() if isinstance(value, datetime.date) else value
 
 
 class DeduplicationSettings(Settings):
@@ -329,6 +343,11 @@ class PreparationConfig(Settings):
                 code="source-budgets-exceed-total",
             )
         return self
+
+    def documents_of(self, source: Source) -> DocumentSettings:
+        """How the documents of a source are read: as `documents` says where the source does not say otherwise."""
+        own = {name: value for name in INHERITED_BY_SOURCES if (value := getattr(source, name)) not in (None, "")}
+        return self.documents.model_copy(update=own) if own else self.documents
 
     @property
     def has_source_budgets(self) -> bool:

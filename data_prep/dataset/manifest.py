@@ -95,7 +95,11 @@ class Manifest(ManifestPart):
             if not all(isinstance(source.get("name"), str) for source in settings.get("sources", [])):
                 raise ValueError("a source has no name")
             kept = settings.get("safeguards", {"filters": []})
-            _list_of_mappings({"filters": None, **kept}, "filters")
+            own = kept.get("sources", {})
+            if not isinstance(own, dict):
+                raise ValueError("safeguards.sources is no mapping of filters")
+            for entries in [kept.get("filters"), *own.values()]:
+                _list_of_mappings({"filters": entries}, "filters")
             if kept.get("lists") is not None:
                 FileRecord.model_validate(kept["lists"])
             fraction = settings.get("shards", {}).get("valid_fraction", 0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -78,10 +79,14 @@ def _configuration(settings: Mapping[str, Any]) -> PreparationConfig | None:
         return None
     if len(described) != len(filters) or not all(isinstance(each, dict) for each in [*filters, *formats.values()]):
         return None
-    if any(entry.get("function") is True for entry in filters):
+    own = safeguards.get("sources", {})
+    if any(entry.get("function") is True for entry in itertools.chain(filters, *own.values())):
         return None
     paths = {ending: each["name"] for ending, each in formats.items() if ":" not in ending and "name" in each}
     values = {name: value for name, value in settings.items() if name not in NO_SETTINGS}
+    values["sources"] = [
+        {**each, "filters": own[each["name"]]} if each["name"] in own else each for each in settings.get("sources", [])
+    ]
     try:
         return PreparationConfig.model_validate(
             {**values, "documents": {**documents, "filters": filters, "formats": paths}}

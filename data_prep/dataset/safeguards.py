@@ -77,8 +77,11 @@ def _record(config: Mapping[str, Any]) -> FileRecord | None:
 
 def config_differences(theirs: Any, mine: Any, where: str) -> list[str]:
     """Return the differences of two settings, or sections of settings, called `where`."""
-    if where == "documents.filters":
-        return list(filter_differences(theirs or [], mine or []))
+    if where.rpartition(".")[2] == "filters":
+        return list(filter_differences(theirs or [], mine or [], where))
+    if where == "sources" and [each["name"] for each in theirs] == [each["name"] for each in mine]:
+        pairs = zip(theirs, mine, strict=True)
+        return [found for old, new in pairs for found in config_differences(old, new, f"source {new['name']}")]
     if isinstance(theirs, dict) and isinstance(mine, dict):
         return [
             difference
@@ -88,12 +91,14 @@ def config_differences(theirs: Any, mine: Any, where: str) -> list[str]:
     return [] if theirs == mine else [f"{where} was {json.dumps(theirs)} and is now {json.dumps(mine)}"]
 
 
-def filter_differences(theirs: Sequence[Mapping[str, Any]], mine: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Return the changed filters and what changed."""
+def filter_differences(
+    theirs: Sequence[Mapping[str, Any]], mine: Sequence[Mapping[str, Any]], where: str = "documents.filters"
+) -> Iterator[str]:
+    """Return the changed filters of a list and what changed."""
     names = [[each["name"] for each in filters] for filters in (theirs, mine)]
     if names[0] != names[1]:
         was, is_now = (", ".join(each) or "empty" for each in names)
-        yield f"documents.filters was {was} and is now {is_now}"
+        yield f"{where} was {was} and is now {is_now}"
         return
     for before, now in zip(theirs, mine, strict=True):
         if before.get("source_sha256") != now.get("source_sha256"):

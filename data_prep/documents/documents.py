@@ -37,7 +37,7 @@ from data_prep.text.cleaning import has_too_many_marks
 _HEAD_BYTES = 1 << 10
 
 
-def unit_sha256(unit: InputUnit, settings: DocumentSettings, text_field: str | None = None) -> str:
+def unit_sha256(unit: InputUnit, settings: DocumentSettings) -> str:
     """Compute `DocumentReader.sha256` of a unit without decoding its documents, which may be damaged."""
     use_formats(settings.formats)
     item, _, compression = format_of(unit.url, unit.format)
@@ -46,7 +46,7 @@ def unit_sha256(unit: InputUnit, settings: DocumentSettings, text_field: str | N
             return _hashing(raw, unit, b"").hexdigest()
         file = RangeHashingFile(raw, storage.redact(unit.url))
         try:
-            file.hash_ranges(item.outline(file, _part_of(unit), Fields.of(settings, text_field)).ranges)
+            file.hash_ranges(item.outline(file, _part_of(unit), Fields.of(settings)).ranges)
         except DamagedTable:
             return storage.sha256_of(unit.url)
         return file.hexdigest()
@@ -60,10 +60,12 @@ def beyond_sha256(unit: InputUnit, num_bytes: int) -> str:
 
 
 class DocumentReader:
-    """Iterator over the documents of a unit; `text_field` overrides that of the settings.
+    """Iterator over the documents of a unit; the settings are those of its source.
 
     Attributes:
-        dropped: number of documents left out, by reason; complete at the end, when it is also logged as a warning.
+        filtered: number of documents that a `FilterChain` leaves out, by reason.
+        dropped: number of all documents left out, by reason; complete at the end, when what reading left out is also
+            logged as a warning.
         languages: counts of the languages that documents name, where the settings have a field for it.
         sha256: digest of what was read, at the end: of a whole or compressed file its bytes, of a part of a text file
             the bytes of its range, of a format with an outline, such as Parquet, the ranges of that.
@@ -78,24 +80,23 @@ class DocumentReader:
         UserError: the disk or the connection fails.
     """
 
-    def __init__(
-        self, unit: InputUnit, settings: DocumentSettings, text_field: str | None = None, source: str = ""
-    ) -> None:
+    def __init__(self, unit: InputUnit, settings: DocumentSettings, source: str = "") -> None:
         self.sha256 = ""
         self.beyond = NOTHING_BEYOND
         self.num_rows: int | None = None
         self.bytes_read = 0
+        self.filtered: Counter[str] = Counter()
         self.languages = DocumentLanguages()
         self.is_quiet = False
         self.unit = unit
         self._settings = settings
         use_formats(settings.formats)
-        self._fields = Fields.of(settings, text_field, source)
+        self._fields = Fields.of(settings, source)
         self._rejects = Rejects(unit.url, settings, is_part=not unit.whole, begins_file=unit.start == 0)
 
     @property
     def dropped(self) -> Counter[str]:
-        return Counter(self._rejects.dropped)
+        return self._rejects.dropped + self.filtered
 
     @property
     def place(self) -> str:

@@ -50,21 +50,22 @@ def find_inputs(config: PreparationConfig) -> tuple[InputFile, ...]:
         UsageError: an input is missing, listed twice, a folder, of an unsupported type, or its name is not UTF-8; or a
             setting of a source is not UTF-8, or a language or format is unknown.
     """
-    own = {source.format: source.format for source in config.sources if source.format and ":" in source.format}
+    settings_of = [config.documents_of(source) for source in config.sources]
+    own = {each.format: each.format for each in settings_of if each.format and ":" in each.format}
     use_formats({**config.documents.formats, **own}, begins=True)
     found: list[tuple[int, str, str, str | None]] = []
-    for number, source in enumerate(config.sources):
-        check_language(source.language or config.documents.language)
+    for number, (source, settings) in enumerate(zip(config.sources, settings_of, strict=True)):
+        check_language(settings.language)
         for field, value in source:
             if isinstance(value, str):
                 check_encodable(value, f"a source's {field}")
-        if source.format is not None:
-            format_named(source.format)
-        patterns = ((pattern, expand(pattern, source.format is not None)) for pattern in source.input)
+        if settings.format is not None:
+            format_named(settings.format)
+        patterns = ((pattern, expand(pattern, settings.format is not None)) for pattern in source.input)
         named = [(url, relative_name(pattern, url)) for pattern, urls in patterns for url in urls]
         for url, _ in named:
             check_encodable(url, "input")
-        found.extend((number, url, name, _format_beyond_ending(url, source.format)) for url, name in sorted(named))
+        found.extend((number, url, name, _format_beyond_ending(url, settings.format)) for url, name in sorted(named))
     _check_named_once([(number, url) for number, url, *_ in found], config.sources)
     return tuple(storage.map_at_once(lambda file: _described(*file), found))
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from types import TracebackType
@@ -99,10 +100,14 @@ class DaskExecutor:
         """Run units as `Executor.run` does; Dask reruns the units and lost results of a killed worker on another."""
         if not units:
             return
-        call = functools.partial(_run_unit, task, storage.options(), os.getcwd())
+        call = functools.partial(_run_unit, options=storage.options(), folder=os.getcwd())
+        # A result of its own, which every worker fetches once, and which Dask makes again if its workers are killed.
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sending large graph", UserWarning)  # once, which is the least
+            shared = self._client.submit(_same, task, pure=False)
         # Not pure: a unit runs again if its result was removed. No retries: storage has its own, and a user's mistake
         # stays one.
-        futures = self._client.map(call, units, pure=False, retries=0, key=task.__name__)
+        futures = self._client.map(call, units, task=shared, pure=False, retries=0, key=task.__name__)
         unit_of = {future.key: unit for future, unit in zip(futures, units, strict=True)}
         try:
             for future in distributed.as_completed(futures, loop=self._client.loop):
@@ -139,11 +144,15 @@ class DaskExecutor:
                 code="release-mismatch",
             ) from error
         finally:
-            self._client.cancel([future for future in futures if future.key in unit_of])
+            self._client.cancel([shared, *(future for future in futures if future.key in unit_of)])
+
+
+def _same(task: Callable[[Unit], Result]) -> Callable[[Unit], Result]:
+    return task
 
 
 def _run_unit(
-    task: Callable[[Unit], Result], options: Mapping[str, Mapping[str, Any]], folder: str, unit: Unit
+    unit: Unit, task: Callable[[Unit], Result], options: Mapping[str, Mapping[str, Any]], folder: str
 ) -> Result:
     """Run the unit on a worker, with the storage options of the process that submitted it, in its working folder.
 

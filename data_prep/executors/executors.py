@@ -10,6 +10,7 @@ returns it. Users name it as `--executor module:function`; a package registers i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -48,8 +49,8 @@ class Executor(Protocol):
     def run(self, task: Callable[[Unit], Result], units: Sequence[Unit]) -> Iterator[tuple[Unit, Result]]:
         """Run the task on every unit, started in their order, and yield (unit, result) as they finish.
 
-        Task, units and results travel to other processes, so they must be picklable. The options of
-        `storage.configure` apply there too.
+        Task, units and results travel to other processes, so they must be picklable. A task may hold much that all
+        units share, so it should go to a process once. The options of `storage.configure` apply there too.
 
         Raises:
             UserError: a task raised it, or its processes were killed again and again.
@@ -74,6 +75,11 @@ class ExecutorOptions:
 
     num_workers: int = 1
     scheduler: str | None = None
+
+
+def shared(function: Callable[[Any, Unit], Result], job: Any) -> Callable[[Unit], Result]:
+    """Return a function of what all units share, and of a unit, as a task: what is shared goes to a process once."""
+    return functools.update_wrapper(functools.partial(function, job), function)
 
 
 def num_workers(wanted: int | None) -> int:

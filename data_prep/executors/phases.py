@@ -6,13 +6,14 @@ Many results are added up by the workers: no process reads all of them one by on
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from data_prep.base.errors import UserError
 from data_prep.base.progress import Progress
 from data_prep.executors.executors import Executor, run_units
+from data_prep.executors.tally import Tally
 from data_prep.storage import storage
 from data_prep.storage.locks import Lock
 from data_prep.storage.work_files import read_state, write_state
@@ -94,22 +95,18 @@ class AggregationTask:
     """Results to add up, and the file of the sum.
 
     Attributes:
-        add_up: a module-level function of URLs of results that returns a JSON value.
+        tally_of: a module-level function from the URL of a result to what it counts.
     """
 
-    add_up: Callable[[Sequence[str]], Any]
+    tally_of: Callable[[str], Tally]
     urls: tuple[str, ...]
     url: str
 
 
 def add_up_results(
-    urls: Sequence[str],
-    add_up: Callable[[Sequence[str]], Any],
-    work_folder: str,
-    name: str,
-    runner: PhaseRunner,
-) -> list[Any]:
-    """Return sums of at most `FAN_IN` results each, in order; this process adds up few results itself.
+    urls: Sequence[str], tally_of: Callable[[str], Tally], work_folder: str, name: str, runner: PhaseRunner
+) -> Tally:
+    """Return the sum of the results, in order; of more than `FAN_IN` the workers add up so many each.
 
     Args:
         name: of the files of the sums in the work folder; different results need different names.
@@ -118,16 +115,23 @@ def add_up_results(
         UserError: a result differs from what was written.
     """
     if len(urls) <= FAN_IN:
-        return [add_up(urls)]
+        return _sum(map(tally_of, urls))
     tasks = [
         AggregationTask(
-            add_up, tuple(urls[first : first + FAN_IN]), storage.join(work_folder, f"{name}-{first:07d}.json")
+            tally_of, tuple(urls[first : first + FAN_IN]), storage.join(work_folder, f"{name}-{first:07d}.json")
         )
         for first in range(0, len(urls), FAN_IN)
     ]
     runner.run("adding up", _aggregate, tasks, lambda task: task.url, lambda task: len(task.urls), ("results", 1.0))
-    return [read_state(task.url) for task in tasks]
+    return _sum(Tally.of_json(read_state(task.url)) for task in tasks)
+
+
+def _sum(tallies: Iterable[Tally]) -> Tally:
+    total = Tally()
+    for tally in tallies:
+        total += tally
+    return total
 
 
 def _aggregate(task: AggregationTask) -> None:
-    write_state(task.url, task.add_up(task.urls))
+    write_state(task.url, _sum(map(task.tally_of, task.urls)).as_json())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from data_prep.base.terminal import counted
-from data_prep.executors.worker_process import Worker, WorkerLost, ready_workers
+from data_prep.executors.worker_process import Packed, Worker, WorkerLost, ready_workers
 
 MAX_LOSSES = 3
 
@@ -47,18 +47,19 @@ class ProcessExecutor:
             self._start_workers(self.num_workers)
         except WorkerLost:
             self._end_workers(at_once=True)
+        packed = Packed.of(task)
         for worker in self._workers:
-            worker.begin(task, None, unit)
+            worker.begin(packed, None, unit)
 
     def run(self, task: Callable[[Unit], Result], units: Sequence[Unit]) -> Iterator[tuple[Unit, Result]]:
         if min(self.num_workers, len(units)) <= 1:
             for unit in units:
                 yield unit, task(unit)
             return
-        unfinished = dict(enumerate(units))
+        unfinished, packed = dict(enumerate(units)), Packed.of(task)
         for losses in range(1, MAX_LOSSES + 1):
             try:
-                for number, result in self._run_in_workers(task, unfinished):
+                for number, result in self._run_in_workers(packed, unfinished):
                     yield unfinished.pop(number), result
                 return
             except WorkerLost:
@@ -72,7 +73,7 @@ class ProcessExecutor:
             code="workers-killed",
         )
 
-    def _run_in_workers(self, task: Callable[[Unit], Result], units: dict[int, Unit]) -> Iterator[tuple[int, Result]]:
+    def _run_in_workers(self, task: Packed, units: dict[int, Unit]) -> Iterator[tuple[int, Any]]:
         """Yield (number, result) pairs as they come, also those that were done before a worker was killed."""
         waiting = list(units.items())[::-1]
         try:

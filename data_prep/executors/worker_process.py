@@ -10,6 +10,7 @@ functions that a script or notebook defines travel by value.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.spawn
@@ -21,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_prep.base.environment import environment_now
 from data_prep.base.garbage import collect_rarely
@@ -55,6 +56,20 @@ class _Traceback(Exception):
         return f"\n{self.args[0]}"
 
 
+class Packed(NamedTuple):
+    """A task, pickled once for all workers and units; another task has another number."""
+
+    number: int
+    data: bytes
+
+    @classmethod
+    def of(cls, task: object) -> Packed:
+        return cls(next(_numbers), _dumps(task))
+
+
+_numbers = itertools.count()
+
+
 class Worker:
     """The parent's end of a worker, which is idle or runs one unit.
 
@@ -74,6 +89,7 @@ class Worker:
         self.connection, theirs = context.Pipe()
         self.is_busy = False
         self.number: int | None = None
+        self._task: int | None = None
         arguments = (theirs, storage.options(), environment_now())
         process = context.Process(target=_serve, args=arguments, daemon=True)
         is_lost = False
@@ -92,11 +108,15 @@ class Worker:
             raise WorkerLost
         self._process = process
 
-    def begin(self, task: object, number: int | None, unit: object) -> None:
-        """Have the idle worker run `task(unit)`; if it was killed, `result` raises `WorkerLost`."""
+    def begin(self, task: Packed, number: int | None, unit: object) -> None:
+        """Have the idle worker run `task(unit)`; if it was killed, `result` raises `WorkerLost`.
+
+        The task goes to the worker with its first unit, and stays there until it gets another one.
+        """
         self.is_busy, self.number = True, number
+        new_task, self._task = (b"" if self._task == task.number else task.data), task.number
         # With every unit: a worker may outlive a preparation, and the next one has another login.
-        data = _dumps((task, unit, storage.options(), environment_now()))
+        data = pickle.dumps((new_task, _dumps(unit), storage.options(), environment_now()))
         with contextlib.suppress(*_LOST):
             self.connection.send_bytes(data)
 
@@ -143,11 +163,12 @@ class Worker:
 def _serve(connection: Connection, options: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str]) -> None:
     """Run tasks from the pipe until None arrives or the parent is gone."""
     _begin(options, environment)
+    task: list[Callable[[Any], Any]] = []
     with contextlib.suppress(*_LOST):
         while (work := connection.recv()) is not None:
-            task, unit, *current = work
+            new_task, unit, *current = work
             _enter(*current)
-            outcome = _outcome(task, unit)
+            outcome = _outcome(task, new_task, unit)
             try:
                 connection.send(outcome)
             except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -163,10 +184,12 @@ def _enter(options: Mapping[str, Mapping[str, Any]], environment: Mapping[str, s
         storage.configure(options)
 
 
-def _outcome(task: Callable[[Any], Any], unit: Any) -> tuple[Any, BaseException | None, str]:
-    """Run the task; return its result, or its error and traceback."""
+def _outcome(task: list[Callable[[Any], Any]], new_task: bytes, unit: bytes) -> tuple[Any, BaseException | None, str]:
+    """Run the task, of which the worker keeps one; return its result, or its error and traceback."""
     try:
-        return task(unit), None, ""
+        if new_task:
+            task[:] = [pickle.loads(new_task)]  # noqa: S301 - of the parent process
+        return task[0](pickle.loads(unit)), None, ""  # noqa: S301
     except BaseException as error:  # noqa: BLE001 - every error goes to the caller
         return None, error, traceback.format_exc()
 
@@ -187,7 +210,7 @@ def _begin(options: Mapping[str, Mapping[str, Any]], environment: Mapping[str, s
 
 
 def _dumps(work: object) -> bytes:
-    """Pickle a task and its unit; by value where something in them is defined in `__main__` or has no name."""
+    """Pickle a task or a unit; by value where something in it is defined in `__main__` or has no name."""
     try:
         data = pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError):

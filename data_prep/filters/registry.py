@@ -1,4 +1,4 @@
-"""The registry of filters and transforms: from an entry of `documents.filters` to a function, and its identity.
+"""The registry of filters and transforms: from an entry of a list of filters to a function, and its identity.
 
 A name is that of a built-in filter, of an entry point of the group `clozeworks.filters`, or `module:function`. The
 Python API takes functions themselves, which reach workers by value.
@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from data_prep.base.errors import UsageError, UserError, failure
 from data_prep.base.load_settings import validate_settings
@@ -30,7 +30,7 @@ ADAPTERS = {"datatrove": "data_prep.filters.datatrove_adapter:datatrove_filter"}
 """Prefixes of names such as `datatrove:GopherQualityFilter`, and the function that makes a filter of what follows."""
 
 FILTERS = Registry(
-    where="filter {name!r} of documents.filters",
+    where="filter {name!r}",
     import_fix="install its package, or correct the name; your module must be on PYTHONPATH",
     import_code="filter-not-importable",
     callable_fix="name a function that takes a document",
@@ -48,6 +48,7 @@ FILTERS = Registry(
 
 Outcome = str | Document | None
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_MOST_STEPS = 64  # that are kept, of this and of earlier preparations of this process
 _MOST_FILES = 1_000  # a longer list of a parameter is one of values, such as domains
 MISSING_FILE = ("input-not-found", "unreadable-file")
 
@@ -69,7 +70,7 @@ class Step:
 
 
 def filter_settings(item: str | Mapping[str, Any] | Callable[..., Any], /, **parameters: Any) -> FilterSettings:
-    """Return the entry of `documents.filters` for a name, a mapping as in YAML, or a function or class itself.
+    """Return the entry of a list of filters for a name, a mapping as in YAML, or a function or class itself.
 
     Raises:
         UserError: the source of a function cannot be read, and it has no attribute `version`.
@@ -98,34 +99,24 @@ def filter_settings(item: str | Mapping[str, Any] | Callable[..., Any], /, **par
     return settings.with_function(FilterFunction(payload, digest, hashlib.sha256(payload).hexdigest()))
 
 
-class _Loaded(NamedTuple):
-    """Steps that are ready to run.
-
-    Attributes:
-        key: the settings, and what else the steps were made from: code and files.
-    """
-
-    entries: Sequence[FilterSettings]
-    key: str
-    steps: tuple[Step, ...]
-    fingerprint: str
+_steps: dict[str, tuple[str, Step]] = {}
+"""By settings and function, what else a step was made from, code and files, and the step; the last used come last."""
 
 
-_last: list[_Loaded] = []
-"""The steps that were made last, if any; threads of a Dask worker may work on different preparations."""
-
-
-def load_filters(entries: Sequence[FilterSettings]) -> tuple[Step, ...]:
-    """Return the steps of `documents.filters` in order, made of the code and the files that are there now.
+def load_filters(entries: Sequence[FilterSettings], begins: bool = True) -> tuple[Step, ...]:
+    """Return the steps of a list of filters in order, made of the code and the files that are there now.
 
     This looks at every file: call it once for a piece of work, and give `planned_filters` to its parts.
+
+    Args:
+        begins: work begins, so a module whose file changed after it was imported is refused.
 
     Raises:
         UsageError: a name or a parameter is unknown.
         UserError: a file that a filter needs cannot be read, a function needs a version, or the file of a module
             changed after the module was imported.
     """
-    return _load(entries, begins=True).steps
+    return tuple(_loaded(entry, begins) for entry in entries)
 
 
 def planned_filters(settings: DocumentSettings, fingerprint: str) -> tuple[Step, ...]:
@@ -134,49 +125,42 @@ def planned_filters(settings: DocumentSettings, fingerprint: str) -> tuple[Step,
     Raises:
         UserError: as `load_filters`; or the filters of this process have another fingerprint.
     """
-    last = next(iter(_last), None)
-    if last is not None and last.fingerprint == fingerprint and last.entries == settings.filters:
-        return last.steps
-    loaded = _load(settings.filters, begins=False)
-    if loaded.fingerprint != fingerprint:
+    steps = load_filters(settings.filters, begins=False)
+    if fingerprint_of([step.identity for step in steps]) != fingerprint:
         raise UserError(
             "the filters of this process differ in source, version or files from those at the start of the preparation",
             fix="install the same versions on every machine, restart its workers, or run the command again with "
             "--fresh",
             code="filters-changed",
         )
-    return loaded.steps
+    return steps
 
 
-def _load(entries: Sequence[FilterSettings], begins: bool) -> _Loaded:
-    if not entries:
-        return _Loaded((), "", (), "")
-    key = json.dumps([_key(entry, begins) for entry in entries], sort_keys=True)
-    last = next(iter(_last), None)
-    if last is not None and last.key == key:
-        loaded = last._replace(entries=entries)
-    else:
-        steps = tuple(_step(entry) for entry in entries)
-        loaded = _Loaded(entries, key, steps, fingerprint_of([dict(step.identity) for step in steps]))
-    _last[:] = [loaded]
-    return loaded
+def _loaded(entry: FilterSettings, begins: bool) -> Step:
+    function = None if entry.function is None else [entry.function.payload_sha256, entry.function_digest]
+    name = json.dumps([entry.model_dump(mode="json"), function], sort_keys=True)
+    made_of = _made_of(entry, begins)
+    before, step = _steps.pop(name, ("", None))
+    if step is None or before != made_of:
+        step = _step(entry)
+    _steps[name] = (made_of, step)
+    for oldest in list(_steps)[:-_MOST_STEPS]:
+        del _steps[oldest]
+    return step
 
 
-def _key(entry: FilterSettings, begins: bool) -> list[Any]:
-    """Return what the step of an entry is made from, as JSON values; `begins` refuses a module whose file changed."""
-    module = entry.name.partition(":")[0]
-    code: tuple[str | None, str | None] | None = None
-    if entry.function is not None:
-        code = (entry.function.payload_sha256, entry.function_digest)
-    if code is None and entry.name not in FILTERS.built_in and module not in ADAPTERS:
+def _made_of(entry: FilterSettings, begins: bool) -> str:
+    """Return the code and files of an entry that has no function; `begins` refuses a module whose file changed."""
+    code, module = None, entry.name.partition(":")[0]
+    if entry.function is None and entry.name not in FILTERS.built_in and module not in ADAPTERS:
         found = FILTERS.find(entry.name).value
         if begins:
             check_module_unchanged(found)
-        code = (module_digest(found), None)
+        code = module_digest(found)
     stamps: dict[str, str] = {}
     with contextlib.suppress(UserError):  # of a missing file, which is an error of the filter that reads it
         stamps = {url: _stamp(url) for url in _files_of(entry)}
-    return [entry.model_dump(mode="json"), code, stamps]
+    return json.dumps([code, stamps])
 
 
 def _stamp(url: str) -> str:
@@ -239,14 +223,10 @@ def described_filters(entries: Sequence[FilterSettings]) -> list[dict[str, Any]]
     return [dict(step.identity) for step in load_filters(entries)]
 
 
-def filters_fingerprint(entries: Sequence[FilterSettings]) -> str:
-    """Return the `fingerprint_of` the steps that are made now."""
-    return _load(entries, begins=True).fingerprint
-
-
 def fingerprint_of(described: Sequence[Mapping[str, Any]]) -> str:
     """Return the sha256 of the identities of all steps; empty without filters."""
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest() if described else ""
+    plain = list(map(dict, described))
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest() if plain else ""
 
 
 def _step(entry: FilterSettings) -> Step:
@@ -300,7 +280,7 @@ def _configured(name: str, found: Any, parameters: Mapping[str, Any], is_maker: 
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"filter {name!r} does not take these parameters ({error})",
-            fix=f"correct them in documents.filters{'; it takes ' + ', '.join(known) if known else ''}",
+            fix=f"correct them{'; it takes ' + ', '.join(known) if known else ''}",
             code="filter-parameters",
         ) from None
     except UserError as error:

@@ -13,30 +13,24 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import IO, Any
 
 from data_prep.base.errors import UsageError, UserError
-from data_prep.config.preparation_config import DocumentSettings
-from data_prep.dataset.manifest_records import FileRecord, step_of
-from data_prep.dataset.removed_names import files_of_removed_names
+from data_prep.dataset.manifest_records import step_of
 from data_prep.documents.document import Document
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
 from data_prep.executors.phases import PhaseRunner
-from data_prep.filters.filtered_reader import FilteredReader
-from data_prep.filters.registry import fingerprint_of
+from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_phase import MapSummary
-from data_prep.pipeline.map_task import excluded_names
 from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.plan_changes import description
 from data_prep.pipeline.units import Unit
 from data_prep.storage import storage
-from data_prep.text.cleaning import Normalization
 from data_prep.text.text_batch import normalize_batch
-from data_prep.tokenizer.tokenizer import Tokenizer
 
 INDEX_NAME = "dropped.json"
 _STEPS = ("filtering", "cleaning")
@@ -44,25 +38,16 @@ _OWN_FILE = re.compile(r"dropped-.*\.jsonl\.gz|\.dropped\b.*" + re.escape(storag
 
 
 @dataclass(frozen=True)
-class DroppedTask:
+class DroppedUnit:
     """A unit whose dropped documents are written to `url`.
 
     Attributes:
         sha256: of what preparation read from each part.
-        normalization: with which the characters of a document are counted.
-        data_set: the extended data set; `removed_names` are its files of names that takedowns listed.
     """
 
     unit: Unit
-    settings: DocumentSettings
-    source: str
-    text_field: str | None
-    filters_fingerprint: str
     sha256: tuple[str, ...]
-    normalization: Normalization
     url: str
-    data_set: str = ""
-    removed_names: tuple[FileRecord, ...] = ()
 
 
 def check_dropped_folder(plan: Plan, output: str, replaced: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -106,7 +91,7 @@ def remove_dropped(plan: Plan, replaced: Iterable[Mapping[str, Any]]) -> None:
         storage.remove(storage.join(folder, INDEX_NAME))
 
 
-def keep_dropped(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, runner: PhaseRunner) -> None:
+def keep_dropped(plan: Plan, job: Job, output: str, summary: MapSummary, runner: PhaseRunner) -> None:
     """Write the dropped documents into the folder `keep_dropped` of the configuration, if it is set.
 
     Raises:
@@ -121,24 +106,21 @@ def keep_dropped(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSumm
     preparation = _preparation(plan)
     name = hashlib.sha256("".join([preparation, *summary.digests]).encode()).hexdigest()[:16]
     digests = iter(summary.digests)
-    fingerprint = fingerprint_of(plan.filters)
     tasks = [
-        DroppedTask(
-            unit=Unit(tuple(replace(part, url=storage.absolute(part.url)) for part in unit.parts)),
-            settings=plan.config.documents,
-            source=plan.config.sources[unit.source].name,
-            text_field=plan.config.sources[unit.source].text_field,
-            filters_fingerprint=fingerprint,
-            sha256=tuple(islice(digests, len(unit.parts))),
-            normalization=tokenizer.normalization,
-            url=storage.join(folder, f"dropped-{name}-{number:06d}.jsonl.gz"),
-            data_set=storage.absolute(output),
-            removed_names=() if plan.parent is None else files_of_removed_names(plan.parent),
+        DroppedUnit(
+            unit.absolute,
+            tuple(islice(digests, len(unit.parts))),
+            storage.join(folder, f"dropped-{name}-{unit.number:06d}.jsonl.gz"),
         )
-        for number, unit in enumerate(plan.units)
+        for unit in plan.units
     ]
     runner.run(
-        "keeping dropped documents", write_dropped, tasks, _url, lambda task: task.unit.bytes, ("MB of input", 1e6)
+        "keeping dropped documents",
+        job.task(write_dropped),
+        tasks,
+        lambda task: task.url,
+        lambda task: task.unit.bytes,
+        ("MB of input", 1e6),
     )
     index = {
         "preparation": preparation,
@@ -172,7 +154,7 @@ def check_dropped_kept(plan: Plan) -> None:
         )
 
 
-def write_dropped(task: DroppedTask) -> None:
+def write_dropped(job: Job, task: DroppedUnit) -> None:
     """Write the file of a unit.
 
     Raises:
@@ -186,23 +168,23 @@ def write_dropped(task: DroppedTask) -> None:
     ):
         for part, sha256 in zip(task.unit.parts, task.sha256, strict=True):
             with tempfile.TemporaryFile() as lines:
-                if _write_part(task, part, sha256, lines):
+                if _write_part(job, part, sha256, lines):
                     lines.seek(0)
                     shutil.copyfileobj(lines, written)
 
 
-def _write_part(task: DroppedTask, part: InputUnit, sha256: str, lines: IO[bytes]) -> bool:
+def _write_part(job: Job, part: InputUnit, sha256: str, lines: IO[bytes]) -> bool:
     """Write the lines of a part; return whether they count: a damaged file is dropped as a whole."""
 
     def write(document: Document, reason: str) -> None:
         lines.write((json.dumps(_record(document, reason), sort_keys=True) + "\n").encode())
 
-    reader = FilteredReader(part, task.settings, task.source, task.text_field, task.filters_fingerprint, on_drop=write)
+    reader, settings = job.reading.reader(part), job.reading.settings[part.source]
     reader.is_quiet = True  # preparation has reported what it dropped
     try:
-        _write_short_and_long(task, reader, write)
+        _write_short_and_long(job, job.reading.filters(part.source).apply(reader, write), part, write)
     except BadInput as error:
-        if not error.spoils_file or task.settings.on_bad_input == "error":
+        if not error.spoils_file or settings.on_bad_input == "error":
             raise
         return False
     if reader.sha256 != sha256:
@@ -214,20 +196,22 @@ def _write_part(task: DroppedTask, part: InputUnit, sha256: str, lines: IO[bytes
     return True
 
 
-def _write_short_and_long(task: DroppedTask, reader: FilteredReader, write: Callable[[Document, str], None]) -> None:
+def _write_short_and_long(
+    job: Job, documents: Iterator[Document], part: InputUnit, write: Callable[[Document, str], None]
+) -> None:
     """Write the documents that cleaning drops, with the rule of preparation; those of a takedown are not among them."""
-    longest = task.settings.max_document_characters
-    excluded = excluded_names(task.data_set, task.removed_names)
-    for document in reader:
-        if excluded is not None and excluded.excludes(document, reader.unit.name):
+    settings, normalization = job.reading.settings[part.source], job.tokenizer().normalization
+    excluded = job.excluded_names()
+    for document in documents:
+        if excluded is not None and excluded.excludes(document, part.name):
             continue
-        batch = normalize_batch([document.text], task.normalization)
+        batch = normalize_batch([document.text], normalization)
         num_characters = max(0, len(batch.document(0).decode()) - 1)  # without the space before the text
         if not num_characters:
             write(document, "empty")
-        elif num_characters < task.settings.min_document_characters:
+        elif num_characters < settings.min_document_characters:
             write(document, "too short")
-        elif longest is not None and num_characters > longest:
+        elif num_characters > (settings.max_document_characters or num_characters):
             write(document, "too long")
 
 
@@ -256,7 +240,3 @@ def _read_index(folder: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return {}
     return index if isinstance(index, dict) else {}
-
-
-def _url(task: DroppedTask) -> str:
-    return task.url

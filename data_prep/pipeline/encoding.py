@@ -27,20 +27,19 @@ def encode_documents(
     documents: Sequence[Document],
     tokenizer: Tokenizer,
     settings: DocumentSettings,
-    language: str,
     dropped: Counter[str],
     has_provenance: bool = False,
 ) -> tuple[Section, int]:
     """Encode the documents that are neither empty, too short nor too long; count the others in `dropped`.
 
-    Returns the encoded documents, and how many of their words were encoded in parts. `language` applies to documents
-    without a known language. With `has_provenance` every document has its provenance.
+    Returns the encoded documents, and how many of their words were encoded in parts. The language of the settings
+    applies to documents without a known language. With `has_provenance` every document has its provenance.
     """
     batch = normalize_batch([document.text for document in documents], tokenizer.normalization)
     is_kept = _kept(batch, settings, dropped)
     kept = [documents[number] for number in np.flatnonzero(is_kept).tolist()]
     batch = batch.select(is_kept)
-    languages = [known_language(document.language, language) for document in kept]
+    languages = [known_language(document.language, settings.language) for document in kept]
     encoded = tokenizer.encode_batch([document.text for document in kept], batch, languages)
     if not encoded.has_tokens.all():
         dropped["empty"] += int((~encoded.has_tokens).sum())

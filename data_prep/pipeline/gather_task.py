@@ -8,30 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from data_prep.deduplication.exclusions import NAME as EXCLUSIONS_NAME
 from data_prep.deduplication.exclusions import read_exclusions
-from data_prep.pipeline.destinations import Destinations
+from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_task import sections_url
 from data_prep.pipeline.provenance_rows import with_kept_as
 from data_prep.pipeline.sections import Section, SectionWriter, join_sections, read_sections, select_documents
 from data_prep.storage import storage
-
-
-@dataclass(frozen=True)
-class GatherTask:
-    """A group of documents, with everything needed to gather it in any process."""
-
-    group: int
-    num_units: int
-    destinations: Destinations
-    exact_deduplication: bool
-    token_dtype: Literal["uint16", "uint32"]
-    work_folder: str
 
 
 def gathered_url(work_folder: str, group: int) -> str:
@@ -39,17 +25,15 @@ def gathered_url(work_folder: str, group: int) -> str:
     return storage.join(work_folder, f"group-{group:06d}.sections")
 
 
-def gather_group(task: GatherTask) -> int:
+def gather_group(job: Job, group: int) -> int:
     """Write the group's file, whose existence marks it as done; return the number of its documents."""
-    dtype = np.uint16 if task.token_dtype == "uint16" else np.uint32
-    selection = selection_of(task.work_folder, task.group, task.exact_deduplication)
-    members = task.destinations.in_group(task.group)
+    selection, members = selection_of(job, group), job.destinations.in_group(group)
     num_documents = 0
-    with storage.local_write(gathered_url(task.work_folder, task.group)) as path, open(path, "wb") as file:
-        writer = SectionWriter(file, len(members), dtype)
-        for section in unit_sections(task.work_folder, task.num_units, task.group, dtype):
+    with storage.local_write(gathered_url(job.work_folder, group)) as path, open(path, "wb") as file:
+        writer = SectionWriter(file, len(members), job.dtype)
+        for section in unit_sections(job, group):
             selected = selection.select(section)
-            destinations = task.destinations.of_many(selected.document_ids, selected.sources)
+            destinations = job.destinations.of_many(selected.document_ids, selected.sources)
             if len(destinations):
                 writer.add(selected, np.searchsorted(members, destinations))
             num_documents += len(destinations)
@@ -57,17 +41,16 @@ def gather_group(task: GatherTask) -> int:
     return num_documents
 
 
-def selection_of(work_folder: str, group: int, is_exact: bool) -> Selection:
+def selection_of(job: Job, group: int) -> Selection:
     """Return the selection for the documents of a group."""
-    return Selection(is_exact, read_exclusions(storage.join(work_folder, EXCLUSIONS_NAME), group))
+    exclusions = read_exclusions(storage.join(job.work_folder, EXCLUSIONS_NAME), group)
+    return Selection(job.deduplication.exact, exclusions)
 
 
-def unit_sections(
-    work_folder: str, num_units: int, group: int, token_dtype: type[np.unsignedinteger]
-) -> Iterator[Section]:
+def unit_sections(job: Job, group: int) -> Iterator[Section]:
     """Yield the documents of a group in the order of the inputs."""
-    for number in range(num_units):
-        yield from read_sections(sections_url(work_folder, number), group, token_dtype)
+    for number in range(job.num_units):
+        yield from read_sections(sections_url(job.work_folder, number), group, job.dtype)
 
 
 class SeenIds:

@@ -28,7 +28,7 @@ from data_prep.dataset.safeguards import (
     filter_differences,
     read_filter_lists,
 )
-from data_prep.filters.registry import MISSING_FILE, load_filters, without_logins
+from data_prep.filters.registry import MISSING_FILE, described_filters, load_filters, without_logins
 from data_prep.storage import storage
 
 _INHERITED = (
@@ -224,7 +224,12 @@ def _compared(config: PreparationConfig, theirs: Mapping[str, Any], folder: str)
     now = {name: deduplication[name] for name in before}
     yield from ((text, False) for text in config_differences(before, now, "deduplication"))
     identities = theirs.get("documents", {}).get("filters") or []
-    mine = [dict(step.identity) for step in load_filters(config.documents.filters)]
+    mine = described_filters(config.documents.filters)
+    for source in config.sources:
+        own = described_filters(source.filters or ())
+        lacking = [] if source.filters is None else [each["name"] for each in mine if each not in own]
+        if lacking:
+            yield f"source {source.name} has filters of its own, without {', '.join(lacking)}", False
     if [each.get("name") for each in identities] != [each["name"] for each in mine]:
         yield from ((text, False) for text in filter_differences(identities, mine))
         return

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -15,17 +13,16 @@ from data_prep.base.logs import logger
 from data_prep.base.terminal import counted, printable
 from data_prep.config.preparation_config import Source
 from data_prep.dataset.manifest_records import step_of
-from data_prep.dataset.removed_names import files_of_removed_names
 from data_prep.documents.languages import DocumentLanguages
 from data_prep.executors.phases import PhaseRunner, add_up_results, unfinished
-from data_prep.filters.registry import fingerprint_of
-from data_prep.pipeline.map_task import MapTask, PartRead, map_unit, sections_url
+from data_prep.executors.tally import Counts, Tally
+from data_prep.pipeline.job import Job
+from data_prep.pipeline.map_task import PartRead, map_unit, sections_url
 from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.sections import read_summary
 from data_prep.pipeline.units import ShardRange, Unit, assign_ranges
 from data_prep.storage import storage
 from data_prep.text.cleaning import MAX_WORD_BYTES
-from data_prep.tokenizer.tokenizer import Tokenizer
 
 _MOST_REASONS = 8  # that a message lists
 
@@ -47,55 +44,30 @@ class MapSummary:
     cut_words: tuple[int, ...]
 
 
-def map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
-    """Return one task for each unit of the plan, by number."""
-    documents = plan.config.documents
-    fingerprint = fingerprint_of(plan.filters)
-    return [
-        MapTask(
-            number=number,
-            unit=Unit(tuple(dataclasses.replace(part, url=storage.absolute(part.url)) for part in unit.parts)),
-            language=plan.config.sources[unit.source].language or documents.language,
-            settings=documents,
-            destinations=plan.destinations,
-            tokenizer_folder=storage.absolute(tokenizer.url),
-            tokenizer_fingerprint=tokenizer.fingerprint,
-            work_folder=storage.absolute(plan.work_folder(output)),
-            text_field=plan.config.sources[unit.source].text_field,
-            deduplication=plan.config.deduplication,
-            source=plan.config.sources[unit.source].name,
-            filters_fingerprint=fingerprint,
-            has_provenance=plan.has_provenance,
-            formats=plan.formats,
-            data_set=storage.absolute(output),
-            removed_names=() if plan.parent is None else files_of_removed_names(plan.parent),
-        )
-        for number, unit in enumerate(plan.units)
-    ]
+def units_of_range(units: Sequence[Unit], shard_range: ShardRange) -> list[Unit]:
+    """Return the units of a range."""
+    ranges = assign_ranges([unit.bytes for unit in units], shard_range.num_ranges)
+    return [unit for unit, number in zip(units, ranges, strict=True) if number == shard_range.number]
 
 
-def tasks_of_range(tasks: Sequence[MapTask], shard_range: ShardRange) -> list[MapTask]:
-    """Return the tasks of a range."""
-    ranges = assign_ranges([task.unit.bytes for task in tasks], shard_range.num_ranges)
-    return [task for task, number in zip(tasks, ranges, strict=True) if number == shard_range.number]
+def run_map(job: Job, units: Sequence[Unit], runner: PhaseRunner) -> None:
+    """Read the unfinished units."""
+    absolute = [unit.absolute for unit in units]
+    runner.run("reading", job.task(map_unit), absolute, unit_url(job), lambda unit: unit.bytes, ("MB of input", 1e6))
 
 
-def run_map(tasks: Sequence[MapTask], runner: PhaseRunner) -> None:
-    """Run the unfinished tasks."""
-    runner.run("reading", map_unit, tasks, map_result_url, lambda task: task.unit.bytes, ("MB of input", 1e6))
+def unit_url(job: Job) -> Callable[[Unit], str]:
+    """Return a function that gives the URL of the result of a unit."""
+    return lambda unit: sections_url(job.work_folder, unit.number)
 
 
-def map_result_url(task: MapTask) -> str:
-    return sections_url(task.work_folder, task.number)
+def units_left(job: Job, units: Sequence[Unit]) -> int:
+    """Return the number of unfinished units."""
+    return len(unfinished(units, unit_url(job)))
 
 
-def units_left(tasks: Sequence[MapTask]) -> int:
-    """Return the number of unfinished tasks."""
-    return len(unfinished(tasks, map_result_url))
-
-
-def check_all_mapped(tasks: Sequence[MapTask], num_ranges: int | None) -> None:
-    """Check that every task is done.
+def check_all_mapped(job: Job, units: Sequence[Unit], num_ranges: int | None) -> None:
+    """Check that every unit is done.
 
     Args:
         num_ranges: number of ranges of the array, if known.
@@ -103,85 +75,71 @@ def check_all_mapped(tasks: Sequence[MapTask], num_ranges: int | None) -> None:
     Raises:
         UserError: some are not; the message lists files and ranges.
     """
-    missing = unfinished(tasks, map_result_url)
+    missing = unfinished(units, unit_url(job))
     if not missing:
         return
-    files = ", ".join(sorted({storage.redact(part.url) for task in missing for part in task.unit.parts})[:5])
+    files = ", ".join(sorted({storage.redact(part.url) for unit in missing for part in unit.absolute.parts})[:5])
     which = ""
     if num_ranges is not None:
-        ranges = assign_ranges([task.unit.bytes for task in tasks], num_ranges)
-        numbers = sorted({ranges[task.number] for task in missing})
+        ranges = assign_ranges([unit.bytes for unit in units], num_ranges)
+        numbers = sorted({ranges[unit.number] for unit in missing})
         which = f", which are the share of --shard-range {', '.join(f'{number}/{num_ranges}' for number in numbers)}"
     raise UserError(
-        f"{len(missing)} of {len(tasks)} units are not read yet (of {files}){which}",
+        f"{len(missing)} of {len(units)} units are not read yet (of {files}){which}",
         fix="run these ranges first, with the same arguments",
         code="ranges-unfinished",
     )
 
 
-def summarize(plan: Plan, tasks: Sequence[MapTask], runner: PhaseRunner) -> MapSummary:
-    """Add up the results of the finished tasks; warn about documents without the language that they should name.
+def summarize(plan: Plan, job: Job, runner: PhaseRunner) -> MapSummary:
+    """Add up the results of all units; warn about documents without the language that they should name.
 
     Raises:
         UserError: there is no document.
     """
-    dropped = tuple(Counter[str]() for _ in plan.config.sources)
-    languages = tuple(DocumentLanguages() for _ in plan.config.sources)
-    document_counts = np.zeros(plan.destinations.num_sections, np.int64)
-    digests: list[str] = []
-    cut_words = [0] * len(plan.config.sources)
-    num_documents, num_empty_files = Counter[int](), Counter[int]()
-    urls = [map_result_url(task) for task in tasks]
-    for total in add_up_results(urls, _add_up, tasks[0].work_folder, "units", runner) if tasks else ():
-        for source, values in total["sources"]:
-            dropped[source].update(values["dropped"])
-            languages[source].merge(DocumentLanguages(**values["languages"]))
-            cut_words[source] += values["cut_words"]
-            num_documents[source] += values["documents"]
-            num_empty_files[source] += values["empty_files"]
-        document_counts += np.array(total["document_counts"], np.int64)
-        digests += total["digests"]
+    tally = add_up_results(list(map(unit_url(job), plan.units)), _of_unit, job.work_folder, "units", runner)
+    sources = range(len(plan.config.sources))
+    dropped, cut_words, num_documents = tally.dropped(len(sources)), tally.of("cut_words"), tally.of("documents")
+    num_empty_files, languages = tally.of("empty_files"), tuple(DocumentLanguages() for _ in sources)
+    for source, reading, found in tally.lists.get("units", ()):
+        _check_reading(plan, source, reading)
+        languages[source].merge(DocumentLanguages(**found))
+    document_counts = tally.arrays.get("documents", np.zeros(plan.destinations.num_sections, np.int64))
     if not document_counts.any():
         raise _nothing_left(plan, sum(dropped, Counter()), num_empty_files.total())
-    check_sources(plan, dropped, [num_documents[number] for number in range(len(plan.config.sources))], num_empty_files)
+    check_sources(plan, dropped, [num_documents[number] for number in sources], num_empty_files)
     _warn_of_empty_files(plan, num_documents, num_empty_files)
     _warn_of_languages(plan, languages)
     _warn_of_cut_words(plan, cut_words)
     _warn_of_takedowns(plan, dropped)
-    return MapSummary(dropped, document_counts, tuple(digests), tuple(cut_words))
+    digests = tuple(tally.lists.get("digests", ()))
+    return MapSummary(dropped, document_counts, digests, tuple(cut_words[number] for number in sources))
 
 
-def _add_up(urls: Sequence[str]) -> dict[str, Any]:
-    """Return the sum of the summaries of units."""
-    document_counts: np.ndarray | int = 0
-    dropped: dict[int, Counter[str]] = {}
-    languages: dict[int, DocumentLanguages] = {}
-    cut_words, num_documents, num_empty_files = Counter[int](), Counter[int](), Counter[int]()
-    digests: list[str] = []
-    for url in urls:
-        values, counts = read_summary(url)
-        source: int = values["source"]
-        dropped.setdefault(source, Counter()).update(values["dropped"])
-        languages.setdefault(source, DocumentLanguages()).merge(DocumentLanguages(**values["languages"]))
-        cut_words[source] += values["cut_words"]
-        num_documents[source] += int(counts.sum())
-        num_empty_files[source] += values.get("empty_files", 0)
-        digests += [PartRead(*part).sha256 for part in values["parts"]]
-        document_counts = document_counts + counts
-    sources = [
-        [
-            source,
-            {
-                "dropped": dropped[source],
-                "languages": dataclasses.asdict(languages[source]),
-                "cut_words": cut_words[source],
-                "documents": num_documents[source],
-                "empty_files": num_empty_files[source],
-            },
-        ]
-        for source in dropped
-    ]
-    return {"document_counts": np.asarray(document_counts).tolist(), "digests": digests, "sources": sources}
+def _of_unit(url: str) -> Tally:
+    values, document_counts = read_summary(url)
+    source: int = values["source"]
+    counts: Counts = Counter({("dropped", source, reason): count for reason, count in values["dropped"].items()})
+    counts["documents", source] = int(document_counts.sum())
+    counts["cut_words", source], counts["empty_files", source] = values["cut_words"], values.get("empty_files", 0)
+    digests = [PartRead(*part).sha256 for part in values["parts"]]
+    unit = [source, values.get("reading"), values["languages"]]  # earlier releases did not write how it was read
+    return Tally(counts, {"documents": document_counts}, {"digests": digests, "units": [unit]})
+
+
+def _check_reading(plan: Plan, source: int, reading: str | None) -> None:
+    """Check how a unit of a source was read.
+
+    Raises:
+        UserError: not as the plan says: a worker of an earlier run wrote it after the settings were changed.
+    """
+    if reading not in (None, plan.reading.identity(source)):
+        raise UserError(
+            f"a unit of source {plan.config.sources[source].name} was read with other settings, by a worker of an "
+            "earlier run that was still running",
+            fix="end all workers of earlier runs, and run the command again with --fresh",
+            code="other-preparation",
+        )
 
 
 def check_sources(
@@ -246,9 +204,9 @@ def _warn_of_empty_files(plan: Plan, num_documents: Mapping[int, int], num_empty
             warn_of_source(source, f"{counted(num_empty_files[number], 'file')} without a document")
 
 
-def _warn_of_cut_words(plan: Plan, cut_words: Sequence[int]) -> None:
-    for source, count in zip(plan.config.sources, cut_words, strict=True):
-        if count:
+def _warn_of_cut_words(plan: Plan, cut_words: Mapping[int, int]) -> None:
+    for number, source in enumerate(plan.config.sources):
+        if count := cut_words.get(number):
             what = f"{counted(count, 'word')} of over {MAX_WORD_BYTES:,} bytes without a space, encoded in parts"
             warn_of_source(source, what)
 
@@ -261,10 +219,8 @@ def _warn_of_takedowns(plan: Plan, dropped: Sequence[Counter[str]]) -> None:
 
 
 def _warn_of_languages(plan: Plan, languages: Sequence[DocumentLanguages]) -> None:
-    documents = plan.config.documents
-    for source, found in zip(plan.config.sources, languages, strict=True):
+    for source, settings, found in zip(plan.config.sources, plan.reading.settings, languages, strict=True):
         for what in found.absent_warnings():
             warn_of_source(source, what)
-        for what in found.warnings(documents.language_field or ""):
-            rules = f"their sentences end by the rules of {source.language or documents.language}"
-            warn_of_source(source, f"{what}; {rules}")
+        for what in found.warnings(settings.language_field or ""):
+            warn_of_source(source, f"{what}; their sentences end by the rules of {settings.language}")

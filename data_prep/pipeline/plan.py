@@ -19,12 +19,15 @@ from data_prep.dataset.versions import PREPARATION_WORK, next_version
 from data_prep.documents.formats.format_registry import described_formats
 from data_prep.documents.input_files import InputFile, find_inputs, find_units
 from data_prep.documents.input_units import InputUnit, growth_of, has_fields
-from data_prep.filters.registry import configured_filters, described_filters
+from data_prep.filters.chain import Identities, SourceReading, filter_identities
 from data_prep.pipeline.destinations import Destinations, plan_destinations
 from data_prep.pipeline.units import Unit, group_parts, unit_bytes_for
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
 
+_FIELDS = ("language_field", "id_field", "url_field")
+REREAD = (*_FIELDS, "text_field", "language", "filters")
+"""Settings of a source on which the result of its own units depends, and nothing else."""
 BUDGETS = ("weight", "max_tokens", "epochs")
 """Settings of a source that say how training uses it."""
 
@@ -38,7 +41,7 @@ class Plan:
         parent: the data set to extend, if any.
         not_passed: filters and deduplication of the parent that the addition does not pass, as the user allows.
         grown: lists of filters that have grown since the parent was made.
-        filters, formats: identities of the code and the files that read and filter, as they were when the plan was
+        filters, formats: identities of the code and the files that filter and read, as they were when the plan was
             made; tasks refuse others.
     """
 
@@ -51,7 +54,7 @@ class Plan:
     parent: Manifest | None = None
     not_passed: tuple[str, ...] = ()
     grown: tuple[str, ...] = ()
-    filters: tuple[Mapping[str, Any], ...] = ()
+    filters: Identities = field(default_factory=lambda: {None: ()})
     formats: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
@@ -67,7 +70,12 @@ class Plan:
     @property
     def has_provenance(self) -> bool:
         """Whether documents have rows in sidecars: fields for them are configured, or a text file names its own."""
-        return self.config.documents.has_provenance_fields or bool(self.text_files)
+        return any(each.has_provenance_fields for each in self.reading.settings) or bool(self.text_files)
+
+    @functools.cached_property
+    def reading(self) -> SourceReading:
+        """How the sources are read."""
+        return SourceReading.of(self.config, self.filters, self.formats)
 
     def work_folder(self, output: str) -> str:
         return storage.join(output, PREPARATION_WORK)
@@ -76,12 +84,17 @@ class Plan:
         """The settings that determine the result, without secrets."""
         values = self.config.model_dump(mode="json", exclude=set(WITHOUT_EFFECT))
         documents = values["documents"]
-        documents["filters"] = [dict(each) for each in self.filters]
+        documents["filters"] = [dict(each) for each in self.filters[None]]
         documents["formats"] = {ending: dict(each) for ending, each in self.formats.items()}
+        del documents["format"]
         read_otherwise = {file.source for file in self.inputs if file.format is not None}
         for number, source in enumerate(values["sources"]):
-            if number not in read_otherwise:  # so that plans of earlier releases, and of other spellings, are equal
-                del source["format"]
+            own = [dict(each) for each in self.filters.get(number, self.filters[None])]
+            source |= {"format": self.reading.settings[number].format, "filters": own}
+            is_as_ever = {"format": number not in read_otherwise, "filters": own == documents["filters"]}
+            is_as_ever |= {name: source[name] in ("", None, documents[name]) for name in _FIELDS}
+            for name in [name for name, is_so in is_as_ever.items() if is_so]:
+                del source[name]  # so that plans of earlier releases, and of other spellings, are equal
             source["input"] = [storage.redact(pattern) for pattern in source["input"]]
             source["url"] = source["url"] and storage.redact(source["url"])
         return values
@@ -113,7 +126,7 @@ def make_plan(
     """
     if parent is not None:
         _check_fits(config, tokenizer, parent)
-    configured_filters(config.documents)  # reports their errors before work begins
+    filters = filter_identities(config)  # reports their errors before work begins
     inputs = find_inputs(config) if inputs is None else inputs
     unit_bytes = unit_bytes_for(text_bytes(inputs), config.shards.unit_bytes)
     shards = config.shards.model_copy(update={"unit_bytes": unit_bytes})
@@ -136,17 +149,17 @@ def make_plan(
         units,
         destinations,
         parent,
-        filters=tuple(described_filters(config.documents.filters)),
+        filters=filters,
         formats=described_formats((file.url, file.format) for file in inputs),
     )
 
 
 def warn_of_names(plan: Plan) -> None:
     """Warn about sources whose documents have neither ids nor URLs, and about text files of one name."""
-    documents, sources = plan.config.documents, plan.config.sources
+    sources = plan.config.sources
     num_files, num_texts = (Counter(file.source for file in files) for files in (plan.inputs, plan.text_files))
-    for number, source in enumerate(sources):
-        if num_files[number] > num_texts[number] and not (documents.id_field or documents.url_field):
+    for number, (source, settings) in enumerate(zip(sources, plan.reading.settings, strict=True)):
+        if num_files[number] > num_texts[number] and not (settings.id_field or settings.url_field):
             what = f"source {source.name}: its documents have neither ids nor URLs, so no takedown finds them by name"
             logger(__name__).warning(printable(f"{what}; set documents.id_field or documents.url_field"))
     shared = [name for name, count in Counter(file.name for file in plan.text_files).items() if count > 1]

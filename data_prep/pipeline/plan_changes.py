@@ -91,7 +91,7 @@ def check_inputs_unchanged(plan: Plan, digests: Sequence[str]) -> None:
 
 def _digest_now(plan: Plan, number: int) -> str:
     part = plan.parts[number]
-    return unit_sha256(part, plan.config.documents, plan.config.sources[part.source].text_field)
+    return unit_sha256(part, plan.reading.settings[part.source])
 
 
 def file_fingerprint(digests: Sequence[str]) -> str:

@@ -21,18 +21,17 @@ from data_prep.pipeline.dropped_documents import (
     remove_dropped,
 )
 from data_prep.pipeline.exclusion_phase import run_exclusions
+from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_phase import (
     MapSummary,
     check_all_mapped,
     check_sources,
-    map_tasks,
     run_map,
     summarize,
-    tasks_of_range,
     units_left,
+    units_of_range,
     warn_of_source,
 )
-from data_prep.pipeline.map_task import MapTask, keep_tokenizer
 from data_prep.pipeline.plan import Plan, check_output_apart, warn_of_names
 from data_prep.pipeline.plan_changes import check_inputs_unchanged
 from data_prep.pipeline.publication import is_own_tokenizer, publish_shards, train_tokens_by_source
@@ -81,13 +80,12 @@ def prepare_shards(
         check_dropped_folder(plan, output)
         remove_unfinished(plan, output)
         forget_empty_work(plan, output)
-        first_shard = begin_work(plan, output)
+        first_shard = begin_work(plan, output, is_alone=True)
         warn_of_names(plan)
-        runner = PhaseRunner(executor, lock)
-        tasks = _map_tasks(plan, tokenizer, output)
-        check_finished_units(plan, output, tasks, executor)
-        run_map(tasks, runner)
-        return _finish(plan, tokenizer, output, tasks, first_shard, runner), True
+        runner, job = PhaseRunner(executor, lock), Job.of(plan, tokenizer, output)
+        check_finished_units(plan, output, job, plan.units, executor)
+        run_map(job, plan.units, runner)
+        return _finish(plan, tokenizer, output, job, first_shard, runner), True
 
 
 def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor | int, shard_range: ShardRange) -> bool:
@@ -107,10 +105,10 @@ def map_range(plan: Plan, tokenizer: Tokenizer, output: str, executor: Executor 
         check_dropped_folder(plan, output)
         begin_work(plan, output)
         note_num_ranges(plan, output, shard_range.num_ranges)
-        tasks = tasks_of_range(_map_tasks(plan, tokenizer, output), shard_range)
-        check_finished_units(plan, output, tasks, executor)
-        is_work = units_left(tasks) > 0
-        run_map(tasks, PhaseRunner(executor, lock))
+        job, units = Job.of(plan, tokenizer, output), units_of_range(plan.units, shard_range)
+        check_finished_units(plan, output, job, units, executor)
+        is_work = units_left(job, units) > 0
+        run_map(job, units, PhaseRunner(executor, lock))
         return is_work
 
 
@@ -128,15 +126,15 @@ def merge_ranges(plan: Plan, tokenizer: Tokenizer, output: str, executor: Execut
         if manifest is not None:
             return manifest, False
         check_dropped_folder(plan, output)
-        tasks = _map_tasks(plan, tokenizer, output)
+        job = Job.of(plan, tokenizer, output)
         if not has_begun(output):  # without a recorded plan, for which ranges of other settings would be refused
-            check_all_mapped(tasks, None)
+            check_all_mapped(job, plan.units, None)
         first_shard = begin_work(plan, output)
         remove_unfinished(plan, output)
-        check_all_mapped(tasks, noted_num_ranges(plan, output))
-        check_finished_units(plan, output, tasks, executor)
+        check_all_mapped(job, plan.units, noted_num_ranges(plan, output))
+        check_finished_units(plan, output, job, plan.units, executor)
         warn_of_names(plan)
-        return _finish(plan, tokenizer, output, tasks, first_shard, PhaseRunner(executor, lock)), True
+        return _finish(plan, tokenizer, output, job, first_shard, PhaseRunner(executor, lock)), True
 
 
 def clear(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
@@ -163,12 +161,6 @@ def _start_over(plan: Plan, tokenizer: Tokenizer, output: str) -> None:
     else:
         check_dropped_folder(plan, output)
     remove_outputs(plan, output, keep_tokenizer=is_own_tokenizer(tokenizer, output))
-
-
-def _map_tasks(plan: Plan, tokenizer: Tokenizer, output: str) -> list[MapTask]:
-    """Return the tasks of the map phase; tasks in this process use its loaded tokenizer."""
-    keep_tokenizer(tokenizer, storage.absolute(tokenizer.url))
-    return map_tasks(plan, tokenizer, output)
 
 
 def _complete_unlocked(plan: Plan, output: str) -> Manifest | None:
@@ -215,20 +207,18 @@ def _check_sizes(manifest: Manifest, output: str) -> None:
         )
 
 
-def _finish(
-    plan: Plan, tokenizer: Tokenizer, output: str, map_tasks: Sequence[MapTask], first_shard: int, runner: PhaseRunner
-) -> Manifest:
+def _finish(plan: Plan, tokenizer: Tokenizer, output: str, job: Job, first_shard: int, runner: PhaseRunner) -> Manifest:
     """Run everything after the map phase."""
-    mapped = summarize(plan, map_tasks, runner)
-    run_exclusions(plan, map_tasks, output, runner)
-    summary = gather(plan, tokenizer, output, mapped, runner)
-    totals = make_shards(plan, tokenizer, output, summary, first_shard, runner)
+    mapped, later = summarize(plan, job, runner), job.without_filters()
+    run_exclusions(plan, later, runner)
+    summary = gather(later, mapped, runner)
+    totals = make_shards(plan, later, summary, first_shard, runner)
     _check_sources(plan, mapped, summary, totals)
     _report_repetition(plan, train_tokens_by_source(plan, totals))
     check_inputs_unchanged(plan, summary.digests)
     runner.lock.check()
     remove_unfinished(plan, output)  # of killed workers
-    keep_dropped(plan, tokenizer, output, summary, runner)
+    keep_dropped(plan, job, output, summary, runner)
     manifest = publish_shards(plan, tokenizer, output, summary, totals)
     remove_work(plan, output)
     return manifest

@@ -14,10 +14,11 @@ from data_prep.dataset.manifest_records import InputRecord, SourceRecord, Tokeni
 from data_prep.dataset.safeguards import ADDITION, SAFEGUARDS, write_filter_lists
 from data_prep.dataset.versions import next_version, publish
 from data_prep.pipeline.inheritance import filter_lists, given_filters
+from data_prep.pipeline.job import dtype_name
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.plan import Plan
 from data_prep.pipeline.plan_changes import file_fingerprint
-from data_prep.pipeline.reduce_phase import ShardTotals, dtype_name, nothing_to_train_on
+from data_prep.pipeline.reduce_phase import ShardTotals, nothing_to_train_on
 from data_prep.pipeline.source_budgets import source_budgets
 from data_prep.storage import storage
 from data_prep.tokenizer.tokenizer import Tokenizer
@@ -50,11 +51,12 @@ def _safeguards(plan: Plan, output: str) -> dict[str, Any]:
     """Write the lists of the filters; return the sections of the manifest's configuration that additions need."""
     sections: dict[str, Any] = {}
     filters = plan.config.documents.filters
-    if filters:
+    own = {source.name: given_filters(source.filters) for source in plan.config.sources if source.filters is not None}
+    if filters or own:
         version = 1 if plan.parent is None else next_version(plan.parent)
         record = write_filter_lists(output, filter_lists(filters), version)
         lists = {} if record is None else {"lists": record.model_dump(mode="json")}
-        sections[SAFEGUARDS] = {"filters": given_filters(filters), **lists}
+        sections[SAFEGUARDS] = {"filters": given_filters(filters), **lists, **({"sources": own} if own else {})}
     if plan.parent is not None:
         sections[ADDITION] = {"not_passed": list(plan.not_passed), "grown": list(plan.grown)}
     return sections
@@ -121,7 +123,7 @@ def _source_records(plan: Plan, summary: MapSummary, totals: ShardTotals) -> tup
                 url=source.url and storage.redact(source.url),
                 license=source.license,
                 date=source.date,
-                language=source.language or plan.config.documents.language,
+                language=plan.reading.settings[number].language,
                 dropped=dict(sorted(dropped.items())),
                 documents=documents,
                 sentences=sentences,

@@ -5,26 +5,29 @@ document.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.counts import pack_counts, unpack_counts
+from data_prep.dataset.counts import SOURCE_COLUMNS
 from data_prep.dataset.manifest_records import FileRecord, ShardRecord
 from data_prep.dataset.shards import shard_name
 from data_prep.executors.phases import PhaseRunner, add_up_results
-from data_prep.pipeline.gather_task import GatherTask, gather_group, gathered_url
+from data_prep.executors.tally import Counts, Tally, unpack_counts
+from data_prep.pipeline.gather_task import gather_group, gathered_url
+from data_prep.pipeline.job import Job
 from data_prep.pipeline.map_phase import MapSummary
 from data_prep.pipeline.plan import Plan
-from data_prep.pipeline.reduce_task import ReduceTask, read_result, reduce_shard, result_url
+from data_prep.pipeline.reduce_task import Shard, reduce_shard, result_url
 from data_prep.pipeline.sections import read_summary
-from data_prep.storage import storage
-from data_prep.tokenizer.tokenizer import Tokenizer
+from data_prep.storage.work_files import read_state
 
 
 @dataclass(frozen=True)
@@ -54,47 +57,29 @@ class ShardTotals:
         return [shard for shard in self.shards if shard.name.startswith(split)]
 
 
-def gather(plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, runner: PhaseRunner) -> MapSummary:
+def gather(job: Job, summary: MapSummary, runner: PhaseRunner) -> MapSummary:
     """Gather the groups, if the plan has any; return the summary with the counts of each destination.
 
     Raises:
         UserError: a work file is damaged.
     """
-    destinations = plan.destinations
-    if not destinations.num_groups:
+    if not job.destinations.num_groups:
         return summary
-    tasks = [
-        GatherTask(
-            group=group,
-            num_units=len(plan.units),
-            destinations=destinations,
-            exact_deduplication=plan.config.deduplication.exact,
-            token_dtype=dtype_name(tokenizer),
-            work_folder=storage.absolute(plan.work_folder(output)),
-        )
-        for group in range(destinations.num_groups)  # a shard of a source reads every group that may hold it
-    ]
+    groups = range(job.destinations.num_groups)  # a shard of a source reads every group that may hold it
     sizes = summary.document_counts.tolist()
-    runner.run("gathering", gather_group, tasks, _gathered, lambda task: sizes[task.group], ("documents", 1.0))
-    counts = np.zeros(len(destinations), np.int64)
-    dropped = tuple(Counter(of_source) for of_source in summary.dropped)
-    urls = [_gathered(task) for task in tasks]
-    for total in add_up_results(urls, _add_up_groups, tasks[0].work_folder, "groups", runner):
-        for destination, count in total["counts"]:
-            counts[destination] += count
-        for source, reason, count in total["dropped"]:
-            dropped[source][reason] += count
+
+    def url(group: int) -> str:
+        return gathered_url(job.work_folder, group)
+
+    runner.run("gathering", job.task(gather_group), groups, url, sizes.__getitem__, ("documents", 1.0))
+    tally = add_up_results(list(map(url, groups)), _of_group, job.work_folder, "groups", runner)
+    found = tally.of("documents")
+    counts = np.array([found[destination] for destination in range(len(job.destinations))], np.int64)
+    dropped = tuple(map(operator.add, summary.dropped, tally.dropped(len(summary.dropped))))
     return dataclasses.replace(summary, document_counts=counts, dropped=dropped)
 
 
-def make_shards(
-    plan: Plan,
-    tokenizer: Tokenizer,
-    output: str,
-    summary: MapSummary,
-    first_shard: int,
-    runner: PhaseRunner,
-) -> ShardTotals:
+def make_shards(plan: Plan, job: Job, summary: MapSummary, first_shard: int, runner: PhaseRunner) -> ShardTotals:
     """Make every shard; shards of each split are numbered from `first_shard`.
 
     If all documents of a destination are dropped, its shard is empty and counts them. If train has documents and valid
@@ -107,8 +92,8 @@ def make_shards(
     Raises:
         UserError: the held-out document is the only one.
     """
-    tasks = _tasks(plan, tokenizer, output, summary, first_shard)
-    totals = _run(plan, tasks, runner, "shards")
+    shards = _shards(plan, summary, first_shard)
+    totals = _run(job, shards, runner, "shards")
     if plan.parent is not None or totals.of_split("valid"):
         return totals
     if totals.smallest is None:
@@ -116,8 +101,8 @@ def make_shards(
     if not plan.destinations.valid_fraction:
         return totals
     _report_hold_out(plan, summary)
-    tasks, written = _with_one_held_out(plan, tokenizer, output, summary, first_shard, totals), totals
-    totals = _run(plan, tasks, runner, f"shards-{totals.smallest[0]:016x}")
+    shards, written = _with_one_held_out(plan, summary, first_shard, totals), totals
+    totals = _run(job, shards, runner, f"shards-{totals.smallest[0]:016x}")
     if not totals.of_split("train"):
         raise nothing_to_train_on(plan)
     made = {shard.name for shard in totals.shards}
@@ -126,28 +111,22 @@ def make_shards(
     return dataclasses.replace(totals, empty=(*totals.empty, *sorted(surplus)))
 
 
-def _with_one_held_out(
-    plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, first_shard: int, totals: ShardTotals
-) -> list[ReduceTask]:
-    """Return the tasks of all shards, with the document of the smallest id in its own valid shard."""
+def _with_one_held_out(plan: Plan, summary: MapSummary, first_shard: int, totals: ShardTotals) -> list[Shard]:
+    """Return all shards, with the document of the smallest id in its own valid shard."""
     assert totals.smallest is not None
     identity, destination, num_documents = totals.smallest
     counts = summary.document_counts.copy()
     if num_documents == 1:
         counts[destination] = 0
-    tasks = _tasks(plan, tokenizer, output, dataclasses.replace(summary, document_counts=counts), first_shard)
-    (whole,) = _tasks(plan, tokenizer, output, summary, first_shard, destination)
-    number = first_shard + sum(task.name.startswith("valid") for task in tasks)
+    shards = _shards(plan, dataclasses.replace(summary, document_counts=counts), first_shard)
+    (whole,) = _shards(plan, summary, first_shard, destination)
+    number = first_shard + sum(shard.name.startswith("valid") for shard in shards)
     others = [
-        dataclasses.replace(task, without=identity) if task.destination == destination else task for task in tasks
+        dataclasses.replace(shard, without=identity) if shard.destination == destination else shard for shard in shards
     ]
-    # Count copies of the document if no other task of its destination counts them.
+    # Count copies of the document if no other shard of its destination counts them.
     alone = dataclasses.replace(whole, name=shard_name("valid", number), only=identity, counts_drops=num_documents == 1)
     return [*others, alone]
-
-
-def dtype_name(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
-    return "uint16" if np.dtype(tokenizer.token_dtype) == np.uint16 else "uint32"
 
 
 def nothing_to_train_on(plan: Plan) -> UserError:
@@ -160,114 +139,58 @@ def nothing_to_train_on(plan: Plan) -> UserError:
     )
 
 
-def _tasks(
-    plan: Plan, tokenizer: Tokenizer, output: str, summary: MapSummary, first_shard: int, only: int | None = None
-) -> list[ReduceTask]:
-    """Return one task for each destination with documents, or for destination `only`."""
-    destinations, settings, sources = plan.destinations, plan.config.shards, plan.config.sources
+def _shards(plan: Plan, summary: MapSummary, first_shard: int, only: int | None = None) -> list[Shard]:
+    """Return a shard for each destination with documents, or for destination `only`."""
     numbers = {"train": first_shard, "valid": first_shard}
-    tasks = []
+    shards = []
     for destination in np.flatnonzero(summary.document_counts).tolist():
-        split, source = destinations.split(destination), destinations.source(destination)
-        if only not in (None, destination):
-            continue
-        tasks.append(
-            ReduceTask(
-                name=shard_name(split, numbers[split]),
-                destination=destination,
-                destinations=destinations,
-                num_units=len(plan.units),
-                num_sources=plan.first_source + len(sources),
-                first_source=plan.first_source,
-                source=None if source is None else sources[source].name,
-                record_tokens=settings.record_tokens,
-                seed=settings.seed,
-                exact_deduplication=plan.config.deduplication.exact,
-                vocab_size=tokenizer.vocab_size,
-                token_dtype=dtype_name(tokenizer),
-                tokenizer_folder=storage.absolute(tokenizer.url),
-                tokenizer_fingerprint=tokenizer.fingerprint,
-                work_folder=storage.absolute(plan.work_folder(output)),
-                output_folder=storage.absolute(output),
-            )
-        )
-        numbers[split] += 1
-    return tasks
+        split = plan.destinations.split(destination)
+        if only in (None, destination):
+            shards.append(Shard(shard_name(split, numbers[split]), destination))
+            numbers[split] += 1
+    return shards
 
 
-def _run(plan: Plan, tasks: Sequence[ReduceTask], runner: PhaseRunner, name: str) -> ShardTotals:
-    """Run the unfinished tasks; return the totals of all."""
-    runner.run("writing", reduce_shard, tasks, result_url, lambda task: 1, ("shards", 1.0))
-    urls = [result_url(task) for task in tasks]
-    work_folder = tasks[0].work_folder if tasks else ""
-    sums = add_up_results(urls, _add_up_shards, work_folder, name, runner)
-    shards = [ShardRecord.model_validate(values) for each in sums for values in each["shards"]]
-    empty = [ShardRecord.model_validate(values) for each in sums for values in each["empty"]]
-    dropped = tuple(Counter[str]() for _ in plan.config.sources)
-    for source, reason, count in (drop for each in sums for drop in each["dropped"]):
-        dropped[source][reason] += count
-    smallest = [(*each["smallest"],) for each in sums if each["smallest"] is not None]
+def _run(job: Job, to_make: Sequence[Shard], runner: PhaseRunner, name: str) -> ShardTotals:
+    """Make the unfinished shards; return the totals of all."""
+    url_of = functools.partial(result_url, job)
+    runner.run("writing", job.task(reduce_shard), to_make, url_of, lambda shard: 1, ("shards", 1.0))
+    tally = add_up_results(list(map(url_of, to_make)), _of_shard, job.work_folder, name, runner)
+    records = sorted(map(ShardRecord.model_validate, tally.lists.get("shards", ())), key=lambda shard: shard.name)
+    empty = [shard for shard in records if not shard.documents]
+    no_sources = np.zeros((job.first_source + len(job.reading.names), len(SOURCE_COLUMNS)), np.int64)
+    no_tokens = np.zeros(job.vocab_size, np.int64)
     return ShardTotals(
-        shards=tuple(sorted(shards, key=lambda shard: shard.name)),
+        shards=tuple(shard for shard in records if shard.documents),
         empty=tuple(file.name for shard in empty for file in (shard, shard.index)),
         detached_provenance=tuple(shard.provenance for shard in empty if shard.provenance is not None),
-        dropped=dropped,
-        source_counts=sum(np.array(each["source_counts"], np.int64) for each in sums),  # type: ignore[arg-type]  # sum begins with 0
-        token_counts={
-            split: sum(unpack_counts(each["token_counts"][split]) for each in sums)  # type: ignore[misc]  # sum begins with 0
-            for split in ("train", "valid")
-        },
-        smallest=min(smallest, default=None),
+        dropped=tally.dropped(len(job.reading.names)),
+        source_counts=tally.arrays.get("sources", no_sources),
+        token_counts={split: tally.arrays.get(split, no_tokens) for split in ("train", "valid")},
+        smallest=min(map(tuple, tally.lists.get("smallest", ())), default=None),
     )
 
 
-def _add_up_shards(urls: Sequence[str]) -> dict[str, Any]:
-    """Return the sum of the results of shards; the first one has the shapes of the counts."""
-    token_counts: dict[str, Any] = {"train": 0, "valid": 0}
-    source_counts: Any = 0
-    dropped = Counter[tuple[int, str]]()
-    shards: list[Any] = []
-    empty: list[Any] = []
-    smallest: list[tuple[int, int, int]] = []
-    for url in urls:
-        result = read_result(url)
-        split = result.shard.name.partition("-")[0]
-        for name in token_counts:
-            token_counts[name] = token_counts[name] + (
-                result.token_counts if name == split else 0 * result.token_counts
-            )
-        source_counts = source_counts + result.source_counts
-        for source, reason, count in result.dropped:
-            dropped[source, reason] += count
-        (shards if result.shard.documents else empty).append(result.shard.model_dump(mode="json"))
-        if split == "train" and result.smallest_id is not None:
-            smallest.append((result.smallest_id, result.destination, result.shard.documents))
-    return {
-        "shards": shards,
-        "empty": empty,
-        "dropped": [(source, reason, count) for (source, reason), count in sorted(dropped.items())],
-        "source_counts": np.asarray(source_counts).tolist(),
-        "token_counts": {name: pack_counts(np.asarray(counts)) for name, counts in token_counts.items()},
-        "smallest": min(smallest, default=None),
-    }
+def _of_shard(url: str) -> Tally:
+    values = read_state(url)
+    shard, smallest = values["shard"], values["smallest_id"]
+    split = shard["name"].partition("-")[0]
+    arrays = {"sources": np.array(values["source_counts"], np.int64), split: unpack_counts(values["token_counts"])}
+    lists = {"shards": [shard]}
+    if split == "train" and smallest is not None:
+        lists["smallest"] = [[smallest, values["destination"], shard["documents"]]]
+    return Tally(_drops(values), arrays, lists)
 
 
-def _add_up_groups(urls: Sequence[str]) -> dict[str, Any]:
-    """Return the sums over groups: documents of each destination, and dropped documents."""
-    document_counts, dropped = Counter[int](), Counter[tuple[int, str]]()
-    for url in urls:
-        values, counts = read_summary(url)
-        document_counts.update(dict(zip(values["members"], counts.tolist(), strict=True)))
-        for source, reason, count in values["dropped"]:
-            dropped[source, reason] += count
-    return {
-        "counts": list(document_counts.items()),
-        "dropped": [(source, reason, count) for (source, reason), count in sorted(dropped.items())],
-    }
+def _of_group(url: str) -> Tally:
+    values, counts = read_summary(url)
+    tally, held = Tally(_drops(values)), zip(values["members"], counts.tolist(), strict=True)
+    tally.counts.update({("documents", destination): count for destination, count in held})
+    return tally
 
 
-def _gathered(task: GatherTask) -> str:
-    return gathered_url(task.work_folder, task.group)
+def _drops(values: Mapping[str, Any]) -> Counts:
+    return Counter({("dropped", source, reason): count for source, reason, count in values["dropped"]})
 
 
 def _report_hold_out(plan: Plan, summary: MapSummary) -> None:

@@ -6,37 +6,34 @@ import io
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from data_prep.base.errors import UserError
-from data_prep.dataset.counts import PieceText, RecordCounts, pack_counts, unpack_counts
-from data_prep.dataset.manifest_records import ShardRecord
+from data_prep.dataset.counts import PieceText, RecordCounts
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, write_provenance
 from data_prep.dataset.shard_index import starts_of
 from data_prep.dataset.shards import Record, write_shard
 from data_prep.deduplication.similarity_search import mix
-from data_prep.pipeline.destinations import Destinations
+from data_prep.executors.tally import pack_counts
 from data_prep.pipeline.gather_task import gathered_url, selection_of, unit_sections
-from data_prep.pipeline.map_task import cached_tokenizer
+from data_prep.pipeline.job import Job
 from data_prep.pipeline.provenance_rows import unpack_provenance
 from data_prep.pipeline.sections import Section, read_sections, select_documents, take_runs
 from data_prep.storage import storage
-from data_prep.storage.work_files import read_state, write_state
+from data_prep.storage.work_files import write_state
 
 HELD_BYTES = 64 << 20
 """Tokens of a shard that are held in memory, in bytes; those of a larger shard lie in a temporary file."""
 
 
 @dataclass(frozen=True)
-class ReduceTask:
-    """A shard, with everything needed to make it in any process.
+class Shard:
+    """A shard to make.
 
     Attributes:
         name: of the shard, such as train-000000.
-        first_source: number in the manifest of the plan's first source.
-        source: name of the shard's only source; None if sources share shards.
         only: use only the document of this id (a valid split of one document).
         without: drop the document of this id (it forms the valid split).
         counts_drops: no other task of the destination counts the dropped documents.
@@ -44,82 +41,37 @@ class ReduceTask:
 
     name: str
     destination: int
-    destinations: Destinations
-    num_units: int
-    num_sources: int
-    first_source: int
-    source: str | None
-    record_tokens: int
-    seed: int
-    exact_deduplication: bool
-    vocab_size: int
-    token_dtype: Literal["uint16", "uint32"]
-    tokenizer_folder: str
-    tokenizer_fingerprint: str
-    work_folder: str
-    output_folder: str
     only: int | None = None
     without: int | None = None
     counts_drops: bool = True
 
 
-@dataclass(frozen=True)
-class ReduceResult:
-    """A finished shard and its facts for the manifest.
-
-    Attributes:
-        dropped: source in the plan, reason, and number of dropped documents.
-        source_counts: (num_sources, 5) documents, sentences, tokens, words and bytes of text of each source.
-        token_counts: (vocab_size,) int64 how often each token id occurs.
-        smallest_id: of its documents; None if it is empty.
-    """
-
-    shard: ShardRecord
-    destination: int
-    dropped: tuple[tuple[int, str, int], ...]
-    source_counts: np.ndarray
-    token_counts: np.ndarray
-    smallest_id: int | None
-
-
-def result_url(task: ReduceTask) -> str:
+def result_url(job: Job, shard: Shard) -> str:
     """Return the URL of the file that marks the shard as done."""
-    variants = {"only": task.only, "without": task.without}
+    variants = {"only": shard.only, "without": shard.without}
     variant = "".join(f".{name}-{value:016x}" for name, value in variants.items() if value is not None)
-    return storage.join(task.work_folder, f"{task.name}.{task.destination:06d}{variant}.done.json")
+    return storage.join(job.work_folder, f"{shard.name}.{shard.destination:06d}{variant}.done.json")
 
 
-def read_result(url: str) -> ReduceResult:
-    """Return the result of a finished task."""
-    values = read_state(url)
-    return ReduceResult(
-        shard=ShardRecord.model_validate(values["shard"]),
-        destination=values["destination"],
-        dropped=tuple((source, reason, count) for source, reason, count in values["dropped"]),
-        source_counts=np.array(values["source_counts"], np.int64),
-        token_counts=unpack_counts(values["token_counts"]),
-        smallest_id=values["smallest_id"],
-    )
-
-
-def reduce_shard(task: ReduceTask) -> int:
+def reduce_shard(job: Job, shard: Shard) -> int:
     """Write the shard, its index and its sidecar, then the file that marks it as done; return its number of tokens."""
-    documents, rows, dropped = _read(task)
-    tokenizer = cached_tokenizer(task.tokenizer_folder, task.tokenizer_fingerprint)
-    counts = RecordCounts(task.vocab_size, task.num_sources, PieceText.of(tokenizer))
-    shard = write_shard(task.output_folder, task.name, _counted(_records(task, documents), counts))
-    provenance = write_provenance(task.output_folder, task.name, rows) if rows else None
-    shard = shard.model_copy(update={"source": task.source, "provenance": provenance})
+    documents, rows, dropped = _read(job, shard)
+    names, source = job.reading.names, job.destinations.source(shard.destination)
+    counts = RecordCounts(job.vocab_size, job.first_source + len(names), PieceText.of(job.tokenizer()))
+    record = write_shard(job.output, shard.name, _counted(_records(job, documents), counts))
+    provenance = write_provenance(job.output, shard.name, rows) if rows else None
+    name = None if source is None else names[source]
+    record = record.model_copy(update={"source": name, "provenance": provenance})
     result = {
-        "shard": shard.model_dump(mode="json"),
-        "destination": task.destination,
+        "shard": record.model_dump(mode="json"),
+        "destination": shard.destination,
         "dropped": dropped,
         "source_counts": counts.by_source.tolist(),
         "token_counts": pack_counts(counts.by_token),
         "smallest_id": int(documents.document_ids.min()) if len(documents.document_ids) else None,
     }
-    write_state(result_url(task), result)
-    return shard.tokens
+    write_state(result_url(job, shard), result)
+    return record.tokens
 
 
 def seeded_order(document_ids: np.ndarray, seed: int) -> np.ndarray:
@@ -127,43 +79,39 @@ def seeded_order(document_ids: np.ndarray, seed: int) -> np.ndarray:
     return np.argsort(mix(document_ids ^ mix(np.array([seed], np.uint64))), kind="stable")
 
 
-def _read(task: ReduceTask) -> tuple[Section, list[ProvenanceRow], list[tuple[int, str, int]]]:
+def _read(job: Job, shard: Shard) -> tuple[Section, list[ProvenanceRow], list[tuple[int, str, int]]]:
     """Return the documents of the shard, the rows of its sidecar, and the documents that this task drops."""
-    dtype = np.uint16 if task.token_dtype == "uint16" else np.uint32
-    held, rows = _Held(dtype), list[ProvenanceRow]()
-    selection = None
-    if not task.destinations.num_groups:
-        selection = selection_of(task.work_folder, task.destination, task.exact_deduplication)
+    held, rows = _Held(job.dtype), list[ProvenanceRow]()
+    selection = None if job.destinations.num_groups else selection_of(job, shard.destination)
     num_documents = 0
-    for section in _sections(task, dtype):
+    for section in _sections(job, shard.destination):
         num_documents += len(section.document_ids)
         selected = section if selection is None else selection.select(section)
         is_mine = np.ones(len(selected.document_ids), bool)
-        if task.only is not None:
-            is_mine = selected.document_ids == np.uint64(task.only)
-        elif task.without is not None:
-            is_mine = selected.document_ids != np.uint64(task.without)
+        if shard.only is not None:
+            is_mine = selected.document_ids == np.uint64(shard.only)
+        elif shard.without is not None:
+            is_mine = selected.document_ids != np.uint64(shard.without)
         held.add(select_documents(selected, is_mine & (selected.document_lengths > 0)))
-        is_alone = task.only is not None and task.counts_drops
+        is_alone = shard.only is not None and shard.counts_drops
         rows += unpack_provenance(selected if is_alone else select_documents(selected, is_mine))
     if not num_documents:
         raise UserError(
-            f"{storage.redact(task.work_folder)} lacks the documents of {task.name}",
+            f"{storage.redact(job.work_folder)} lacks the documents of {shard.name}",
             fix="run the same command again with --fresh",
             code="lost-work",
         )
-    dropped = selection.counts() if selection is not None and task.counts_drops else []
+    dropped = selection.counts() if selection is not None and shard.counts_drops else []
     return held.documents(), rows, dropped
 
 
-def _sections(task: ReduceTask, dtype: type[np.unsignedinteger]) -> Iterator[Section]:
-    destinations = task.destinations
-    if not destinations.num_groups:
-        yield from unit_sections(task.work_folder, task.num_units, task.destination, dtype)
+def _sections(job: Job, destination: int) -> Iterator[Section]:
+    if not job.destinations.num_groups:
+        yield from unit_sections(job, destination)
         return
-    for group in destinations.groups_for(task.destination):
-        number = int(np.searchsorted(destinations.in_group(group), task.destination))
-        yield from read_sections(gathered_url(task.work_folder, group), number, dtype)
+    for group in job.destinations.groups_for(destination):
+        number = int(np.searchsorted(job.destinations.in_group(group), destination))
+        yield from read_sections(gathered_url(job.work_folder, group), number, job.dtype)
 
 
 class _Held:
@@ -206,11 +154,11 @@ def _counted(records: Iterable[Record], counts: RecordCounts) -> Iterator[Record
         yield record
 
 
-def _records(task: ReduceTask, documents: Section) -> Iterator[Record]:
+def _records(job: Job, documents: Section) -> Iterator[Record]:
     """Yield records of whole documents in seeded order; a document that is too long gets its own record."""
-    order = seeded_order(documents.document_ids, task.seed)
+    order = seeded_order(documents.document_ids, job.shards.seed)
     token_starts, sentence_starts = starts_of(documents.document_lengths), starts_of(documents.sentence_counts)
-    for first, last in _blocks(documents.document_lengths[order], task.record_tokens):
+    for first, last in _blocks(documents.document_lengths[order], job.shards.record_tokens):
         members = order[first:last]
         lengths, counts = documents.document_lengths[members], documents.sentence_counts[members]
         sentence_lengths = take_runs(documents.sentence_lengths, sentence_starts[members], counts)
@@ -218,7 +166,7 @@ def _records(task: ReduceTask, documents: Section) -> Iterator[Record]:
             tokens=take_runs(documents.tokens, token_starts[members], lengths),
             documents=starts_of(lengths).astype(np.uint32),
             sentences=starts_of(sentence_lengths).astype(np.uint32),
-            sources=documents.sources[members] + np.uint16(task.first_source),
+            sources=documents.sources[members] + np.uint16(job.first_source),
             document_ids=documents.document_ids[members],
         )
 

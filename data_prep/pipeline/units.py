@@ -8,10 +8,11 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from data_prep.base.errors import UsageError
 from data_prep.documents.input_units import InputUnit, growth_of
+from data_prep.storage import storage
 
 MAX_UNITS = 4096
 """A unit holds at least this part of a large corpus; there are up to twice as many, since parts do not fill all."""
@@ -21,14 +22,20 @@ MAX_PARTS = 4096
 
 @dataclass(frozen=True)
 class Unit:
-    """A piece of work: consecutive parts of the inputs, of one source."""
+    """A piece of work: consecutive parts of the inputs, of one source; numbered in the order of the inputs."""
 
+    number: int
     parts: tuple[InputUnit, ...]
 
     @property
     def source(self) -> int:
         """Number of the source in the plan."""
         return self.parts[0].source
+
+    @property
+    def absolute(self) -> Unit:
+        """The unit with absolute names of files, as other processes need them."""
+        return replace(self, parts=tuple(replace(part, url=storage.absolute(part.url)) for part in self.parts))
 
     @property
     def bytes(self) -> int:
@@ -47,7 +54,7 @@ def group_parts(parts: Sequence[InputUnit], unit_bytes: int) -> tuple[Unit, ...]
     Any two neighbors of one source that are below `MAX_PARTS` hold more than `unit_bytes` together, so there are at
     most 2 * text bytes / unit_bytes + parts / MAX_PARTS + sources + 1 units.
     """
-    return tuple(Unit(tuple(group)) for group in _groups(parts, unit_bytes))
+    return tuple(Unit(number, tuple(group)) for number, group in enumerate(_groups(parts, unit_bytes)))
 
 
 def _groups(parts: Sequence[InputUnit], unit_bytes: int) -> Iterator[list[InputUnit]]:

@@ -8,8 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 from data_prep.base.errors import UserError
+from data_prep.base.logs import logger
 from data_prep.base.progress import Progress
-from data_prep.base.terminal import counted
+from data_prep.base.terminal import counted, printable
 from data_prep.dataset.addition import check_source_names, config_of_source
 from data_prep.dataset.manifest import MANIFEST_NAME, TOKENIZER_FOLDER, Manifest, read_manifest
 from data_prep.dataset.manifest_records import InputRecord
@@ -27,10 +28,12 @@ from data_prep.dataset.versions import (
 )
 from data_prep.executors.executors import Executor, run_units
 from data_prep.executors.phases import unfinished
-from data_prep.pipeline.map_phase import map_result_url
-from data_prep.pipeline.map_task import MapTask, changed_parts
-from data_prep.pipeline.plan import BUDGETS, Plan
+from data_prep.pipeline.job import Job
+from data_prep.pipeline.map_phase import unit_url
+from data_prep.pipeline.map_task import changed_parts
+from data_prep.pipeline.plan import BUDGETS, REREAD, Plan
 from data_prep.pipeline.plan_changes import description, differences, rewritten_inputs
+from data_prep.pipeline.units import Unit
 from data_prep.storage import storage
 from data_prep.storage.work_files import read_state, write_state
 
@@ -58,11 +61,13 @@ def finished_manifest(plan: Plan, output: str) -> Manifest | None:
     return manifest
 
 
-def begin_work(plan: Plan, output: str) -> int:
+def begin_work(plan: Plan, output: str, is_alone: bool = False) -> int:
     """Begin work in `output`, or check that the unfinished work there is of this plan.
 
     Work that stopped at bad input resumes if bad input is skipped now: its finished units had none. It resumes with
-    other budgets too, which only the manifest holds. Returns the number of the first shard to write, of either split.
+    other budgets too, which only the manifest holds. Where `is_alone`, so that no other process works on ranges, it
+    resumes with other filters or fields of a source too, whose units are then read again. Returns the number of the
+    first shard to write, of either split.
 
     Raises:
         UserError: `output` holds other unfinished work; the message lists the differences.
@@ -79,12 +84,15 @@ def begin_work(plan: Plan, output: str) -> int:
         refuse_unfinished(output, (REMOVAL_WORK,))
     begun: dict[str, Any] | None = read_state(url) if storage.exists(url) else None
     if begun is not None and not _is_over(begun, plan, output):
-        found = differences(_with_budgets_of(mine, _with_policy_of(mine, begun)), mine)
+        theirs = _with_budgets_of(mine, _with_policy_of(mine, begun))
+        theirs, changed = _with_readings_of(mine, theirs) if is_alone else (theirs, set[int]())
+        found = differences(theirs, mine)
         if plan.has_provenance and not begun.get("has_provenance", plan.config.documents.has_provenance_fields):
             found.append("its text files were read by an earlier release, which did not keep their names")
         if found:
             raise _refusal(output, "holds unfinished work of another preparation", found)
         first_shard: int = begun["first_shard"]
+        _forget_units(plan, output, changed)
         if begun["config"] != mine["config"]:
             write_state(url, {**mine, "stamps": begun["stamps"], "first_shard": first_shard})
         return first_shard
@@ -100,11 +108,11 @@ def begin_work(plan: Plan, output: str) -> int:
     return first_shard
 
 
-def check_finished_units(plan: Plan, output: str, tasks: Sequence[MapTask], executor: Executor | int) -> None:
+def check_finished_units(plan: Plan, output: str, job: Job, units: Sequence[Unit], executor: Executor | int) -> None:
     """Check that the finished units were made from the current content of their inputs.
 
     Content is compared if an input's time stamp differs from the recorded one: it was rewritten, touched, copied or
-    moved. With all tasks of the plan, the new stamps are recorded.
+    moved. With all units of the plan, the new stamps are recorded.
 
     Raises:
         UserError: an input changed after a unit was made from it.
@@ -115,19 +123,17 @@ def check_finished_units(plan: Plan, output: str, tasks: Sequence[MapTask], exec
     if begun["stamps"] == now:
         return
     changed = {file.url for file in plan.inputs if begun["stamps"].get(storage.redact(file.url)) != file.stamp}
-    left = {task.number for task in unfinished(tasks, map_result_url)}
+    left = {unit.number for unit in unfinished(units, unit_url(job))}
     suspects = [
-        task
-        for task in tasks
-        if task.number not in left and any(part.url in changed for part in plan.units[task.number].parts)
+        unit.absolute for unit in units if unit.number not in left and any(part.url in changed for part in unit.parts)
     ]
-    with Progress("comparing", sum(task.unit.bytes for task in suspects), "MB of changed inputs", 1e6) as progress:
-        for task, urls in run_units(changed_parts, suspects, executor):
+    with Progress("comparing", sum(unit.bytes for unit in suspects), "MB of changed inputs", 1e6) as progress:
+        for unit, urls in run_units(job.without_filters().task(changed_parts), suspects, executor):
             if urls:
                 rewritten = f"input {storage.redact(urls[0])} was written again with other content"
                 raise _refusal(output, "holds unfinished work of another preparation", [rewritten])
-            progress.add(task.unit.bytes)
-    if len(tasks) == len(plan.units):
+            progress.add(unit.bytes)
+    if len(units) == len(plan.units):
         write_state(url, {**begun, "stamps": now})
 
 
@@ -167,6 +173,38 @@ def _with_budgets_of(mine: dict[str, Any], begun: dict[str, Any]) -> dict[str, A
     total = {name: value for name, value in mine["config"].items() if name == "total_tokens"}
     config = {name: value for name, value in begun["config"].items() if name != "total_tokens"}
     return {**begun, "config": {**config, **total, "sources": mine["config"]["sources"]}}
+
+
+def _with_readings_of(mine: dict[str, Any], begun: dict[str, Any]) -> tuple[dict[str, Any], set[int]]:
+    """Return the unfinished plan with the new filters and fields of its sources, and the numbers of those sources."""
+    theirs, own = begun["config"]["sources"], mine["config"]["sources"]
+    if [each["name"] for each in theirs] != [each["name"] for each in own]:
+        return begun, set()
+    if begun.get("has_provenance") != mine["has_provenance"]:
+        return begun, set()  # documents of the other sources would lack it, or have it
+    sources, changed = [], set()
+    for number, (before, now) in enumerate(zip(theirs, own, strict=True)):
+        kept = {name: value for name, value in before.items() if name not in REREAD}
+        sources.append(kept | {name: now[name] for name in REREAD if name in now})
+        if sources[-1] != before:
+            changed.add(number)
+    return {**begun, "config": {**begun["config"], "sources": sources}}, changed
+
+
+def _forget_units(plan: Plan, output: str, changed: set[int]) -> None:
+    """Remove what unfinished work has of the sources of these numbers, and all that was made of them."""
+    if not changed:
+        return
+    for number in sorted(changed):
+        what = f"source {plan.config.sources[number].name} is read again, with its new settings"
+        logger(__name__).warning(printable(what))
+    kept = {f"map-{unit.number:06d}" for unit in plan.units if unit.source not in changed}
+    work_folder = plan.work_folder(output)
+    for name in storage.list_names(work_folder):
+        if name.partition(".")[0] not in kept and name != _RANGES_NAME:
+            storage.remove(storage.join(work_folder, name))
+    for name in owned_files(output) if plan.parent is None else stray_files(output):
+        storage.remove(storage.join(output, name))
 
 
 def _is_over(begun: dict[str, Any], plan: Plan, output: str) -> bool:

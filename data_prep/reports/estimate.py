@@ -18,13 +18,12 @@ import numpy as np
 
 from data_prep.base.errors import UserError
 from data_prep.base.terminal import counted
-from data_prep.config.preparation_config import DocumentSettings
+from data_prep.config.preparation_config import INHERITED_BY_SOURCES, DocumentSettings
 from data_prep.documents.document import Document
+from data_prep.documents.documents import DocumentReader
 from data_prep.documents.input_units import InputUnit, cannot_be_split, file_format, is_one_document
 from data_prep.documents.lines import Line, blank_line_blocks, bounded_lines, skip_to_line
 from data_prep.documents.rejects import BadInput
-from data_prep.filters.filtered_reader import FilteredReader
-from data_prep.filters.registry import fingerprint_of
 from data_prep.pipeline.encoding import encode_documents
 from data_prep.pipeline.map_phase import check_sources
 from data_prep.pipeline.plan import BUDGETS, Plan
@@ -118,9 +117,9 @@ def estimate(plan: Plan, tokenizer: Tokenizer) -> Estimate:
     few = max(1, SAMPLED_UNITS // max(len(groups), 1))
     chosen = {unit for units in groups.values() for unit in _spread(units, few)}
     most_characters = SAMPLE_CHARACTERS // max(len(chosen), 1)
-    fingerprint, seen = fingerprint_of(plan.filters), set[int]()
+    seen = set[int]()
     # In order, for the first of equal texts stays.
-    samples = {u: _sample(u, plan, tokenizer, most_characters, fingerprint, seen) for u in plan.parts if u in chosen}
+    samples = {u: _sample(u, plan, tokenizer, most_characters, seen) for u in plan.parts if u in chosen}
     parts: dict[str, list[Figures]] = {source.name: [] for source in plan.config.sources}
     longest_seconds = 0.0
     for (source, (ending, _)), units in groups.items():
@@ -141,23 +140,22 @@ def estimate(plan: Plan, tokenizer: Tokenizer) -> Estimate:
 
 
 def _sample(
-    unit: InputUnit, plan: Plan, tokenizer: Tokenizer, most_characters: int, fingerprint: str, seen: set[int]
+    unit: InputUnit, plan: Plan, tokenizer: Tokenizer, most_characters: int, seen: set[int]
 ) -> tuple[Figures, bool]:
     """Read and encode the unit's first documents; return their figures, and whether they are the whole unit.
 
     Args:
         seen: ids of the documents of the sample so far, to which those of the unit are added.
     """
-    config, source = plan.config, plan.config.sources[unit.source]
-    settings, language = config.documents, source.language or config.documents.language
-    reader = FilteredReader(unit, settings, source.name, source.text_field, fingerprint)
+    settings, reader = plan.reading.settings[unit.source], plan.reading.reader(unit)
+    documents = _first(plan.reading.filters(unit.source).apply(reader), most_characters)
     dropped: Counter[str] = Counter()
     num_documents, parts = 0, []
     started_at = time.perf_counter()
     try:
-        for batch in batches(_first(reader, most_characters), lambda each: len(each.text), _BATCH_CHARACTERS):
+        for batch in batches(documents, lambda each: len(each.text), _BATCH_CHARACTERS):
             num_documents += len(batch)
-            parts.append(encode_documents(batch, tokenizer, settings, language, dropped)[0])
+            parts.append(encode_documents(batch, tokenizer, settings, dropped)[0])
     except BadInput as error:
         if settings.on_bad_input == "error" or not error.spoils_file:
             raise
@@ -166,9 +164,9 @@ def _sample(
     is_whole = bool(reader.sha256)
     num_read = num_documents + sum(reader.dropped.values())
     read_bytes = unit.bytes if is_whole else min(unit.bytes, _bytes_of(unit, num_read, reader, settings))
-    encoded = join_sections([*parts, encode_documents([], tokenizer, settings, language, dropped)[0]])
+    encoded = join_sections([*parts, encode_documents([], tokenizer, settings, dropped)[0]])
     is_new = np.ones(len(encoded.document_ids), bool)
-    if config.deduplication.exact:
+    if plan.config.deduplication.exact:
         for number, identity in enumerate(encoded.document_ids.tolist()):
             is_new[number] = identity not in seen
             seen.add(identity)
@@ -186,17 +184,17 @@ def _sample(
     return figures, is_whole
 
 
-def _first(reader: FilteredReader, most_characters: int) -> Iterator[Document]:
+def _first(documents: Iterator[Document], most_characters: int) -> Iterator[Document]:
     """Yield the first documents; one more is read, so that the end of the unit is noticed."""
     num_characters = 0
-    for document in reader:
+    for document in documents:
         if num_characters >= most_characters:
             break
         yield document
         num_characters += len(document.text)
 
 
-def _bytes_of(unit: InputUnit, num_documents: int, reader: FilteredReader, settings: DocumentSettings) -> float:
+def _bytes_of(unit: InputUnit, num_documents: int, reader: DocumentReader, settings: DocumentSettings) -> float:
     """About how many bytes of its file the unit's first documents take."""
     if reader.num_rows is not None:
         return unit.bytes * num_documents / max(reader.num_rows, 1)
@@ -251,6 +249,7 @@ def estimate_report(plan: Plan, tokenizer: Tokenizer, found: Estimate, num_worke
         yield f"  {name}: {about}{_described(figures)}"
     if len(found.sources) > 1:
         yield f"  in all: {about}{_described(found.total)}"
+    yield from _own_settings(plan)
     yield from _shares(plan, found.sources)
     yield from _not_counted(plan, found.is_all)
     yield (
@@ -278,6 +277,17 @@ def _described(figures: Figures) -> str:
         f"{figures.documents:,.0f} documents{copies}{dropped}, {figures.sentences:,.0f} sentences, "
         f"{figures.tokens:,.0f} tokens in {figures.text_bytes / 1e6:,.1f} MB of text"
     )
+
+
+def _own_settings(plan: Plan) -> Iterator[str]:
+    """Yield what each source reads otherwise than the settings of documents say."""
+    for source in plan.config.sources:
+        given = [(name, getattr(source, name)) for name in INHERITED_BY_SOURCES if name != "filters"]
+        own = [f"{name} {value}" for name, value in given if value not in (None, "")]
+        if source.filters is not None:
+            own.append(f"filters {', '.join(entry.name for entry in source.filters) or 'none'}")
+        if own:
+            yield f"  source {source.name} has its own {', '.join(own)}"
 
 
 def _shares(plan: Plan, found: Mapping[str, Figures]) -> Iterator[str]:

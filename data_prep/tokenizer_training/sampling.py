@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,9 +28,8 @@ from data_prep.base.progress import Progress
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
 from data_prep.documents.input_units import InputUnit
 from data_prep.documents.rejects import BadInput
-from data_prep.executors.executors import Executor, run_units
-from data_prep.filters.filtered_reader import FilteredReader
-from data_prep.filters.registry import filters_fingerprint
+from data_prep.executors.executors import Executor, run_units, shared
+from data_prep.filters.chain import SourceReading, filter_identities
 from data_prep.storage import storage
 from data_prep.text.cleaning import Normalization
 from data_prep.text.sentences import check_language
@@ -60,22 +59,22 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class SampleTask:
-    """Input unit to sample from, with all parameters."""
+class SampleJob:
+    """What all units of a sample share."""
+
+    reading: SourceReading
+    settings: TokenizerSettings
+    work_folder: str
+    """Local; where the units' documents are written to, and where `LIMIT_NAME` may say how few are still needed."""
+    multipliers: dict[str, int] | None = None
+    """As `tempering` gives them, by source or language; None where all are alike."""
+
+
+class SampleUnit(NamedTuple):
+    """Input unit to sample from."""
 
     number: int
-    unit: InputUnit
-    source: str
-    language: str
-    text_field: str | None
-    documents: DocumentSettings
-    settings: TokenizerSettings
-    multipliers: dict[str, int] | None
-    """As `tempering` gives them, by source or language; None where all are alike."""
-    work_folder: str
-    """Local; where the unit's documents are written to, and where `LIMIT_NAME` may say how few are still needed."""
-    filters_fingerprint: str | None = None
-    """Of the filters of `documents` when the sample was requested."""
+    part: InputUnit
 
 
 @dataclass
@@ -115,21 +114,20 @@ def draw_sample(
     work = Path(work_folder)
     shutil.rmtree(work, ignore_errors=True)
     settings = config.tokenizer
-    fingerprint = filters_fingerprint(config.documents.filters)
-    tasks = [_task(config, number, unit, work, fingerprint) for number, unit in enumerate(units)]
-    multipliers = None
+    parts, multipliers = [SampleUnit(*each) for each in enumerate(units)], None
+    job = SampleJob(SourceReading.of(config, filter_identities(config), {}), settings, str(work))
     if settings.sampling_alpha < 1:
         shares = CorpusCounts()
-        for counts in _run("counting", count_unit, tasks, executor):
+        for counts in _run("counting", count_unit, job, parts, executor):
             shares.add(counts)
         multipliers = tempering(shares.bytes_by(settings.sampling_by), settings.sampling_alpha)
-        tasks = [replace(task, multipliers=multipliers) for task in tasks]
+        job = replace(job, multipliers=multipliers)
     sample, totals = TrainingSample(settings.sample_bytes, settings.seed), CorpusCounts()
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, work, ignore_errors=True)
         with _writing(work):
             work.mkdir(parents=True)
-        for counts, path in _run("sampling", sample_unit, tasks, executor):
+        for counts, path in _run("sampling", sample_unit, job, parts, executor):
             totals.add(counts)
             for warning in counts.warnings:
                 logger(__name__).warning(warning)
@@ -146,20 +144,20 @@ def draw_sample(
     return sample, totals
 
 
-def count_unit(task: SampleTask) -> CorpusCounts:
+def count_unit(job: SampleJob, unit: SampleUnit) -> CorpusCounts:
     """Count the unit's documents and bytes; nothing of a file that turns out damaged."""
-    return _read(task, lambda language, text: None)
+    return _read(job, unit, lambda language, text: None)
 
 
-def sample_unit(task: SampleTask) -> tuple[CorpusCounts, str]:
+def sample_unit(job: SampleJob, unit: SampleUnit) -> tuple[CorpusCounts, str]:
     """Write the unit's sample and held-out documents to a file of the work folder; returns the counts and its path.
 
     The file holds at least what of the unit is in the sample of the corpus; nothing where it turns out damaged.
     """
     # A unit may be done twice at once, where a killed pool's other workers take a moment to end.
-    path = Path(task.work_folder) / f"unit-{task.number:06d}-{uuid.uuid4().hex}"
+    path = Path(job.work_folder) / f"unit-{unit.number:06d}-{uuid.uuid4().hex}"
     with _writing(path), open(path, "wb") as file:
-        counts = _read(task, _Writer(task, file).add)
+        counts = _read(job, unit, _Writer(job, job.reading.names[unit.part.source], file).add)
         if counts.warnings:
             file.seek(0)
             file.truncate()
@@ -169,54 +167,42 @@ def sample_unit(task: SampleTask) -> tuple[CorpusCounts, str]:
 class _Writer:
     """Writes the documents that may be in the sample, and at the end those that are held out."""
 
-    def __init__(self, task: SampleTask, file: BinaryIO) -> None:
-        self._task, self._file = task, file
-        self._choice = Choice(task.settings.sample_bytes, _known_limit(task.work_folder))
+    def __init__(self, job: SampleJob, source: str, file: BinaryIO) -> None:
+        self._job, self._source, self._file = job, source, file
+        self._choice = Choice(job.settings.sample_bytes, _known_limit(job.work_folder))
         self._held_out = HeldOut()
 
     def add(self, language: str, text: str) -> None:
         """Offer a cleaned text; of a held-out one the beginning is written whenever it becomes one."""
-        task = self._task
-        document_hash = hash_of(text, task.settings.seed)
-        multiplier = _multiplier(task.multipliers, task.settings.sampling_by, task.source, language)
+        job = self._job
+        document_hash = hash_of(text, job.settings.seed)
+        multiplier = _multiplier(job.multipliers, job.settings.sampling_by, self._source, language)
         num_bytes = len(text) if text.isascii() else len(text.encode())
         key = key_of(document_hash, multiplier)
-        taken, _ = self._choice.offer(document_hash, key, min(num_bytes, task.settings.sample_bytes))
+        taken, _ = self._choice.offer(document_hash, key, min(num_bytes, job.settings.sample_bytes))
         if taken:
             self._write(_CHOSEN, document_hash, language, text)
-        kept = self._held_out.add(HeldOutDocument(document_hash, task.source, language, text))
+        kept = self._held_out.add(HeldOutDocument(document_hash, self._source, language, text))
         if kept is not None:
             self._write(_HELD_OUT, document_hash, language, kept.text)
 
     def _write(self, kind: str, document_hash: int, language: str, text: str) -> None:
         data = text.encode()
-        head = json.dumps([kind, document_hash, self._task.source, language, len(data)])
+        head = json.dumps([kind, document_hash, self._source, language, len(data)])
         self._file.write(b"%s\n%s" % (head.encode(), data))
 
 
-def _task(config: PreparationConfig, number: int, unit: InputUnit, work: Path, fingerprint: str) -> SampleTask:
-    source = config.sources[unit.source]
-    return SampleTask(
-        number,
-        unit,
-        source.name,
-        source.language or config.documents.language,
-        source.text_field,
-        config.documents,
-        config.tokenizer,
-        None,
-        str(work),
-        fingerprint,
-    )
-
-
 def _run(
-    title: str, function: Callable[[SampleTask], Result], tasks: Sequence[SampleTask], executor: Executor | int
+    title: str,
+    function: Callable[[SampleJob, SampleUnit], Result],
+    job: SampleJob,
+    units: Sequence[SampleUnit],
+    executor: Executor | int,
 ) -> Iterator[Result]:
-    with Progress(title, sum(task.unit.bytes for task in tasks), "MB", 1e6) as progress:
-        for task, result in run_units(function, tasks, executor):
+    with Progress(title, sum(unit.part.bytes for unit in units), "MB", 1e6) as progress:
+        for unit, result in run_units(shared(function, job), units, executor):
             yield result
-            progress.add(task.unit.bytes)
+            progress.add(unit.part.bytes)
 
 
 def _known_limit(work_folder: str) -> int | None:
@@ -252,28 +238,28 @@ def _multiplier(multipliers: dict[str, int] | None, sampling_by: str, source: st
     return EVEN if multipliers is None else multipliers.get(language if sampling_by == "language" else source, EVEN)
 
 
-def _read(task: SampleTask, take: Callable[[str, str], None]) -> CorpusCounts:
+def _read(job: SampleJob, unit: SampleUnit, take: Callable[[str, str], None]) -> CorpusCounts:
     """Give every cleaned document of the unit, with its language, to `take`, and count."""
-    counts = CorpusCounts()
-    settings = task.documents
-    reader = FilteredReader(task.unit, settings, task.source, task.text_field, task.filters_fingerprint)
+    counts, number = CorpusCounts(), unit.part.source
+    settings, source, reader = job.reading.settings[number], job.reading.names[number], job.reading.reader(unit.part)
+    documents = job.reading.filters(number).apply(reader)
     try:
-        for batch in batches(reader, lambda document: len(document.text), _BATCH_CHARACTERS, _BATCH_DOCUMENTS):
-            texts = _cleaned([document.text for document in batch], task.settings.normalization)
+        for batch in batches(documents, lambda document: len(document.text), _BATCH_CHARACTERS, _BATCH_DOCUMENTS):
+            texts = _cleaned([document.text for document in batch], job.settings.normalization)
             for document, cleaned in zip(batch, texts, strict=True):
-                language = language_label(document.language or task.language)
+                language = language_label(document.language or settings.language)
                 reason = _why_dropped(cleaned, settings)
                 if reason is not None:
-                    counts.dropped[task.source, reason] += 1
+                    counts.dropped[source, reason] += 1
                     continue
-                counts.documents[task.source, language] += 1
-                counts.text_bytes[task.source, language] += len(cleaned) if cleaned.isascii() else len(cleaned.encode())
+                counts.documents[source, language] += 1
+                counts.text_bytes[source, language] += len(cleaned) if cleaned.isascii() else len(cleaned.encode())
                 take(language, cleaned)
     except BadInput as error:
         if settings.on_bad_input == "error":
             raise
-        return CorpusCounts(dropped=Counter({(task.source, error.reason): 1}), warnings=[str(error)])
-    counts.dropped.update({(task.source, reason): count for reason, count in reader.dropped.items()})
+        return CorpusCounts(dropped=Counter({(source, error.reason): 1}), warnings=[str(error)])
+    counts.dropped.update({(source, reason): count for reason, count in reader.dropped.items()})
     return counts
 
 

@@ -17,7 +17,7 @@ from tests.fuzzing.mutations import HOSTILE_TEXTS, fuzz, mutated_bytes, mutated_
 from tests.fuzzing.test_fuzz_inputs import SKIP, read
 from tests.fuzzing.watching import read_or_refuse
 from tests.support.preparations import filter_settings, filter_step, forget_filters, load_filters
-from tests.support.reading import filtered
+from tests.support.reading import Filtered
 
 LEAK = "the quick brown fox of the north jumps over nine lazy dogs and sleeps until noon"
 FILTERED: list[dict[str, object]] = [
@@ -66,8 +66,8 @@ def test_filters_keep_or_count_every_document_of_damaged_metadata(
     load_filters(settings.filters)  # which opens their files, before it is watched
 
     def read_filtered() -> tuple[list[str], Counter[str]]:
-        reader = filtered(path, settings)
-        return [document.text for document in reader], reader.dropped
+        kept = Filtered(path, settings)
+        return [document.text for document in kept], kept.reader.dropped
 
     unfiltered, found = (
         read_or_refuse(lambda: read(path, SKIP), path.parent),

@@ -11,14 +11,13 @@ from typing import Any
 
 from data_prep import Tokenizer, open_dataset, prepare, train_tokenizer
 from data_prep.api.configuration import resolve_config
-from data_prep.config.preparation_config import PreparationConfig
+from data_prep.config.preparation_config import FilterSettings, PreparationConfig
 from data_prep.dataset.manifest import Manifest
 from data_prep.executors.executors import Executor
 from data_prep.filters import registry
 from data_prep.filters.registry import Step as Step
-from data_prep.filters.registry import described_filters
+from data_prep.filters.registry import described_filters, fingerprint_of
 from data_prep.filters.registry import filter_settings as filter_settings
-from data_prep.filters.registry import filters_fingerprint as filters_fingerprint
 from data_prep.filters.registry import load_filters as load_filters
 from data_prep.pipeline import preparation
 from data_prep.pipeline.encoding import document_id
@@ -73,7 +72,12 @@ def filter_step(entry: Any, **parameters: Any) -> Step:
 
 def forget_filters() -> None:
     """Load filters again when they are used next, as another process would."""
-    registry._last.clear()
+    registry._steps.clear()
+
+
+def filters_fingerprint(entries: Sequence[FilterSettings]) -> str:
+    """Of the filters as they are now, which a worker compares."""
+    return fingerprint_of(described_filters(entries))
 
 
 def filter_identity(entry: Any, **parameters: Any) -> Mapping[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from data_prep.config.preparation_config import DocumentSettings, PreparationConfig
+from data_prep.documents.document import Document
 from data_prep.documents.documents import DocumentReader, unit_sha256
 from data_prep.documents.input_files import InputFile as InputFile
 from data_prep.documents.input_files import find_inputs as find_inputs
@@ -14,7 +16,8 @@ from data_prep.documents.input_files import find_units as find_units
 from data_prep.documents.input_files import relative_name as relative_name
 from data_prep.documents.input_units import InputUnit, split_into_units
 from data_prep.documents.rejects import BadInput as BadInput
-from data_prep.filters.filtered_reader import FilteredReader
+from data_prep.filters.chain import FilterChain
+from data_prep.filters.registry import configured_filters, planned_filters
 
 DEFAULTS = DocumentSettings()
 SKIP = DocumentSettings(on_bad_input="skip")
@@ -25,18 +28,23 @@ def units_of(path: str | Path, settings: DocumentSettings = DEFAULTS, unit_bytes
     return split_into_units(str(path), Path(path).stat().st_size, unit_bytes, 0, settings.txt_documents)
 
 
-def reader_of(
-    source: str | Path | InputUnit, settings: DocumentSettings = DEFAULTS, text_field: str | None = None
-) -> DocumentReader:
+def reader_of(source: str | Path | InputUnit, settings: DocumentSettings = DEFAULTS) -> DocumentReader:
     """A reader of a file that is one unit, or of a unit."""
     (unit,) = [source] if isinstance(source, InputUnit) else units_of(source, settings)
-    return DocumentReader(unit, settings, text_field)
+    return DocumentReader(unit, settings)
 
 
-def filtered(path: Path, settings: DocumentSettings, **options: Any) -> FilteredReader:
-    """A reader of a file, one unit of the source "web", behind the filters of the settings."""
-    (unit,) = units_of(path)
-    return FilteredReader(unit, settings, "web", **options)
+class Filtered:
+    """The documents of a file, one unit of the source "web", that the filters of the settings keep; and its reader."""
+
+    def __init__(self, path: Path, settings: DocumentSettings, fingerprint: str | None = None, **options: Any) -> None:
+        (unit,) = units_of(path)
+        self.reader = DocumentReader(unit, settings, source="web")
+        steps = configured_filters(settings) if fingerprint is None else planned_filters(settings, fingerprint)
+        self._chain, self._options = FilterChain(settings, steps), options
+
+    def __iter__(self) -> Iterator[Document]:
+        return self._chain.apply(self.reader, **self._options)
 
 
 def digest_of(unit: InputUnit, settings: DocumentSettings = DEFAULTS) -> str:

@@ -13,19 +13,27 @@ import numpy as np
 import pytest
 
 from data_prep import Document, Tokenizer
-from data_prep.config.preparation_config import DeduplicationSettings, DocumentSettings, PreparationConfig
+from data_prep.config.preparation_config import (
+    DeduplicationSettings,
+    DocumentSettings,
+    PreparationConfig,
+    ShardSettings,
+)
 from data_prep.deduplication import near_duplicates
 from data_prep.deduplication.near_duplicates import signatures_url
 from data_prep.deduplication.signature_files import MAX_PARTS, SignatureFiles
 from data_prep.executors import phases
+from data_prep.filters.chain import SourceReading
 from data_prep.pipeline import destinations, exclusion_phase, map_task, reduce_task, sections, units
 from data_prep.pipeline.destinations import Destinations as Destinations
 from data_prep.pipeline.encoding import encode_documents
-from data_prep.pipeline.map_task import MapTask, map_unit, sections_url
-from data_prep.pipeline.reduce_task import ReduceTask, read_result, reduce_shard, result_url
+from data_prep.pipeline.job import Job
+from data_prep.pipeline.map_task import map_unit, sections_url
+from data_prep.pipeline.reduce_task import Shard, reduce_shard, result_url
 from data_prep.pipeline.sections import Section as Section
 from data_prep.pipeline.sections import SectionWriter, join_sections, read_sections, read_summary
 from data_prep.pipeline.units import Unit
+from data_prep.storage.work_files import read_state
 from data_prep.tokenizer import word_cache
 from tests.support.reading import digest_of, units_of
 
@@ -65,26 +73,42 @@ class MappedFile:
         return SignatureFiles([signatures_url(str(self.work), _NUMBER)], settings).first_indices[-1]
 
 
-def map_file(
-    path: Path, tokenizer: Path, work: Path, *, near: bool = False, text_field: str | None = None, **documents: Any
-) -> MappedFile:
+def map_file(path: Path, tokenizer: Path, work: Path, *, near: bool = False, **documents: Any) -> MappedFile:
     """Map a file as one unit; further settings are those of `documents`."""
-    task = MapTask(
-        number=_NUMBER,
-        unit=Unit(tuple(units_of(path))),
-        language="en",
-        settings=DocumentSettings(**documents),
-        destinations=DESTINATIONS,
-        tokenizer_folder=str(tokenizer),
-        tokenizer_fingerprint=Tokenizer.load(tokenizer).fingerprint,
-        work_folder=str(work),
-        text_field=text_field,
-        deduplication=DeduplicationSettings(near=near),
-    )
-    work_bytes = map_unit(task)
+    unit, settings = Unit(_NUMBER, tuple(units_of(path))), DocumentSettings(**documents)
+    job = _job(Tokenizer.load(tokenizer), work, DESTINATIONS, ["web"], settings, DeduplicationSettings(near=near))
+    work_bytes = map_unit(job, unit)
     summary, counts = read_summary(sections_url(str(work), _NUMBER))
-    assert summary["parts"][0][0] == digest_of(task.unit.parts[0], task.settings)
+    assert summary["parts"][0][0] == digest_of(unit.parts[0], settings)
     return MappedFile(work, near, work_bytes, summary["parts"][0][0], summary["dropped"], counts)
+
+
+def _job(
+    tokenizer: Tokenizer,
+    folder: Path,
+    destinations: Destinations,
+    names: Sequence[str],
+    documents: DocumentSettings | None = None,
+    deduplication: DeduplicationSettings | None = None,
+    shards: ShardSettings | None = None,
+) -> Job:
+    settings = documents or DocumentSettings()
+    return Job(
+        reading=SourceReading(tuple(names), (settings,) * len(names), ("",) * len(names)),
+        deduplication=deduplication or DeduplicationSettings(),
+        shards=shards or ShardSettings(),
+        destinations=destinations,
+        num_units=len(names),
+        first_source=0,
+        has_provenance=False,
+        tokenizer_folder=tokenizer.url,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        token_dtype="uint16",
+        work_folder=str(folder),
+        output=str(folder),
+        removed_names=(),
+    )
 
 
 def write_unit(folder: Path, number: int, parts: Sequence[Section]) -> None:
@@ -100,38 +124,21 @@ def write_unit(folder: Path, number: int, parts: Sequence[Section]) -> None:
 class OneShard:
     """The only shard of the units in a folder, which are sources of their own."""
 
-    task: ReduceTask
+    job: Job
+    shard: Shard
 
     @classmethod
     def of(cls, folder: Path, tokenizer: Tokenizer, num_units: int, record_tokens: int = 1000) -> OneShard:
-        return cls(
-            ReduceTask(
-                name="train-000000",
-                destination=0,
-                destinations=Destinations(1, 0, 0.0),
-                num_units=num_units,
-                num_sources=num_units,
-                first_source=0,
-                source=None,
-                record_tokens=record_tokens,
-                seed=0,
-                exact_deduplication=True,
-                vocab_size=tokenizer.vocab_size,
-                token_dtype="uint16",
-                tokenizer_folder=tokenizer.url,
-                tokenizer_fingerprint=tokenizer.fingerprint,
-                work_folder=str(folder),
-                output_folder=str(folder),
-            )
-        )
+        names, shards = list(map(str, range(num_units))), ShardSettings(record_tokens=record_tokens)
+        return cls(_job(tokenizer, folder, Destinations(1, 0, 0.0), names, shards=shards), Shard("train-000000", 0))
 
     def make(self) -> None:
-        reduce_shard(self.task)
+        reduce_shard(self.job, self.shard)
 
     @property
     def dropped(self) -> list[tuple[int, str, int]]:
         """Source, reason and number of dropped documents."""
-        return list(read_result(result_url(self.task)).dropped)
+        return [(*each,) for each in read_state(result_url(self.job, self.shard))["dropped"]]
 
 
 def encoded(
@@ -141,7 +148,7 @@ def encoded(
     dropped: Counter[str] = Counter()
     named = zip(texts, languages or [None] * len(texts), strict=True)
     given = [Document(text, language=language) for text, language in named]
-    return encode_documents(given, tokenizer, DocumentSettings(**documents), "en", dropped)[0], dropped
+    return encode_documents(given, tokenizer, DocumentSettings(**documents), dropped)[0], dropped
 
 
 def size_of_plan(num_tokens: float) -> tuple[int, int, int, int]:

@@ -32,10 +32,10 @@ class Fields(NamedTuple):
     source: str = ""
 
     @classmethod
-    def of(cls, settings: DocumentSettings, text_field: str | None = None, source: str = "") -> Fields:
-        """Return the fields of the settings; `text_field` overrides theirs."""
+    def of(cls, settings: DocumentSettings, source: str = "") -> Fields:
+        """Return the fields of the settings."""
         return cls(
-            text=text_field or settings.text_field,
+            text=settings.text_field,
             language=settings.language_field,
             id=settings.id_field,
             url=settings.url_field,

@@ -11,7 +11,7 @@ import yaml
 from data_prep.api.configuration import resolve_config
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.settings import describe
-from data_prep.config.preparation_config import PreparationConfig, Source
+from data_prep.config.preparation_config import DocumentSettings, FilterSettings, PreparationConfig, Source
 from data_prep.pipeline.source_budgets import source_budgets
 from tests.support.error_codes import coded
 from tests.support.settings import yaml_of
@@ -30,6 +30,16 @@ def test_the_example_shows_every_setting() -> None:
     assert {name for name in names if not _holds(shown, name.split("."))} == set()
     fields = {field for source in shown["sources"] for field in source}
     assert fields == set(Source.model_fields)
+
+
+def test_a_source_inherits_what_it_does_not_set() -> None:
+    documents = DocumentSettings(text_field="body", id_field="id", filters=(FilterSettings(name="metadata"),))
+    web = Source(name="web", input=("a",))
+    wiki = Source(name="wiki", input=("b",), id_field="page", language="fr", text_field="", filters=())
+    config = PreparationConfig(sources=(web, wiki), documents=documents)
+    assert config.documents_of(web) == documents
+    own = {"id_field": "page", "language": "fr", "filters": ()}
+    assert config.documents_of(wiki) == documents.model_copy(update=own)
 
 
 def _holds(values: Any, path: list[str]) -> bool:

@@ -15,12 +15,11 @@ from data_prep.dataset.counts import (
     SOURCE_COLUMNS,
     PieceText,
     RecordCounts,
-    pack_counts,
     piece_text,
     read_token_counts,
     unigram_entropy_nats,
-    unpack_counts,
 )
+from data_prep.executors.tally import pack_counts, unpack_counts
 from tests.support.living_data_sets import Record, records_of
 
 

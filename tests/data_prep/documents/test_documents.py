@@ -191,11 +191,9 @@ def test_what_documents_name_as_their_language_is_counted(tmp_path: Path, ending
     assert counted(None) == DocumentLanguages()
 
 
-def test_the_sources_field_of_the_text_goes_before_the_settings(tmp_path: Path) -> None:
+def test_the_text_is_in_the_field_that_the_settings_name(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "x", "text": 1, "title": "y"}\n')
     assert read(tmp_path / "a.jsonl", DocumentSettings(text_field="body")) == ["x"]
-    reader = DocumentReader(*units_of(tmp_path / "a.jsonl"), DocumentSettings(text_field="body"), "title")
-    assert list(reader) == [Document("y")]
 
 
 def test_the_digest_of_a_whole_file_is_its_sha256_however_it_is_compressed(tmp_path: Path) -> None:

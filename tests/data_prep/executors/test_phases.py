@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data_prep.base.errors import UserError
 from data_prep.executors import phases
-from data_prep.executors.phases import PhaseRunner, unfinished
+from data_prep.executors.phases import PhaseRunner, add_up_results, unfinished
+from data_prep.executors.tally import Tally
 from data_prep.storage import storage
 from tests.support.error_codes import coded
 
@@ -57,3 +60,22 @@ def test_results_that_lie_on_another_machine_are_told(tmp_path: Path, monkeypatc
     monkeypatch.setattr(phases, "_APPEARANCE_SECONDS", 0.1)
     with pytest.raises(UserError, check=coded("result-not-visible")):
         run(tmp_path, [1, 2], Lock(), write=False)
+
+
+def counted_by(number: int) -> Tally:
+    counts = Counter({("dropped", number % 2, "empty"): number, ("documents", number): 1})
+    return Tally(counts, {"tokens": np.array([[number], [2 * number]])}, {"numbers": [number]})
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 100])
+def test_results_are_added_up_in_order_by_many_or_by_one(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phases, "FAN_IN", at_once)
+    urls, runner = [str(number) for number in range(1, 7)], PhaseRunner(1, Lock())
+    total = add_up_results(urls, lambda url: counted_by(int(url)), str(tmp_path), "sums", runner)
+    assert total.lists == {"numbers": [1, 2, 3, 4, 5, 6]}
+    assert total.arrays["tokens"].tolist() == [[21], [42]]
+    assert total.dropped(3) == (Counter(empty=2 + 4 + 6), Counter(empty=1 + 3 + 5), Counter())
+    assert total.of("documents") == Counter(range(1, 7))
+    assert (at_once < 6) == (tmp_path / "sums-0000000.json").exists()

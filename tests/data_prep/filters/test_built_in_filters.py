@@ -13,7 +13,7 @@ from data_prep.base.errors import UserError
 from data_prep.config.preparation_config import DocumentSettings
 from tests.support.error_codes import coded
 from tests.support.preparations import filter_identity, filter_step
-from tests.support.reading import BadInput, DocumentReader, filtered
+from tests.support.reading import BadInput, Filtered
 
 ENGLISH = "The committee met in the morning and decided that the bridge would be repaired before the winter."
 FRENCH = "Le comité s'est réuni le matin et a décidé que le pont serait réparé avant l'hiver, malgré son prix."
@@ -23,9 +23,9 @@ def outcome(document: Document, **entry: Any) -> Any:
     return filter_step(entry).apply(document)
 
 
-def read(path: Path, rows: list[dict[str, Any]], **settings: Any) -> DocumentReader:
+def read(path: Path, rows: list[dict[str, Any]], **settings: Any) -> Filtered:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return filtered(path, DocumentSettings(**settings))
+    return Filtered(path, DocumentSettings(**settings))
 
 
 SCORED = {"metadata_fields": ["score"], "filters": [{"name": "metadata", "keep": "score >= 3"}]}
@@ -33,17 +33,17 @@ SCORED = {"metadata_fields": ["score"], "filters": [{"name": "metadata", "keep":
 
 def test_metadata_thresholds_count_what_does_not_hold(tmp_path: Path) -> None:
     rows = [{"text": "a", "score": 2}, {"text": "b", "score": 3}, {"text": "c"}, {"text": "d", "score": None}]
-    reader = read(tmp_path / "a.jsonl", rows, **SCORED)
-    assert [document.text for document in reader] == ["b"]
-    assert reader.dropped == {"filter metadata: not score >= 3": 1, "filter metadata: no score": 2}
+    kept = read(tmp_path / "a.jsonl", rows, **SCORED)
+    assert [document.text for document in kept] == ["b"]
+    assert kept.reader.dropped == {"filter metadata: not score >= 3": 1, "filter metadata: no score": 2}
 
 
 def test_a_score_that_is_text_is_bad_input(tmp_path: Path) -> None:
     rows = [{"text": "a", "score": 4}, {"text": "b", "score": "4"}]
     with pytest.raises(BadInput, match="a.jsonl line 2: filter 'metadata': score='4'"):
         list(read(tmp_path / "a.jsonl", rows, **SCORED))
-    reader = read(tmp_path / "a.jsonl", rows, on_bad_input="skip", **SCORED)
-    assert len(list(reader)) == 1 and reader.dropped == {"filter metadata: cannot be judged": 1}
+    kept = read(tmp_path / "a.jsonl", rows, on_bad_input="skip", **SCORED)
+    assert len(list(kept)) == 1 and kept.reader.dropped == {"filter metadata: cannot be judged": 1}
 
 
 @pytest.mark.parametrize("entry", [{"name": "metadata", "keep": "scroe > 1"}, {"name": "url_blocklist", "urls": ["a"]}])

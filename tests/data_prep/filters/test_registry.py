@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import pickle
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,16 @@ import pytest
 
 from data_prep import Document
 from data_prep.base.errors import UsageError, UserError
-from data_prep.config.preparation_config import DocumentSettings, FilterSettings
+from data_prep.config.preparation_config import FilterSettings, PreparationConfig
+from data_prep.filters.chain import SourceReading, filter_identities
 from data_prep.filters.registry import (
     described_filters,
     filter_settings,
-    filters_fingerprint,
     load_filters,
-    planned_filters,
 )
 from data_prep.storage import remote_reader, storage
 from tests.support.error_codes import coded
-from tests.support.preparations import config_of
+from tests.support.preparations import config_of, filters_fingerprint
 
 SHORT, LONG = Document("short"), Document("x" * 100)
 LIMIT = 10
@@ -137,9 +136,8 @@ def test_the_identity_has_name_parameters_version_and_source(module: Path) -> No
     assert fingerprint != filters_fingerprint([filter_settings("own_filters:shorter", characters=11)])
     assert fingerprint != filters_fingerprint([filter_settings("own_filters:shorter", version="2")])
     module.write_text(MODULE + "# changed\n")
-    command = (
-        "from data_prep.filters.registry import *; print(filters_fingerprint([filter_settings('own_filters:shorter')]))"
-    )
+    described = "described_filters([filter_settings('own_filters:shorter')])"
+    command = f"from data_prep.filters.registry import *; print(fingerprint_of({described}))"
     path = {"PYTHONPATH": f"{module.parent}:{Path(__file__).parents[3]}"}
     changed = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, env=path)
     assert changed.stdout.strip() not in ("", fingerprint)
@@ -271,9 +269,9 @@ def test_steps_are_made_once_until_a_file_of_their_parameters_changes(
     given = json.loads(json.dumps(parameters).replace("{}", name.format(home=tmp_path)))
     entry = filter_settings("decontamination" if "sets" in given else "url_blocklist", **given)
     steps = load_filters([entry])
-    assert load_filters([entry]) is steps
+    assert load_filters([entry]) == steps
     path.write_text("b.org\n")
-    assert load_filters([entry]) is not steps
+    assert load_filters([entry]) != steps
 
 
 def test_a_list_of_a_server_that_states_its_size_alone_is_compared_by_content(
@@ -283,9 +281,9 @@ def test_a_list_of_a_server_that_states_its_size_alone_is_compared_by_content(
     monkeypatch.setattr(storage, "stamp", lambda url: remote_reader.tag({"size": 6}))
     entry = filter_settings("url_blocklist", domains=str(tmp_path / "list.txt"))
     steps = load_filters([entry])
-    assert load_filters([entry]) is steps
+    assert load_filters([entry]) == steps
     (tmp_path / "list.txt").write_text("b.org\n")
-    assert load_filters([entry]) is not steps
+    assert load_filters([entry]) != steps
 
 
 @pytest.mark.parametrize("name", ["{home}/list.txt", "~/list.txt"])
@@ -307,28 +305,12 @@ def test_the_content_of_a_file_that_a_parameter_names_is_in_the_identity(
 
 def test_a_worker_makes_the_steps_of_a_plan_and_no_others(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
-    settings = DocumentSettings(url_field="url", filters=(filter_settings("url_blocklist", domains=str(path)),))
+    source = {"name": "web", "input": "a.jsonl", "filters": [{"name": "url_blocklist", "domains": str(path)}]}
+    config = PreparationConfig.model_validate({"sources": [source], "documents": {"url_field": "url"}})
     path.write_text("a.org\n")
-    before = filters_fingerprint(settings.filters)
-    steps = planned_filters(settings, before)
+    reading = SourceReading.of(config, filter_identities(config), {})
+    chain, in_a_worker = reading.filters(0), pickle.loads(pickle.dumps(reading))
     path.write_text("b.org\n")
-    assert planned_filters(settings, before) is steps, "work that has begun goes on with what was planned"
-    now = filters_fingerprint(settings.filters)
-    assert planned_filters(settings, now) is not steps
+    assert reading.filters(0) is chain, "work that has begun goes on with what was planned"
     with pytest.raises(UserError, check=coded("filters-changed")):
-        planned_filters(settings, before)
-
-
-@pytest.mark.long
-def test_what_a_function_holds_costs_nothing_for_each_file_that_it_filters() -> None:
-    domains = {f"{number}.example.org" for number in range(200_000)}
-
-    def listed(document: Document) -> str | None:
-        return "listed" if document.url in domains else None
-
-    settings = DocumentSettings(filters=(filter_settings(listed),))
-    fingerprint = filters_fingerprint(settings.filters)
-    started_at = time.process_time()
-    for _ in range(1_000):
-        assert len(planned_filters(settings, fingerprint)) == 1
-    assert time.process_time() - started_at < 1, "47 s where each looks at all that the function holds"
+        in_a_worker.filters(0)

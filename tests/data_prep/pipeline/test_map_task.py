@@ -11,7 +11,7 @@ import pytest
 
 from data_prep import Tokenizer
 from data_prep.base.errors import UserError
-from data_prep.pipeline import map_task
+from data_prep.pipeline import job
 from tests.support.reading import BadInput
 from tests.support.work_units import DESTINATIONS, limit_batches, map_file
 
@@ -25,17 +25,6 @@ def test_a_unit_writes_its_documents_and_counts(small_corpus: Path, small_tokeni
     for number, each in enumerate(ids):
         assert set(DESTINATIONS.of_many(each).tolist()) == {number}
     assert [*tmp_path.iterdir()] == [mapped.path]
-
-
-def test_the_text_field_of_the_source_goes_before_that_of_the_documents(small_tokenizer: Path, tmp_path: Path) -> None:
-    path = tmp_path / "corpus.jsonl"
-    path.write_text('{"text": "a title", "body": "Some text."}\n')
-    found = []
-    for text_field in (None, "body"):
-        mapped = map_file(path, small_tokenizer, tmp_path, text_field=text_field)
-        tokens = mapped.documents(int(mapped.counts.argmax())).tokens
-        found.append(Tokenizer.load(small_tokenizer).decode(tokens))
-    assert found == [" a title", " Some text."]
 
 
 def test_where_near_duplicates_are_looked_for_every_document_is_signed(
@@ -75,13 +64,13 @@ def test_batches_of_any_size_give_the_same_documents(
 
 
 def test_a_tokenizer_that_was_kept_is_not_loaded_again(small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    map_task.load_tokenizer(str(small_tokenizer))
+    job.load_tokenizer(str(small_tokenizer))
     kept = Tokenizer.load(small_tokenizer)
-    map_task.keep_tokenizer(kept, str(small_tokenizer))
+    job.keep_tokenizer(kept, str(small_tokenizer))
     monkeypatch.setattr(Tokenizer, "load", None)
-    assert map_task.cached_tokenizer(str(small_tokenizer), kept.fingerprint) is kept
+    assert job.cached_tokenizer(str(small_tokenizer), kept.fingerprint) is kept
 
 
 def test_a_tokenizer_exchanged_while_it_works_is_noticed(small_tokenizer: Path) -> None:
     with pytest.raises(UserError, match="changed while shards were made"):
-        map_task.cached_tokenizer(str(small_tokenizer), "0" * 64)
+        job.cached_tokenizer(str(small_tokenizer), "0" * 64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep import Tokenizer, open_dataset
+from data_prep import Document, Tokenizer, open_dataset, prepare
 from data_prep.base.errors import UsageError, UserError
 from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.provenance_sidecar import ProvenanceRow, read_provenance
+from data_prep.dataset.rebuild_command import how_to_rebuild
 from tests.support.data_prep_command import files_of
 from tests.support.error_codes import coded
+from tests.support.kill_points import before_writing, stopped_after
 from tests.support.living_data_sets import records_of
 from tests.support.preparations import id_of, prepared
 from tests.support.work_units import gather
@@ -272,3 +275,130 @@ def test_a_budget_does_not_join_a_data_set_without(tokenizer: Tokenizer, tmp_pat
     new = [{"name": "new", "input": write(tmp_path, "new", texts(9, 2)), "weight": 2}]
     with pytest.raises(UsageError, check=coded("budget-in-addition")):
         make(tokenizer, tmp_path / "out", new, add=True)
+
+
+def by_score(least: int) -> dict[str, Any]:
+    return {"name": "metadata", "keep": f"score >= {least}"}
+
+
+def long_enough(document: Document) -> str | None:
+    return None if len(document.text) > 10 else "short"
+
+
+def test_a_source_has_fields_and_filters_of_its_own_or_those_of_the_documents(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    wiki = tmp_path / "wiki.jsonl"
+    rows = [{"body": text, "link": f"https://wiki/{number}"} for number, text in enumerate(texts(40, 2))]
+    wiki.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    blocklist, own = {"name": "url_blocklist", "urls": ["https://wiki/3"]}, {"text_field": "body", "url_field": "link"}
+    sources = [
+        {"name": "web", "input": write(tmp_path, "web", texts(40, 1))},
+        {"name": "wiki", "input": str(wiki), **own, "filters": [blocklist, long_enough]},
+        {"name": "all", "input": write(tmp_path, "all", texts(40, 3)), "filters": []},
+    ]
+    documents = {"url_field": "url", "metadata_fields": ["score"], "filters": [by_score(2)]}
+    manifest = make(tokenizer, tmp_path / "out", sources, documents=documents)
+    assert {source.name: source.documents for source in manifest.sources} == {"web": 13, "wiki": 39, "all": 40}
+    assert [sorted(source.dropped.items()) for source in manifest.sources] == [
+        [("filter metadata: not score >= 2", 27)],
+        [("filter url_blocklist: url", 1)],
+        [],
+    ]
+    urls = {row.url for row in rows_of(tmp_path / "out")}
+    assert {"https://web/2", "https://wiki/4", "https://all/1"} < urls and "https://wiki/3" not in urls
+    web, of_wiki, everything = manifest.config["sources"]
+    assert not {"filters", "url_field", "id_field", "language_field", "format"} & web.keys(), "as it ever was"
+    assert of_wiki["url_field"] == "link" and len(of_wiki["filters"]) == 2
+    assert everything["filters"] == []
+
+
+def test_other_filters_of_a_source_have_its_units_alone_read_again(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    def sources(least: int) -> list[dict[str, Any]]:
+        own = {"filters": [by_score(least)]}
+        return [
+            {"name": "web", "input": write(tmp_path, "web", texts(40, 1))},
+            {"name": "wiki", "input": write(tmp_path, "wiki", texts(40, 2)), **own},
+        ]
+
+    documents = {"url_field": "url", "metadata_fields": ["score"], "filters": [by_score(1)]}
+    make(tokenizer, tmp_path / "expected", sources(2), documents=documents)
+    with stopped_after(1, of="train-*"), pytest.raises(KeyboardInterrupt):
+        make(tokenizer, tmp_path / "out", sources(0), documents=documents)
+    done = {path.name: path.stat().st_ino for path in (tmp_path / "out" / ".work").glob("map-*")}
+    with before_writing("map-*", lambda: None) as written:
+        make(tokenizer, tmp_path / "out", sources(2), documents=documents)
+    assert 0 < len(written) < len(done)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "expected")
+    with pytest.raises(UserError, match="source wiki.filters|filter metadata", check=coded("other-preparation")):
+        make(tokenizer, tmp_path / "out", sources(1), documents=documents)
+
+
+def test_a_unit_that_a_worker_of_an_earlier_run_still_wrote_is_noticed(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    web, output = {"name": "web", "input": write(tmp_path, "web", texts(40, 1))}, tmp_path / "out"
+    documents = {"metadata_fields": ["score"]}
+    with stopped_after(0, of="train-*"), pytest.raises(KeyboardInterrupt):
+        make(tokenizer, output, [{**web, "filters": [by_score(0)]}], documents=documents)
+    shutil.copytree(output / ".work", tmp_path / "earlier")
+
+    def write_again() -> None:
+        shutil.copytree(tmp_path / "earlier", output / ".work", dirs_exist_ok=True)
+
+    with before_writing("map-000000.sections", write_again), pytest.raises(UserError, match="of an earlier run"):
+        make(tokenizer, output, [{**web, "filters": [by_score(2)]}], documents=documents)
+
+
+def test_other_filters_of_all_sources_are_another_preparation(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    sources = [{"name": "web", "input": write(tmp_path, "web", texts(40, 1))}]
+    documents = {"metadata_fields": ["score"], "filters": [by_score(1)]}
+    with stopped_after(2, of="map-*"), pytest.raises(KeyboardInterrupt):
+        make(tokenizer, tmp_path / "out", sources, documents=documents)
+    with pytest.raises(UserError, check=coded("other-preparation")):
+        make(tokenizer, tmp_path / "out", sources, documents={**documents, "filters": [by_score(2)]})
+
+
+def test_an_addition_whose_source_passes_less_than_the_data_set_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    documents = {"metadata_fields": ["score"], "filters": [by_score(1)]}
+    make(
+        tokenizer,
+        tmp_path / "out",
+        [{"name": "web", "input": write(tmp_path, "web", texts(40, 1))}],
+        documents=documents,
+    )
+    new = {"input": write(tmp_path, "new", texts(9, 2))}
+
+    def add(**own: Any) -> Manifest:
+        given: dict[str, Any] = {"sources": [{"name": "new", **new, **own}], "overrides": ["shards.valid_fraction=0.2"]}
+        return prepare(add_to=tmp_path / "out", num_workers=1, **given).manifest
+
+    with pytest.raises(UsageError, match="source new has filters of its own, without metadata") as refused:
+        add(filters=[])
+    assert refused.value.code == "addition-differs"
+    assert add(filters=[by_score(1), by_score(2)]).sources[1].documents == 3
+
+
+@pytest.mark.parametrize(
+    ("own", "code"),
+    [
+        ({"filters": [{"name": "no_such"}]}, "unknown-filter"),
+        ({"filters": [{"name": "url_blocklist", "urls": ["https://a"]}]}, "filter-field-not-read"),
+        ({"filters": [{"name": "metadata", "keeps": "score > 1"}]}, "filter-parameters"),
+    ],
+)
+def test_a_wrong_filter_of_a_source_is_told_with_the_source(
+    tokenizer: Tokenizer, tmp_path: Path, own: dict[str, Any], code: str
+) -> None:
+    sources = [{"name": "web", "input": write(tmp_path, "web", texts(9, 1)), **own}]
+    with pytest.raises(UsageError, match="source web: filter", check=coded(code)):
+        make(tokenizer, tmp_path / "out", sources)
+
+
+def test_the_command_that_rebuilds_a_data_set_names_the_filters_of_its_sources(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    sources = [{"name": "web", "input": write(tmp_path, "web", texts(9, 1)), "filters": [by_score(1)]}]
+    manifest = make(tokenizer, tmp_path / "out", sources, documents={"metadata_fields": ["score"]})
+    command, *_ = how_to_rebuild(str(tmp_path / "out"), manifest)
+    assert '"filters": [{"name": "metadata", "keep": "score >= 1"}]' in command

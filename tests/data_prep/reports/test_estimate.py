@@ -44,6 +44,18 @@ def formats_of(corpus: Path, folder: Path) -> dict[str, list[Path]]:
     }
 
 
+def test_what_a_source_has_of_its_own_is_shown(small_corpus: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "b.jsonl").write_text('{"body": "Some text.", "link": "https://b"}\n')
+    own = {"input": tmp_path / "b.jsonl", "text_field": "body", "url_field": "link"}
+    filters = [{"name": "url_blocklist", "urls": ["https://b"]}]
+    preparation = planned({"plain": small_corpus, "own": {**own, "filters": filters}}, tokenizer)
+    found = estimate(preparation.plan, tokenizer)
+    assert (found.sources["own"].documents, found.sources["own"].dropped) == (0, 1)
+    report = list(estimate_report(preparation.plan, tokenizer, found, 1, "out"))
+    shown = "  source own has its own text_field body, url_field link, filters url_blocklist"
+    assert [line for line in report if "of its own" in line or "its own" in line] == [shown]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_small_corpus_is_read_whole_and_counted_exactly(

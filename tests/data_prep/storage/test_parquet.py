@@ -35,11 +35,9 @@ def write(path: Path, table: pa.Table | dict[str, Any], **options: Any) -> Path:
     return path
 
 
-def read(
-    path: Path, settings: DocumentSettings = DEFAULTS, unit_bytes: int = 1 << 30, **options: Any
-) -> list[Document]:
+def read(path: Path, settings: DocumentSettings = DEFAULTS, unit_bytes: int = 1 << 30) -> list[Document]:
     units = units_of(path, settings, unit_bytes)
-    return [document for unit in units for document in reader_of(unit, settings, **options)]
+    return [document for unit in units for document in reader_of(unit, settings)]
 
 
 def texts(path: Path, settings: DocumentSettings = DEFAULTS, unit_bytes: int = 1 << 30) -> list[str]:
@@ -101,9 +99,9 @@ def test_real_text_is_what_pandas_reads(tmp_path: Path, corpora: Path) -> None:
 
 def test_the_language_comes_from_its_column(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"lang": ["fr", None, ""], "body": ["un", "deux", "trois"]})
-    settings = DocumentSettings(language_field="lang")
+    settings = DocumentSettings(language_field="lang", text_field="body")
     expected = [Document("un", language="fr"), Document("deux"), Document("trois")]
-    assert read(path, settings, text_field="body") == expected
+    assert read(path, settings) == expected
     assert read(path, DocumentSettings(language_field="tongue", text_field="body"))[0] == Document("un")
 
 
