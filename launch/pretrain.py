@@ -152,7 +152,7 @@ def main() -> None:
     if explains:  # which starts no rank, and takes the number of ranks alone from the environment
         check_output_dir(config.output_dir, config.checkpoint.upload_to)
         deepspeed_config(config, world_size(arguments))
-        if is_first_rank():
+        if environment.rank() == 0:
             _explain(config, arguments)
         return
 
@@ -165,7 +165,7 @@ def main() -> None:
         run_rank(lambda: train(stop_signal=stop_signal, verbose=arguments.verbose).exit_status)
 
     finished = start(config, arguments.allow_change, branch, begin)
-    if is_first_rank():
+    if environment.rank() == 0:
         print(finished_text(finished, config.max_steps), flush=True)
 
 
@@ -281,16 +281,6 @@ def branch_settings(arguments: argparse.Namespace) -> list[str]:
     return [f"branch={json.dumps({'run': run, 'step': int(step), 'stage': stage})}"]
 
 
-def is_first_of_host() -> bool:
-    """Return whether this process is the first rank of its host (or has no launcher): hosts may have other files."""
-    return environment.local_rank() == 0
-
-
-def is_first_rank() -> bool:
-    """Return whether this process is rank 0 (or has no launcher)."""
-    return environment.rank() == 0
-
-
 def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
     if arguments.check_volumes is not None:
         check_volumes(config, [Path(expand_home(volume)) for volume in arguments.check_volumes.split(",") if volume])
@@ -312,4 +302,4 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, speaks=is_first_of_host())
+    run_command(main, speaks=environment.local_rank() == 0)  # of its host: hosts may have other files
