@@ -160,7 +160,7 @@ def main() -> None:
             config = with_epochs_counted(config)
         if not epochs_of(config.training):
             deepspeed_config(config, world_size(arguments))
-        if is_first_rank():
+        if environment.rank() == 0:
             _explain(config, arguments)
         return
 
@@ -173,7 +173,7 @@ def main() -> None:
         run_rank(lambda: train(stop_signal=stop_signal, verbose=arguments.verbose).exit_status)
 
     finished = start(config, arguments.allow_change, branch, begin)
-    if is_first_rank():
+    if environment.rank() == 0:
         last = finished.step if epochs_of(config.training) else config.max_steps
         print(finished_text(finished, last), flush=True)
 
@@ -290,16 +290,6 @@ def branch_settings(arguments: argparse.Namespace) -> list[str]:
     return [f"branch={json.dumps({'run': run, 'step': int(step), 'stage': stage})}"]
 
 
-def is_first_of_host() -> bool:
-    """Return whether this process is the first rank of its host (or has no launcher): hosts may have other files."""
-    return environment.local_rank() == 0
-
-
-def is_first_rank() -> bool:
-    """Return whether this process is rank 0 (or has no launcher)."""
-    return environment.rank() == 0
-
-
 def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
     if arguments.check_volumes is not None:
         check_volumes(config, [Path(expand_home(volume)) for volume in arguments.check_volumes.split(",") if volume])
@@ -321,4 +311,4 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, speaks=is_first_of_host())
+    run_command(main, speaks=environment.local_rank() == 0)  # of its host: hosts may have other files

@@ -48,8 +48,6 @@ class StopSignal:
         self.is_requested = False
         self.request: str | None = None
         """Origin and cause of a request of this rank: "rank 1 (host-b): its launcher was lost"."""
-        self.cause = "a signal to another rank"
-        """Origin of the request among all ranks, once they have agreed (`describe_requests`)."""
         self.on_forced_end: Callable[[str], None] | None = None
         """Called with the cause when a second signal ends the process; it gets `FORCED_END_SECONDS`."""
         self._name = f"rank {environment.rank()} ({socket.gethostname()})"

@@ -95,16 +95,11 @@ def find_trouble(last_seen: dict[int, LastSeen], now: float, settings: HealthSet
 class Watchdog:
     """The watchdog of this rank, active from `start` to `close`."""
 
-    def __init__(
-        self,
-        settings: HealthSettings,
-        ranks: Ranks,
-        on_exit: Callable[[str], None] | None = None,
-        stacks: Path | None = None,
-    ) -> None:
-        """`on_exit` is called with the failure before the process ends; `stacks` is the folder for all stacks."""
+    def __init__(self, settings: HealthSettings, ranks: Ranks, stacks: Path | None = None) -> None:
+        """`stacks` is the folder for all stacks."""
         self._settings, self._ranks, self._stacks = settings, ranks, stacks
-        self.on_exit = on_exit
+        self.on_exit: Callable[[str], None] = lambda failure: None
+        """Called with the failure before the process ends."""
         self._interval = min(_MAX_INTERVAL_SECONDS, settings.heartbeat_timeout_seconds / 6)
         self._min_interval = max(_MIN_INTERVAL_SECONDS, ranks.world_size / _HEARTBEATS_PER_SECOND)
         process = f"{socket.gethostname()}, process {os.getpid()}"
@@ -247,8 +242,7 @@ class Watchdog:
         keep_stacks(self._stacks, self._ranks.rank, f"{line}\nrank {self._ranks.rank}, {self._own.doing}, its stacks:")
         if self._ranks.device.type == "cuda" and self._stacks is not None:
             keep_flight_record(self._stacks, self._ranks.rank, RECORD_SECONDS)
-        on_exit = self.on_exit or (lambda failure: None)
-        if (error := within(DISK_SECONDS, lambda: on_exit(failure))) is not None:
+        if (error := within(DISK_SECONDS, lambda: self.on_exit(failure))) is not None:
             print(f"rank {self._ranks.rank}: cannot record the failure on disk ({error})", file=sys.stderr, flush=True)
         self._failure_published.wait(2 * self._interval)
         if self._ranks.is_first:

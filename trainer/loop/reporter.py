@@ -160,6 +160,8 @@ class Reporter:
         self._bar = StepBar(self._ranks.is_first, step, config.max_steps)
         self.num_parameters = num_parameters(config.model, config.all_objectives)
         self._started_at = time.time()
+        self._cause: str | None = None
+        """Who asked for the stop, once the ranks have agreed on it."""
         self.logged_at = time.monotonic()
         """Clock reading at this process's last log line of a step, or at its start."""
         last = read_status(self._output_dir)
@@ -238,7 +240,8 @@ class Reporter:
         custom = self._custom_metrics(newest.step, metrics)
         metrics |= custom
         self.tracker.log(newest.step, {**metrics, **(self._system.read() if self._system else {})})
-        left = seconds_left(config, state, interval)
+        # By tokens: the global batch may grow, and differs between stages.
+        left = interval.seconds / (interval.rows * stage.sequence_length) * config.tokens_after(state.step)
         self.logged_at = time.monotonic()
         self._speed = {
             "seconds_per_step": interval.seconds_a_step,
@@ -270,8 +273,7 @@ class Reporter:
 
     def stopped(self, checkpoint: str) -> None:
         """Log on the first rank of every host who requested the stop, why, and what was saved; a collective."""
-        cause = describe_requests(gather_objects(self._stop_signal.request, self._ranks))
-        self._stop_signal.cause = cause
+        cause = self._cause = describe_requests(gather_objects(self._stop_signal.request, self._ranks))
         if self._ranks.local_rank == 0:
             speaker = "" if self._ranks.is_first else f"rank {self._ranks.rank}: "
             LOG.info(f"{speaker}stopped by {cause}; {checkpoint}; rerun the same command to resume")
@@ -287,8 +289,7 @@ class Reporter:
     def end(self, ended: State) -> None:
         """Record in status and history that the run is finished, or stopped."""
         if (status := self._status) is not None:
-            cause = self._stop_signal.cause if ended == "stopped" else None
-            self._on_disk(lambda: status.end(ended, cause, self.recorder.last_step))
+            self._on_disk(lambda: status.end(ended, self._cause, self.recorder.last_step))
 
     def close(self, ended: State) -> None:
         """End the run in MLflow, and remove the bar."""
@@ -319,12 +320,13 @@ class Reporter:
     def _write_status(self, state: TrainState) -> None:
         if self._status is None:
             return
-        config, stage = self._config, self._config.stage_of(state.step)
+        config, stage, branch = self._config, self._config.stage_of(state.step), self._config.branch
         values = {
             "step": state.step,
             "max_steps": config.max_steps,
             "stage": stage.label if config.training.stages else None,
-            "branch": branch_of_status(config),
+            # Its path is absolute for readers in other directories.
+            "branch": branch and branch.model_dump() | {"run": str(Path(branch.run).absolute())},
             "tokens_seen": state.tokens_seen,
             "skipped_steps": state.skipped_steps,
             "unreadable_rows": state.unreadable_rows,
@@ -356,23 +358,9 @@ def warn_of_disk(output_dir: Path, error: OSError) -> None:
     LOG.warning(f"{output_dir} cannot be written ({error.strerror}); training continues")
 
 
-def seconds_left(config: RunConfig, state: TrainState, interval: Interval) -> float:
-    """Estimate the time to the end of the run by tokens: the global batch may grow, and differs between stages."""
-    positions = interval.rows * config.stage_of(state.step).sequence_length
-    return interval.seconds / positions * config.tokens_after(state.step)
-
-
 def steps_between_lines(config: RunConfig, seconds_per_step: float | None) -> int:
     """Return after how many steps the next log line comes, as far as that is known."""
     seconds = config.logging.every_seconds
     if seconds is None or not seconds_per_step:
         return config.logging.every_steps
     return math.ceil(seconds / seconds_per_step)
-
-
-def branch_of_status(config: RunConfig) -> dict[str, str | int] | None:
-    """Return where a branch started, with an absolute path for readers in other directories."""
-    branch = config.branch
-    if branch is None:
-        return None
-    return {"run": str(Path(branch.run).absolute()), "step": branch.step, "stage": branch.stage}

@@ -51,7 +51,8 @@ def find_finished_run(config: RunConfig) -> RunResult | None:
     checkpoints are uploaded, or metrics are unsent; and where ranks of several hosts would have to agree.
     """
     registers = config.registry.name is not None and config.checkpoint.follow
-    if not _is_one_host() or registers or config.checkpoint.upload_to is not None:
+    is_one_host = world_size() in (1, local_world_size())
+    if not is_one_host or registers or config.checkpoint.upload_to is not None:
         return None
     output_dir = Path(config.output_dir)
     try:
@@ -86,8 +87,3 @@ def _is_scored(output_dir: Path, steps: list[int]) -> bool:
     """Whether the suite gave the scores of the last checkpoint, and none is left to evaluate."""
     scores = [read_late_scores(step_folder(output_dir, step)) for step in steps]
     return scores[0] is not None and all(each is None or each.state == "done" for each in scores)
-
-
-def _is_one_host() -> bool:
-    """Return whether all ranks of this launch are on this host, by the variables of torchrun and deepspeed."""
-    return world_size() in (1, local_world_size())

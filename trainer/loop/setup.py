@@ -20,7 +20,6 @@ from trainer.checkpoint.compatibility import CHANGES_NUMERICS, CHANGES_SCORES
 from trainer.checkpoint.data_version import describe_versions
 from trainer.checkpoint.format import DataIdentity, TrainState
 from trainer.checkpoint.initial_weights import load_initial_weights
-from trainer.checkpoint.late_scores import LateScores
 from trainer.checkpoint.restore import load
 from trainer.checkpoint.upload import Uploader
 from trainer.config.batch_arithmetic import batch_arithmetic
@@ -48,15 +47,7 @@ from trainer.loop.global_batches import count_first_epoch
 from trainer.loop.identity import listed, own_modules, running_sources, source_changes
 from trainer.loop.reporter import Reporter
 from trainer.loop.run import Extensions, Run, RunData
-from trainer.loop.start import (
-    Start,
-    check_start,
-    find_start,
-    first_state,
-    is_unevaluated,
-    rate_jump,
-    scores_of_start,
-)
+from trainer.loop.start import Start, check_start, find_start, first_state, rate_jump
 from trainer.loop.warmup import try_own_objectives, warmup_step
 from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.unigram import training_counts, training_entropy_nats
@@ -104,9 +95,8 @@ def set_up(
         notes, lineage = load_initial_weights(model, config.init_from, find_folder, ranks, data.tokenizer_fingerprint)
     if ranks.is_first:  # after the checks: a rejected run leaves the directory unchanged
         keep_tokenizer(config, shard_sets[0])
-    scores = scores_of_start(start, ranks)
-    engine = open_engine(model, start, scores, config, shard_sets, ranks, watchdog)
-    state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks), scores)
+    engine = open_engine(model, start, config, shard_sets, ranks, watchdog)
+    state = first_state(start, config, data, seen_data(shard_sets, lineage, ranks))
     objectives, stage = model.objectives, config.stage_of(state.step + 1)
     run_data = RunData(
         shard_sets,
@@ -147,7 +137,7 @@ def set_up(
         log_sources(reporter, checkpoints.sources, start, task_modules, verbose)
         if warning := rate_jump(start, config, state):
             LOG.warning(warning)
-    return run, state, first_progress(start, scores, config)
+    return run, state, first_progress(start, config)
 
 
 def log_device(config: RunConfig, extensions: Extensions, ranks: Ranks, *decisions: str | None) -> None:
@@ -182,7 +172,6 @@ def build_model(config: RunConfig, shard_sets: list[ShardSet]) -> PretrainingMod
 def open_engine(
     model: PretrainingModel,
     start: Start,
-    scores: LateScores | None,
     config: RunConfig,
     shard_sets: list[ShardSet],
     ranks: Ranks,
@@ -192,7 +181,7 @@ def open_engine(
     if config.training.compile is True:
         model.compile_blocks()
     engine = build_engine(model, config, ranks)
-    step = start.step - is_unevaluated(start, scores)  # graphs of an evaluation that is still to come
+    step = start.step - start.is_unevaluated  # graphs of an evaluation that is still to come
     warmup_step(engine, config, shard_sets, ranks, step, watchdog)
     try_own_objectives(engine, config, shard_sets, ranks)
     if start.checkpoint is not None:
@@ -200,13 +189,10 @@ def open_engine(
     return engine
 
 
-def first_progress(start: Start, scores: LateScores | None, config: RunConfig) -> Progress:
-    """Return the progress at the start.
-
-    `scores` are those of the checkpoint (`scores_of_start`): if they are pending, evaluating it comes first.
-    """
-    own, is_pending = start.own_checkpoint, is_unevaluated(start, scores)
-    measured = scores.metrics if scores is not None else {}
+def first_progress(start: Start, config: RunConfig) -> Progress:
+    """Return the progress at the start; a checkpoint whose scores are pending is evaluated first."""
+    own, is_pending = start.own_checkpoint, start.is_unevaluated
+    measured = start.scores.metrics if start.scores is not None else {}
     return Progress(
         NonFiniteSteps(config.health.max_nonfinite_steps),
         saved_step=own.step if own is not None else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer.checkpoint.compatibility import check_branch, check_compatible
 from trainer.checkpoint.format import Checkpoint, DataIdentity, TrainState
@@ -25,6 +25,8 @@ class Start:
     """Gives weights, optimizer state and data position; None for a new run."""
     branch: Branch | None = None
     """The branch that begins at the checkpoint; None if there is none, or it began earlier."""
+    scores: LateScores | None = None
+    """Those of the checkpoint's own evaluation that followed its save."""
 
     @property
     def step(self) -> int:
@@ -40,6 +42,11 @@ class Start:
     def own_checkpoint(self) -> Checkpoint | None:
         """The checkpoint, if it is this run's."""
         return None if self.is_from_other_run else self.checkpoint
+
+    @property
+    def is_unevaluated(self) -> bool:
+        """Whether the run's own checkpoint is still to be evaluated."""
+        return self.own_checkpoint is not None and self.scores is not None and self.scores.state == "pending"
 
     @property
     def precision(self) -> Precision | None:
@@ -61,6 +68,13 @@ def find_start(config: RunConfig, ranks: Ranks, branch: Branch | None) -> Start:
     Raises:
         UserError: there is no checkpoint of the branch's step, or none that is whole.
     """
+    start, scores = _find_checkpoint(config, ranks, branch), None
+    if start.checkpoint is not None and ranks.is_first:
+        scores = read_late_scores(start.checkpoint.folder, EVALUATION_NAME)
+    return replace(start, scores=broadcast_object(scores, ranks))
+
+
+def _find_checkpoint(config: RunConfig, ranks: Ranks, branch: Branch | None) -> Start:
     remote, zero_stage = config.checkpoint.upload_to, config.zero.stage
     latest = find_latest(config.output_dir, ranks, remote=remote, zero_stage=zero_stage)
     if branch is not None and (latest is None or not is_on(latest.saved.state, branch)):
@@ -89,37 +103,18 @@ def check_start(start: Start, config: RunConfig, data: DataIdentity, ranks: Rank
     return check_compatible(saved, config, data, ranks.world_size, numerics, allow_change)
 
 
-def scores_of_start(start: Start, ranks: Ranks) -> LateScores | None:
-    """Return the scores of the checkpoint that follow its save, as rank 0 reads them; a collective."""
-    folder = start.checkpoint.folder if start.checkpoint is not None and ranks.is_first else None
-    own = read_late_scores(folder, EVALUATION_NAME) if folder is not None else None
-    scores: LateScores | None = broadcast_object(own, ranks)
-    return scores
-
-
-def is_unevaluated(start: Start, scores: LateScores | None) -> bool:
-    """Return whether the run's own checkpoint is still to be evaluated."""
-    return start.own_checkpoint is not None and scores is not None and scores.state == "pending"
-
-
-def first_state(
-    start: Start,
-    config: RunConfig,
-    data: DataIdentity,
-    data_lineage: tuple[str, ...],
-    scores: LateScores | None = None,
-) -> TrainState:
+def first_state(start: Start, config: RunConfig, data: DataIdentity, data_lineage: tuple[str, ...]) -> TrainState:
     """Return the training state at the start; `data_lineage` are the digests of all data that the weights see.
 
-    A first checkpoint of a branch keeps the `scores` of the checkpoint that it repeats.
+    A first checkpoint of a branch keeps the scores of the checkpoint that it repeats.
 
     Raises:
         UsageError: a range of `--skip-samples` lies before the next sample.
     """
     state = start.checkpoint.saved.state if start.checkpoint is not None else TrainState()
-    late = scores.metrics if scores is not None else {}
-    evaluation = {**state.evaluation, **{name: value for name, value in late.items() if name.startswith("valid/")}}
-    facts = {**state.evaluated_as, **(scores.facts if scores is not None else {})}
+    late = start.scores or LateScores(state="done")
+    valid = {name: value for name, value in late.metrics.items() if name.startswith("valid/")}
+    evaluation, facts = {**state.evaluation, **valid}, {**state.evaluated_as, **late.facts}
     changes = {"data_lineage": data_lineage, "evaluation": evaluation, "evaluated_as": facts}
     state = state.model_copy(update=changes)
     if start.branch is None or start.checkpoint is None:

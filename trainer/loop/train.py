@@ -82,8 +82,10 @@ def train(
     failure = Failure(output_dir, ranks, watchdog, signal_of_rank, log_file)
     with contextlib.ExitStack() as held:
         with watchdog.report_lost_ranks():
-            shard_sets = agreed(config, allow_change, branch, opened, ranks)
-            written, config = config, with_epochs_counted(config, allow_change, shard_sets)
+            if ranks.world_size > 1:  # their first common operation
+                agree(facts_of(config, allow_change, branch, opened), ranks, LOG.warning)
+            assert not isinstance(opened, UserError), "an error of one rank ends all"
+            written, config = config, with_epochs_counted(config, allow_change, opened)
             if written is not config and ranks.is_first:
                 lengths = " and ".join(each.setting for each in epochs_of(written.training).values())
                 LOG.info(f"{lengths}: {config.max_steps:,} steps with these data")
@@ -93,7 +95,7 @@ def train(
                 run, state, progress = set_up(
                     config=config,
                     extensions=extensions,
-                    shard_sets=shard_sets,
+                    shard_sets=opened,
                     ranks=ranks,
                     status=failure.status,
                     stop_signal=signal_of_rank,
@@ -169,20 +171,6 @@ def join_group(
         watched.callback(stop_signal.close)
         watched.callback(watchdog.close)
     return ranks, stop_signal, watchdog
-
-
-def agreed(
-    config: RunConfig, allow_change: bool, branch: Branch | None, opened: list[ShardSet] | UserError, ranks: Ranks
-) -> list[ShardSet]:
-    """Return the run's data once all ranks have proved that they run the same; their first common operation.
-
-    Raises:
-        UserError: the ranks differ (`RanksDiffer`), or one of them cannot run at all.
-    """
-    if ranks.world_size > 1:
-        agree(facts_of(config, allow_change, branch, opened), ranks, LOG.warning)
-    assert not isinstance(opened, UserError), "an error of one rank ends all"
-    return opened
 
 
 def take_output_dir(

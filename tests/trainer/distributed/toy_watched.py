@@ -36,7 +36,8 @@ def main() -> None:
     elif "stops" in mode:  # a stopped rank is found by its silence alone, however slow the machine
         longer = {"step_timeout_seconds": 60}
     settings = SETTINGS.model_copy(update=longer)
-    watchdog = Watchdog(settings, ranks, lambda failure: print(f"told: {failure}", flush=True), Path(sys.argv[2]))
+    watchdog = Watchdog(settings, ranks, Path(sys.argv[2]))
+    watchdog.on_exit = lambda failure: print(f"told: {failure}", flush=True)
     watchdog.start()
     troubled = 0 if mode == "the first stops" else world_size - 1
     for step in range(3):

@@ -81,7 +81,7 @@ class Logged(NullTracker):
 
 def make_reporter(folder: Path, rank: int = 0, status: RunStatus | None = None) -> Reporter:
     config = tiny_config(folder)
-    stop: Any = SimpleNamespace(request=None, cause="nobody")
+    stop: Any = SimpleNamespace(request=None)
     engine: Any = SimpleNamespace(ranks=Ranks(rank, 1, rank, torch.device("cpu")), module=None)
     return Reporter(
         config,

@@ -100,7 +100,7 @@ def make_run(rank: int, folder: str = "run", suite: str | None = None, **parts: 
         reporter=reporter,
         checkpoints=Checkpoints(*given, mark=watchdog.mark, **parts),
         watchdog=watchdog,
-        stop_signal=SimpleNamespace(cause="a test", is_requested=False, request=None),
+        stop_signal=SimpleNamespace(is_requested=False, request=None),
     )
 
 
