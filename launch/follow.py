@@ -105,7 +105,9 @@ def config_of_run(output_dir: Path, overrides: list[str], tracking_uri: str | No
     steps, _ = list_steps(output_dir)
     folder = step_folder(output_dir, steps[0])
     changes = _plain(overrides)
-    values = _merged(CheckpointFolder(folder).read_state().config, changes)
+    of_run = RunConfig.model_fields.keys() - {"evaluation", "registry"}  # refused below
+    own = {name: change for name, change in changes.items() if name not in of_run}
+    values = _merged(CheckpointFolder(folder).read_state().config, own)
     values["output_dir"] = str(output_dir)
     config = validate_settings(RunConfig, values, f"{folder}/state.json with the overrides")
     _check_changes(changes)

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from data_prep.base.settings import SettingError
 from data_prep.storage import storage
 from trainer.config.duration import Duration
 from trainer.config.families.registry import FAMILIES
-from trainer.config.objective_settings import (
-    MASKED_LM,
-    SENTENCE_PAIRS,
-    check_objectives,
-    sentence_pairs_of,
-)
+from trainer.config.objective_settings import MASKED_LM, SENTENCE_PAIRS, check_objectives, sentence_pairs_of
 from trainer.config.promotion import parse_conditions
 from trainer.config.registry_settings import check_kept
-from trainer.config.run_settings import (
-    BEST_METRICS,
-)
+from trainer.config.run_settings import BEST_METRICS
 from trainer.config.stages import Stage, epochs_of
-from trainer.config.training_settings import (
-    BatchWarmup,
-    ScheduleSettings,
-)
+from trainer.config.training_settings import BatchWarmup, ScheduleSettings
 
 if TYPE_CHECKING:
     from trainer.config.run_config import RunConfig
@@ -91,21 +80,19 @@ def _check_schedules(config: RunConfig) -> None:
 
 
 def _check_schedule(schedule: ScheduleSettings, steps: int, section: str, span: str) -> None:
-    parts = (schedule.warmup, schedule.decay_duration)
-    for too_long in ([part for part in parts if part.steps > steps][:1], parts):
-        total = sum(part.steps for part in too_long)
-        if total > steps:
-            settings = " plus ".join(f"{section}.{part.setting}{_steps_of(part)}" for part in too_long)
-            raise SettingError(
-                f"{settings} exceeds the {steps} steps of the {span}",
-                fix="lower one of them" if len(too_long) > 1 else f"lower {settings.partition('=')[0]}",
-                code="schedule-longer-than-run",
-            )
+    parts = [part for part in (schedule.warmup, schedule.decay_duration) if part.steps]
+    if sum(part.steps for part in parts) > steps:
+        settings = " plus ".join(f"{section}.{part.setting}{_steps_of(part)}" for part in parts)
+        raise SettingError(
+            f"{settings} exceeds the {steps} steps of the {span}",
+            fix="lower one of them" if len(parts) > 1 else f"lower {settings.partition('=')[0]}",
+            code="schedule-longer-than-run",
+        )
 
 
 def _steps_of(duration: Duration) -> str:
     """Return the steps of a resolved duration that was not written in steps."""
-    is_written = re.search(rf"={duration.steps}( steps?)?$", duration.setting)
+    is_written = duration.setting.endswith((f"={duration.steps}", f"={duration.steps} steps"))
     return "" if is_written else f" ({duration.steps} steps)"
 
 

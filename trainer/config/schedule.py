@@ -120,15 +120,6 @@ def tokens_of_stage(stage: StageShape, first: int, stop: int) -> int:
     return sum((end - start) * tokens for start, end, tokens in spans if end > start)
 
 
-def tokens_of_run(stages: Sequence[StageShape], steps_by_stage: Sequence[int], first: int = 0) -> int:
-    """Return the tokens of a run from step `first` to its end."""
-    total = 0
-    for stage, steps in zip(stages, steps_by_stage, strict=True):
-        total += tokens_of_stage(stage, min(first, steps), steps)
-        first = max(0, first - steps)
-    return total
-
-
 def steps_for_tokens(tokens: int, stages: Sequence[StageShape]) -> int:
     """Return the fewest first steps of `stages` with at least so many tokens; one more than all if they have fewer."""
     steps = 0
@@ -164,9 +155,9 @@ def steps_of_epochs(epochs: float, num_rows: int, is_mixture: bool, stage: Stage
 
 def steps_of_last_tokens(tokens: int, stages: Sequence[StageShape]) -> int:
     """Return the fewest last steps of `stages` with at least so many tokens; one more than all if they have fewer."""
-    max_steps = sum(stage.steps for stage in stages)
-    before = tokens_of_run(stages, [stage.steps for stage in stages]) - tokens
-    return max_steps - (steps_for_tokens(before + 1, stages) - 1 if before >= 0 else -1)
+    before = sum(tokens_of_stage(stage, 0, stage.steps) for stage in stages) - tokens
+    earlier_steps = steps_for_tokens(before + 1, stages) - 1 if before >= 0 else -1
+    return sum(stage.steps for stage in stages) - earlier_steps
 
 
 def with_ramp_steps(warmup: BatchWarmup, global_batch_tokens: int) -> BatchWarmup:

@@ -84,14 +84,13 @@ class ScheduleSettings(DurationSettings):
 
     @model_validator(mode="after")
     def _check_decay(self) -> ScheduleSettings:
-        unused = {"decay_duration": "0"} if self.decay_duration.number else {}
-        unused |= {"decay": "linear"} if self.decay != "linear" else {}
+        unused = {self.decay_duration.setting: "0"} if self.decay_duration.number else {}
+        unused |= {f"decay={self.decay}": "linear"} if self.decay != "linear" else {}
         if unused and self.name != "warmup_stable_decay":
-            given = {"decay_duration": self.decay_duration.setting, "decay": f"decay={self.decay}"}
-            defaults = (f"schedule.{given[name].partition('=')[0]}={unused[name]}" for name in unused)
+            defaults = (f"schedule.{each.partition('=')[0]}={default}" for each, default in unused.items())
             raise SettingError(
-                f"{', '.join(f'schedule.{given[name]}' for name in unused)} has no effect with "
-                f"schedule.name={self.name}, which decays from the end of the warmup",
+                f"{', '.join(f'schedule.{each}' for each in unused)} has no effect with schedule.name={self.name}, "
+                "which decays from the end of the warmup",
                 fix=f"set {' '.join(defaults)}, or schedule.name=warmup_stable_decay",
                 code="setting-without-effect",
             )

@@ -90,6 +90,19 @@ def test_the_same_run_has_no_differences():
     assert check_compatible(saved_with(CONFIG), CONFIG, IDENTITY, 2, NUMERICS) == []
 
 
+def test_lengths_as_an_earlier_release_stored_them_are_no_difference():
+    today = changed(CONFIG, "schedule", name="warmup_stable_decay", warmup=Duration(0.07, "share"))
+    today = changed(today, "training", batch_warmup=BatchWarmup(initial_tokens=16, duration="500 tokens"))
+    today = changed(today, "schedule", decay_duration=Duration(9))
+    saved = saved_with(today)
+    saved.config["training"] |= {"max_steps": 100, "batch_warmup": {"initial_tokens": 16, "steps": None, "tokens": 500}}
+    saved.config["schedule"] |= {"warmup_steps": None, "warmup_tokens": None, "warmup_ratio": 0.07}
+    saved.config["schedule"] |= {"decay_steps": 9, "decay_tokens": None, "decay_ratio": 0.2}
+    for section, name in (("training", "duration"), ("schedule", "warmup"), ("schedule", "decay_duration")):
+        del saved.config[section][name]
+    assert check_compatible(saved, today, IDENTITY, 2, NUMERICS) == []
+
+
 @pytest.mark.parametrize(
     ("section", "values", "line"),
     [

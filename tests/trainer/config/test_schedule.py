@@ -13,7 +13,8 @@ from trainer.config.schedule import (
     learning_rate,
     masking_rate,
     rate_jump_warning,
-    tokens_of_run,
+    steps_for_tokens,
+    steps_of_last_tokens,
     tokens_of_stage,
 )
 from trainer.config.training_settings import BatchWarmup, ScheduleSettings
@@ -134,11 +135,13 @@ def test_a_batch_never_shrinks_and_its_tokens_add_up(initial, full, steps, stop)
         assert tokens_of_stage(stage, first, stop) == sum(sizes[first:stop])
 
 
-def test_the_tokens_left_of_a_run_count_through_its_stages():
-    stages, steps = (growing(8, 32, 6), growing(16, 32, 2)), (8, 4)
+def test_tokens_are_counted_from_either_end_of_a_run_through_its_stages():
+    stages = [replace(growing(8, 32, 6), steps=8), replace(growing(16, 32, 2), steps=4)]
     sizes = [8, 8, 16, 16, 24, 24, 32, 32] + [16, 16, 32, 32]
-    for first in range(13):
-        assert tokens_of_run(stages, steps, first) == sum(sizes[first:])
+    for tokens in range(1, sum(sizes) + 2):
+        for count, in_order in ((steps_for_tokens, sizes), (steps_of_last_tokens, sizes[::-1])):
+            fewest = next((n for n in range(1, 13) if sum(in_order[:n]) >= tokens), 13)
+            assert count(tokens, stages) == fewest
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine"])
