@@ -24,7 +24,7 @@ NUM_FAILURES = 5
 
 
 @dataclass(frozen=True)
-class Report:
+class Comparison:
     """The results of the variants on their data; `metric` selected the rates, the epochs and the best fit."""
 
     data: TaskData

@@ -131,14 +131,14 @@ def fit_experiment(experiment: Experiment, log: Callable[[str], None]) -> Finetu
     Raises:
         UserError: every fit diverges, the output cannot be written, or the registry refuses the model.
     """
-    from trainer.finetuning.comparison import Report
+    from trainer.finetuning.comparison import Comparison
     from trainer.finetuning.experiment import Best, VariantResult, run_variant
     from trainer.finetuning.experiment_runs import ExperimentRuns
     from trainer.finetuning.fitted_model import save_fitted_model
 
     settings, data, metric = experiment.settings, experiment.data, experiment.metric
     output, best, results = Path(settings.output), Best(metric), list[VariantResult]()
-    report = Report(data, metric, results)
+    report = Comparison(data, metric, results)
     tracking = tracking_settings(settings) if settings.is_tracked else None
     _make_output(output)
     with ExperimentRuns(tracking, output, "give another --experiment") as runs:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer.finetuning.comparison import Report
+from trainer.finetuning.comparison import Comparison
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.experiment import Fit, VariantResult
 from trainer.finetuning.task_data import Part, TaskData, make_task
@@ -28,7 +28,7 @@ def data_of(task: str, labels: Sequence[Any]) -> TaskData:
 @pytest.mark.parametrize(("metric", "order"), [("accuracy", ["full", "frozen"]), ("f1", ["frozen", "full"])])
 def test_the_variant_that_is_best_by_the_chosen_metric_stands_first(metric: str, order: list[str]) -> None:
     results = [result("frozen", accuracy=0.7, f1=0.6, mcc=0.0), result("full", accuracy=0.8, f1=0.5, mcc=0.0)]
-    lines = list(Report(data_of("classification", "abb"), metric, results).score_lines())
+    lines = list(Comparison(data_of("classification", "abb"), metric, results).score_lines())
     assert [line.split()[0] for line in lines[2:]] == [*order, "majority"]
     assert lines[-1].split() == ["majority", "-", "0.6667", "0.8000", "0.0000"]
 
@@ -53,6 +53,6 @@ def test_a_fit_that_learned_nothing_is_warned_of(
     data = data_of(task, "ab" if task == "classification" else [1.0, 2.0])
     compared = "rmse" if task == "regression" else metric  # which notices a wrong scale
     given = result("full", predicted, **{metric: 1.0, compared: score})
-    found = list(Report(data, metric, [given]).yardstick_warnings())
+    found = list(Comparison(data, metric, [given]).yardstick_warnings())
     assert [line[: len(start)] for line, start in zip(found, starts, strict=True)] == starts
     assert not found or found[-1].endswith(end)

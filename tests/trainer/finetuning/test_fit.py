@@ -17,7 +17,7 @@ from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
 from trainer.finetuning import experiment
 from trainer.finetuning import fit as fitting
-from trainer.finetuning.comparison import Report
+from trainer.finetuning.comparison import Comparison
 from trainer.finetuning.examples import Examples
 from trainer.finetuning.experiment import Best, Experiment, Fit, make_model, run_variant
 from trainer.finetuning.experiment_runs import ExperimentRuns
@@ -212,7 +212,7 @@ def test_a_rate_that_diverges_is_left_out_and_reported(setting: Experiment, monk
     result = run_variant(tried, "full", silent, lambda model, one: None)
     assert result.diverged == (0.5,) and set(result.tried) == {1e-3} and len(result.fits) == 2
     assert "warning: full: fits at learning rate 0.5 diverged" in "\n".join(
-        Report(setting.data, "accuracy", [result]).rate_lines()
+        Comparison(setting.data, "accuracy", [result]).rate_lines()
     )
     with pytest.raises(UserError, match="diverged"):
         run_variant(replace(setting, learning_rates={"full": (0.5,)}), "full", silent, lambda model, one: None)

@@ -14,7 +14,7 @@ import transformers
 
 from data_prep.base.errors import UserError
 from tests.support.error_codes import coded
-from trainer.finetuning.comparison import Report
+from trainer.finetuning.comparison import Comparison
 from trainer.finetuning.examples import Columns, Examples
 from trainer.finetuning.experiment import Best, Experiment, VariantResult, run_variant
 from trainer.finetuning.experiment_runs import ExperimentRuns
@@ -223,7 +223,7 @@ def test_the_report_shows_the_error_beside_that_of_the_mean_and_warns_of_predict
 ) -> None:
     data = data_of(preprocessor, train=examples(48, 0, 100.0), valid=examples(32, 1, 100.0))
     result, _, setting = fitted(tiny_hugging_face, data, rate=1e-9, epochs=1)
-    report = "\n".join(Report(data, setting.metric, [result]).lines())
+    report = "\n".join(Comparison(data, setting.metric, [result]).lines())
     assert "warning: full: the predictions are nearly the same" in report
     row = next(line.split() for line in report.splitlines() if line.startswith("mean "))
     assert float(row[-1]) == pytest.approx(data.baseline_scores("valid")["rmse"], abs=1e-4) and row[1:3] == [
@@ -231,7 +231,7 @@ def test_the_report_shows_the_error_beside_that_of_the_mean_and_warns_of_predict
         "0.0000",
     ]
     result, _, setting = fitted(tiny_hugging_face, data)
-    report = "\n".join(Report(data, setting.metric, [result]).lines())
+    report = "\n".join(Comparison(data, setting.metric, [result]).lines())
     assert "warning" not in report.replace("warning: every", "")
 
 
