@@ -100,14 +100,15 @@ def train(
     if watched is not None:
         watched.callback(log_file.close)
     opened = open_or_explain(config, extensions, allow_change)
+    epochs = [each.setting for each in epochs_of(config.training).values()]
+    if not isinstance(opened, UserError):
+        config = with_epochs_counted(config, allow_change, opened)
     ranks, signal_of_rank, watchdog = join_group(config, stop_signal, watched)
     with contextlib.ExitStack() as held:
         with watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "while it was set up"):
             shard_sets = agreed(config, allow_change, branch, opened, ranks)
-            written, config = config, with_epochs_counted(config, allow_change, shard_sets)
-            if written is not config and ranks.is_first:
-                lengths = " and ".join(each.setting for each in epochs_of(written.training).values())
-                LOG.info(f"{lengths}: {config.max_steps:,} steps with these data")
+            if epochs and ranks.is_first:
+                LOG.info(f"{' and '.join(epochs)}: {config.max_steps:,} steps with these data")
             take_output_dir(config, ranks, watchdog, held)
             with recorded_if_it_fails(Path(config.output_dir), ranks, log_file):
                 run, state, progress = set_up(
