@@ -227,7 +227,7 @@ def test_a_run_in_epochs_ends_with_its_last_batch_on_any_ranks_and_is_finished_t
     recorded = read_status(run.output_dir)
     assert recorded is not None and recorded.state == "finished" and recorded.max_steps > 3
     steps = recorded.max_steps
-    assert f"duration=1 epoch: {steps:,} steps with these data" in output
+    assert f"training.duration=1 epoch: {steps:,} steps with these data" in output
     saved = CheckpointFolder(step_folder(run.output_dir, steps)).read_state()
     assert (saved.config["training"]["duration"], saved.state.epoch) == (f"{steps} steps", 0)
     assert f"is finished: step {steps}/{steps}" in plain_ranks.run(run, 1)

@@ -208,27 +208,37 @@ def resolve_stages(config: RunConfig) -> tuple[Stage, ...]:
 
 
 def epochs_of(training: TrainingSettings) -> dict[int, Duration]:
-    """Return the lengths that are set in epochs, by the number of their stage; 0 is that of a run without stages."""
-    lengths = (item.duration for item in training.stages) if training.stages else (training.duration,)
-    return {number: each for number, each in enumerate(lengths) if each is not None and each.unit == "epochs"}
+    """Return the lengths in epochs, with the whole names of their settings, by the number of the stage.
+
+    The only one of a run without stages has the number 0.
+    """
+    lengths: list[tuple[str, Duration | None]] = [("training.", training.duration)]
+    if training.stages:
+        lengths = [(f"training.stages.{number}.", item.duration) for number, item in enumerate(training.stages)]
+    return {
+        number: replace(length, setting=f"{section}{length.setting}")
+        for number, (section, length) in enumerate(lengths)
+        if length is not None and length.unit == "epochs"
+    }
 
 
 def with_steps(config: RunConfig, steps: Mapping[int, int]) -> RunConfig:
     """Return the configuration, not checked, with steps in place of epochs, by the number of the stage."""
-    lengths = {
-        number: replace(each, number=steps[number], unit="steps")
-        for number, each in epochs_of(config.training).items()
-        if number in steps
-    }
-    changes: dict[str, Any] = {"duration": lengths.get(0)}
-    if items := config.training.stages:
-        changes = {
-            "stages": tuple(
-                item.model_copy(update={"duration": lengths.get(number, item.duration)})
-                for number, item in enumerate(items)
-            )
-        }
-    return config.model_copy(update={"training": config.training.model_copy(update=changes)}) if lengths else config
+    training = config.training
+    if not steps:
+        return config
+    if training.stages:
+        items = [
+            item.model_copy(update={"duration": replace(item.duration, number=steps[number], unit="steps")})
+            if number in steps
+            else item
+            for number, item in enumerate(training.stages)
+        ]
+        changed = training.model_copy(update={"stages": tuple(items)})
+    else:
+        assert training.duration is not None, "it is in epochs"
+        changed = training.model_copy(update={"duration": replace(training.duration, number=steps[0], unit="steps")})
+    return config.model_copy(update={"training": changed})
 
 
 def data_sets_of(stages: Sequence[Stage]) -> tuple[str, ...]:

@@ -78,6 +78,9 @@ def train(
     if watched is not None:
         watched.callback(log_file.close)
     opened = open_or_explain(config, extensions, allow_change)
+    epochs = [each.setting for each in epochs_of(config.training).values()]
+    if not isinstance(opened, UserError):
+        config = with_epochs_counted(config, allow_change, opened)
     ranks, signal_of_rank, watchdog = join_group(config, stop_signal, watched)
     failure = Failure(output_dir, ranks, watchdog, signal_of_rank, log_file)
     with contextlib.ExitStack() as held:
@@ -85,10 +88,8 @@ def train(
             if ranks.world_size > 1:  # their first common operation
                 agree(facts_of(config, allow_change, branch, opened), ranks, LOG.warning)
             assert not isinstance(opened, UserError), "an error of one rank ends all"
-            written, config = config, with_epochs_counted(config, allow_change, opened)
-            if written is not config and ranks.is_first:
-                lengths = " and ".join(each.setting for each in epochs_of(written.training).values())
-                LOG.info(f"{lengths}: {config.max_steps:,} steps with these data")
+            if epochs and ranks.is_first:
+                LOG.info(f"{' and '.join(epochs)}: {config.max_steps:,} steps with these data")
             failure.status = take_output_dir(config, ranks, watchdog, held)
         with failure.recorded():
             with watchdog.report_lost_ranks(), explain_out_of_memory(ranks, "while it was set up"):

@@ -227,7 +227,7 @@ def test_a_branch_of_a_recipe_in_epochs_counts_all_its_stages(small_shards: Path
 def test_epochs_without_data_say_what_is_missing_and_rules_hold_for_their_steps(shards: Path, tmp_path: Path) -> None:
     config = in_epochs(tmp_path / "nothing", tmp_path / "run", "3 epochs")
     assert config.data_sets == (str(tmp_path / "nothing"),)
-    with pytest.raises(UserError, check=coded("missing-path"), match="duration=3 epochs cannot be counted"):
+    with pytest.raises(UserError, check=coded("missing-path"), match="training.duration=3 epochs cannot be counted"):
         with_epochs_counted(config)
     with pytest.raises(UserError, check=coded("epochs-not-counted")):
         config.max_steps  # noqa: B018
