@@ -11,7 +11,7 @@ from typing import Protocol
 
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import EvaluationSettings
-from trainer.preflight.checks import Outside
+from trainer.preflight.plan import Outside
 from trainer.tracking.tracker import MetricLog
 
 Say = Callable[[str], None]

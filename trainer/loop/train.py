@@ -43,7 +43,8 @@ from trainer.loop.run_lock import only_training
 from trainer.loop.saving import finish_previous_start
 from trainer.loop.setup import set_up
 from trainer.loop.training_loop import training_loop
-from trainer.preflight.checks import PlannedRun, refuse
+from trainer.preflight.checks import refuse
+from trainer.preflight.plan import PlannedRun
 from trainer.tracking.status import State, log_path, record_end, record_loss_of_writer
 
 LOG = logger(__name__)
