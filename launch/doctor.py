@@ -58,7 +58,7 @@ def main() -> None:
     from data_prep.storage import storage
     from trainer.api import EXTENSIONS
     from trainer.engine.deepspeed_config import with_deepspeed_file
-    from trainer.preflight.hostfile import read_hostfile
+    from trainer.preflight.hosts import read_hostfile
     from trainer.preflight.plan import plan_run
 
     config = load_settings(RunConfig, arguments.config, arguments.overrides)
@@ -84,7 +84,7 @@ def examine(run: PlannedRun, hosts: dict[str, int], address: str | None = None) 
     """Run all checks, in the order in which a run would meet the problems."""
     from trainer.preflight.checks import CHECKS
     from trainer.preflight.finding import Finding, guarded
-    from trainer.preflight.host_checks import check_collective_of_hosts, check_forwarding, check_hosts
+    from trainer.preflight.hosts import check_collective_of_hosts, check_forwarding, check_hosts
     from trainer.preflight.service_checks import check_collective
 
     device_type = run.device.type

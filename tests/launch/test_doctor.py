@@ -21,7 +21,7 @@ from tests.support.toy_run import preset_config
 from trainer import load_config
 from trainer.api import EXTENSIONS
 from trainer.config.run_config import RunConfig
-from trainer.preflight import checks, disk_checks, machine_checks, service_checks
+from trainer.preflight import checks, machine_checks, service_checks
 from trainer.preflight.finding import Finding
 from trainer.preflight.plan import PlannedRun, plan_run
 
@@ -40,7 +40,7 @@ def test_a_sound_run_on_this_machine_is_ok_in_every_line(small_shards, empty_dat
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     monkeypatch.setattr(service_checks, "MAX_SPAWNED_RANKS", 1)
-    monkeypatch.setattr(disk_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
+    monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
     monkeypatch.setattr(machine_checks, "device_memory_bytes", lambda *_: 64 << 30)
     config = tracked(small_shards, tmp_path, "training.max_steps=100", "model.vocab_size=800")
     findings = list(doctor.examine(planned(config), {}))

@@ -10,7 +10,8 @@ from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from trainer.config.run_settings import TrackingSettings
 from trainer.finetuning.fit import FitPoint
-from trainer.tracking.sync import sync, sync_command
+from trainer.tracking.mlflow_server import sync_command
+from trainer.tracking.sync import sync
 from trainer.tracking.tracker import (
     CLOSE_SECONDS,
     FIRST_CONTACT_SECONDS,

@@ -19,7 +19,7 @@ from trainer.finetuning.finetune_settings import FinetuneSettings, Variant, chec
 from trainer.finetuning.task_data import Files
 from trainer.finetuning.tasks import TaskName
 from trainer.inference.pulled_model import hugging_face_folder, is_address
-from trainer.tracking.sync import server_options
+from trainer.tracking.mlflow_server import server_options
 
 if TYPE_CHECKING:  # these import torch, and wrong arguments are refused before that
     from trainer.finetuning.experiment import Best, Experiment, VariantResult

@@ -21,14 +21,15 @@ from trainer.data.shard_set import Split, has_valid_split
 from trainer.objectives.build import check_best_metric
 from trainer.preflight.data_checks import check_data, look_at_data
 from trainer.preflight.deepspeed_sections import check_output_file
-from trainer.preflight.disk_checks import check_clock, check_disk
 from trainer.preflight.finding import Finding, guarded
 from trainer.preflight.launch_checks import check_starters
 from trainer.preflight.machine_checks import (
     check_batches,
+    check_clock,
     check_compiler,
     check_descriptors,
     check_device,
+    check_disk,
     check_initial_weights,
     check_memory,
     check_op_cache,
@@ -137,7 +138,7 @@ CHECKS = (
     Check("minimal pairs", _read_minimal_pairs, _encode_minimal_pairs),
     Check("suite", _check_suite, of_first_rank=True),
     Check("memory", look=check_memory, warns=True, elsewhere=_on_gpus),
-    Check("disk", look=lambda run: check_disk(run.config), warns=True),
+    Check("disk", look=check_disk, warns=True),
     Check("store", lambda run: check_upload_wait(run.config, run.world_size), lambda run: check_store(run.config)),
     Check("clock", look=lambda run: check_clock(run.config)),
     Check("compiler", lambda run: refuse_compilation(run.config, run.device), check_compiler),

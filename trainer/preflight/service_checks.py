@@ -38,6 +38,7 @@ MAX_EXPERIMENTS = 5
 COLLECTIVE_BYTES = 64 << 20
 COLLECTIVE_SECONDS = 120
 MAX_SPAWNED_RANKS = 8
+MAX_MESSAGE_LENGTH = 200
 
 
 def check_mlflow(config: RunConfig) -> Iterator[Finding]:
@@ -128,24 +129,27 @@ def check_collective(world_size: int, device_type: str) -> Iterator[Finding]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COLLECTIVE_SECONDS)
     except subprocess.TimeoutExpired:
-        text = f"{ranks} did not end in {COLLECTIVE_SECONDS} s; see NCCL_DEBUG=INFO"
-        yield Finding("fail", "collective", text)
+        yield Finding("fail", "collective", f"{ranks} did not end in {COLLECTIVE_SECONDS} s; see NCCL_DEBUG=INFO")
         return
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode != 0 or not lines:
-        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        yield Finding("fail", "collective", f"{ranks} failed: {message}; set NCCL_DEBUG=INFO")
-        return
-    yield Finding("ok", "collective", describe_bandwidth(json.loads(lines[-1])))
+    yield judge_collective([done], ranks)
+
+
+def judge_collective(done: Sequence[subprocess.CompletedProcess[str]], who: str, prefix: str = "") -> Finding:
+    """What the launchers of a collective printed: the measurement of rank 0, or the error of one that failed."""
+    results = [line for one in done for line in one.stdout.splitlines() if line.startswith("{")]
+    if results and all(one.returncode == 0 for one in done):
+        return Finding("ok", "collective", prefix + describe_bandwidth(json.loads(results[-1])))
+    errors = (one.stderr.strip().splitlines() for one in done if one.returncode != 0)
+    message = next((lines[-1] for lines in errors if lines), "no message")
+    text = f"{who} failed: {message[:MAX_MESSAGE_LENGTH]}; set NCCL_DEBUG=INFO, check firewalls and interfaces"
+    return Finding("fail", "collective", text)
 
 
 def describe_bandwidth(result: dict[str, float | int | str]) -> str:
-    """`measure_all_reduce`'s figures in words."""
-    return (
-        f"{counted(int(result['world_size']), 'rank')} over {result['backend']}: "
-        f"all-reduce of {COLLECTIVE_BYTES >> 20} MiB in "
-        f"{result['seconds']:.3f} s, {result['gigabytes_per_second']:.2f} GB/s per rank"
-    )
+    """Return the figures of `measure_all_reduce` in words."""
+    ranks = f"{counted(int(result['world_size']), 'rank')} over {result['backend']}"
+    speed = f"{result['seconds']:.3f} s, {result['gigabytes_per_second']:.2f} GB/s per rank"
+    return f"{ranks}: all-reduce of {COLLECTIVE_BYTES >> 20} MiB in {speed}"
 
 
 def measure_all_reduce(backend: str) -> dict[str, float | int | str]:
