@@ -282,6 +282,12 @@ def test_a_number_of_ranks_below_one_is_refused(monkeypatch):
         doctor.main()
 
 
+def test_an_unknown_gpu_is_refused_before_any_check(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["doctor.py", "--config", "tiny_cpu", "--gpu", "h100"])
+    with pytest.raises(UsageError, match="h100-80, h200-141, a100-80", check=coded("unknown-gpu")):
+        doctor.main()
+
+
 def test_time_and_cost_follow_from_a_measured_speed_alone(tmp_path):
     from trainer.metrics.throughput import flops_per_position
     from trainer.tracking.status import write_status

@@ -15,7 +15,6 @@ from trainer.checkpoint.compatibility import check_branch
 from trainer.checkpoint.format import CheckpointFolder, list_steps, step_folder, steps_in
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig, without_secrets
-from trainer.config.schedule import global_batch_sizes
 from trainer.config.stages import Stage
 from trainer.config.training_settings import BranchSettings
 from trainer.data.order import WINDOW_SHARDS
@@ -24,7 +23,15 @@ from trainer.metrics.throughput import flops_per_position
 from trainer.model.sizes import activation_bytes
 from trainer.preflight.data_checks import describe_data
 from trainer.preflight.machine_checks import check_initial_weights, check_memory
-from trainer.preflight.plan import GIB, TENSORS_ONLY, ZERO_STAGES, PlannedRun, micro_batch_without_padding
+from trainer.preflight.plan import (
+    GIB,
+    TENSORS_ONLY,
+    ZERO_STAGES,
+    PlannedRun,
+    batch_sizes,
+    micro_batch_without_padding,
+    setting_of_micro_batch,
+)
 
 
 def explain(run: PlannedRun, expects_shards: bool = False) -> str:
@@ -148,18 +155,17 @@ def warmup_lines(stage: Stage, world_size: int) -> list[str]:
     if warmup is None:
         return []
     lines = [f"  batch-size ramp-up over {warmup.num_steps:,} steps; the learning rate follows the step, not the batch"]
-    sizes = [(step, tokens, batch_arithmetic(stage, world_size, tokens)) for step, tokens in global_batch_sizes(stage)]
-    for step, tokens, arithmetic in sizes:
-        line = f"  from step {step + 1:,}: {tokens:,} tokens, {arithmetic.accumulation_steps} accumulation"
-        padding = arithmetic.padding_share
+    sizes = batch_sizes(stage, world_size)
+    for step, size in sizes:
+        tokens, padding = size.global_rows * stage.sequence_length, size.padding_share
+        line = f"  from step {step + 1:,}: {tokens:,} tokens, {size.accumulation_steps} accumulation"
         lines.append(f"{line}, {padding:.1%} padding" if padding else line)
-    if any(arithmetic.padding_share for *_, arithmetic in sizes):
+    if any(size.padding_share for _, size in sizes):
         micro_batch = micro_batch_without_padding(stage, world_size)
-        setting = f"{stage.prefix or 'training.'}micro_batch_tokens={micro_batch}"
         lines.append(
             "  no micro-batch removes this padding: the ranks do not divide every batch size into whole rows"
             if micro_batch is None
-            else f"  {setting} removes this padding; smaller micro-batches may be slower"
+            else f"  {setting_of_micro_batch(stage, micro_batch)} removes this padding, and may be slower"
         )
     return lines
 

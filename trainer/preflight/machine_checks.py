@@ -6,6 +6,7 @@ Each takes seconds at most. The list of all of them is in `trainer/preflight/che
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import resource
@@ -28,7 +29,6 @@ from trainer.checkpoint.format import list_steps
 from trainer.checkpoint.initial_weights import look_at_initial_weights
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.config.schedule import global_batch_sizes, tokens_of_stage
 from trainer.config.stages import Stage
 from trainer.distributed.process_group import extensions_folder
 from trainer.distributed.rank_environment import DESCRIPTORS_PER_RANK, local_world_size, raise_descriptor_limit
@@ -41,7 +41,9 @@ from trainer.preflight.plan import (
     NOTABLE_MEMORY,
     TENSORS_ONLY,
     PlannedRun,
+    batch_sizes,
     micro_batch_without_padding,
+    setting_of_micro_batch,
 )
 
 NOTABLE_PADDING = 0.05
@@ -69,24 +71,22 @@ def check_batches(run: PlannedRun) -> Iterator[Finding]:
 
 def _check_batch_warmup(stage: Stage, world_size: int, prefix: str) -> Finding:
     """The padding rows of the ramp-up: their share of its batches, and of all that the stage computes."""
-    sizes = global_batch_sizes(stage)
-    tokens = [size for _, size in sizes]
-    computed = [batch_arithmetic(stage, world_size, size).computed_rows * stage.sequence_length for size in tokens]
+    sizes = batch_sizes(stage, world_size)
     starts = [min(start, stage.taken_steps) for start, _ in sizes]
-    lost = sum(
-        (stop - start) * (most - size)
-        for start, stop, most, size in zip(starts, starts[1:], computed, tokens, strict=False)
-    )
-    share, of_stage = 1.0 - sum(tokens) / sum(computed), lost / tokens_of_stage(stage, 0, stage.taken_steps)
-    text = f"{prefix}batch-size ramp-up in {len(sizes)} sizes from {tokens[0]:,} to {tokens[-1]:,} tokens"
+    rows, computed = [size.global_rows for _, size in sizes], [size.computed_rows for _, size in sizes]
+    steps = [stop - start for start, stop in itertools.pairwise(starts)]
+    lost = sum(num * (most - used) for num, most, used in zip(steps, computed, rows, strict=False))
+    share, of_stage = 1.0 - sum(rows) / sum(computed), lost * stage.sequence_length / stage.tokens
+    first, last = rows[0] * stage.sequence_length, rows[-1] * stage.sequence_length
+    text = f"{prefix}batch-size ramp-up in {len(sizes)} sizes from {first:,} to {last:,} tokens"
     if share > NOTABLE_PADDING:
         text += f", with {share:.1%} padding rows, {of_stage:.1%} of the stage"
     if share <= NOTABLE_PADDING or of_stage <= NOTABLE_LOSS:
         return Finding("ok", "batch", text)
-    needed, whole = world_size * batch_arithmetic(stage, world_size).micro_batch_tokens, micro_batch_without_padding
+    needed = world_size * batch_arithmetic(stage, world_size).micro_batch_tokens
     remedy = f"choose batch_warmup.initial_tokens as a multiple of the {needed:,} that the ranks take at once"
-    if (micro_batch := whole(stage, world_size)) is not None:
-        remedy += f", or set {stage.prefix or 'training.'}micro_batch_tokens={micro_batch}"
+    if (micro_batch := micro_batch_without_padding(stage, world_size)) is not None:
+        remedy += f", or set {setting_of_micro_batch(stage, micro_batch)}"
     return Finding("warn", "batch", f"{text}; {remedy}")
 
 

@@ -19,7 +19,7 @@ import torch
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted, long_duration
 from trainer.checkpoint.data_version import open_data
-from trainer.config.batch_arithmetic import batch_arithmetic
+from trainer.config.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from trainer.config.objective_settings import MASKED_LM
 from trainer.config.run_config import RunConfig
 from trainer.config.run_settings import EvaluationSettings
@@ -184,7 +184,7 @@ class PlannedRun:
             if all(micro_batches):
                 for stage, tokens in zip(self.config.stages, micro_batches, strict=True):
                     if tokens < batch_arithmetic(stage, self.world_size).micro_batch_tokens:
-                        settings.append(f"{stage.prefix or 'training.'}micro_batch_tokens={tokens}")
+                        settings.append(setting_of_micro_batch(stage, tokens))
                 return " ".join(settings)
         return None
 
@@ -239,12 +239,22 @@ def plan_run(
     return PlannedRun(config, world_size or num_here, device, outside, gpu=of_ranks, speed=speed)
 
 
+def batch_sizes(stage: Stage, world_size: int) -> list[tuple[int, BatchArithmetic]]:
+    """Return the sizes of the stage's global batches in order, each with its first step in the stage."""
+    return [(step, batch_arithmetic(stage, world_size, tokens)) for step, tokens in global_batch_sizes(stage)]
+
+
+def setting_of_micro_batch(stage: Stage, tokens: int) -> str:
+    """Return the setting that gives a stage micro-batches of so many tokens."""
+    return f"{stage.prefix or 'training.'}micro_batch_tokens={tokens}"
+
+
 def micro_batch_without_padding(stage: Stage, world_size: int) -> int | None:
     """Return the tokens of the largest micro-batch, up to the stage's, that leaves no padding row in any batch.
 
     None if there is none: some batch of the stage is not a multiple of the ranks.
     """
-    rows = math.gcd(*(tokens // stage.sequence_length for _, tokens in global_batch_sizes(stage)))
+    rows = math.gcd(*(size.global_rows for _, size in batch_sizes(stage, world_size)))
     if rows % world_size:
         return None
     largest = stage.micro_batch_tokens // stage.sequence_length
