@@ -301,7 +301,7 @@ def check_device(run: PlannedRun) -> None:
         UsageError: one of them is not so.
     """
     check_precision(run.config, run.device_type)
-    check_values(run.config, run.world_size, run.device_type)
+    check_values(run.config, run.world_size, run.device.type)  # DeepSpeed looks for the device of this host
 
 
 def describe_device(run: PlannedRun) -> Iterator[Finding]:
