@@ -81,6 +81,16 @@ def test_the_largest_micro_batch_that_fits_is_advised() -> None:
     assert needed > 0.9 * GPUS["h100-80"].memory_bytes
 
 
+def test_every_stage_of_a_recipe_gets_a_micro_batch_that_fits() -> None:
+    config = load_config("modernbert_large", ["training.precision=fp32"])
+    (finding,) = findings_of(config, "memory", num_ranks=8, gpu="h100-80")
+    advised = re.findall(r"training\.stages\.\d\.micro_batch_tokens=\d+", finding.text)
+    assert finding.level == "fail" and len(advised) == len(config.stages)
+    changed = load_config("modernbert_large", ["training.precision=fp32", *advised])
+    (finding,) = findings_of(changed, "memory", num_ranks=8, gpu="h100-80")
+    assert finding.level == "ok"
+
+
 def test_a_model_that_no_micro_batch_fits_is_said_to_need_another_device() -> None:
     sizes = ["model.hidden_size=16384", "model.num_attention_heads=256", "model.intermediate_size=65536"]
     level, text = memory_of(*sizes, num_ranks=1)
