@@ -73,7 +73,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse_arguments()
-    from trainer.preflight.hostfile import read_hostfile
+    from trainer.preflight.hosts import read_hostfile
 
     arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
     if not arguments:
@@ -131,7 +131,7 @@ def forwarded_variables(environment: Mapping[str, str], more: Iterable[str]) -> 
     Raises:
         UsageError: a value contains characters that the launcher and the shells do not pass on, or is not set.
     """
-    from trainer.preflight.host_checks import LAUNCHER_PREFIXES, NEEDED_PREFIXES
+    from trainer.preflight.hosts import LAUNCHER_PREFIXES, NEEDED_PREFIXES
 
     for name in more:
         if name not in environment:

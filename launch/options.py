@@ -35,6 +35,23 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     group.add_argument("overrides", nargs="*", metavar="section.field=value", help="overrides of the file's settings")
 
 
+def add_plan(parser: argparse._ActionsContainer) -> None:
+    """Add what a plan of a run needs beside its configuration: --gpu, and a measured speed."""
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="GPU of every rank, if it is not in this host: h100-80, h200-141 or a100-80"
+    )
+    parser.add_argument(
+        "--tokens-per-second", type=float, metavar="N", help="measured throughput of all ranks, for hours and cost"
+    )
+    parser.add_argument(
+        "--benchmark",
+        type=Path,
+        metavar="FILE",
+        help="result of clozeworks benchmark --output for this model, for hours and cost (assumes that each rank "
+        "computes as fast as there)",
+    )
+
+
 def add_model(parser: argparse._ActionsContainer, or_run: bool = True) -> None:
     """Add --model, which every command that uses a model understands in the same way."""
     parser.add_argument("--model", required=True, metavar="MODEL", help=MODEL_HELP)

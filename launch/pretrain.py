@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 import sys
 from pathlib import Path
@@ -26,7 +25,7 @@ from data_prep.base.errors import UsageError, run_command
 from data_prep.base.local_paths import expand_home
 from data_prep.base.logs import show_times
 from data_prep.base.settings import describe, setting_names, to_yaml
-from launch.options import command_parser
+from launch.options import add_plan, command_parser
 from trainer.api import EXTENSIONS, Training, start
 from trainer.config.load import check_output_dir, load_config
 from trainer.config.run_config import RunConfig, without_secrets
@@ -70,12 +69,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="N",
         help="number of ranks for --dry-run (default: those of the launcher, else 1)",
     )
-    parser.add_argument(
-        "--tokens-per-second",
-        type=float,
-        metavar="N",
-        help="with --dry-run: throughput of all ranks, for the hours of each stage",
-    )
+    add_plan(parser.add_argument_group("plan", "with --dry-run:"))
     parser.add_argument(
         "--deepspeed_config",
         "--deepspeed-config",
@@ -203,14 +197,11 @@ def check_has_dry_run(arguments: argparse.Namespace) -> bool:
             fix="add --dry-run, or start that many ranks with the launcher",
             code="option-needs-dry-run",
         )
-    if (speed := arguments.tokens_per_second) is not None and not arguments.dry_run:
-        raise UsageError(f"--tokens-per-second {speed:g} needs --dry-run", fix="add it", code="option-needs-dry-run")
-    if speed is not None and not 0 < speed < math.inf:
-        raise UsageError(
-            f"--tokens-per-second {speed:g} is not a throughput",
-            fix="give a positive number",
-            code="invalid-throughput",
-        )
+    for option in ("gpu", "tokens_per_second", "benchmark"):
+        value = getattr(arguments, option)
+        if value is not None and not arguments.dry_run:
+            given = f"--{option.replace('_', '-')} {value:g}" if isinstance(value, float) else f"--{option} {value}"
+            raise UsageError(f"{given} needs --dry-run", fix="add it", code="option-needs-dry-run")
     return explains
 
 
@@ -298,14 +289,18 @@ def _explain(config: RunConfig, arguments: argparse.Namespace) -> None:
     if arguments.print_config:
         print(to_yaml(without_secrets(config)), end="")
     if arguments.dry_run:
-        from trainer.distributed.process_group import device_type
-        from trainer.model.numerics import with_own_precision
         from trainer.preflight.dry_run import explain, resume_line
+        from trainer.preflight.plan import plan_run
 
-        config = with_own_precision(config, device_type())
-        expects_shards = any(word.startswith("data.shards") for word in arguments.overrides)
-        speed, look_at_model = arguments.tokens_per_second, EXTENSIONS.look_at_model
-        print(explain(config, world_size(arguments), look_at_model, expects_shards, speed))
+        run = plan_run(
+            config,
+            EXTENSIONS,
+            world_size=world_size(arguments),
+            gpu=arguments.gpu,
+            tokens_per_second=arguments.tokens_per_second,
+            benchmark=arguments.benchmark,
+        )
+        print(explain(run, expects_shards=any(word.startswith("data.shards") for word in arguments.overrides)))
         if arguments.resume_from is not None:
             print("", resume_line(config, arguments.resume_from), sep="\n")
 

@@ -29,8 +29,7 @@ from data_prep.base.table import Column, Table
 from data_prep.base.terminal import counted, long_duration, paragraph, printable
 from launch.options import command_parser
 from trainer.tracking.process_identity import is_alive, is_suspended
-from trainer.tracking.run_health import RunHealth, assess
-from trainer.tracking.run_summary import summarize, tokens_per_second, tree
+from trainer.tracking.run_summary import RunHealth, assess, summarize, tokens_per_second, tree
 from trainer.tracking.status import (
     STATUS_NAME,
     Status,

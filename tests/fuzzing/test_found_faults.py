@@ -32,7 +32,7 @@ from trainer.checkpoint.format import STATE_NAME
 from trainer.checkpoint.tensors import read_weights
 from trainer.data.shard_set import open_shard_set
 from trainer.inference.next_sentence import pair_task
-from trainer.preflight.hostfile import read_hostfile
+from trainer.preflight.hosts import read_hostfile
 from trainer.tracking.journal import RECORD_NAME, parse_line, read_record
 
 DEEP = 50_000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fuzzing.mutations import fuzz, mutated_bytes, mutated_document
 from tests.fuzzing.watching import read_or_refuse
-from trainer.preflight.hostfile import read_hostfile
+from trainer.preflight.hosts import read_hostfile
 from trainer.tracking.delivery import cursor_path, read_cursor
 from trainer.tracking.journal import RECORD_NAME, Journal, JournalWriter
 

@@ -15,16 +15,15 @@ import torch
 from data_prep.base.errors import UsageError, UserError
 from data_prep.base.processor import Processor
 from launch import doctor
-from tests.support.doctor import findings_of
+from tests.support.doctor import findings_of, planned
 from tests.support.error_codes import coded
 from tests.support.toy_run import preset_config
 from trainer import load_config
 from trainer.api import EXTENSIONS
 from trainer.config.run_config import RunConfig
-from trainer.preflight import checks, disk_checks, machine_checks, service_checks
+from trainer.preflight import checks, machine_checks, service_checks
 from trainer.preflight.finding import Finding
-
-CPU = torch.device("cpu")
+from trainer.preflight.plan import PlannedRun, plan_run
 
 
 def tracked(shards: Path | str, folder: Path, *overrides: str) -> RunConfig:
@@ -40,10 +39,11 @@ def levels(findings: list[Finding]) -> list[str]:
 def test_a_sound_run_on_this_machine_is_ok_in_every_line(small_shards, empty_database, tmp_path, monkeypatch):
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
-    monkeypatch.setattr(doctor, "MAX_SPAWNED_RANKS", 1)
-    monkeypatch.setattr(disk_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
+    monkeypatch.setattr(service_checks, "MAX_SPAWNED_RANKS", 1)
+    monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 40))
     monkeypatch.setattr(machine_checks, "device_memory_bytes", lambda *_: 64 << 30)
-    findings = list(doctor.examine(tracked(small_shards, tmp_path), 2, {}, CPU))
+    config = tracked(small_shards, tmp_path, "training.max_steps=100", "model.vocab_size=800")
+    findings = list(doctor.examine(planned(config), {}))
     assert {finding.level for finding in findings} == {"ok"}, "\n".join(map(str, findings))
     names = {finding.name for finding in findings}
     wanted = (
@@ -58,15 +58,15 @@ def test_memory_goes_by_the_zero_stage(tmp_path, monkeypatch):
     monkeypatch.setattr(machine_checks, "device_memory_bytes", lambda device, world_size: 6 * machine_checks.GIB)
     base = ["training.micro_batch_tokens=512", "zero.stage=0", "training.precision=fp32", "model.hidden_dropout_prob=0"]
     zero = load_config("bert_large", base)
-    (replicated,) = machine_checks.check_memory(zero, 8, CPU)
-    (divided,) = machine_checks.check_memory(load_config("bert_large", [*base, "zero.stage=3"]), 8, CPU)
-    assert replicated.level in ("warn", "fail") and "raise zero.stage" in replicated.text
+    (replicated,) = machine_checks.check_memory(planned(zero, 8))
+    (divided,) = machine_checks.check_memory(planned(load_config("bert_large", [*base, "zero.stage=3"]), 8))
+    assert replicated.level in ("warn", "fail") and "set zero.stage=1, with which it fits" in replicated.text
     assert divided.level == "ok"
 
 
 def test_a_batch_that_is_mostly_filling_is_warned_of(tmp_path):
     config = tracked("none", tmp_path, "training.global_batch_tokens=1088", "training.micro_batch_tokens=1024")
-    assert levels(list(machine_checks.check_batches(config, 1))) == ["warn"]
+    assert levels(list(machine_checks.check_batches(planned(config, 1)))) == ["warn"]
 
 
 @pytest.mark.parametrize(("hard", "level"), [(4095, "fail"), (4096, "ok"), (resource.RLIM_INFINITY, "ok")])
@@ -79,9 +79,7 @@ def test_a_hard_limit_of_open_files_below_the_need_of_the_ranks_fails(hard, leve
 @pytest.mark.parametrize(("wanted", "level"), [("auto", "warn"), ("true", "fail"), ("false", "ok")])
 def test_a_gpu_host_on_which_triton_cannot_start_is_found(wanted, level, small_shards, tmp_path, monkeypatch):
     monkeypatch.setattr(machine_checks, "missing_for_compilation", lambda device_type: "/usr/include/Python.h")
-    run = checks.PlannedRun(
-        tracked(small_shards, tmp_path, f"training.compile={wanted}"), 8, torch.device("cuda"), EXTENSIONS
-    )
+    run = planned(tracked(small_shards, tmp_path, f"training.compile={wanted}"), 8, "cuda")
     (check,) = (check for check in checks.CHECKS if check.name == "compiler")
     found = check.findings(run)
     assert found[0].level == level and ("Python.h" in found[0].text) is (level != "ok")
@@ -105,7 +103,7 @@ def test_only_compiled_blocks_on_the_cpu_need_a_cpp_compiler(override, device, t
     monkeypatch.setattr(machine_checks.shutil, "which", lambda name: name if name in there else None)
     monkeypatch.setattr(machine_checks, "missing_for_compilation", lambda device_type: None)
     config = tracked("none", tmp_path, override)
-    (found,) = machine_checks.check_compiler(config, torch.device(device))
+    (found,) = machine_checks.check_compiler(planned(config, 2, device))
     assert found.level == level
 
 
@@ -113,7 +111,7 @@ def test_a_batch_warmup_that_the_ranks_cannot_share_is_warned_of_if_it_costs_muc
     def found(steps: int, ranks: int) -> list[Finding]:
         sizes = ["training.global_batch_tokens=4096", "training.micro_batch_tokens=512", "training.max_steps=1000"]
         config = tracked("none", tmp_path, *sizes, f"training.batch_warmup={{initial_tokens: 1024, steps: {steps}}}")
-        return list(machine_checks.check_batches(config, ranks))
+        return list(machine_checks.check_batches(planned(config, ranks)))
 
     assert levels(found(300, 2)) == ["ok", "ok"]
     fits, warmup = found(300, 8)
@@ -127,7 +125,8 @@ def test_a_batch_warmup_that_the_ranks_cannot_share_is_warned_of_if_it_costs_muc
 def test_a_stage_that_the_run_ends_before_has_no_batch_warmup_to_judge(tmp_path):
     stages = "training.stages=[{steps: 10}, {steps: 10, batch_warmup: {initial_tokens: 1024, steps: 5}}]"
     sizes = ["training.global_batch_tokens=4096", "training.micro_batch_tokens=512", "training.max_steps=5"]
-    assert levels(list(machine_checks.check_batches(tracked("none", tmp_path, *sizes, stages), 8))) == ["ok", "ok"]
+    run = planned(tracked("none", tmp_path, *sizes, stages), 8)
+    assert levels(list(machine_checks.check_batches(run))) == ["ok", "ok"]
 
 
 @pytest.mark.long
@@ -178,13 +177,13 @@ def test_bf16_is_warned_of_on_a_processor_that_is_slow_in_it(tmp_path, monkeypat
     texts = {}
     for processor, config, level in ((slow, bf16, "warn"), (slow, fp32, "ok"), (fast, bf16, "ok"), (fast, fp32, "ok")):
         monkeypatch.setattr(machine_checks, "this_processor", lambda processor=processor: processor)
-        (finding,) = machine_checks.check_speed_of_precision(config, CPU)
+        (finding,) = machine_checks.check_speed_of_precision(config, "cpu")
         assert finding.level == level
         texts[processor, config.training.precision] = finding.text
     assert "bf16 on Xeon (instruction sets: avx2, avx512_bf16) is slower than fp32. Fix: set" in texts[slow, "bf16"]
     assert "bf16 is faster on it" in texts[fast, "fp32"]
     assert "faster" not in texts[fast, "bf16"] + texts[slow, "fp32"]
-    (finding,) = machine_checks.check_speed_of_precision(bf16, torch.device("cuda", 0))
+    (finding,) = machine_checks.check_speed_of_precision(bf16, "cuda")
     assert finding.level == "ok"
 
 
@@ -229,7 +228,7 @@ REFUSED = {
 def test_doctor_fails_with_the_message_of_the_refused_start(name, small_shards, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     overrides, said = REFUSED[name]
-    run = checks.PlannedRun(tracked(small_shards, tmp_path, *overrides), 2, CPU, EXTENSIONS)
+    run = planned(tracked(small_shards, tmp_path, *overrides))
     with pytest.raises(UserError, match=said) as raised:
         checks.refuse(run)
     slow = ("memory", "disk", "clock", "precision", "op cache", "compiler")
@@ -239,7 +238,7 @@ def test_doctor_fails_with_the_message_of_the_refused_start(name, small_shards, 
 
 def test_settings_of_the_first_rank_alone_refuse_no_other_rank(small_shards, tmp_path):
     config = tracked(small_shards, tmp_path, "evaluation.suite=nowhere")
-    checks.refuse(checks.PlannedRun(config, 2, CPU, EXTENSIONS, is_first=False))
+    checks.refuse(PlannedRun(config, 2, torch.device("cpu"), EXTENSIONS, is_first=False))
 
 
 def test_the_files_of_a_suite_are_those_of_the_machine_that_evaluates(small_shards, tmp_path):
@@ -248,14 +247,14 @@ def test_the_files_of_a_suite_are_those_of_the_machine_that_evaluates(small_shar
     settings = [f"evaluation.suite={suite}", "evaluation.suite_overrides=[data=nowhere]"]
     refused, read = (tracked(small_shards, tmp_path, *settings, f"checkpoint.follow={on}") for on in ("true", "false"))
     with pytest.raises(UserError, check=coded("missing-task-file")):
-        checks.refuse(checks.PlannedRun(refused, 2, CPU, EXTENSIONS))
-    checks.refuse(checks.PlannedRun(read, 2, CPU, EXTENSIONS))
+        checks.refuse(planned(refused))
+    checks.refuse(planned(read))
 
 
 def test_a_start_warns_of_what_is_cheap_to_find(small_shards, tmp_path, monkeypatch):
     monkeypatch.setattr(machine_checks, "device_memory_bytes", lambda *_: 1)
     config = tracked(small_shards, tmp_path, "checkpoint.keep_last=1")
-    run = checks.PlannedRun(config, 2, CPU, EXTENSIONS)
+    run = planned(config)
     found = {finding.name: finding.level for finding in checks.warnings(run)}
     assert found["memory"] == "fail" and "ok" not in found.values()
 
@@ -271,7 +270,7 @@ def test_a_deepspeed_file_is_looked_at_as_pretrain_would(tmp_path, monkeypatch):
     path.write_text('{"wall_clock_breakdown": true, "zero_optimization": {"overlap_comm": true}}')
     monkeypatch.setattr(sys, "argv", ["doctor.py", "--config", "tiny_cpu", "--deepspeed_config", str(path)])
     looked_at = []
-    monkeypatch.setattr(doctor, "examine", lambda config, *others: looked_at.append(config.deepspeed) or iter(()))
+    monkeypatch.setattr(doctor, "examine", lambda run, *others: looked_at.append(run.config.deepspeed) or iter(()))
     with pytest.raises(SystemExit, match="0"):
         doctor.main()
     assert looked_at == [{"wall_clock_breakdown": True, "zero_optimization": {"overlap_comm": True}}]
@@ -283,22 +282,32 @@ def test_a_number_of_ranks_below_one_is_refused(monkeypatch):
         doctor.main()
 
 
-def test_time_and_cost_follow_from_the_measured_speed_or_the_peak(tmp_path):
+def test_an_unknown_gpu_is_refused_before_any_check(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["doctor.py", "--config", "tiny_cpu", "--gpu", "h100"])
+    with pytest.raises(UsageError, match="h100-80, h200-141, a100-80", check=coded("unknown-gpu")):
+        doctor.main()
+
+
+def test_time_and_cost_follow_from_a_measured_speed_alone(tmp_path):
     from trainer.metrics.throughput import flops_per_position
     from trainer.tracking.status import write_status
 
+    def estimate(config: RunConfig) -> str:
+        (finding,) = machine_checks.estimate_time(plan_run(config, EXTENSIONS, world_size=4))
+        return finding.text
+
     config = tracked("none", tmp_path, "logging.gpu_hour_price=2", "training.max_steps=7200")
-    assert "set logging.peak_flops_per_device" in doctor.estimate(config, 4, CPU).text
+    assert "no speed was measured" in estimate(config)
+    peaked = tracked("none", tmp_path, "logging.peak_flops_per_device=1e12")
+    assert "no speed was measured" in estimate(peaked), "a peak is no measurement"
     (stage,) = config.stages
     step_flops = flops_per_position(config, stage) * stage.global_batch_tokens
     (tmp_path / "run").mkdir()
     write_status(tmp_path / "run", "stopped", {"flops_per_device": step_flops / 4})  # by another hand
-    assert "set logging.peak_flops_per_device" in doctor.estimate(config, 4, CPU).text
+    assert "no speed was measured" in estimate(config)
     # Two ranks took 2 s a step.
     write_status(tmp_path / "run", "stopped", {"flops_per_device": step_flops / 4, "world_size": 2})
-    assert "2:00:00, 8.0 device-hours, 16.00 at 2 per device-hour" in doctor.estimate(config, 4, CPU).text
+    assert "2:00:00, 8.0 device-hours, 16.00 at 2 per device-hour" in estimate(config)
     half = f"training.batch_warmup={{initial_tokens: {stage.global_batch_tokens // 2}, steps: 3600}}"
     growing = tracked("none", tmp_path, "training.max_steps=7200", half)
-    assert "1:30:00, 6.0 device-hours, from the speed of this run on 2 ranks" in doctor.estimate(growing, 4, CPU).text
-    peaked = tracked("none", tmp_path / "other", "logging.peak_flops_per_device=1e12")
-    assert "assuming an MFU of 40%" in doctor.estimate(peaked, 1, CPU).text
+    assert "1:30:00, 6.0 device-hours, from the speed of this run on 2 ranks" in estimate(growing)

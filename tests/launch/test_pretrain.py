@@ -197,7 +197,7 @@ def test_help_names_every_setting(tmp_path):
     assert "training.global_batch_tokens" in result.stdout and "zero.stage" in result.stdout
 
 
-@pytest.mark.parametrize("option", ["--ranks=8", "--tokens-per-second=9000"])
+@pytest.mark.parametrize("option", ["--ranks=8", "--tokens-per-second=9000", "--gpu=h100-80", "--benchmark=speed.json"])
 def test_options_of_dry_runs_start_no_run(tmp_path, monkeypatch, option):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["pretrain.py", "--config", "tiny_cpu", option])

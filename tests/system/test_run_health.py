@@ -13,7 +13,7 @@ from launch.status import check
 from tests.support.free_ports import free_port
 from tests.support.plain_ranks import finish, send, start, wait_until
 from trainer.distributed.stop_signal import STOPPED_EXIT_STATUS
-from trainer.tracking import run_health
+from trainer.tracking import run_summary
 from trainer.tracking.status import log_path, read_status
 
 pytestmark = [pytest.mark.spawn, pytest.mark.long]
@@ -71,7 +71,7 @@ def test_a_full_disk_makes_the_run_silent_and_does_not_end_it(training, tmp_path
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)]
     if subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("a file system may not be mounted here")
-    monkeypatch.setattr(run_health, "DEAD_AFTER_SECONDS", 20.0)  # two of its heartbeats would be late
+    monkeypatch.setattr(run_summary, "DEAD_AFTER_SECONDS", 20.0)  # two of its heartbeats would be late
     run = training(*ENDLESS)
     (disk / "run").mkdir()
     run.output_dir.symlink_to(disk / "run")

@@ -25,7 +25,7 @@ TWO_HOSTS = ["--hostfile", "hostfile", "--no_ssh_check", "--master_addr", "192.0
 def test_deepspeed_trains_on_one_node_where_the_hostfile_is_missing(tmp_path: Path) -> None:
     from deepspeed.launcher.runner import _parse_hostfile, fetch_hostfile
 
-    remedy = "read_hostfile of preflight/hostfile.py may leave it to the launcher"
+    remedy = "read_hostfile of preflight/hosts.py may leave it to the launcher"
     assert fetch_hostfile(str(tmp_path / "none")) is None, remedy
     assert _parse_hostfile(["node slots=2 slots=8\n"]) == {"node": 2}, remedy
 
@@ -61,7 +61,7 @@ def test_the_launcher_of_deepspeed_fails_on_a_blank_line_of_its_environment_file
     (tmp_path / ".deepspeed_env").write_text("GLOO_SOCKET_IFNAME=eth0\n\n# of this cluster\n")
     with pytest.raises(ValueError, match="unpack"):
         runner.main(TWO_HOSTS)
-        pytest.fail("the look at the lines of .deepspeed_env in preflight/host_checks.py may be taken out")
+        pytest.fail("the look at the lines of .deepspeed_env in preflight/hosts.py may be taken out")
 
 
 def test_the_launcher_of_deepspeed_shows_passwords_and_leaves_other_variables_behind(

@@ -67,7 +67,7 @@ def test_the_lock_of_a_build_that_was_killed_is_never_taken_over(tmp_path: Path)
 
     (tmp_path / "lock").touch()
     assert not FileBaton(str(tmp_path / "lock")).try_acquire(), (
-        "the doctor's look at the locks of native ops in preflight/host_checks.py may be taken out"
+        "the doctor's look at the locks of native ops in preflight/machine_checks.py may be taken out"
     )
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from data_prep.base.errors import UserError
 from data_prep.base.logs import logger
 from trainer.config.run_settings import TrackingSettings
-from trainer.tracking.sync import sync, sync_command
+from trainer.tracking.mlflow_server import sync_command
+from trainer.tracking.sync import sync
 from trainer.tracking.tracker import (
     CLOSE_SECONDS,
     FIRST_CONTACT_SECONDS,

@@ -17,7 +17,7 @@ from data_prep.storage import storage
 from trainer.finetuning.finetune_settings import FinetuneSettings, Variant, check_settings, tracking_settings
 from trainer.finetuning.tasks import TaskName
 from trainer.inference.pulled_model import is_address
-from trainer.tracking.sync import server_options
+from trainer.tracking.mlflow_server import server_options
 
 if TYPE_CHECKING:  # these import torch, and wrong arguments are refused before that
     from trainer.finetuning.experiment import Experiment, Fit, VariantResult

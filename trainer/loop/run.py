@@ -25,7 +25,7 @@ from trainer.loop.checkpoints import Checkpoints, Follower, Say
 from trainer.loop.reporter import Reporter
 from trainer.objectives.objective import StageObjectives
 from trainer.objectives.pretraining import PretrainingModel
-from trainer.preflight.checks import Outside
+from trainer.preflight.plan import Outside
 from trainer.validation.facts import facts_of_run
 from trainer.validation.minimal_pairs import MinimalPairs
 

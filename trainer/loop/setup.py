@@ -53,8 +53,9 @@ from trainer.metrics.health import Health, NonFiniteSteps
 from trainer.metrics.unigram import training_counts, training_entropy_nats
 from trainer.model.numerics import with_compilation_decided, with_precision_decided
 from trainer.objectives.pretraining import PretrainingModel, num_parameters
-from trainer.preflight.checks import PlannedRun, warnings
+from trainer.preflight.checks import warnings
 from trainer.preflight.data_checks import EVALUATION_IS_OFF
+from trainer.preflight.plan import PlannedRun
 from trainer.tracking.run_description import all_lineages, describe_run
 from trainer.tracking.source_code import source_text
 from trainer.tracking.status import RunStatus

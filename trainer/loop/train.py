@@ -44,7 +44,8 @@ from trainer.loop.result import RunResult
 from trainer.loop.run import Extensions, Run
 from trainer.loop.setup import set_up
 from trainer.loop.training_loop import training_loop
-from trainer.preflight.checks import PlannedRun, refuse
+from trainer.preflight.checks import refuse
+from trainer.preflight.plan import PlannedRun
 from trainer.tracking.status import RunStatus, State, log_path
 
 LOG = logger(__name__)

@@ -10,88 +10,47 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from pathlib import Path
-from typing import Protocol
+from functools import partial
 
-import torch
-
-from trainer.checkpoint.data_version import open_data
 from trainer.checkpoint.upload import check_upload_wait
 from trainer.config.custom_code import check_code
 from trainer.config.load import check_output_dir
-from trainer.config.run_config import RunConfig
-from trainer.config.run_settings import EvaluationSettings
 from trainer.data.evaluation_batches import evaluation_batches
 from trainer.data.minimal_pairs import read_minimal_pairs
-from trainer.data.shard_set import ShardSet, Split, has_valid_split
+from trainer.data.shard_set import Split, has_valid_split
 from trainer.objectives.build import check_best_metric
 from trainer.preflight.data_checks import check_data, look_at_data
 from trainer.preflight.deepspeed_sections import check_output_file
-from trainer.preflight.disk_checks import check_clock, check_disk
 from trainer.preflight.finding import Finding, guarded
 from trainer.preflight.launch_checks import check_starters
 from trainer.preflight.machine_checks import (
     check_batches,
+    check_clock,
     check_compiler,
     check_descriptors,
     check_device,
+    check_disk,
     check_initial_weights,
     check_memory,
     check_op_cache,
     check_secrets,
     check_speed_of_precision,
     describe_device,
+    estimate_time,
     refuse_compilation,
 )
+from trainer.preflight.plan import PlannedRun
 from trainer.preflight.service_checks import check_mlflow, check_store
 from trainer.tracking.mlflow_server import resolve_tracking_uri
 from trainer.validation.minimal_pairs import minimal_pairs_of
 
 
-class Outside(Protocol):
-    """What checks use of the packages that training does not import; `trainer/api.py` has it."""
-
-    def look_at_model(self, source: str, tracking_uri: str | None) -> Path | None:
-        """Return the checked folder of a model, perhaps without its weights; None: it exists and is not downloaded.
-
-        Raises:
-            UserError: there is no such model, or the registry does not answer.
-        """
-
-    def check_suite(self, settings: EvaluationSettings, evaluates: bool) -> None:
-        """Check the suite, if there is one; its files and functions only where this machine evaluates.
-
-        Raises:
-            UserError: one is missing or wrong.
-        """
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run that is checked before it starts."""
-
-    config: RunConfig
-    world_size: int
-    device: torch.device
-    outside: Outside
-    allow_change: bool = False
-    """Whether the run resumes although a setting changed that makes it another run."""
-    is_first: bool = True
-    """Whether rank 0 checks."""
-
-    @cached_property
-    def shard_sets(self) -> list[ShardSet]:
-        """The data of all stages, opened once.
-
-        Raises:
-            UserError: a data set is missing or damaged.
-        """
-        return open_data(self.config, self.allow_change)
-
-
 def _nothing(run: PlannedRun) -> Iterable[Finding]:
     return ()
+
+
+def _here(run: PlannedRun) -> str | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -107,15 +66,17 @@ class Check:
     """Whether a start of the run looks too: in well under a second."""
     of_first_rank: bool = False
     """Whether it is about what only rank 0 does."""
-    of_host: bool = False
-    """Whether another host may have what is missing here; the run need not start on the host of the doctor."""
+    elsewhere: Callable[[PlannedRun], str | None] = _here
+    """The advice where another host may have what this one lacks: the doctor then only warns."""
 
     def findings(self, run: PlannedRun) -> list[Finding]:
         """What the doctor prints."""
         findings_of_check = guarded(self.name, lambda: self._refuse_and_look(run))
-        if self.of_host:
-            note = "; ignore this if the run starts on hosts that have it"
-            findings_of_check = [replace(each, level="warn", text=each.text + note) for each in findings_of_check]
+        if (advice := self.elsewhere(run)) is not None:
+            findings_of_check = [
+                each if each.level == "ok" else replace(each, level="warn", text=f"{each.text}; {advice}")
+                for each in findings_of_check
+            ]
         return findings_of_check
 
     def _refuse_and_look(self, run: PlannedRun) -> Iterator[Finding]:
@@ -144,6 +105,15 @@ def _try_maskings(run: PlannedRun) -> Iterable[Finding]:
     return ()
 
 
+def _on_hosts_that_have_it(run: PlannedRun) -> str | None:
+    return "ignore this if the run starts on hosts that have it"
+
+
+def _on_gpus(run: PlannedRun) -> str | None:
+    is_judged = run.gpu is not None or run.device.type != "cpu"
+    return None if is_judged else "this host has no GPU: give --gpu NAME if the run has one"
+
+
 def _check_suite(run: PlannedRun) -> None:
     # Without a follower another machine evaluates, which may have other files; the run reads the suite all the same.
     run.outside.check_suite(run.config.evaluation, evaluates=run.config.checkpoint.follow)
@@ -151,36 +121,29 @@ def _check_suite(run: PlannedRun) -> None:
 
 CHECKS = (
     Check("output_dir", lambda run: check_output_dir(run.config.output_dir, run.config.checkpoint.upload_to)),
-    Check("batch", look=lambda run: check_batches(run.config, run.world_size), warns=True),
+    Check("batch", look=check_batches, warns=True),
+    Check("deepspeed", check_device, describe_device),
     Check(
         "deepspeed",
-        lambda run: check_device(run.config, run.world_size, run.device),
-        lambda run: [describe_device(run.config, run.device)],
+        lambda run: check_output_file(run.config),
+        elsewhere=_on_hosts_that_have_it,
+        of_first_rank=True,
     ),
-    Check("deepspeed", lambda run: check_output_file(run.config), of_host=True, of_first_rank=True),
     Check("custom code", lambda run: check_code(run.config)),
     Check("best_metric", lambda run: check_best_metric(run.config.checkpoint, run.config.all_objectives)),
     # A start reads them once, on rank 0.
-    Check("init_from", look=lambda run: check_initial_weights(run.config, run.outside.look_at_model)),
-    Check(
-        "data",
-        lambda run: check_data(run.config, run.shard_sets),
-        lambda run: look_at_data(run.config, run.shard_sets, run.world_size),
-    ),
+    Check("init_from", look=check_initial_weights),
+    Check("data", lambda run: check_data(run.config, run.shard_sets), look_at_data),
     Check("masking", look=_try_maskings),
     Check("minimal pairs", _read_minimal_pairs, _encode_minimal_pairs),
     Check("suite", _check_suite, of_first_rank=True),
-    Check("memory", look=lambda run: check_memory(run.config, run.world_size, run.device), warns=True),
-    Check("disk", look=lambda run: check_disk(run.config), warns=True),
+    Check("memory", look=check_memory, warns=True, elsewhere=_on_gpus),
+    Check("disk", look=check_disk, warns=True),
     Check("store", lambda run: check_upload_wait(run.config, run.world_size), lambda run: check_store(run.config)),
     Check("clock", look=lambda run: check_clock(run.config)),
-    Check(
-        "compiler",
-        lambda run: refuse_compilation(run.config, run.device),
-        lambda run: check_compiler(run.config, run.device),
-    ),
+    Check("compiler", lambda run: refuse_compilation(run.config, run.device), check_compiler),
     Check("open files", look=lambda run: check_descriptors(run.world_size), warns=True),
-    Check("precision", look=lambda run: check_speed_of_precision(run.config, run.device), warns=True),
+    Check("precision", look=lambda run: check_speed_of_precision(run.config, run.device_type), warns=True),
     Check("op cache", look=lambda run: check_op_cache(), warns=True),
     Check(
         "mlflow",
@@ -188,6 +151,7 @@ CHECKS = (
         lambda run: check_mlflow(run.config),
     ),
     Check("secrets", lambda run: check_starters(), lambda run: check_secrets(sys.argv), warns=True),
+    Check("estimate", look=estimate_time),
 )
 """In the order in which a run would meet the problems."""
 

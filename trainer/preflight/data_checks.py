@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from data_prep.base.errors import UsageError
 from data_prep.base.terminal import counted
@@ -16,11 +16,15 @@ from trainer.config.run_config import RunConfig
 from trainer.data.samples import check_enough_data
 from trainer.data.shard_set import ShardSet, check_own_tokenizer, check_tokenizer, has_valid_split
 from trainer.preflight.finding import Finding
+from trainer.preflight.plan import PlannedRun
 
 SAMPLED_TRAIN_SHARDS = 3
 SAMPLED_VALID_SHARDS = 1
 HASHED_BYTES = 256 << 20
 SHOWN_FILES = 3
+MANY_EPOCHS = 100
+USUAL_PADDING = 128
+"""A vocabulary that is rounded up to a multiple of this is no mistake."""
 EVALUATION_IS_OFF = "evaluation is off: the data set has no valid split"
 
 
@@ -62,26 +66,75 @@ def _is_of_valid_split(metric: str) -> bool:
     return metric.startswith(("valid/", "average/")) and not metric.startswith("valid/minimal_pairs")
 
 
-def look_at_data(config: RunConfig, shard_sets: list[ShardSet], world_size: int) -> Iterator[Finding]:
-    """All copies of the tokenizer, the files that the manifests name, a sample of the shards, shards against ranks."""
-    for shard_set in shard_sets[1:]:
+def look_at_data(run: PlannedRun) -> Iterator[Finding]:
+    """All copies of the tokenizer, the files that the manifests name, a sample of the shards, and what is read."""
+    for shard_set in run.shard_sets[1:]:
         check_own_tokenizer(shard_set)
-    yield from _check_tokenizer_files(shard_sets)
-    is_evaluated = has_valid_split(shard_sets)
-    if not is_evaluated:
-        yield Finding("warn", "shards", EVALUATION_IS_OFF)
-    for shard_set in shard_sets:
+    yield from _check_tokenizer_files(run.shard_sets)
+    for shard_set in run.shard_sets:
         yield from _check_shards(shard_set)
-        train, address = shard_set.manifest.train, storage.redact(shard_set.url)
-        if is_evaluated and not shard_set.manifest.valid.documents:
-            yield Finding("warn", "shards", f"{address} has no valid documents, so it is not evaluated")
-        shards = "1 train shard for" if len(train.shards) == 1 else f"{len(train.shards):,} train shards for"
-        yield Finding("ok", "shards", f"{address}: {shards} {counted(world_size, 'rank')}")
-    num_read = config.tokens_after()
-    tokens = sum(shard_set.manifest.train.tokens for shard_set in shard_sets)
-    yield Finding(
-        "ok", "tokens", f"the run reads {num_read:,} tokens, about {format_epochs(num_read / max(tokens, 1))}"
+    yield from describe_data(run, [shard_set.manifest for shard_set in run.shard_sets])
+
+
+def describe_data(run: PlannedRun, manifests: Sequence[Manifest | None]) -> Iterator[Finding]:
+    """What the run reads of each of its data sets; None is a data set that cannot be read yet.
+
+    Raises:
+        UsageError: the model has fewer token ids than a data set, or the settings need a valid split and none is there.
+    """
+    config, known = run.config, [each for each in manifests if each is not None]
+    is_evaluated = len(known) < len(manifests) or any(each.valid.documents for each in known)
+    tokens_read = tokens_by_data_set(config, [0 if each is None else each.train.tokens for each in manifests])
+    for url, manifest, tokens in zip(config.data_sets, manifests, tokens_read, strict=True):
+        if manifest is not None:
+            yield from _describe_data_set(storage.redact(url), manifest, run, round(tokens))
+            if is_evaluated and not manifest.valid.documents:
+                text = f"{storage.redact(url)} has no valid documents, so it is not evaluated"
+                yield Finding("warn", "shards", text)
+    if not is_evaluated:
+        check_needs_no_evaluation(config)
+        yield Finding("warn", "shards", EVALUATION_IS_OFF)
+
+
+def _describe_data_set(url: str, manifest: Manifest, run: PlannedRun, tokens_read: int) -> Iterator[Finding]:
+    train, vocab_size, of_model = manifest.train, manifest.tokenizer.vocab_size, run.config.model
+    if vocab_size > of_model.vocab_size:
+        raise UsageError(
+            f"the shards at {url} have ids up to {vocab_size - 1:,}, and model.vocab_size is {of_model.vocab_size:,}",
+            fix=f"set model.vocab_size={vocab_size}",
+            code="vocabulary-too-small",
+        )
+    text = (
+        f"{url}: {counted(len(train.shards), 'train shard')} for {counted(run.world_size, 'rank')} (any number of "
+        f"ranks reads any number of shards), {train.tokens:,} train tokens, {manifest.valid.tokens:,} valid tokens"
     )
+    yield Finding("ok", "shards", text)
+    epochs = tokens_read / max(train.tokens, 1)
+    text = f"the run reads {tokens_read:,} tokens, about {format_epochs(epochs)} of these tokens"
+    yield Finding("ok", "tokens", text)
+    if epochs > MANY_EPOCHS:
+        text = f"the run repeats these tokens for {format_epochs(epochs)}; lower training.max_steps or add data"
+        yield Finding("warn", "tokens", text)
+    multiple = max(of_model.pad_vocab_size_to_multiple_of, USUAL_PADDING)
+    if of_model.vocab_size > -(-vocab_size // multiple) * multiple:
+        text = (
+            f"model.vocab_size={of_model.vocab_size:,} exceeds the {vocab_size:,} tokens of the shards' tokenizer; the "
+            f"other embeddings are never trained. Fix: set model.vocab_size={vocab_size}"
+        )
+        yield Finding("warn", "vocabulary", text)
+
+
+def tokens_by_data_set(config: RunConfig, train_tokens: Sequence[int]) -> list[float]:
+    """Return the tokens that the run reads of each of its data sets, given the train tokens of each."""
+    tokens_read = [0.0] * len(train_tokens)
+    for stage in config.stages:
+        weights = [
+            component.weight if component.weight is not None else train_tokens[number] ** stage.data.sampling_alpha
+            for number, component in zip(stage.data_sets, stage.data.components, strict=True)
+        ]
+        for number, weight in zip(stage.data_sets, weights, strict=True):
+            tokens_read[number] += stage.tokens * weight / (sum(weights) or 1)
+    return tokens_read
 
 
 def format_epochs(epochs: float) -> str:

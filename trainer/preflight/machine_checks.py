@@ -1,4 +1,4 @@
-"""Checks of a run's settings against this machine: batches, memory, precision, compiler, initial weights, secrets.
+"""Checks of a run's settings against this machine: batches, memory, disk, precision, compiler, initial weights.
 
 Each takes seconds at most. The list of all of them is in `trainer/preflight/checks.py`.
 """
@@ -6,26 +6,29 @@ Each takes seconds at most. The list of all of them is in `trainer/preflight/che
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import os
 import resource
+import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import psutil
 import torch
 
-from data_prep.base.errors import UsageError
+from data_prep.base.errors import UsageError, UserError
 from data_prep.base.processor import this_processor
 from data_prep.base.terminal import counted
 from data_prep.base.urls import has_password
+from data_prep.dataset.manifest import read_manifest
 from trainer.checkpoint.format import list_steps
 from trainer.checkpoint.initial_weights import look_at_initial_weights
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
-from trainer.config.schedule import global_batch_sizes, tokens_of_stage
 from trainer.config.stages import Stage
 from trainer.distributed.process_group import extensions_folder
 from trainer.distributed.rank_environment import DESCRIPTORS_PER_RANK, local_world_size, raise_descriptor_limit
@@ -33,77 +36,160 @@ from trainer.engine.engine import check_precision
 from trainer.model.numerics import fast_precision, missing_for_compilation
 from trainer.preflight.deepspeed_sections import check_values
 from trainer.preflight.finding import Finding, Level
-from trainer.preflight.memory_estimate import TENSORS_ONLY, heaviest_stage, memory_in_stage
+from trainer.preflight.plan import (
+    GIB,
+    NOTABLE_MEMORY,
+    TENSORS_ONLY,
+    PlannedRun,
+    batch_sizes,
+    micro_batch_without_padding,
+    setting_of_micro_batch,
+)
 
-GIB = 1 << 30
 NOTABLE_PADDING = 0.05
 NOTABLE_LOSS = 0.02
 """Padding rows of a ramp-up, of its whole stage; a smaller micro-batch has fewer of them and costs every step more."""
-NOTABLE_MEMORY = 0.9
-"""Share of a device's memory: the estimate has neither buffers of NCCL nor gaps of the allocator."""
 STALE_LOCK_SECONDS = 600
+LARGEST_SKEW_SECONDS = 5.0
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+"""fp32 weight and Adam's two moments."""
 
 
-def check_batches(config: RunConfig, world_size: int) -> Iterator[Finding]:
-    """The batch arithmetic of every stage."""
-    for stage in config.stages:
-        arithmetic = batch_arithmetic(stage, world_size)
-        stage_prefix = f"{stage.label}: " if len(config.stages) > 1 else ""
+def check_batches(run: PlannedRun) -> Iterator[Finding]:
+    """The batch arithmetic of every stage, and the padding rows of a ramp-up."""
+    for stage in run.config.stages:
+        arithmetic = batch_arithmetic(stage, run.world_size)
+        prefix = f"{stage.label}: " if len(run.config.stages) > 1 else ""
         if arithmetic.padding_share > NOTABLE_PADDING:
-            text = f"{stage_prefix}{arithmetic}; set global_batch_tokens to a multiple, or lower micro_batch_tokens"
-            yield Finding("warn", "batch", text)
+            remedy = "set global_batch_tokens to a multiple, or lower micro_batch_tokens"
+            yield Finding("warn", "batch", f"{prefix}{arithmetic}; {remedy}")
         else:
-            yield Finding("ok", "batch", f"{stage_prefix}{arithmetic}")
+            yield Finding("ok", "batch", f"{prefix}{arithmetic}")
         if stage.batch_warmup is not None and stage.taken_steps:
-            yield _check_batch_warmup(stage, world_size, stage_prefix)
+            yield _check_batch_warmup(stage, run.world_size, prefix)
 
 
-def _check_batch_warmup(stage: Stage, world_size: int, stage_prefix: str) -> Finding:
-    """What of the batches that grow is computed for nothing: of themselves, and of all that the stage computes."""
-    sizes = global_batch_sizes(stage)
-    tokens = [size for _, size in sizes]
-    computed = [batch_arithmetic(stage, world_size, size).computed_rows * stage.sequence_length for size in tokens]
+def _check_batch_warmup(stage: Stage, world_size: int, prefix: str) -> Finding:
+    """The padding rows of the ramp-up: their share of its batches, and of all that the stage computes."""
+    sizes = batch_sizes(stage, world_size)
     starts = [min(start, stage.taken_steps) for start, _ in sizes]
-    lost = sum(
-        (stop - start) * (most - size)
-        for start, stop, most, size in zip(starts, starts[1:], computed, tokens, strict=False)
-    )
-    share, of_stage = 1.0 - sum(tokens) / sum(computed), lost / tokens_of_stage(stage, 0, stage.taken_steps)
-    text = f"{stage_prefix}batch-size ramp-up in {len(sizes)} sizes from {tokens[0]:,} to {tokens[-1]:,} tokens"
+    rows, computed = [size.global_rows for _, size in sizes], [size.computed_rows for _, size in sizes]
+    steps = [stop - start for start, stop in itertools.pairwise(starts)]
+    lost = sum(num * (most - used) for num, most, used in zip(steps, computed, rows, strict=False))
+    share, of_stage = 1.0 - sum(rows) / sum(computed), lost * stage.sequence_length / stage.tokens
+    first, last = rows[0] * stage.sequence_length, rows[-1] * stage.sequence_length
+    text = f"{prefix}batch-size ramp-up in {len(sizes)} sizes from {first:,} to {last:,} tokens"
     if share > NOTABLE_PADDING:
         text += f", with {share:.1%} padding rows, {of_stage:.1%} of the stage"
     if share <= NOTABLE_PADDING or of_stage <= NOTABLE_LOSS:
         return Finding("ok", "batch", text)
     needed = world_size * batch_arithmetic(stage, world_size).micro_batch_tokens
     remedy = f"choose batch_warmup.initial_tokens as a multiple of the {needed:,} that the ranks take at once"
+    if (micro_batch := micro_batch_without_padding(stage, world_size)) is not None:
+        remedy += f", or set {setting_of_micro_batch(stage, micro_batch)}"
     return Finding("warn", "batch", f"{text}; {remedy}")
 
 
-def check_memory(config: RunConfig, world_size: int, device: torch.device) -> Iterator[Finding]:
+def check_memory(run: PlannedRun) -> Iterator[Finding]:
     """The estimate for a rank at the stage that needs most, against what its device has."""
-    stage = heaviest_stage(config, config.zero.stage, world_size)
-    parts = memory_in_stage(config, stage, config.zero.stage, world_size)
-    if config.zero.offload_optimizer and device.type == "cuda":
-        parts = {name: size for name, size in parts.items() if name not in ("optimizer", "master_weights")}
-    needed, there = sum(parts.values()), device_memory_bytes(device, world_size)
-    largest = max(parts, key=lambda name: parts[name])
-    text = (
-        f"about {needed / GIB:.1f} GiB of {there / GIB:.1f} per rank at ZeRO {config.zero.stage}, most of it {largest} "
-        f"({TENSORS_ONLY})"
-    )
-    remedy = "; lower training.micro_batch_tokens, set training.activation_checkpointing=true, or raise zero.stage"
+    parts = run.on_device(run.memory_in_stage(run.heaviest_stage()))
+    needed, largest = sum(parts.values()), max(parts, key=lambda name: parts[name])
+    there = device_memory_bytes(run.device, run.world_size) if run.gpu is None else run.gpu.memory_bytes
     level: Level = "ok" if needed <= NOTABLE_MEMORY * there else "warn" if needed <= there else "fail"
-    yield Finding(level, "memory", text + ("" if level == "ok" else remedy))
+    rest = f"per rank at ZeRO {run.config.zero.stage}, most of it {largest} ({TENSORS_ONLY})"
+    if run.gpu is None:
+        text = f"about {needed / GIB:.1f} GiB of {there / GIB:.1f} {rest}"
+    else:
+        answer = {"ok": "fits", "warn": "may not fit", "fail": "does not fit"}[level]
+        text = f"{answer}: {needed / GIB:.0f} of {run.gpu.label} GB {rest}"
+    yield Finding(level, "memory", text + ("" if level == "ok" else f"; {_remedy(run, NOTABLE_MEMORY * there)}"))
 
 
-def check_speed_of_precision(config: RunConfig, device: torch.device) -> Iterator[Finding]:
+def _remedy(run: PlannedRun, limit: float) -> str:
+    settings = run.settings_that_fit(limit)
+    if settings is not None:
+        return f"set {settings}, with which it fits"
+    return "no smaller micro-batch fits: choose a smaller model, more ranks at zero.stage=3, or a larger device"
+
+
+def check_disk(run: PlannedRun) -> Iterator[Finding]:
+    """That `output_dir` can be written, and holds the checkpoints that are kept at once, one more being written."""
+    folder = Path(run.config.output_dir).absolute()
+    there = nearest_folder(folder)
+    if not os.path.isdir(there):
+        yield Finding("fail", "disk", f"{there} is not a directory; set output_dir to another one than {folder}")
+        return
+    try:
+        with probe_file(there):
+            pass
+    except OSError as error:
+        yield Finding(
+            "fail", "disk", f"{there} cannot be written ({error.strerror}); set output_dir to another directory"
+        )
+        return
+    yield _check_room(run, folder, shutil.disk_usage(there).free)
+
+
+def check_clock(config: RunConfig) -> Iterator[Finding]:
+    """This machine's clock against that of the disk of `output_dir`: stores refuse requests that are minutes off."""
+    there = nearest_folder(Path(config.output_dir).absolute())
+    try:
+        with probe_file(there) as probe:
+            skew = abs(time.time() - probe.stat().st_mtime)
+    except OSError as error:
+        yield Finding("warn", "clock", f"cannot compare: {there} cannot be written ({error.strerror})")
+        return
+    level: Level = "ok" if skew <= LARGEST_SKEW_SECONDS else "warn"
+    remedy = "" if level == "ok" else "; synchronize the clocks with a time server"
+    yield Finding(level, "clock", f"differs by {skew:.1f} s from that of {there}{remedy}")
+
+
+def _check_room(run: PlannedRun, folder: Path, free: int) -> Finding:
+    """Compare the size of future checkpoints with the free bytes of their disk."""
+    config, settings = run.config, run.config.checkpoint
+    size = CHECKPOINT_BYTES_PER_PARAMETER * run.parameters["total"]
+    kept = settings.keep_last + settings.keep_best + 1
+    saved_every = settings.every_steps if settings.every_minutes is None else 1  # by the clock it may be any step
+    if settings.keep_every_steps is not None:
+        kept += config.max_steps // math.lcm(settings.keep_every_steps, saved_every)
+    kept = min(kept, math.ceil(config.max_steps / saved_every) + 1)  # one more where the run is stopped
+    saved = len(list_steps(folder)[0])
+    needed = max(1, kept - saved)
+    more = "more checkpoints" if saved else "checkpoints"
+    text = f"{needed} {more} of {size / GIB:.2f} GiB at once, {free / GIB:.1f} GiB free for {folder}"
+    remedy = "; free space, or lower checkpoint.keep_last"
+    level: Level = "ok" if needed * size <= 0.9 * free else "warn" if needed * size <= free else "fail"
+    return Finding(level, "disk", text + ("" if level == "ok" else remedy))
+
+
+def nearest_folder(folder: Path) -> Path:
+    """Return the folder, or its nearest existing parent."""
+    return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+
+
+@contextlib.contextmanager
+def probe_file(folder: Path) -> Iterator[Path]:
+    """An empty file that was just written into the folder and is removed again.
+
+    Raises:
+        OSError: it cannot be written; the mode of a folder does not tell, for root and on disks of other machines.
+    """
+    probe = folder / f".clozeworks-doctor-{secrets.token_hex(4)}"
+    probe.touch()
+    try:
+        yield probe
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def check_speed_of_precision(config: RunConfig, device_type: str) -> Iterator[Finding]:
     """Whether this processor is faster in another precision than the run's."""
     precision = config.training.precision
-    if device.type != "cpu":
-        yield Finding("ok", "precision", f"{precision} on {device.type}")
+    if device_type != "cpu":
+        yield Finding("ok", "precision", f"{precision} on {device_type}")
         return
     processor = this_processor()
-    fast, sets = fast_precision(device.type, processor), ", ".join(processor.instruction_sets) or "unknown"
+    fast, sets = fast_precision(device_type, processor), ", ".join(processor.instruction_sets) or "unknown"
     text = f"{precision} on {processor.name} (instruction sets: {sets})"
     if precision == fast or precision == "fp16":
         yield Finding("ok", "precision", text)
@@ -174,7 +260,7 @@ def check_descriptors(world_size: int) -> Iterator[Finding]:
 
 
 def refuse_compilation(config: RunConfig, device: torch.device) -> None:
-    """Refuse training.compile=true on a GPU host where Triton cannot start.
+    """Refuse training.compile=true on a GPU host where Triton cannot start; `device` is that of this host.
 
     Raises:
         UsageError: names what is missing.
@@ -188,10 +274,13 @@ def refuse_compilation(config: RunConfig, device: torch.device) -> None:
         )
 
 
-def check_compiler(config: RunConfig, device: torch.device) -> Iterator[Finding]:
+def check_compiler(run: PlannedRun) -> Iterator[Finding]:
     """What torch.compile needs, the only part of a run that compiles: Triton on a GPU, a C++ compiler on the CPU."""
-    wanted = config.training.compile
-    if device.type == "cuda" and wanted:
+    wanted, device_type = run.config.training.compile, run.device.type
+    if device_type != run.device_type:
+        yield Finding("ok", "compiler", "not checked: this host has no GPU")
+        return
+    if device_type == "cuda" and wanted:
         missing = missing_for_compilation("cuda") if wanted == "auto" else None  # `refuse_compilation` sees true
         text = f"training.compile=auto will compile nothing, because this host lacks {missing}; install it"
         yield Finding("warn", "compiler", text) if missing else Finding("ok", "compiler", "what Triton needs is here")
@@ -205,32 +294,42 @@ def check_compiler(config: RunConfig, device: torch.device) -> Iterator[Finding]
         yield Finding("ok", "compiler", compiler or "none, and none is needed")
 
 
-def check_device(config: RunConfig, world_size: int, device: torch.device) -> None:
+def check_device(run: PlannedRun) -> None:
     """Check that the device supports the precision, and that DeepSpeed accepts its sections.
 
     Raises:
         UsageError: one of them is not so.
     """
-    check_precision(config, device.type)
-    check_values(config, world_size, device.type)
+    check_precision(run.config, run.device_type)
+    check_values(run.config, run.world_size, run.device.type)  # DeepSpeed looks for the device of this host
 
 
-def describe_device(config: RunConfig, device: torch.device) -> Finding:
+def describe_device(run: PlannedRun) -> Iterator[Finding]:
     """Precision, ZeRO stage and device of a run whose settings DeepSpeed accepts."""
-    given = ", with settings of its own" if config.deepspeed else ""
-    return Finding(
-        "ok", "deepspeed", f"{config.training.precision} at ZeRO {config.zero.stage} on {device.type}{given}"
-    )
+    given = ", with settings of its own" if run.config.deepspeed else ""
+    precision, zero_stage = run.config.training.precision, run.config.zero.stage
+    yield Finding("ok", "deepspeed", f"{precision} at ZeRO {zero_stage} on {run.device_type}{given}")
 
 
-def check_initial_weights(
-    config: RunConfig, look_at_model: Callable[[str, str | None], Path | None]
-) -> Iterator[Finding]:
-    """Check that the initial weights exist and fit the model; a run with checkpoints resumes from those.
+def check_initial_weights(run: PlannedRun) -> Iterator[Finding]:
+    """That the initial weights exist and fit the model, and the tokenizer of the shards if they can be read."""
+    config = run.config
+    if config.init_from is None:
+        return
+    if list_steps(config.output_dir)[0]:
+        text = f"{config.output_dir} has checkpoints, and the run resumes from the newest"
+        yield Finding("ok", "init_from", f"skipped: {text}")
+        return
+    try:
+        fingerprint = read_manifest(config.data_sets[0]).tokenizer.fingerprint
+    except UserError:  # the check of the data reports it
+        fingerprint = None
+    find_folder = partial(run.outside.look_at_model, config.init_from, config.tracking.uri)
+    for line in look_at_initial_weights(config.model, config.init_from, find_folder, fingerprint):
+        yield Finding("ok", "init_from", line)
 
-    `look_at_model` is that of `Outside` (`trainer/preflight/checks.py`).
-    """
-    if config.init_from is not None and not list_steps(config.output_dir)[0]:
-        find_folder = partial(look_at_model, config.init_from, config.tracking.uri)
-        for line in look_at_initial_weights(config.model, config.init_from, find_folder):
-            yield Finding("ok", "init_from", line)
+
+def estimate_time(run: PlannedRun) -> Iterator[Finding]:
+    """Time and cost of the whole run, if its speed was measured."""
+    nothing = "unknown, as no speed was measured; give --tokens-per-second N, or --benchmark FILE"
+    yield Finding("ok", "estimate", run.describe_time() or nothing)

@@ -37,6 +37,8 @@ REQUEST_SECONDS = 10
 MAX_EXPERIMENTS = 5
 COLLECTIVE_BYTES = 64 << 20
 COLLECTIVE_SECONDS = 120
+MAX_SPAWNED_RANKS = 8
+MAX_MESSAGE_LENGTH = 200
 
 
 def check_mlflow(config: RunConfig) -> Iterator[Finding]:
@@ -115,39 +117,39 @@ def check_store(config: RunConfig) -> Iterator[Finding]:
 
 
 def check_collective(world_size: int, device_type: str) -> Iterator[Finding]:
-    """All-reduce between processes of this machine, and its bandwidth."""
+    """All-reduce between processes of this machine, at most one for each of its GPUs, and its bandwidth."""
     backend = "nccl" if device_type == "cuda" else "gloo"
+    world_size = min(world_size, torch.cuda.device_count() if device_type == "cuda" else MAX_SPAWNED_RANKS)
     if world_size < 2:
         yield Finding("ok", "collective", "one rank: no collective needed")
         return
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}"]
     command += ["-m", "trainer.preflight.service_checks", backend]
+    ranks = f"{counted(world_size, 'rank')} over {backend}"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COLLECTIVE_SECONDS)
     except subprocess.TimeoutExpired:
-        yield Finding(
-            "fail",
-            "collective",
-            f"{counted(world_size, 'rank')} over {backend} did not end in {COLLECTIVE_SECONDS} s; see NCCL_DEBUG=INFO",
-        )
+        yield Finding("fail", "collective", f"{ranks} did not end in {COLLECTIVE_SECONDS} s; see NCCL_DEBUG=INFO")
         return
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode != 0 or not lines:
-        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        yield Finding(
-            "fail", "collective", f"{counted(world_size, 'rank')} over {backend} failed: {message}; set NCCL_DEBUG=INFO"
-        )
-        return
-    yield Finding("ok", "collective", describe_bandwidth(json.loads(lines[-1])))
+    yield judge_collective([done], ranks)
+
+
+def judge_collective(done: Sequence[subprocess.CompletedProcess[str]], who: str, prefix: str = "") -> Finding:
+    """What the launchers of a collective printed: the measurement of rank 0, or the error of one that failed."""
+    results = [line for one in done for line in one.stdout.splitlines() if line.startswith("{")]
+    if results and all(one.returncode == 0 for one in done):
+        return Finding("ok", "collective", prefix + describe_bandwidth(json.loads(results[-1])))
+    errors = (one.stderr.strip().splitlines() for one in done if one.returncode != 0)
+    message = next((lines[-1] for lines in errors if lines), "no message")
+    text = f"{who} failed: {message[:MAX_MESSAGE_LENGTH]}; set NCCL_DEBUG=INFO, check firewalls and interfaces"
+    return Finding("fail", "collective", text)
 
 
 def describe_bandwidth(result: dict[str, float | int | str]) -> str:
-    """`measure_all_reduce`'s figures in words."""
-    return (
-        f"{counted(int(result['world_size']), 'rank')} over {result['backend']}: "
-        f"all-reduce of {COLLECTIVE_BYTES >> 20} MiB in "
-        f"{result['seconds']:.3f} s, {result['gigabytes_per_second']:.2f} GB/s per rank"
-    )
+    """Return the figures of `measure_all_reduce` in words."""
+    ranks = f"{counted(int(result['world_size']), 'rank')} over {result['backend']}"
+    speed = f"{result['seconds']:.3f} s, {result['gigabytes_per_second']:.2f} GB/s per rank"
+    return f"{ranks}: all-reduce of {COLLECTIVE_BYTES >> 20} MiB in {speed}"
 
 
 def measure_all_reduce(backend: str) -> dict[str, float | int | str]:

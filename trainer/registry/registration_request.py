@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from trainer.tracking.sync import server_options
+from trainer.tracking.mlflow_server import server_options
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote as url_quote
 from urllib.parse import unquote, urlsplit
@@ -317,6 +317,17 @@ def registry_view_hint(tracking_uri: str, name: str, version: str | int | None =
     """The same for a registered model, or for one of its versions."""
     path = f"#/models/{url_quote(name, safe='')}"
     return _hint_for(tracking_uri, (path if version is None else f"{path}/versions/{version}") + TRAINING_VIEW)
+
+
+def sync_command(output_dir: Path, tracking_uri: str | None) -> str:
+    """Return the command line with which a person sends what waits in a run's folder."""
+    return join(["clozeworks", "sync-tracking", str(output_dir), *server_options(tracking_uri)])
+
+
+def server_options(tracking_uri: str | None) -> list[str]:
+    """Return the options that name a server in a printed command; none for one with a login, which is not printed."""
+    is_plain = tracking_uri is not None and storage.redact(tracking_uri) == tracking_uri
+    return ["--tracking-uri", str(tracking_uri)] if is_plain else []
 
 
 def _hint_for(tracking_uri: str, path: str) -> str:

@@ -6,7 +6,6 @@ The run may be active; what it writes meanwhile is sent by the next call.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,17 +52,6 @@ def _started_at(folder: Path) -> tuple[int, int]:
     record = read_record(folder)
     assert record is not None, "the folder was found by its record"
     return record.started_at, len(folder.parts)
-
-
-def sync_command(output_dir: Path, tracking_uri: str | None) -> str:
-    """Return the command line with which a person sends what waits in a run's folder."""
-    return shlex.join(["clozeworks", "sync-tracking", str(output_dir), *server_options(tracking_uri)])
-
-
-def server_options(tracking_uri: str | None) -> list[str]:
-    """Return the options that name a server in a printed command; none for one with a login, which is not printed."""
-    is_plain = tracking_uri is not None and storage.redact(tracking_uri) == tracking_uri
-    return ["--tracking-uri", str(tracking_uri)] if is_plain else []
 
 
 def sync(output_dir: Path, tracking_uri: str | None, warn: Callable[[str], None]) -> Iterator[Synced]:

@@ -26,9 +26,9 @@ from trainer.tracking.mlflow_server import (
     request_limits,
     resolve_tracking_uri,
     short,
+    sync_command,
     view_hint,
 )
-from trainer.tracking.sync import sync_command
 
 LOG = logger(__name__)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
 
+from tests.support.doctor import planned
 from tests.trainer.checkpoint.test_compatibility import IDENTITY, NUMERICS, saved_with
 from trainer import load_config
 from trainer.checkpoint.compatibility import check_compatible
@@ -17,9 +17,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schedule import global_batch_tokens
 from trainer.model.numerics import with_own_precision
 from trainer.objectives.pretraining import num_parameters
-from trainer.preflight import machine_checks
 from trainer.preflight.machine_checks import check_batches, check_memory
-from trainer.preflight.memory_estimate import memory_in_stage
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
@@ -129,7 +127,7 @@ def test_micro_batches_of_published_recipes_fill_8_gpus_of_80_gb_and_leave_few_r
     beyond 98,304 tokens, with which matrices are large enough."""
     config = load_config(name)
     for stage in config.stages:
-        alone, on_eight = (sum(memory_in_stage(config, stage, 1, ranks).values()) for ranks in (1, 8))
+        alone, on_eight = (sum(planned(config, ranks).memory_in_stage(stage, 1).values()) for ranks in (1, 8))
         assert on_eight <= 0.9 * H100_BYTES and alone <= H100_BYTES
         assert alone >= 0.45 * H100_BYTES or stage.micro_batch_tokens >= 98_304
         assert batch_arithmetic(stage, 8).padding_share <= 0.045
@@ -147,11 +145,10 @@ GPU_PRESETS = [
 
 
 @pytest.mark.parametrize("name", GPU_PRESETS)
-def test_the_doctor_warns_of_no_preset_on_8_gpus_of_80_gb(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks, "device_memory_bytes", lambda device, world_size: H100_BYTES)
+def test_the_doctor_warns_of_no_preset_on_8_gpus_of_80_gb(name: str) -> None:
     config = with_own_precision(load_config(name), "cuda")
-    ranks = 64 if name.endswith("_64gpu") else 8
-    found = [*check_batches(config, ranks), *check_memory(config, ranks, torch.device("cuda"))]
+    run = planned(config, 64 if name.endswith("_64gpu") else 8, gpu="h100-80")
+    found = [*check_batches(run), *check_memory(run)]
     assert [finding for finding in found if finding.level != "ok"] == []
 
 

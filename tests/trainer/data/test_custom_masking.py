@@ -35,7 +35,8 @@ from trainer.data.loader import GlobalBatch
 from trainer.data.masking import Masking
 from trainer.data.randomness import fold, root_key, uniform
 from trainer.data.shard_set import open_shard_set
-from trainer.preflight.checks import CHECKS, PlannedRun
+from trainer.preflight.checks import CHECKS
+from trainer.preflight.plan import PlannedRun
 from trainer.validation.facts import facts_of_run
 
 NAME = "tests.support.toy_masking:four_letters"

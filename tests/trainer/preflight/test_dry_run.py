@@ -7,13 +7,14 @@ import pytest
 
 from data_prep import open_dataset
 from data_prep.base.errors import UsageError, UserError
+from tests.support.doctor import planned
 from tests.support.error_codes import coded
 from trainer import load_config
-from trainer.api import EXTENSIONS
 from trainer.checkpoint.format import CheckpointFolder, DataIdentity, Marker, SavedState, TrainState, step_folder
 from trainer.config.run_config import RunConfig
 from trainer.config.training_settings import BranchSettings
 from trainer.model.hugging_face import hugging_face_config
+from trainer.preflight.data_checks import tokens_by_data_set
 from trainer.preflight.dry_run import (
     activation_lines,
     batch_lines,
@@ -26,7 +27,6 @@ from trainer.preflight.dry_run import (
     resume_line,
     shard_lines,
     stage_lines,
-    tokens_by_data_set,
     windows_bytes,
 )
 
@@ -47,7 +47,7 @@ def write_model(folder: Path, config: RunConfig) -> None:
     ],
 )
 def test_parameters_are_counted_by_part_of_the_model(preset):
-    header, *parts, total = (line.split() for line in parameter_lines(load_config(preset)))
+    header, *parts, total = (line.split() for line in parameter_lines(planned(load_config(preset))))
     assert header == ["module", "parameters"] and total[0] == "total" and parts[0][0] == "embeddings.word"
     counts = [int(count.replace(",", "")) for _, count in parts]
     assert sum(counts) == int(total[1].replace(",", "")) and min(counts) > 0
@@ -55,7 +55,7 @@ def test_parameters_are_counted_by_part_of_the_model(preset):
 
 def test_batches_are_reckoned_over_the_steps_that_the_run_takes():
     config = load_config("bert_large_phased", ["training.max_steps=900010"])
-    first, second = (line for line in batch_lines(config, 8) if "upper bound" not in line)
+    first, second = (line for line in batch_lines(planned(config, 8)) if "upper bound" not in line)
     assert "32 sequences x 128 tokens x 8 ranks x 1 gradient accumulation step" in first
     assert second.endswith("10 steps = 1,310,720 tokens")
 
@@ -69,7 +69,7 @@ def test_operations_of_a_run_are_those_a_token_times_its_tokens():
 
 
 def test_memory_is_reported_for_every_stage_and_this_runs_stage_is_marked():
-    lines = memory_lines(load_config("bert_large"), 8)
+    lines = memory_lines(planned(load_config("bert_large"), 8))
     assert [line.split()[0] for line in lines] == ["ZeRO", "0", "1", "2", "3"]
     assert [line.endswith("<- this run") for line in lines] == [False, False, True, False, False]
     totals = [float(line.removesuffix("<- this run").split()[-1]) for line in lines[1:]]
@@ -84,28 +84,28 @@ def test_memory_is_that_of_the_stage_with_the_largest_micro_batch_after_it_is_di
     ]
     two = load_config("bert_large_phased", [f"training.stages={json.dumps(stages)}"])
     one = load_config("bert_large_phased", [f"training.stages={json.dumps(stages[:1])}"])
-    assert memory_lines(two, 64) == memory_lines(one, 64)
-    assert activation_lines(two, 64) == activation_lines(one, 64)
+    assert memory_lines(planned(two, 64)) == memory_lines(planned(one, 64))
+    assert activation_lines(planned(two, 64)) == activation_lines(planned(one, 64))
 
 
 def test_missing_shards_are_reported_and_no_error():
-    text = explain(load_config("tiny_cpu", ["data.shards=nowhere"]), 2, EXTENSIONS.look_at_model)
+    text = explain(planned(load_config("tiny_cpu", ["data.shards=nowhere"])))
     assert "skipped: data.shards=nowhere does not exist" in text and "warning:" not in text
 
 
 def test_unprepared_shards_are_warned_of_with_the_code_of_a_run(tmp_path):
     config = load_config("tiny_cpu", [f"data.shards={tmp_path / 'a.txt'}"])
-    (line,) = shard_lines(config, 1, expects_shards=True)
+    (line,) = shard_lines(planned(config, 1), expects_shards=True)
     assert line.startswith("warning: ") and line.endswith("[missing-path]")
     (tmp_path / "a.txt").touch()
-    (line,) = shard_lines(config, 1)
+    (line,) = shard_lines(planned(config, 1))
     assert line.startswith("warning: ") and line.endswith("[text-instead-of-shards]")
 
 
 def test_shards_that_hardly_fit_the_run_are_warned_of(small_shards):
     def warnings(*settings):
         config = load_config("tiny_cpu", [f"data.shards={small_shards}", *settings])
-        return [line for line in shard_lines(config, 1) if line.startswith("warning: ")]
+        return [line for line in shard_lines(planned(config, 1)) if line.startswith("warning: ")]
 
     fits = ("model.vocab_size=896", "training.max_steps=1")
     assert warnings(*fits) == [], "800 tokens, rounded up to a multiple of 128"
@@ -116,15 +116,15 @@ def test_shards_that_hardly_fit_the_run_are_warned_of(small_shards):
 
 
 def test_a_micro_batch_that_is_less_than_its_bound_is_named():
-    lines = batch_lines(load_config("bert_large_phased", ["training.max_steps=900010"]), 512)
+    lines = batch_lines(planned(load_config("bert_large_phased", ["training.max_steps=900010"]), 512))
     assert any("micro_batch_tokens=" in line and "upper bound" in line for line in lines)
 
 
 def test_shards_are_counted_against_ranks_and_ids_against_the_vocabulary(small_shards):
     config = load_config("tiny_cpu", [f"data.shards={small_shards}"])
-    assert "4 train shards for 2 ranks" in next(shard_lines(config, 2))
+    assert "4 train shards for 2 ranks" in next(shard_lines(planned(config, 2)))
     with pytest.raises(UserError, match="model.vocab_size=800", check=coded("vocabulary-too-small")):
-        list(shard_lines(load_config("tiny_cpu", [f"data.shards={small_shards}", "model.vocab_size=700"]), 2))
+        list(shard_lines(planned(load_config("tiny_cpu", [f"data.shards={small_shards}", "model.vocab_size=700"]))))
 
 
 def test_a_node_reads_every_shard_and_its_cache_needs_two_windows(small_shards):
@@ -149,36 +149,36 @@ def test_initial_weights_are_looked_at_with_the_tokenizer_of_the_shards(small_sh
     settings = ["model.output_bias=zeros", begins, f"data.shards={small_shards}", f"output_dir={tmp_path / 'run'}"]
     config = load_config("tiny_cpu", settings)
     with pytest.raises(UserError, match="theirs", check=coded("unknown-model")):
-        explain(config, 2, EXTENSIONS.look_at_model)
+        explain(planned(config))
     write_model(tmp_path / "theirs", config)
-    told = explain(config, 2, EXTENSIONS.look_at_model).partition("Initial weights")[2]
+    told = explain(planned(config)).partition("Initial weights")[2]
     assert f"{tmp_path / 'theirs'} is a bert of this architecture" in told and "carries no tokenizer.json" in told
     shutil.copytree(small_shards / "tokenizer", tmp_path / "theirs", dirs_exist_ok=True)
-    assert "carries no tokenizer.json" not in explain(config, 2, EXTENSIONS.look_at_model)
+    assert "carries no tokenizer.json" not in explain(planned(config))
     narrower = load_config("tiny_cpu", [*settings, "model.intermediate_size=100"])
     with pytest.raises(UserError, match="model.intermediate_size is 100 and there"):
-        explain(narrower, 2, EXTENSIONS.look_at_model)
+        explain(planned(narrower))
 
 
 def test_a_run_that_has_checkpoints_does_not_look_at_initial_weights(tmp_path):
     (tmp_path / "checkpoints" / "step-00000007").mkdir(parents=True)
     (tmp_path / "checkpoints" / "step-00000007" / "checkpoint.json").write_text("{}")
     settings = ["model.output_bias=zeros", "init_from=nowhere", f"output_dir={tmp_path}"]
-    explained = explain(load_config("tiny_cpu", settings), 2, EXTENSIONS.look_at_model)
+    explained = explain(planned(load_config("tiny_cpu", settings)))
     assert "has checkpoints, and the run resumes from the newest" in explained
 
 
 def test_a_batch_warmup_is_reported_size_by_size_and_its_tokens_are_what_is_read():
     warmup = "training.batch_warmup={initial_tokens: 1024, steps: 4}"
     sizes = ["training.global_batch_tokens=3072", "training.micro_batch_tokens=512", "training.max_steps=6"]
-    lines = batch_lines(load_config("tiny_cpu", [*sizes, warmup]), 2)
+    lines = batch_lines(planned(load_config("tiny_cpu", [*sizes, warmup]), 2))
     assert lines[0].endswith(f"6 steps = {2 * 1024 + 2 * 2048 + 2 * 3072:,} tokens")
     assert [line.strip() for line in lines[2:]] == [
         "from step 1: 1,024 tokens, 1 accumulation",
         "from step 3: 2,048 tokens, 2 accumulation",
         "from step 5: 3,072 tokens, 3 accumulation",
     ]
-    assert "33.3% padding" in batch_lines(load_config("tiny_cpu", [*sizes, warmup]), 3)[2]
+    assert "33.3% padding" in batch_lines(planned(load_config("tiny_cpu", [*sizes, warmup]), 3))[2]
 
 
 def test_the_step_to_go_back_to_is_looked_for_in_the_folder_and_in_the_store(tmp_path):
@@ -233,20 +233,20 @@ def test_the_table_of_stages_has_tokens_masks_rates_and_hours() -> None:
     ]
     overrides = [f"training.stages={json.dumps(stages)}", "training.max_steps=140"]
     config = load_config("tiny_cpu", [*overrides, "schedule={name: warmup_stable_decay, warmup_steps: 9}"])
-    header, stable, decay, total = stage_lines(config, tokens_per_second=2048 / 36)
+    header, stable, decay, total = stage_lines(planned(config, tokens_per_second=2048 / 36))
     columns = [re.split(r"  +", line) for line in (header, stable, decay)]
     assert columns[1][:6] == ["0", "stable", "100", "204,800", "64", "0.15"]
     assert columns[2][:6] == ["1", "decay", "40 of 50", "81,920", "64", "0.3 to 0.141, words"]
     assert "0.002 at most, 0.002 at the end, 9 warmup steps" in stable
     assert "0.001 at most, 0.00056 at the end, one_minus_sqrt" in decay
-    assert (columns[1][-1], columns[2][-1]) == ("1.0", "0.4") and total.endswith("1.4 hours")
+    assert (columns[1][-1], columns[2][-1]) == ("1.0", "0.4") and total == "whole run: 1:24:00, 2.8 device-hours, given"
     own = load_config("tiny_cpu", ["data.masking=a:b", "data.mask_unit=word"])
-    assert re.split(r"  +", stage_lines(own)[1])[5] == "0.15, a:b"
-    assert stage_lines(config)[1].endswith("-") and "--tokens-per-second" in stage_lines(config)[-1]
+    assert re.split(r"  +", stage_lines(planned(own))[1])[5] == "0.15, a:b"
+    assert stage_lines(planned(config))[1].endswith("-") and "--tokens-per-second" in stage_lines(planned(config))[-1]
 
 
 def test_a_stage_with_its_part_of_the_runs_schedule_shows_the_highest_rate_of_that_part() -> None:
-    _, first, second, _ = stage_lines(load_config("bert_large_phased"), tokens_per_second=1e6)
+    _, first, second, _ = stage_lines(planned(load_config("bert_large_phased"), tokens_per_second=1e6))
     assert "0.0001 at most, 1e-05 at the end, 10,000 warmup steps" in first
     assert "1.01e-05 at most, 1e-10 at the end, linear" in second
 

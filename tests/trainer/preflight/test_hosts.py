@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.base.errors import UsageError
+from tests.support.error_codes import coded
 from tests.support.toy_run import preset_config
-from trainer.preflight import host_checks
+from trainer.preflight import hosts
 from trainer.preflight.finding import Finding
+from trainer.preflight.hosts import read_hostfile
 
 
 @pytest.fixture
@@ -37,14 +40,14 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
-        if name.startswith((*host_checks.LAUNCHER_PREFIXES, *host_checks.NEEDED_PREFIXES)):
+        if name.startswith((*hosts.LAUNCHER_PREFIXES, *hosts.NEEDED_PREFIXES)):
             monkeypatch.delenv(name)
     return folder
 
 
 def test_an_output_dir_that_cannot_be_written_fails_without_a_traceback(ssh, tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "touch", lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
-    (finding,) = host_checks.check_hosts(["same"], preset_config(output_dir=tmp_path / "run"))
+    (finding,) = hosts.check_hosts(["same"], preset_config(output_dir=tmp_path / "run"))
     assert finding.level == "fail" and f"{tmp_path} cannot be written (Permission denied)" in finding.text
 
 
@@ -52,19 +55,19 @@ def test_an_output_dir_that_cannot_be_written_fails_without_a_traceback(ssh, tmp
 @pytest.mark.spawn
 def test_hosts_with_other_versions_other_folders_or_no_answer_fail(ssh, tmp_path, small_shards):
     config = preset_config(shards=small_shards, output_dir=tmp_path / "run")
-    same, old, far, gone = host_checks.check_hosts(["same", "old", "far", "gone"], config)
+    same, old, far, gone = hosts.check_hosts(["same", "old", "far", "gone"], config)
     assert same.level == "ok" and "same versions, the same folders" in same.text, same
     assert old.level == "fail" and "deepspeed 0.1.2 (here " in old.text
     assert far.level == "fail" and "far cannot access" in far.text and "checkpoint.upload_to" in far.text
     assert gone.level == "fail" and "No route to host" in gone.text
     assert not list(tmp_path.glob(".clozeworks-doctor-*")), "the probe is gone"
     stored = preset_config("checkpoint.upload_to=s3://bucket/run", shards=small_shards, output_dir=tmp_path / "run")
-    (far,) = host_checks.check_hosts(["far"], stored)
+    (far,) = hosts.check_hosts(["far"], stored)
     assert far.level == "fail" and str(small_shards) in far.text, "the shards are not there either"
 
 
 def forwarding() -> dict[str, Finding]:
-    return {finding.name: finding for finding in host_checks.check_forwarding(["one", "two"], "cpu")}
+    return {finding.name: finding for finding in hosts.check_forwarding(["one", "two"], "cpu")}
 
 
 def test_forwarded_variables_are_reported_and_lost_ones_warned_of(ssh, tmp_path, monkeypatch):
@@ -110,6 +113,43 @@ def test_secrets_that_the_launcher_would_show_fail(ssh, tmp_path, monkeypatch):
 def test_a_path_with_shell_characters_is_data_for_the_other_host(ssh, tmp_path):
     strange = tmp_path / "a; touch broken #$(touch broken)"
     strange.mkdir()
-    answer = host_checks.ask_host("same", [str(strange), str(tmp_path / "none")])
+    answer = hosts.ask_host("same", [str(strange), str(tmp_path / "none")])
     assert not isinstance(answer, str) and answer.has_paths == [True, False]
     assert not (tmp_path / "broken").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "lists no host"), ("one slots=two", "line 1"), ("one slots=2\none slots=2", "line 2"), ("one", "line 1")],
+)
+def test_a_hostfile_that_the_launcher_would_misread_is_refused(text, said, tmp_path):
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        read_hostfile(str(tmp_path / "hosts"))
+
+
+def test_a_missing_hostfile_is_refused(tmp_path):
+    with pytest.raises(UsageError, check=coded("missing-hostfile")):
+        read_hostfile(str(tmp_path / "none"))
+
+
+def test_hosts_keep_their_order_and_comments_go(tmp_path):
+    (tmp_path / "hosts").write_text(
+        "# nodes\none slots=2\n\nme@two.example.org slots=8 # the big one\n10.0.0.7 slots=1\n"
+    )
+    hosts = read_hostfile(str(tmp_path / "hosts"))
+    assert list(hosts.items()) == [("one", 2), ("me@two.example.org", 8), ("10.0.0.7", 1)]
+
+
+@pytest.mark.fault(
+    row="48",
+    fault="shell metacharacters and ssh options as host names of a hostfile",
+    required="refused with the line; nothing is run",
+)
+@pytest.mark.parametrize(
+    "name", ["-oProxyCommand=touch${IFS}x", "$(touch${IFS}x)", "a;b", "`x`", "n[1-4]", "a@b@c", "%h", "-x"]
+)
+def test_a_name_that_a_shell_ssh_or_pdsh_would_read_otherwise_is_refused(name, tmp_path):
+    (tmp_path / "hosts").write_text(f"one slots=1\n{name} slots=1\n")
+    with pytest.raises(UsageError, match="line 2", check=coded("invalid-hostfile")):
+        read_hostfile(str(tmp_path / "hosts"))

@@ -1,10 +1,11 @@
-"""Checks of the other hosts of a run: reached by ssh, alike, handed what they need, and fast enough together."""
+"""The hosts of a run: DeepSpeed's hostfile, and whether they are reached by ssh, alike, and fast enough together."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -17,14 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.base.environment import environment_now
+from data_prep.base.errors import UsageError
 from data_prep.base.known_secrets import secrets_of
 from data_prep.base.urls import is_remote
 from trainer.checkpoint.compatibility import PACKAGES
 from trainer.config.run_config import RunConfig
-from trainer.preflight.disk_checks import LARGEST_SKEW_SECONDS
 from trainer.preflight.finding import Finding
 from trainer.preflight.launch_checks import SECRET_REMEDY
-from trainer.preflight.service_checks import describe_bandwidth
+from trainer.preflight.machine_checks import LARGEST_SKEW_SECONDS, nearest_folder, probe_file
+from trainer.preflight.service_checks import COLLECTIVE_SECONDS, judge_collective
 
 PROBE = (
     "import importlib.metadata as m, json, os, sys, time; "
@@ -39,7 +41,6 @@ TORCHRUN = (
 )
 
 SSH_SECONDS = 20
-COLLECTIVE_SECONDS = 120
 LAUNCHER_PREFIXES = ("MLFLOW", "PYTHON", "MV2", "UCX")
 """What deepspeed 0.19.8 forwards by itself; NCCL_ too where there is CUDA."""
 NEEDED_PREFIXES = (
@@ -48,6 +49,56 @@ NEEDED_PREFIXES = (
 )
 """What the ranks of other hosts need as well, where it is set."""
 _COLLECTIVE_PREFIXES = ("GLOO_", "NCCL_", "OMP_", "DS_ACCELERATOR")
+
+
+_HOST_LINE = re.compile(r"(\S+)\s+slots=([1-9][0-9]{0,5})")
+# The name becomes a word of ssh and pdsh: none that begins with a hyphen, and none that a shell or pdsh would expand.
+_HOST = re.compile(r"(?:[\w.-]+@)?\w[\w.:-]*", re.ASCII)
+_SHOWN_CHARACTERS = 100
+
+
+def read_hostfile(path: str) -> dict[str, int]:
+    """Return the slots by host, in the order of the file; refuse lines that the launcher would misread.
+
+    Raises:
+        UsageError: it is missing (the deepspeed launcher would only warn, and train on one node), or a line is wrong.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # lines end as in the launcher
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UsageError(
+            f"hostfile {path} cannot be read ({why}), and the launcher would train on one node",
+            fix="give the path of a file with lines 'HOST slots=N'",
+            code="missing-hostfile",
+        ) from None
+    hosts: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        match = _HOST_LINE.fullmatch(text)
+        if match is None or match[1] in hosts:
+            quoted = repr(text[:_SHOWN_CHARACTERS])
+            raise UsageError(
+                f"hostfile {path}, line {number}: {quoted} is not 'HOST slots=N', each host once",
+                fix="correct the line",
+                code="invalid-hostfile",
+            )
+        if _HOST.fullmatch(match[1]) is None or match[1].startswith("-"):
+            raise UsageError(
+                f"hostfile {path}, line {number}: {match[1][:_SHOWN_CHARACTERS]!r} is not a host name",
+                fix=("use letters, digits, dots, colons, hyphens and underscores, with USER@ before it where needed"),
+                code="invalid-hostfile",
+            )
+        hosts[match[1]] = int(match[2])
+    if not hosts:
+        raise UsageError(
+            f"hostfile {path} lists no host",
+            fix="write lines 'HOST slots=N'",
+            code="invalid-hostfile",
+        )
+    return hosts
 
 
 @dataclass(frozen=True)
@@ -64,20 +115,15 @@ def check_hosts(hosts: Sequence[str], config: RunConfig) -> Iterator[Finding]:
     """That each host lets us in by ssh, has the same versions and time, and sees the same folders."""
     here = [sys.version.split()[0], *(importlib.metadata.version(package) for package in PACKAGES)]
     local_shards = [url for url in config.data_sets if not is_remote(url)]
-    folder = Path(config.output_dir).absolute()
-    there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
-    probe = there / f".clozeworks-doctor-{secrets.token_hex(4)}"
+    there = nearest_folder(Path(config.output_dir).absolute())
     try:
-        probe.touch()
-        paths = [str(probe), *(str(Path(url.removeprefix("file://")).absolute()) for url in local_shards)]
-        with ThreadPoolExecutor(max_workers=32) as pool:
+        with probe_file(there) as probe, ThreadPoolExecutor(max_workers=32) as pool:
+            paths = [str(probe), *(str(Path(url.removeprefix("file://")).absolute()) for url in local_shards)]
             answers = list(pool.map(lambda host: ask_host(host, paths), hosts))
     except OSError as error:
         text = f"{there} cannot be written ({error.strerror}), so hosts cannot be checked for seeing it; set output_dir"
         yield Finding("fail", "host", f"{text} to a directory that they share")
         return
-    finally:
-        probe.unlink(missing_ok=True)
     for host, answer in zip(hosts, answers, strict=True):
         yield judge_host(host, answer, here, there, local_shards, config.checkpoint.upload_to is not None)
 
@@ -178,17 +224,9 @@ def check_collective_of_hosts(hosts: dict[str, int], address: str | None, device
     common = ["env", *(f"{name}={value}" for name, value in sorted(wanted.items()) if name not in secrets_of(wanted))]
     common += [sys.executable, "-c", TORCHRUN, f"--nnodes={len(hosts)}", f"--master_addr={address}"]
     common += [f"--master_port={20000 + secrets.randbelow(20000)}"]
-    words = [
-        [
-            *common,
-            f"--node_rank={number}",
-            f"--nproc_per_node={slots}",
-            "-m",
-            "trainer.preflight.service_checks",
-            backend,
-        ]
-        for number, slots in enumerate(hosts.values())
-    ]
+    ranks = [f"--nproc_per_node={slots}" for slots in hosts.values()]
+    program = ["-m", "trainer.preflight.service_checks", backend]
+    words = [[*common, f"--node_rank={number}", slots, *program] for number, slots in enumerate(ranks)]
     try:
         with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
             done = list(pool.map(lambda host, command: _ssh(host, command, COLLECTIVE_SECONDS), hosts, words))
@@ -196,15 +234,8 @@ def check_collective_of_hosts(hosts: dict[str, int], address: str | None, device
         text = f"{sum(hosts.values())} ranks over {backend} did not end in {COLLECTIVE_SECONDS} s; check firewalls and "
         yield Finding("fail", "collective", text + "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME")
         return
-    lines = [line for one in done for line in one.stdout.splitlines() if line.startswith("{")]
     failed = [host for host, one in zip(hosts, done, strict=True) if one.returncode != 0]
-    if failed or not lines:
-        errors = [one.stderr.strip().splitlines() for one in done if one.returncode != 0]
-        message = next((lines[-1] for lines in errors if lines), "no message")
-        text = f"failed on {', '.join(failed)}: {message[:200]}; set NCCL_DEBUG=INFO, check firewalls and interfaces"
-        yield Finding("fail", "collective", text)
-        return
-    yield Finding("ok", "collective", f"{len(hosts)} hosts, {describe_bandwidth(json.loads(lines[0]))}")
+    yield judge_collective(done, ", ".join(failed) or "the all-reduce", f"{len(hosts)} hosts, ")
 
 
 def _check_keep_alive(host: str) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.status import check
-from trainer.tracking.run_health import assess
+from trainer.tracking.run_summary import assess
 from trainer.tracking.status import Status, read_status
 
 REPOSITORY = Path(__file__).resolve().parents[3]

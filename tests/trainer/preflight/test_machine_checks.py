@@ -6,15 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.doctor import planned
 from trainer import load_config
 from trainer.checkpoint.format import MARKER_NAME, step_folder
-from trainer.preflight import disk_checks
+from trainer.preflight import machine_checks
 from trainer.preflight.finding import Finding
 
 
 def disk_finding(output_dir, *overrides: str) -> Finding:
     config = load_config("bert_large", [f"output_dir={output_dir}", *overrides])
-    (finding,) = disk_checks.check_disk(config)
+    (finding,) = machine_checks.check_disk(planned(config))
     return finding
 
 
@@ -25,7 +26,7 @@ def free_gib(monkeypatch):
 
     def set_free(gib: float) -> None:
         found = usage._replace(free=int(gib * (1 << 30)))
-        monkeypatch.setattr(disk_checks.shutil, "disk_usage", lambda path: found)
+        monkeypatch.setattr(machine_checks.shutil, "disk_usage", lambda path: found)
 
     return set_free
 
@@ -62,14 +63,16 @@ def test_a_folder_that_takes_no_file_fails_whatever_its_mode_says(tmp_path, monk
     def refuse(path, *arguments, **named):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(disk_checks.Path, "touch", refuse)
+    monkeypatch.setattr(machine_checks.Path, "touch", refuse)
     finding = disk_finding(tmp_path / "run")
     assert finding.level == "fail" and f"{tmp_path} cannot be written (Permission denied)" in finding.text
 
 
 def test_nothing_is_left_in_the_folder(tmp_path):
     config = load_config("tiny_cpu", [f"output_dir={tmp_path}"])
-    assert [finding.name for finding in (*disk_checks.check_disk(config), *disk_checks.check_clock(config))] == [
+    assert [
+        finding.name for finding in (*machine_checks.check_disk(planned(config)), *machine_checks.check_clock(config))
+    ] == [
         "disk",
         "clock",
     ]
@@ -82,8 +85,8 @@ def test_a_clock_that_is_off_by_more_than_5_seconds_is_warned_of(tmp_path, monke
     def probe(folder):
         yield SimpleNamespace(stat=lambda: SimpleNamespace(st_mtime=1000.0))
 
-    monkeypatch.setattr(disk_checks, "_probe", probe)
-    monkeypatch.setattr(disk_checks, "time", SimpleNamespace(time=lambda: 1000.0 + seconds))
+    monkeypatch.setattr(machine_checks, "probe_file", probe)
+    monkeypatch.setattr(machine_checks, "time", SimpleNamespace(time=lambda: 1000.0 + seconds))
     config = load_config("tiny_cpu", [f"output_dir={tmp_path}"])
-    (finding,) = disk_checks.check_clock(config)
+    (finding,) = machine_checks.check_clock(config)
     assert finding.level == level and ("time server" in finding.text) == (level == "warn")
