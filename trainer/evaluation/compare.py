@@ -9,6 +9,7 @@ how well two recipes are.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +19,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from data_prep.base.errors import UsageError
 from data_prep.base.table import Column, Table
 from trainer.config.comparability import Facts, differences
+from trainer.config.run_config import RunConfig, without_registry
 from trainer.data.minimal_pairs import FEWEST_PAIRS, NUM_RESAMPLES, MinimalPair
 
 MINIMAL_PAIRS = "minimal pairs"
@@ -89,7 +92,12 @@ class Difference:
 
 
 def recipe_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the weights of a run but the seed, from its configuration as plain values."""
+    """Return what decides the weights of a run but the seed, from its configuration as plain values.
+
+    One that an earlier release wrote counts as this release reads it.
+    """
+    with contextlib.suppress(ValidationError):
+        config = RunConfig.model_validate(without_registry(config)).model_dump(mode="json")
     values = {name: config.get(name) for name in _OF_WEIGHTS}
     training = values["training"]
     if isinstance(training, Mapping):
@@ -198,9 +206,19 @@ def pair_difference(pairs: Sequence[MinimalPair], first: Group, other: Group) ->
 
 
 def comparison(groups: Sequence[Group], pairs: Sequence[MinimalPair] = ()) -> dict[str, Any]:
-    """Return all that a comparison says, for programs."""
-    first, rows = groups[0], []
-    for metric in metrics_of(groups):
+    """Return all that a comparison says, for programs.
+
+    Raises:
+        UsageError: the first group has no score that another one has too.
+    """
+    first, metrics, rows = groups[0], metrics_of(groups), []
+    if not metrics:
+        raise UsageError(
+            f"{first.label} has no score that another group has too",
+            fix="compare runs that were evaluated (data with a valid split), or give --minimal-pairs or --suite",
+            code="nothing-to-compare",
+        )
+    for metric in metrics:
         for group in groups:
             values = group.values(metric)
             found: list[Difference | str | None] = [

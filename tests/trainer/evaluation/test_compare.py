@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.stats import ttest_ind, ttest_rel
 
 from data_prep.base.errors import UsageError
 from tests.support.error_codes import coded
+from tests.support.toy_run import tiny_config
 from trainer.data.minimal_pairs import MinimalPair
 from trainer.evaluation.compare import (
     MINIMAL_PAIRS,
@@ -46,6 +49,20 @@ def test_labels_make_groups_and_models_of_unknown_settings_stand_alone() -> None
     unknown = [subject(name, 1.0, recipe=None) for name in "abcd"]
     groups = grouped(unknown, ["old", None, "old", None])
     assert [(group.label, len(group.subjects)) for group in groups] == [("old", 2), ("b", 1), ("d", 1)]
+
+
+def test_a_recipe_of_an_earlier_release_is_that_of_this_one() -> None:
+    config = tiny_config(Path("run"), training={"max_steps": 9, "seed": 1}).model_dump(mode="json")
+    earlier = config | {"training": {**config["training"], "max_steps": 9, "seed": 0}}
+    del earlier["training"]["duration"]
+    assert recipe_of(earlier) == recipe_of(config)
+    assert recipe_of(earlier) != recipe_of(config | {"schedule": {"warmup": 5}})
+
+
+def test_groups_without_a_common_score_are_nothing_to_compare() -> None:
+    groups = grouped([subject("a", 1.0), Subject("b", {"train/loss": 1.0})], ["a", "b"])
+    with pytest.raises(UsageError, check=coded("nothing-to-compare"), match="a has no score"):
+        comparison(groups)
 
 
 def test_one_recipe_is_nothing_to_compare() -> None:
