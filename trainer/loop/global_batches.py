@@ -13,7 +13,7 @@ from trainer.checkpoint.format import TrainState
 from trainer.config.batch_arithmetic import batch_arithmetic
 from trainer.config.run_config import RunConfig
 from trainer.data.loader import GlobalBatch, Loader, Position
-from trainer.data.pair_counts import KeptPairCounts
+from trainer.data.pair_counts import PAIR_COUNTS, KeptPairCounts
 from trainer.data.pair_rows import PairCounts
 from trainer.data.sample_range import SampleRange
 from trainer.data.shard_set import ShardSet
@@ -21,7 +21,7 @@ from trainer.data.workers import ReadingStopped, explain_lost_workers
 from trainer.distributed.process_group import Ranks
 from trainer.distributed.stop_signal import StopSignal
 from trainer.distributed.watchdog import Watchdog
-from trainer.loop.pair_counting import PAIR_COUNTS, PairCounting
+from trainer.loop.pair_counting import PairCounting
 from trainer.loop.run import Run
 
 

@@ -33,9 +33,6 @@ from trainer.distributed.stop_signal import StopSignal
 
 LOG = logger(__name__)
 
-PAIR_COUNTS = "pair_counts"
-"""Directory in the output directory."""
-
 _TOKENS_IN_PLACE = 50_000_000
 """A share of so many tokens is counted in under a second, which is not worth a process."""
 _SLOWEST_TOKENS_PER_SECOND = 2_000_000

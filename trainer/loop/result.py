@@ -56,10 +56,12 @@ def find_finished_run(config: RunConfig) -> RunResult | None:
         return None
     output_dir = Path(config.output_dir)
     try:
-        config = with_epochs_counted(config)
         status = read_status(output_dir)
         steps, _ = list_steps(output_dir)
-        if status is None or status.state != "finished" or not steps or steps[0] < config.max_steps:
+        if status is None or status.state != "finished" or not steps:
+            return None
+        config = with_epochs_counted(config)  # which takes long for sentence pairs that nobody counted
+        if steps[0] < config.max_steps:
             return None
         checkpoint = step_folder(output_dir, steps[0])
         scores = config.evaluation.suite is not None and config.checkpoint.follow

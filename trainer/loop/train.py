@@ -78,10 +78,8 @@ def train(
     log_file = log_file_of(output_dir)
     if watched is not None:
         watched.callback(log_file.close)
-    opened = open_or_explain(config, extensions, allow_change)
     epochs = [each.setting for each in epochs_of(config.training).values()]
-    if not isinstance(opened, UserError):
-        config = with_epochs_counted(config, allow_change, opened)
+    config, opened = open_or_explain(config, extensions, allow_change)
     ranks, signal_of_rank, watchdog = join_group(config, stop_signal, watched)
     failure = Failure(output_dir, ranks, watchdog, signal_of_rank, log_file)
     with contextlib.ExitStack() as held:
@@ -138,10 +136,13 @@ def log_file_of(output_dir: Path) -> LogFile:
     return LogFile(log_path(output_dir, rank), who, from_first_warning=rank != 0)
 
 
-def open_or_explain(config: RunConfig, extensions: Extensions, allow_change: bool) -> list[ShardSet] | UserError:
-    """Check the run as far as one rank can and open its data; of several ranks, return the error for all to compare.
+def open_or_explain(
+    config: RunConfig, extensions: Extensions, allow_change: bool
+) -> tuple[RunConfig, list[ShardSet] | UserError]:
+    """Check the run as far as one rank can, count its epochs and open its data.
 
-    If a rank ended here alone, the others would wait for it until `distributed.meeting_timeout_seconds`.
+    Of several ranks, return the error with the unchanged configuration, for all to compare. If a rank ended here alone,
+    the others would wait for it until `distributed.meeting_timeout_seconds`.
 
     Raises:
         UserError: this is the only rank, and a check failed.
@@ -152,11 +153,11 @@ def open_or_explain(config: RunConfig, extensions: Extensions, allow_change: boo
         storage.configure(config.storage_options)  # first: it makes its secrets known, which messages hide
         planned = replace(planned, config=with_epochs_counted(config, allow_change))
         refuse(planned)
-        return planned.shard_sets
+        return planned.config, planned.shard_sets
     except UserError as error:
         if world_size == 1:
             raise
-        return error
+        return config, error
 
 
 def join_group(
