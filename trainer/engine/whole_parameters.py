@@ -73,6 +73,9 @@ class WholeParameters:
 
         Returns:
             (fragment, its elements (stop - start,) of the result in the dtype of this object), empty ones left out.
+
+        Raises:
+            ValueError: a result has another number of elements than its parameter.
         """
         fragments = self._fragments[tensor]
         elements = {
@@ -83,9 +86,18 @@ class WholeParameters:
         }
         exchange_of_tensor = self._exchanges[tensor]
         whole = exchange_of_tensor.gather(elements)
-        results = {name: function(name, each.view(self._shapes[name])).reshape(-1) for name, each in whole.items()}
+        results = {name: self._result(name, each, function) for name, each in whole.items()}
         found = exchange_of_tensor.scatter(results)
         return [(fragment, found[fragment.name]) for fragment in fragments if fragment.start < fragment.stop]
+
+    def _result(
+        self, name: str, whole: torch.Tensor, function: Callable[[str, torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return the function's result, 1-D, in the dtype that other ranks expect."""
+        result = function(name, whole.view(self._shapes[name]))
+        if result.numel() != whole.numel():
+            raise ValueError(f"the result for {name} has the shape {(*result.shape,)}, not {self._shapes[name]}")
+        return result.reshape(-1).to(self._dtype)
 
 
 def choose_owners(bounds: Sequence[Bounds], shapes: Mapping[str, Sequence[int]], loads: list[int]) -> dict[str, int]:
