@@ -178,12 +178,15 @@ def main() -> None:
         from trainer.distributed.exit import run_rank
 
         def train_and_report() -> int:
-            result = train(stop_signal=stop_signal, verbose=arguments.verbose)
-            if arguments.rehearse and environment.rank() == 0:
-                if result.status == "finished":
+            rehearses = arguments.rehearse and environment.rank() == 0
+            try:
+                result = train(stop_signal=stop_signal, verbose=arguments.verbose)
+                if rehearses and result.status == "finished":
                     print(report(planned, config, environment.world_size()).text(), flush=True)
-                shutil.rmtree(result.output_dir, ignore_errors=True)
-            return result.exit_status
+                return result.exit_status
+            finally:
+                if rehearses:
+                    shutil.rmtree(config.output_dir, ignore_errors=True)
 
         run_rank(train_and_report)
 
