@@ -109,7 +109,7 @@ def names_in(text: str) -> list[tuple[str | None, str]]:
     label, has_label, names = text.partition("=")
     if not has_label or "/" in label or Path(text).exists():
         return [(None, expand_home(text))]
-    named = [(label, expand_home(name)) for name in names.split(",") if name]
+    named: list[tuple[str | None, str]] = [(label, expand_home(name)) for name in names.split(",") if name]
     if not label or not named:
         raise UsageError(f"{text} is not LABEL=RUN", fix="write it as in old=RUN,RUN", code="invalid-group")
     return named

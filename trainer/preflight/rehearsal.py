@@ -37,8 +37,8 @@ def rehearsal_of(config: RunConfig, name: str) -> RunConfig:
     for stage in values["training"]["stages"]:
         stage |= {"duration": length, "batch_warmup": None, "schedule": None, "evaluation": None}
     values["training"] |= {"duration": None if values["training"]["stages"] else length, "batch_warmup": None}
-    sizes = (each.micro_batch_tokens or 0 for each in (config.training, *config.training.stages))
-    tokens = max(sizes) * _EVALUATED_MICRO_BATCHES
+    sizes = [config.training.micro_batch_tokens, *(each.micro_batch_tokens for each in config.training.stages)]
+    tokens = max(size or 0 for size in sizes) * _EVALUATED_MICRO_BATCHES
     rows = {name: value for name, value in values["evaluation"].items() if not name.startswith(("minimal", "suite"))}
     sections = {
         "schedule": {"name": "linear", "warmup": "90%"},
