@@ -77,7 +77,7 @@ def _record(config: Mapping[str, Any]) -> FileRecord | None:
 
 def config_differences(theirs: Any, mine: Any, where: str) -> list[str]:
     """Return the differences of two settings, or sections of settings, called `where`."""
-    if where.rpartition(".")[2] == "filters":
+    if where.rpartition(".")[2] == "filters" and not isinstance(mine, dict):  # not a source of such a name
         return list(filter_differences(theirs or [], mine or [], where))
     if where == "sources" and [each["name"] for each in theirs] == [each["name"] for each in mine]:
         pairs = zip(theirs, mine, strict=True)
