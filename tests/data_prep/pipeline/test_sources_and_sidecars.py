@@ -375,6 +375,20 @@ def test_other_filters_of_all_sources_are_another_preparation(tokenizer: Tokeniz
         make(tokenizer, tmp_path / "out", sources, documents={**documents, "filters": [by_score(2)]})
 
 
+def test_a_source_without_filters_differs_from_one_with_those_of_the_documents(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    web = {"name": "web", "input": write(tmp_path, "web", texts(40, 1))}
+    documents = {"metadata_fields": ["score"], "filters": [by_score(1)]}
+    for first, then, what in (
+        (web, {**web, "filters": []}, "was those of documents and is now empty"),
+        ({**web, "filters": []}, web, "was empty and is now those of documents"),
+    ):
+        make(tokenizer, tmp_path / "out", [first], documents=documents, fresh=True)
+        with pytest.raises(UserError, match=f"source web.filters {what}", check=coded("other-preparation")):
+            make(tokenizer, tmp_path / "out", [then], documents=documents)
+
+
 def test_an_addition_whose_source_passes_less_than_the_data_set_is_refused(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
