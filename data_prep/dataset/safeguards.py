@@ -78,9 +78,9 @@ def _record(config: Mapping[str, Any]) -> FileRecord | None:
 def config_differences(theirs: Any, mine: Any, where: str) -> list[str]:
     """Return the differences of two settings, or sections of settings, called `where`."""
     if where.rpartition(".")[2] == "filters" and not isinstance(mine, dict):  # not a source of such a name
-        of_documents = where == "documents.filters"  # which old manifests lack; a source without has those
-        lists = [[] if each is None and of_documents else each for each in (theirs, mine)]
-        return list(filter_differences(*lists, where))
+        if where == "documents.filters":  # which old manifests lack; a source without has those
+            theirs, mine = theirs or [], mine or []
+        return list(filter_differences(theirs, mine, where))
     if where == "sources" and [each["name"] for each in theirs] == [each["name"] for each in mine]:
         pairs = zip(theirs, mine, strict=True)
         return [found for old, new in pairs for found in config_differences(old, new, f"source {new['name']}")]
