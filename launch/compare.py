@@ -169,6 +169,7 @@ def with_pairs(subject: Subject, pairs: Sequence[MinimalPair], tracking_uri: str
 
 def with_suite(subject: Subject, suite: Suite, tracking_uri: str | None) -> Subject:
     """Run the suite on a subject, or read its results."""
+    from trainer.evaluation.compare import directions
     from trainer.evaluation.evaluate_suite import default_output, evaluate_suite, prepare_suite
 
     plan, model = prepare_suite(suite, subject.name, tracking_uri)
@@ -179,6 +180,7 @@ def with_suite(subject: Subject, suite: Suite, tracking_uri: str | None) -> Subj
         scores={**subject.scores, **result.summary},
         facts={**subject.facts, **result.facts},
         by_seed={name: values for name, values in by_seed.items() if len(values) > 1},
+        lower_is_better=directions(suite),
     )
 
 

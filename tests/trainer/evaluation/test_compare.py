@@ -19,6 +19,7 @@ from trainer.evaluation.compare import (
     Subject,
     comparison,
     difference,
+    directions,
     grouped,
     pair_difference,
     picture,
@@ -26,6 +27,7 @@ from trainer.evaluation.compare import (
     seed_difference,
     tables,
 )
+from trainer.evaluation.suite_settings import Suite
 
 FACTS = dict.fromkeys(("mlm_probability", "mask_unit", "seed", "sequence_length", "rows", "valid_split"), "1")
 FACTS["tokenizer"] = "abc"
@@ -164,3 +166,29 @@ def test_a_suites_seeds_are_paired_where_each_group_is_one_model() -> None:
     )
     found = difference(metric, Group("a", (one,)), Group("b", (other,)))
     assert isinstance(found, Difference) and found.basis == "2 equal seeds" and found.value == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "better", "result"),
+    [
+        (["valid/rmse"], "lower", "worse"),
+        (["valid/spearman"], "higher", "better"),
+        (["valid/rmse", "accuracy"], "-", "-"),
+    ],
+)
+def test_the_metrics_of_a_task_say_whether_lower_is_better(metrics: list[str], better: str, result: str) -> None:
+    of_suite = directions(Suite.model_validate({"name": "own", "tasks": {"task": {"metrics": metrics}}}))
+    name = "suite/own/task"
+    groups = [
+        Group(
+            label,
+            tuple(
+                Subject(label, {name: score}, {"suite.own": "digest"}, seed, lower_is_better=of_suite)
+                for seed, score in enumerate(scores)
+            ),
+        )
+        for label, scores in (("a", (0.5, 0.6)), ("b", (0.7, 0.81)))
+    ]
+    row = tables(comparison(groups))[1].rows[-1]
+    assert (row[1], row[-1]) == (better, result)
+    assert of_suite["suite/own/average"] == of_suite[name]
