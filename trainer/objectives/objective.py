@@ -81,7 +81,7 @@ class Objective(nn.Module):
         self.config = config
 
     def num_predictions(self, batch: Batch) -> int:
-        """Return how many entries `scores` uses for a micro-batch in host memory: the loss is divided by this number."""
+        """Return how many predictions `scores` uses of a micro-batch in host memory; their sum divides the loss."""
         raise NotImplementedError
 
     def scores(self, encoded: EncodedBatch) -> Scores:
