@@ -51,11 +51,11 @@ def with_epochs_counted(
 ) -> RunConfig:
     """Return the configuration with steps in place of epochs: those of the data version that the run reads.
 
-    An epoch of a mixture has as many sequences as its data sets have together. One of sentence pairs, of which each
-    epoch has its own number, is as long as the first.
+    An epoch of a mixture has as many sequences as its data sets have together. The number of sentence pairs differs
+    between epochs; each counts as long as the first.
 
     Args:
-        opened: the data sets of `open_data`, where they are opened already.
+        opened: the result of `open_data`, if the data sets are open already.
 
     Raises:
         UserError: a data set cannot be opened, or an epoch is shorter than a global batch.

@@ -67,7 +67,7 @@ def train(
         branch: a checkpoint to branch from first (`trainer/loop/branch.py`).
         stop_signal: one that was installed earlier, and ends this process until the first step; else one is installed
             once the ranks have their group.
-        watched: gets what has to be closed if the process outlives an error of the run (`trainer/api.py`).
+        watched: collects resources to close if the process outlives an error of the run (`trainer/api.py`).
         verbose: list all source files that changed since the checkpoint.
 
     Raises:
@@ -130,7 +130,7 @@ def train(
 
 
 def log_file_of(output_dir: Path) -> LogFile:
-    """Return the log file of this rank, not yet open; that of a rank other than 0 begins with its first warning."""
+    """Return the log file of this rank, not yet open; on a rank other than 0 it begins with the first warning."""
     rank = environment.rank()
     who = f"rank {rank}, process {os.getpid()} on host {socket.gethostname()}"
     return LogFile(log_path(output_dir, rank), who, from_first_warning=rank != 0)
@@ -195,7 +195,7 @@ def take_output_dir(
 
 
 def finish(run: Run, ended: State) -> bool:
-    """Report the end and release all resources; returns whether everything that was to be registered was."""
+    """Report the end and release all resources; returns whether every due registration is done."""
     reporter, checkpoints = run.reporter, run.checkpoints
     reporter.log_peak_memory()
     if ended == "stopped":  # all is saved: whoever kills this process in what follows leaves a record of it

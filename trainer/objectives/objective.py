@@ -1,4 +1,4 @@
-"""What an objective is: a head on the encoder, the loss of a micro-batch, and what is measured of it.
+"""The interface of an objective: a head on the encoder, the loss of a micro-batch, and its metrics.
 
 A user's own objective is a class in a file of theirs, named `module:Class` in `objectives`. It subclasses `Objective`,
 builds its head in `__init__`, and has two methods: `num_predictions` and `scores`.
@@ -42,20 +42,20 @@ class EncodedBatch:
 
     @cached_property
     def hidden_states(self) -> torch.Tensor:
-        """(T, hidden_size) of the last layer; an objective that does not read them costs no pass of the encoder."""
+        """(T, hidden_size) of the last layer; the encoder runs only if an objective reads them."""
         hidden_states: torch.Tensor = self.encoder(self.batch)
         return hidden_states
 
 
 class Scores(NamedTuple):
-    """Every prediction for a micro-batch by itself, N of them; entries that are not `used` have no meaning."""
+    """The N single predictions of a micro-batch; entries that are not `used` have no meaning."""
 
     positions: torch.Tensor
-    """(N,) int64: index into (T,) of the token that each is about; figures by source and by length follow from it."""
+    """(N,) int64: index into (T,) of the token of each prediction, by which `valid/*` groups by source and length."""
     used: torch.Tensor
     """(N,) bool: which entries are predictions."""
     values: Sums
-    """(N,) each: `loss` in nats, and whatever else `Objective.values` names."""
+    """(N,) each: `loss`, and the others of `Objective.values`."""
 
 
 class Objective(nn.Module):
@@ -66,26 +66,26 @@ class Objective(nn.Module):
     """
 
     metric: ClassVar[str] = ""
-    """Its name within names of metrics."""
+    """The name of the objective within names of metrics."""
     values: ClassVar[tuple[str, ...]] = ("loss",)
-    """What `scores` gives of each prediction; `loss` comes first."""
+    """Names of the values that `scores` returns for each prediction; `loss` comes first, the others may be any."""
     training_values: ClassVar[tuple[str, ...] | None] = None
-    """Those that training reports too; None for all."""
+    """The values that training reports too; None for all."""
     name = ""
-    """As settings name it; set when it is built."""
+    """The name in settings, set when the objective is built."""
     label = ""
-    """Its name in log lines; empty for `metric`."""
+    """The name in log lines; empty for `metric`."""
 
     def __init__(self, config: ModelSettings) -> None:
         super().__init__()
         self.config = config
 
     def num_predictions(self, batch: Batch) -> int:
-        """Return how many predictions `scores` uses of a micro-batch in host memory: the loss is divided by them."""
+        """Return how many predictions `scores` uses of a micro-batch in host memory; their sum divides the loss."""
         raise NotImplementedError
 
     def scores(self, encoded: EncodedBatch) -> Scores:
-        """Return every prediction by itself, on the batch's device.
+        """Return the single predictions, on the batch's device.
 
         Random numbers come from torch's global generator, which is seeded for each micro-batch, so that they depend
         neither on the rank nor on the number of ranks.
@@ -93,17 +93,17 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def initialize(self) -> None:
-        """Set weights that shall begin otherwise than those of the model; called after these were drawn.
+        """Set initial weights that differ from the model's initialization, which has run before this call.
 
         Torch's generator is seeded. Without this method matrices are drawn as those of the model, biases are 0 and
-        norms 1, whatever `__init__` made of them.
+        norms 1, whatever `__init__` set.
         """
 
     def checked_sums(self, encoded: EncodedBatch) -> Sums:
         """Return `forward`, with all training values.
 
         Raises:
-            ValueError: a value is missing, or no sum.
+            ValueError: a value is missing or is not a sum.
         """
         sums: Sums = self(encoded)
         wanted = self.training_values or self.values
@@ -134,10 +134,10 @@ class Objective(nn.Module):
         }
 
     def compile_parts(self, backend: str) -> None:
-        """Compile what pays off, with static shapes (`PretrainingModel.compile_blocks`)."""
+        """Compile parts of the objective, with static shapes (`PretrainingModel.compile_blocks`)."""
 
     def warning(self, step: int, means: Mapping[str, float], settings: HealthSettings) -> str | None:
-        """Return what is wrong with the mean of each of `training_values` over the last steps; None for nothing."""
+        """Return a warning if a mean of `training_values` over the last steps is implausible, else None."""
         return None
 
 
@@ -146,7 +146,7 @@ def explained(name: str) -> Iterator[None]:
     """Turn an exception in an objective of the user's into an error that names its file and line.
 
     Raises:
-        UserError: see above. An error for lack of memory passes as it is: the run explains it.
+        UserError: see above. An out-of-memory error passes unchanged: the run explains it.
     """
     try:
         yield
@@ -169,7 +169,7 @@ class StageObjectives:
 
     @cached_property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """What a step sums: name of an objective and of one of its values; the same in all stages of a run."""
+        """The sums of a step: name of an objective and of one of its values; the same in all stages of a run."""
         return tuple(
             (name, value)
             for name, objective in self.objectives.items()
